@@ -1,0 +1,1 @@
+"""Who did what when: intervals, links kernel <-> launch <-> op, steps, device gaps."""

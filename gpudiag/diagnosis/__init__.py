@@ -1,0 +1,1 @@
+"""Rules: schema, loader, expressions, engine, self-test."""

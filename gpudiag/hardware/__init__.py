@@ -1,0 +1,1 @@
+"""The device table, name resolution, measured peaks."""

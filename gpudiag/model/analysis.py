@@ -1,0 +1,66 @@
+"""Everything that the facts may look at: one object per analysed window."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from gpudiag.model.breakdown import Breakdown, DeviceTime
+from gpudiag.model.bundle import Manifest
+from gpudiag.model.hardware import Device, DeviceKind
+from gpudiag.model.trace import Trace
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much of the kernel time is linked and modelled; shares 0..1, None where there is no kernel time.
+
+    modelled + generic + unknown = 1 over the attributable kernel time: no collectives, copies, memsets; launch linked to
+    an op with shapes.
+    """
+
+    kernels: int
+    kernel_ns: int
+    """Summed time of all kernels, copies and memsets."""
+    attributable_ns: int
+    linked_share: float | None
+    modelled_share: float | None
+    generic_share: float | None
+    unknown_share: float | None
+    modelled_share_of_all: float | None
+    without_launch_share: float | None
+    """Launched before the window: no launch record."""
+    outside_ops_share: float | None
+    without_shapes_share: float | None
+    replay_share: float | None
+
+
+class Analysis(msgspec.Struct, frozen=True):
+    """One analysed window: costed tables, steps, gaps, breakdown, device, and what was recorded beside the trace."""
+
+    trace: Trace
+    """Tables at stage 'cost'."""
+    device_kind: DeviceKind
+    device: Device | None
+    """None: no roofline."""
+    device_index: int | None
+    """Index of the device analysed (the busiest); None on a CPU-only run."""
+    steps: pl.DataFrame
+    steps_source: str
+    idle: pl.DataFrame
+    breakdown: Breakdown
+    device_time: DeviceTime | None
+    """None where the trace has no device event."""
+    coverage: Coverage
+    op_rows: pl.DataFrame
+    """Rows of Report.ops before formatting: name, signature, count, kernel_ns, flops, bytes, t_roof_ns, bound, efficiency, provenance."""
+    manifest: Manifest | None = None
+    step_records: pl.DataFrame | None = None
+    host_marks: pl.DataFrame | None = None
+    profiler_slowdown: float | None = None
+    """Median profiled step / median unprofiled step of the same run; None where only profiled steps exist."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def wall_ns(self) -> int:
+        """Return the wall time of the analysed steps in ns."""
+        return self.breakdown.wall_ns

@@ -1,0 +1,76 @@
+"""What the rules say: facts that may be missing, outcomes, findings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Severity = Literal["info", "warning", "critical"]
+Status = Literal["fired", "passed", "not_applicable", "suppressed", "error"]
+Confidence = Literal["low", "medium", "high"]
+CeilingMethod = Literal["formula", "replay"]
+FactValue = bool | int | float | str
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """A fact that is not known. `reason` says why, and what to record to know it."""
+
+    reason: str
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One fact that a finding rests on."""
+
+    fact: str
+    value: FactValue
+    unit: str
+
+
+class Ceiling(msgspec.Struct, frozen=True):
+    """Upper bound of what removing the cause can give, per analysed window."""
+
+    time_ns: int
+    share: float
+    """Share of the analysed steps' wall time, 0..1."""
+    method: CeilingMethod
+    what_if: str
+    """What was assumed to be gone, in words."""
+
+
+class Where(msgspec.Struct, frozen=True):
+    """A place that a finding points at."""
+
+    what: str
+    file: str | None = None
+    line: int | None = None
+    time_ns: int | None = None
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One diagnosis: what is wrong, the evidence, the most it can cost, what to try."""
+
+    rule: str
+    title: str
+    severity: Severity
+    bound: str
+    """The kind of time it is about: a bound, an idle cause, or 'method'."""
+    message: str
+    why: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    ceiling: Ceiling | None = None
+    confidence: Confidence = "medium"
+    folded: tuple[str, ...] = ()
+    """Ids of symptoms that this cause explains."""
+    fixes: tuple[str, ...] = ()
+    """Fix ids (model.fixes)."""
+    where: tuple[Where, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+class RuleOutcome(msgspec.Struct, frozen=True):
+    """The status of one rule; every rule yields exactly one. `reason` is '' for passed."""
+
+    id: str
+    status: Status
+    reason: str = ""

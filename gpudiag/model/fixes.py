@@ -1,0 +1,83 @@
+"""Descriptors of the fixes that rules may name and experiments can apply. `apply` and `evidence` live in experiment/fixes/."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Parity = Literal["exact", "rounding", "low_precision", "semantics"]
+
+
+class Fix(msgspec.Struct, frozen=True):
+    """A change that can be tried: its id, what it does, how far results may differ, what it cannot be combined with."""
+
+    id: str
+    title: str
+    parity: Parity
+    change: str
+    """The code change that a user would make."""
+    conflicts: tuple[str, ...] = ()
+
+
+_COMPILED = ("compile", "compile-reduce-overhead", "compile-max-autotune")
+
+FIXES: tuple[Fix, ...] = (
+    Fix("compile", "Compile the model", "rounding", "model = torch.compile(model)", _COMPILED[1:]),
+    Fix(
+        "compile-reduce-overhead",
+        "Compile with CUDA graphs",
+        "rounding",
+        'model = torch.compile(model, mode="reduce-overhead")',
+        (_COMPILED[0], _COMPILED[2], "cuda-graphs"),
+    ),
+    Fix(
+        "compile-max-autotune",
+        "Compile and autotune GEMMs",
+        "rounding",
+        'model = torch.compile(model, mode="max-autotune")',
+        (_COMPILED[0], _COMPILED[1]),
+    ),
+    Fix(
+        "cuda-graphs",
+        "Capture the step as a CUDA graph",
+        "rounding",
+        "model = torch.cuda.make_graphed_callables(model, sample_args)",
+        ("compile-reduce-overhead",),
+    ),
+    Fix("fuse-region", "Compile only the region that fuses", "rounding", "region = torch.compile(region)"),
+    Fix("bf16", "bfloat16 autocast", "low_precision", "with torch.autocast(device_type, dtype=torch.bfloat16): loss = ...", ("fp16",)),
+    Fix(
+        "fp16",
+        "float16 autocast with a GradScaler",
+        "low_precision",
+        "with torch.autocast(device_type, dtype=torch.float16): loss = ...; scaler = torch.amp.GradScaler()",
+        ("bf16",),
+    ),
+    Fix("tf32", "TF32 for float32 matrix products", "low_precision", 'torch.set_float32_matmul_precision("high")'),
+    Fix("channels-last", "NHWC memory format", "rounding", "model = model.to(memory_format=torch.channels_last)"),
+    Fix("fused-optimizer", "Fused optimizer step", "rounding", "torch.optim.AdamW(params, fused=True)", ("foreach-optimizer",)),
+    Fix("foreach-optimizer", "Multi-tensor optimizer step", "exact", "torch.optim.AdamW(params, foreach=True)", ("fused-optimizer",)),
+    Fix("sdpa", "Fused attention", "rounding", "F.scaled_dot_product_attention(q, k, v, is_causal=True)"),
+    Fix("checkpointing", "Activation checkpointing", "exact", "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)"),
+    Fix("batch-size", "Another batch size", "semantics", "DataLoader(..., batch_size=...)"),
+    Fix("accumulation", "Gradient accumulation", "rounding", "loss = loss / n; step every n micro-batches"),
+    Fix("loader-workers", "Load in worker processes", "semantics", "DataLoader(..., num_workers=n)"),
+    Fix("loader-prefetch", "Prefetch more batches", "exact", "DataLoader(..., prefetch_factor=4)"),
+    Fix("persistent-workers", "Keep loader workers between epochs", "semantics", "DataLoader(..., persistent_workers=True)"),
+    Fix("pin-memory", "Pinned host memory", "exact", "DataLoader(..., pin_memory=True)"),
+    Fix("non-blocking", "Asynchronous copies to the device", "exact", "x = x.to(device, non_blocking=True)"),
+    Fix("device-prefetch", "Copy the next batch on a side stream", "exact", "copy batch k+1 on a second stream while step k runs"),
+    Fix("zero-grad-none", "Drop gradients instead of zeroing them", "exact", "optimizer.zero_grad(set_to_none=True)"),
+    Fix("cudnn-benchmark", "Let cuDNN choose algorithms by timing", "rounding", "torch.backends.cudnn.benchmark = True"),
+    Fix("alloc-conf", "Allocator settings", "exact", "PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    Fix("malloc", "Keep host memory instead of returning it", "exact", "MALLOC_MMAP_THRESHOLD_=268435456 MALLOC_TRIM_THRESHOLD_=268435456"),
+    Fix(
+        "ddp-options",
+        "DistributedDataParallel options",
+        "rounding",
+        "DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)",
+    ),
+)
+
+FIX_BY_ID = {fix.id: fix for fix in FIXES}

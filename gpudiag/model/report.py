@@ -1,0 +1,191 @@
+"""The Report JSON, version 1: the contract of every renderer and of outside scripts.
+
+Version 1 grows by adding keys only. Keys carry their unit: `_ns` integer nanoseconds, `_bytes`, `_share` 0..1. Unknown is
+null with a reason in `trust.warnings`, never 0 or -1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.model.breakdown import Breakdown, DeviceTime
+from gpudiag.model.cost import Bound, Provenance
+from gpudiag.model.finding import Finding, RuleOutcome
+from gpudiag.model.hardware import DeviceKind, PeakProvenance
+
+SCHEMA_VERSION = 1
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """What wrote the report."""
+
+    name: str
+    version: str
+
+
+class Source(msgspec.Struct, frozen=True):
+    """What was read. `path` is as the user gave it."""
+
+    path: str
+    kind: Literal["trace", "bundle", "folder"]
+    ranks: tuple[int, ...] = ()
+
+
+class ReportDevice(msgspec.Struct, frozen=True):
+    """The device that was judged, with the peaks in force (dense FLOP/s by engine)."""
+
+    name: str
+    kind: DeviceKind
+    provenance: PeakProvenance | None
+    peaks: dict[str, float] = {}
+    bandwidth_byte_per_s: float | None = None
+    cache_bytes: int | None = None
+    cache_bandwidth_byte_per_s: float | None = None
+    sm_count: int | None = None
+    launch_floor_ns: float | None = None
+    source: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Trust(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the figures can be trusted: what was read, linked and modelled. Shares are of kernel time."""
+
+    events: int
+    kernels: int
+    linked_share: float | None
+    modelled_share: float | None
+    generic_share: float | None
+    unknown_share: float | None
+    modelled_share_of_all: float | None
+    without_launch_share: float | None = None
+    outside_ops_share: float | None = None
+    without_shapes_share: float | None = None
+    replay_share: float | None = None
+    dropped: dict[str, int] = {}
+    profiler_slowdown: float | None = None
+    replay_error_share: float | None = None
+    site_match_share: float | None = None
+    """Share of the timing window's op time whose call site was found in the site window."""
+    warnings: tuple[str, ...] = ()
+
+
+class StepSummary(msgspec.Struct, frozen=True):
+    """The analysed steps. `source` says how they were found."""
+
+    count: int
+    source: str
+    wall_ns: int
+    median_ns: int | None
+    p95_ns: int | None
+    recorded: int = 0
+    """Complete steps in the trace, before edge steps were dropped."""
+
+
+class Mfu(msgspec.Struct, frozen=True):
+    """Model FLOPs utilisation of the analysed steps."""
+
+    model_flops: float
+    """FLOP of the ops launched in the analysed steps (matrix work)."""
+    share: float
+    """model_flops / (wall time x peak of the type that carries most matrix FLOP)."""
+    provenance: Provenance
+    dtype: str = ""
+    modelled_share: float | None = None
+
+
+class OpRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One (name, phase, module, signature): sums over its `count` calls. Null: not known."""
+
+    name: str
+    phase: str | None = None
+    module: str | None = None
+    signature: str | None = None
+    count: int
+    kernel_ns: int
+    flops: float | None
+    bytes: float | None
+    t_roof_ns: float | None
+    bound: Bound
+    bound_ns: dict[str, int] = {}
+    efficiency: float | None
+    provenance: Provenance
+    dtype: str | None = None
+    cache_resident: bool = False
+    where: str | None = None
+    """'file.py(line): function' of the call site that costs most."""
+
+
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel name: sums over its `count` launches."""
+
+    name: str
+    kind: str
+    count: int
+    kernel_ns: int
+    bound: Bound
+    op: str | None = None
+    """The op that launched most of its time."""
+
+
+class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle time of the device by cause and by the op that ended it."""
+
+    cause: str
+    count: int
+    idle_ns: int
+    op: str | None = None
+    file: str | None = None
+    line: int | None = None
+
+
+class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of collective: sums over its `count` calls."""
+
+    name: str
+    count: int
+    kernel_ns: int
+    group: str | None = None
+    size: int | None = None
+    bytes: int | None = None
+
+
+class ReportData(msgspec.Struct, frozen=True, kw_only=True):
+    """One report; architecture.md section 7 defines every key."""
+
+    schema_version: int = SCHEMA_VERSION
+    tool: Tool
+    source: Source
+    device: ReportDevice | None
+    trust: Trust
+    steps: StepSummary
+    device_time: DeviceTime | None
+    breakdown: Breakdown
+    mfu: Mfu | None
+    ops: tuple[OpRow, ...]
+    kernels: tuple[KernelRow, ...] = ()
+    idle: tuple[IdleRow, ...] = ()
+    collectives: tuple[CollectiveRow, ...] = ()
+    memory: dict[str, Any] | None = None
+    energy: dict[str, Any] | None = None
+    telemetry: dict[str, Any] | None = None
+    ranks: tuple[dict[str, Any], ...] | None = None
+    findings: tuple[Finding, ...] = ()
+    rules: tuple[RuleOutcome, ...] = ()
+    experiments: tuple[dict[str, Any], ...] = ()
+
+
+def to_json(report: ReportData) -> bytes:
+    """Return the report as JSON (UTF-8, two-space indent, newline at the end)."""
+    return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
+
+
+def from_json(data: bytes) -> ReportData:
+    """Return the report; keys that are not known are ignored. Raises msgspec.DecodeError or ValidationError."""
+    return msgspec.json.decode(data, type=ReportData)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the report."""
+    return msgspec.json.schema(ReportData)

@@ -1,0 +1,191 @@
+"""The schema (column, dtype, unit) of every table that the pipeline passes on.
+
+Times are Int64 nanoseconds since the trace's base; ids are row numbers. `stage` names who fills a column:
+`read` (trace reader), `link` (attribution), `cost` (roofline). A table has the columns of its stage and of those before.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+import polars as pl
+
+Stage = Literal["read", "link", "cost"]
+STAGES: tuple[Stage, ...] = ("read", "link", "cost")
+
+
+class Column(msgspec.Struct, frozen=True):
+    """One column of a table: its name, polars dtype, unit ('' where it has none), meaning and stage."""
+
+    name: str
+    dtype: pl.DataType
+    unit: str
+    doc: str
+    stage: Stage = "read"
+
+
+_I64, _F64, _TEXT, _NAME, _BOOL = pl.Int64(), pl.Float64(), pl.String(), pl.Categorical(), pl.Boolean()
+
+_ID = Column("id", _I64, "", "row number")
+_THREAD = Column("thread", _I64, "", "index into TraceMeta.threads")
+_START = Column("start_ns", _I64, "ns", "start, from the trace's base")
+_END = Column("end_ns", _I64, "ns", "end, from the trace's base")
+
+TABLES: dict[str, tuple[Column, ...]] = {
+    "ops": (
+        _ID,
+        _THREAD,
+        Column("name", _NAME, "", "operator or autograd node, as the profiler names it"),
+        _START,
+        _END,
+        Column("sequence", _I64, "", "autograd sequence number"),
+        Column("fwd_thread", _I64, "", "autograd's own number of the forward thread (0: this op is forward itself)"),
+        Column("signature", _I64, "", "row of signatures; null: no shapes were recorded"),
+        Column("parent", _I64, "", "enclosing op on the same thread", "link"),
+        Column("step", _I64, "", "row of steps", "link"),
+        Column("phase", _TEXT, "", "data | forward | backward | optimizer | other", "link"),
+        Column("module", _TEXT, "", "nn.Module path", "link"),
+    ),
+    "signatures": (
+        _ID,
+        Column("shapes", _TEXT, "", "'Input Dims' as JSON text"),
+        Column("dtypes", _TEXT, "", "'Input type' as JSON text"),
+        Column("strides", _TEXT, "", "'Input Strides' as JSON text; null where not recorded"),
+        Column("args", _TEXT, "", "'Concrete Inputs' as JSON text; null where not recorded"),
+    ),
+    "launches": (
+        _ID,
+        _THREAD,
+        Column("api", _NAME, "", "runtime or driver call, such as cudaLaunchKernel or hipStreamSynchronize"),
+        _START,
+        _END,
+        Column("correlation", _I64, "", "joins a call with the device work that it started"),
+        Column("op", _I64, "", "innermost op that was open on the calling thread", "link"),
+    ),
+    "kernels": (
+        _ID,
+        Column("name", _NAME, "", "kernel, copy or memset; for kind cpu the op"),
+        Column("kind", _TEXT, "", "kernel | memcpy | memset | cpu"),
+        Column("device", _I64, "", "device index in the process; null for kind cpu"),
+        Column("stream", _I64, "", "stream; null for kind cpu"),
+        _START,
+        _END,
+        Column("correlation", _I64, "", "joins with launches.correlation"),
+        Column("grid", _I64, "blocks", "thread blocks launched (product of the three dimensions)"),
+        Column("block", _I64, "threads", "threads per block (product of the three dimensions)"),
+        Column("bytes", _I64, "B", "bytes copied or set, as recorded"),
+        Column("graph_node", _I64, "", "CUDA graph node id"),
+        Column("busy_ns", _I64, "ns", "time worked: end - start on a device, self time on a CPU", "link"),
+        Column("launch", _I64, "", "row of launches; null: no launch record", "link"),
+        Column("op", _I64, "", "innermost op around the launch", "link"),
+        Column("step", _I64, "", "row of steps in which it was launched; null: outside every step or unlinked", "link"),
+        Column("collective", _BOOL, "", "a collective, by kernel name or record_param_comms", "link"),
+        Column("replay", _BOOL, "", "launched by a graph launch", "link"),
+        Column("owner", _I64, "", "op whose cost it carries (innermost with a formula, else with shapes)", "cost"),
+        Column("flops", _F64, "FLOP", "its part of the owner's matrix and vector FLOPs", "cost"),
+        Column("bytes_moved", _F64, "B", "its part of the owner's compulsory bytes", "cost"),
+        Column("t_roof_ns", _F64, "ns", "roofline time; null where no cost or no peak is known", "cost"),
+        Column("bound", _TEXT, "", "compute | memory | overhead | communication | copy | unknown", "cost"),
+        Column("efficiency", _F64, "share", "t_roof_ns / busy_ns", "cost"),
+        Column("provenance", _TEXT, "", "exact | derived | generic | none", "cost"),
+        Column("cache_resident", _BOOL, "", "judged against the last-level cache", "cost"),
+    ),
+    "frames": (
+        _ID,
+        _THREAD,
+        Column("name", _NAME, "", "'file.py(line): function'"),
+        _START,
+        _END,
+        Column("python_id", _I64, "", "'Python id'"),
+        Column("python_parent", _I64, "", "'Python parent id'"),
+    ),
+    "marks": (
+        _ID,
+        _THREAD,
+        Column("name", _NAME, "", "ProfilerStep#N, NVTX or record_function text, profiler overhead, gc, file write"),
+        Column("category", _TEXT, "", "annotation | overhead | sync | gc | save | file_write"),
+        _START,
+        _END,
+    ),
+    "allocations": (
+        _ID,
+        _THREAD,
+        Column("t_ns", _I64, "ns", "moment, from the trace's base"),
+        Column("bytes", _I64, "B", "allocated (positive) or freed (negative)"),
+        Column("device_kind", _TEXT, "", "cpu | gpu"),
+        Column("device", _I64, "", "device index"),
+        Column("total_allocated", _I64, "B", "as the allocator counts"),
+        Column("total_reserved", _I64, "B", "as the allocator counts"),
+    ),
+    "collectives": (
+        _ID,
+        Column("kernel", _I64, "", "row of kernels; null where the fields stand on an op"),
+        Column("op", _I64, "", "row of ops; null where the fields stand on a kernel"),
+        Column("name", _TEXT, "", "'Collective name', such as allreduce"),
+        Column("group", _TEXT, "", "process group name"),
+        Column("size", _I64, "ranks", "group size"),
+        Column("in_elements", _I64, "elements", "'In msg nelems'"),
+        Column("out_elements", _I64, "elements", "'Out msg nelems'"),
+        Column("dtype", _TEXT, "", "element type as recorded"),
+        Column("seq", _I64, "", "sequence number in the group"),
+    ),
+    "steps": (
+        _ID,
+        Column("name", _TEXT, "", "ProfilerStep#N or 'whole trace'"),
+        Column("start_ns", _I64, "ns", "mark k (inclusive)"),
+        Column("end_ns", _I64, "ns", "mark k+1 (exclusive)"),
+        Column("analysed", _BOOL, "", "counts in the breakdown (edge steps may be dropped)"),
+    ),
+    "idle": (
+        _ID,
+        _START,
+        _END,
+        Column("kind", _TEXT, "", "host_wait | queued | edge | unlinked: see attribution.gaps"),
+        Column("cause", _TEXT, "", "idle bucket of the breakdown"),
+        Column("kernel", _I64, "", "row of kernels that ends the gap"),
+        Column("op", _I64, "", "op that launched the kernel which ends the gap"),
+    ),
+    # every step of a bundle, profiled or not (steps/rank<N>/<seq>.parquet); t = Unix time, not the trace's base
+    "step_records": (
+        Column("step", _I64, "", "number of the step, from 0"),
+        Column("start_unix_ns", _I64, "ns", "Unix time of mark k"),
+        Column("wall_ns", _I64, "ns", "mark k to mark k+1, monotonic clock"),
+        Column("loader_wait_ns", _I64, "ns", "time inside the loader's __next__; null: not seen"),
+        Column("samples", _I64, "samples", "first dimension of the batch's first tensor; null: not seen"),
+        Column("window", _TEXT, "", "plain | warm | timing | sites | export: what the profiler did in this step"),
+        Column("written_bytes", _I64, "B", "bytes that the process wrote (all files); null: not known"),
+    ),
+    "host_marks": (
+        Column("kind", _TEXT, "", "gc | save | file_write | loader"),
+        Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', the file's base name"),
+        Column("start_unix_ns", _I64, "ns", "Unix time"),
+        Column("duration_ns", _I64, "ns", "0 where only the start is known"),
+        Column("site", _TEXT, "", "file:line of the caller where known"),
+        Column("step", _I64, "", "number of the step"),
+    ),
+}
+
+
+def columns(table: str, stage: Stage = "cost") -> tuple[Column, ...]:
+    """Return the columns that `table` has after `stage`."""
+    reached = STAGES[: STAGES.index(stage) + 1]
+    return tuple(column for column in TABLES[table] if column.stage in reached)
+
+
+def schema(table: str, stage: Stage = "read") -> dict[str, pl.DataType]:
+    """Return the polars schema of `table` after `stage`."""
+    return {column.name: column.dtype for column in columns(table, stage)}
+
+
+def empty(table: str, stage: Stage = "read") -> pl.DataFrame:
+    """Return `table` with no rows."""
+    return pl.DataFrame(schema=schema(table, stage))
+
+
+def check(table: str, frame: pl.DataFrame, stage: Stage = "read") -> None:
+    """Raise AssertionError where `frame` lacks a column of `table` or has it with another dtype."""
+    for column in columns(table, stage):
+        assert column.name in frame.columns, f"{table} lacks column {column.name}"
+        found = frame.schema[column.name]
+        assert found == column.dtype, f"{table}.{column.name} is {found}, expected {column.dtype}"

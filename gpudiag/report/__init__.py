@@ -1,0 +1,1 @@
+"""One Report, many renderings: text, HTML, Markdown, JSON."""

@@ -1,0 +1,1 @@
+"""Costs per op family, peaks in force, classification of every kernel."""

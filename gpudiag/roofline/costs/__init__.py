@@ -1,0 +1,1 @@
+"""Cost models: one small file per op family."""

@@ -1,0 +1,44 @@
+"""Numbers as people read them. Every function takes plain units (ns, bytes, FLOP) and returns text."""
+
+from __future__ import annotations
+
+UNKNOWN = "unknown"
+
+
+def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
+    """Return `value` with three significant digits in the largest unit that keeps it at 1 or above."""
+    sign = "-" if value < 0 else ""
+    value = abs(value)
+    index = 0
+    while index + 1 < len(names) and float(f"{value:.3g}") >= step:
+        value /= step
+        index += 1
+    digits = 0 if value >= 100 or (index == 0 and value == int(value)) else 1 if value >= 10 else 2
+    return f"{sign}{value:.{digits}f} {names[index]}"
+
+
+def format_ns(ns: float | None) -> str:
+    """Return a duration such as '12.3 ms' from nanoseconds ('unknown' for None)."""
+    return UNKNOWN if ns is None else _scaled(ns, 1000, ("ns", "us", "ms", "s"))
+
+
+def format_bytes(count: float | None) -> str:
+    """Return a size such as '1.50 GB' (powers of 1000) from bytes ('unknown' for None)."""
+    return UNKNOWN if count is None else _scaled(count, 1000, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
+def format_flop(count: float | None) -> str:
+    """Return an amount of work such as '137 GFLOP' from floating point operations."""
+    return UNKNOWN if count is None else _scaled(count, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
+
+
+def format_rate(per_second: float | None, unit: str) -> str:
+    """Return a rate such as '3.35 TB/s' or '989 TFLOP/s'; `unit` is 'B' or 'FLOP'."""
+    if per_second is None:
+        return UNKNOWN
+    return _scaled(per_second, 1000, tuple(f"{prefix}{unit}/s" for prefix in ("", "k", "M", "G", "T", "P")))
+
+
+def format_share(share: float | None, digits: int = 0) -> str:
+    """Return a percentage such as '42 %' from a share between 0 and 1."""
+    return UNKNOWN if share is None else f"{share * 100:.{digits}f} %"

@@ -1,0 +1,1 @@
+"""The rule base: `<category>/<id>.yaml`, read as package data."""
