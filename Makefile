@@ -3,33 +3,37 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: help setup demo test check bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: $(STAMP) ## make .venv with everything in it
+setup: $(STAMP) ## make .venv with everything in it (PYTHON=python3.x chooses the interpreter; after `make clean` where .venv exists)
 
 # torch first and alone: its exact version keeps pip from choosing a newer build with gigabytes of libraries
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit("gpudiag needs Python 3.10 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 10) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep -E '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
-	@touch $(STAMP)
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not installed; gpudiag needs Python 3.10 or newer: install it or set PYTHON=python3.x" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("gpudiag needs Python 3.10 or newer, found %d.%d.%d; set PYTHON=python3.x" % sys.version_info[:3] if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments; install its venv module (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(VENV): PyTorch and the tools, a few minutes on the first run"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -c constraints.txt "$$(grep -E '^torch==' constraints.txt)"
+	@$(PIP) -c constraints.txt -e '.[all,dev]'
+	@touch $@
 
 demo: setup ## train a small transformer for a few seconds and look at its report
-	$(BIN)/gpudiag demo
+	@$(BIN)/gpudiag demo
 
 test: setup ## every test that this machine can run
-	$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8
 
 check: setup ## linters and types alone (part of the tests too)
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 
 bench: setup ## reading and report time against a floor measured in the same run
-	$(BIN)/python tests/benchmarks/bench_report.py
+	@$(BIN)/python tests/benchmarks/bench_report.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

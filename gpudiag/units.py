@@ -13,7 +13,8 @@ def _scaled(value: float, step: float, names: tuple[str, ...]) -> str:
     while index + 1 < len(names) and float(f"{value:.3g}") >= step:
         value /= step
         index += 1
-    digits = 0 if value >= 100 or (index == 0 and value == int(value)) else 1 if value >= 10 else 2
+    shown = float(f"{value:.3g}")  # 99.96 is shown as 100, not as 100.0
+    digits = 0 if shown >= 100 or (index == 0 and value == int(value)) else 1 if shown >= 10 else 2
     return f"{sign}{value:.{digits}f} {names[index]}"
 
 

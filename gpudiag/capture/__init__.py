@@ -1,1 +1,1 @@
-"""Recording a training loop into a bundle. The only code that imports torch.profiler, and only lazily."""
+"""Recording a training loop into a bundle, and reading a bundle back. The only code that imports torch.profiler, and only lazily."""

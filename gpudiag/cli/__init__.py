@@ -1,1 +1,72 @@
-"""The command line, one file per command."""
+"""The command line, one file per command. Exit codes: 0 fine, 1 a gate failed, 2 bad input or usage, 3 internal error."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import Annotated
+
+import typer
+
+from gpudiag.cli import calibrate, demo, report, rules, schema
+from gpudiag.cli.terminal import say
+from gpudiag.errors import GpudiagError
+
+DEBUG = "GPUDIAG_DEBUG"
+"""Environment variable: 1 shows the traceback of an internal error."""
+
+app = typer.Typer(
+    name="gpudiag",
+    help="Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # `main` shows errors, in one line
+    rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
+)
+app.command("report")(report.report)
+app.command("demo")(demo.demo)
+app.command("calibrate")(calibrate.calibrate)
+app.add_typer(rules.app, name="rules")
+app.add_typer(schema.app, name="schema")
+
+
+def main() -> int:
+    """Run the command of sys.argv and return its exit code. Every failure is one line on stderr."""
+    try:
+        return _run()
+    except GpudiagError as error:
+        say(f"gpudiag: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT
+    except Exception as error:  # noqa: BLE001 the last resort: a person at a terminal gets a line, not a stack
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        else:
+            line = f"gpudiag: internal error: {type(error).__name__}: {error}"
+            say(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
+        return 3
+
+
+def _run() -> int:
+    """Return the exit code; typer handles usage errors (2) and Ctrl-C (130) itself."""
+    try:
+        app(prog_name="gpudiag")
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"gpudiag {version('gpudiag')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")] = False,
+) -> None:
+    """Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted."""

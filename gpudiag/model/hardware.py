@@ -46,10 +46,10 @@ class Device(msgspec.Struct, frozen=True):
         """Return the peak in FLOP/s for matrix work of `dtype`; None where it is not known.
 
         A type without a matrix path on this device runs on the vector units at the fp32 rate (fp64: its own rate).
+        AMD's matrix units take fp32 as well ('fp32_tensor').
         """
-        if dtype == "fp64":
-            return self.peaks.get("fp64_tensor") or self.peaks.get("fp64")
-        return self.peaks.get(dtype) or self.peaks.get("fp32")
+        peak = self.peaks.get(f"{dtype}_tensor") or self.peaks.get(dtype)
+        return peak if peak or dtype == "fp64" else self.peaks.get("fp32")
 
     @property
     def vector_peak(self) -> float | None:

@@ -26,6 +26,11 @@ DTYPES = {
     "unsigned char": "uint8",
     "short": "int16",
     "short int": "int16",
+    "unsigned short": "uint16",
+    "unsigned short int": "uint16",
+    "unsigned int": "uint32",
+    "unsigned long": "uint64",
+    "unsigned long int": "uint64",
     "int": "int32",
     "long": "int64",
     "long int": "int64",
@@ -36,8 +41,8 @@ DTYPES = {
 }
 
 ITEM_BYTES = {
-    "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 1, "int8": 1, "uint8": 1, "int16": 2, "int32": 4,
-    "int64": 8, "bool": 1, "complex64": 8, "complex128": 16,
+    "fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "fp4": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2,
+    "int32": 4, "uint32": 4, "int64": 8, "uint64": 8, "bool": 1, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 
 
@@ -130,7 +135,7 @@ def _decode(text: str | None) -> list[Any]:
         return []
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError, UnicodeError):  # hostile nesting, half a surrogate pair
         return []
     return value if isinstance(value, list) else []
 

@@ -1,1 +1,5 @@
 """File -> Trace tables."""
+
+from gpudiag.trace.reader import read
+
+__all__ = ["read"]

@@ -1,1 +1,63 @@
-"""Cost models: one small file per op family."""
+"""Cost models: one small file per op family. Public: cost_of, is_modelled, kind_of.
+
+"op_costs" in the families' docstrings is the design's table of cost formulas; tests/roofline/costs recomputes its worked examples.
+"""
+
+from __future__ import annotations
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.finding import Missing
+from gpudiag.model.signature import Signature
+from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its formulas when it is imported)
+    attention,
+    batch_norm,
+    convolution,
+    convolution_backward,
+    copies,
+    elementwise,
+    embedding,
+    gemm,
+    indexing,
+    losses,
+    norms,
+    optimizers,
+    pooling,
+    reductions,
+    softmax,
+)
+from gpudiag.roofline.costs.generic import NO_SHAPES, generic_cost
+from gpudiag.roofline.costs.kinds import Kind, known_kind
+from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError
+
+
+def kind_of(name: str) -> Kind | None:
+    """Return what `name` is: 'work' (has a formula), 'view', 'wrapper' (children carry the cost), 'framework', 'communication' or None."""
+    return known_kind(name) or ("work" if name in FORMULAS else None)
+
+
+def is_modelled(name: str) -> bool:
+    """Return whether a formula exists for `name` and the op owns its kernels: work, and views (whose cost is zero on purpose)."""
+    return kind_of(name) in ("work", "view")
+
+
+def cost_of(name: str, signature: Signature | None) -> Cost | Missing:
+    """Return FLOPs by engine and compulsory bytes of one call of `name`, or Missing with the reason.
+
+    `exact`: a formula on recorded shapes; `derived`: a formula with a documented assumption; `generic`: sizes alone. Never raises.
+    """
+    kind = known_kind(name)
+    if kind == "view":
+        return Cost()
+    if kind == "communication":
+        return Missing("a collective: judged by its message size, not by operands")
+    if kind == "framework":
+        return Missing("a framework node: the ops below it carry the cost")
+    if signature is None:
+        return Missing(NO_SHAPES)
+    formula = FORMULAS.get(name)
+    if formula is None:
+        return generic_cost(name, signature)
+    try:
+        return formula(signature)
+    except NotModelledError as error:
+        return Missing(f"{name}: {error.reason}") if name in WITHOUT_GENERIC else generic_cost(name, signature)

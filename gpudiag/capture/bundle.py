@@ -1,0 +1,136 @@
+"""Reading a bundle back: its manifest, its traces and the tables of one rank. Written by session.py, torch not needed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from gpudiag.capture.folder import manifest_name
+from gpudiag.errors import InputError
+from gpudiag.model import tables
+from gpudiag.model.bundle import BUNDLE_VERSION, Manifest
+
+MAX_MANIFEST_BYTES = 16 << 20
+"""A manifest is a few kB; more than this is no manifest."""
+
+_MANIFEST = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
+_TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
+
+
+class _Version(msgspec.Struct):
+    bundle_version: int = 0
+
+
+class OpenedBundle(msgspec.Struct, frozen=True):
+    """One rank of a bundle. What a killed run left incomplete is absent, and `warnings` says so."""
+
+    path: Path
+    rank: int
+    ranks: tuple[int, ...]
+    """All ranks of the bundle."""
+    manifest: Manifest
+    step_records: pl.DataFrame
+    host_marks: pl.DataFrame
+    warnings: tuple[str, ...] = ()
+
+    def windows(self, rank: int | None = None) -> tuple[Path, ...]:
+        """Return the trace files of `rank` (default: the one opened) in the order of their windows.
+
+        Found by listing the folder, never from a path inside the bundle.
+        """
+        wanted = self.rank if rank is None else rank
+        return tuple(path for (owner, _), path in sorted(_traces(self.path).items()) if owner == wanted)
+
+    def window(self, kind: str) -> Path | None:
+        """Return the trace of the window of this kind ('timing' or 'sites'); None where it was not recorded."""
+        index = next((window.index for window in self.manifest.windows if window.kind == kind), {"timing": 0, "sites": 1}.get(kind))
+        return None if index is None else _traces(self.path).get((self.rank, index))
+
+
+def _ranks(path: Path) -> tuple[int, ...]:
+    names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
+    return tuple(sorted(int(match.group(1) or 0) for match in names if match))
+
+
+def _traces(path: Path) -> dict[tuple[int, int], Path]:
+    found = {}
+    for entry in (path / "trace").glob("rank*.json.gz"):
+        match = _TRACE.fullmatch(entry.name)
+        if match and entry.is_file() and not entry.is_symlink():
+            found[int(match.group(1)), int(match.group(2))] = entry
+    return found
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
+    try:
+        return path.is_dir() and bool(_ranks(path))
+    except OSError:
+        return False
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise InputError(f"{path}: larger than {MAX_MANIFEST_BYTES >> 20} MB, this is no manifest", "give a bundle written by gpudiag")
+        data = path.read_bytes()
+        version = msgspec.json.decode(data, type=_Version).bundle_version
+        if version > BUNDLE_VERSION:
+            raise InputError(
+                f"{path}: bundle version {version}, this gpudiag reads up to version {BUNDLE_VERSION}", "pip install --upgrade gpudiag"
+            )
+        return msgspec.json.decode(data, type=Manifest)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not the manifest of a bundle ({error})", "give a bundle written by gpudiag") from error
+
+
+def _segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
+    """Return one segment; None where it is damaged."""
+    try:
+        return pl.read_parquet(path).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+        return None
+
+
+def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.DataFrame:
+    """Return the rows of all segments in `folder`, ordered by `order`."""
+    frames, schema = [], tables.schema(table)
+    for path in sorted(folder.glob("*.parquet")):
+        frame = None if path.name.startswith(".") or path.is_symlink() else _segment(path, schema)
+        if frame is None:
+            warnings.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
+        else:
+            frames.append(frame)
+    return pl.concat(frames).sort(order, maintain_order=True) if frames else tables.empty(table)
+
+
+def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
+    """Return one rank of the bundle at `path` (default: the lowest); also of a run that still records or was killed.
+
+    Raises InputError where there is no bundle, no such rank, or one that a newer gpudiag wrote.
+    """
+    if not is_bundle(path):
+        what = "no manifest.json in this folder" if path.is_dir() else "no such folder"
+        raise InputError(f"{path}: {what}, so it is no bundle", "record one with gpudiag run, or give a trace file")
+    ranks = _ranks(path)
+    chosen = ranks[0] if rank is None else rank
+    if chosen not in ranks:
+        raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
+    manifest = _read_manifest(path / manifest_name(chosen))
+    warnings = list(manifest.warnings)
+    if not manifest.finished:
+        warnings.append("the run is still recording or was killed: this is what it had written until then")
+    return OpenedBundle(
+        path=path,
+        rank=chosen,
+        ranks=ranks,
+        manifest=manifest,
+        step_records=_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
+        host_marks=_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),
+        warnings=tuple(warnings),
+    )

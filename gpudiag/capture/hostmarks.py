@@ -1,0 +1,122 @@
+"""What else the process does while it trains: garbage collection, torch.save, files opened for writing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import sysconfig
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gpudiag.model import tables
+
+GC_FLOOR_NS = 20_000
+"""Collections shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
+
+MAX_MARKS = 20_000
+"""Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)."""
+
+_MAX_FRAMES = 64
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = (_PACKAGE + os.sep, "<", *(path + os.sep for path in _LIBRARIES if path))
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+
+_live: HostMarks | None = None
+_hooked = False
+
+
+def caller_site(frame: FrameType | None) -> str | None:
+    """Return 'file.py:line' of the nearest frame of the user's own code: not installed, not the standard library, not gpudiag."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return None
+        name = frame.f_code.co_filename
+        if not name.startswith(_INSTALLED):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+class HostMarks:
+    """The marks since the last segment. `on` is False before attach(), after detach() and in a forked child."""
+
+    def __init__(self, ignore: Path) -> None:
+        self.on = False
+        self.step: int | None = None
+        """Number of the step that is running."""
+        self.dropped = 0
+        self._rows: list[tuple[str, str, int, int, str | None, int | None]] = []
+        self._ignore = str(ignore) + os.sep
+        self._gc_start = (0, 0)
+
+    def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
+        """Keep one mark (columns of the table host_marks)."""
+        if len(self._rows) < MAX_MARKS:
+            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))
+        else:
+            self.dropped += 1
+
+    def take(self) -> dict[str, list[Any]] | None:
+        """Return the columns of the marks since the last call, None where there are none."""
+        rows, self._rows = self._rows, []
+        return dict(zip(tables.schema("host_marks"), map(list, zip(*rows, strict=True)), strict=True)) if rows else None
+
+    def attach(self) -> None:
+        """Start to listen. The audit hook stays in the process for good (Python cannot remove one) but does nothing when detached."""
+        global _live, _hooked
+        if not _hooked:
+            sys.addaudithook(_audit)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_detach_in_child)
+            _hooked = True
+        gc.callbacks.append(self._collected)
+        _live, self.on = self, True
+
+    def detach(self) -> None:
+        """Stop to listen."""
+        global _live
+        self.on = False
+        if _live is self:
+            _live = None
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._gc_start = (time.perf_counter_ns(), time.time_ns())
+        elif self.on:
+            begun, unix = self._gc_start
+            duration = time.perf_counter_ns() - begun
+            if begun and duration >= GC_FLOOR_NS:
+                self.add("gc", f"gen {info['generation']}", unix, duration, None)
+
+    def opened(self, path: object, mode: object, flags: object) -> None:
+        """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""
+        if not _writes(mode, flags) or not isinstance(path, (str, bytes)):
+            return
+        name = os.fsdecode(path)
+        if not name.startswith((*_NO_FILES, self._ignore)):
+            self.add("file_write", os.path.basename(name), time.time_ns(), 0, caller_site(sys._getframe(2)))
+
+
+def _writes(mode: object, flags: object) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open" or _live is None:
+        return
+    with suppress(Exception):  # an exception here would make the user's open() fail
+        _live.opened(*args)
+
+
+def _detach_in_child() -> None:
+    if _live is not None:
+        _live.detach()

@@ -1,0 +1,94 @@
+"""The rows of table step_records: one for every step, profiled or not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import UserDict
+from typing import Any
+
+from gpudiag.capture.schedule import Label
+from gpudiag.model import tables
+
+_COLUMNS = tuple(tables.schema("step_records"))
+
+
+def samples_of(batch: object) -> int | None:
+    """Return the first dimension of the first tensor in `batch` (itself, or inside dicts, lists, tuples two levels deep); else None."""
+    import torch
+
+    level: list[Any] = [batch]
+    for _ in range(3):
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, torch.Tensor):
+                if item.ndim:
+                    return int(item.shape[0])
+            elif isinstance(item, (dict, UserDict)):
+                inner.extend(item.values())
+            elif isinstance(item, (list, tuple)):
+                inner.extend(item[:16])
+        level = inner
+    return None
+
+
+class WrittenBytes:
+    """Bytes that this process passed to write() (field wchar of /proc/self/io; Linux only)."""
+
+    def __init__(self) -> None:
+        try:
+            self._file = os.open("/proc/self/io", os.O_RDONLY)
+        except OSError:
+            self._file = -1
+
+    def read(self) -> int | None:
+        """Return the count since the process began; None where the system does not say."""
+        if self._file < 0:
+            return None
+        try:
+            return int(os.pread(self._file, 128, 0).split(b"wchar: ", 1)[1].split(b"\n", 1)[0])
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def close(self) -> None:
+        """Release the file descriptor."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class StepRows:
+    """The step that runs, and the rows of those that ended since the last segment."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        """Number of the step that runs or comes next."""
+        self.running = False
+        self.label: Label = "plain"
+        self.wait_ns: int | None = None
+        self.samples: int | None = None
+        self._start_ns = self._start_unix_ns = 0
+        self._rows: list[tuple[int | str | None, ...]] = []
+
+    def begin(self, now_ns: int, unix_ns: int) -> None:
+        """Start the step `number` at a mark."""
+        self.running = True
+        self.wait_ns = self.samples = None
+        self._start_ns, self._start_unix_ns = now_ns, unix_ns
+
+    def end(self, now_ns: int, written: int | None) -> None:
+        """End the running step at a mark and keep its row."""
+        row = (self.number, self._start_unix_ns, now_ns - self._start_ns, self.wait_ns, self.samples, self.label, written)
+        self._rows.append(row)
+        self.running = False
+        self.number += 1
+
+    def take(self) -> dict[str, list[Any]] | None:
+        """Return the columns of the rows since the last call, None where there are none."""
+        rows, self._rows = self._rows, []
+        return dict(zip(_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)) if rows else None
+
+
+def now() -> tuple[int, int]:
+    """Return the monotonic clock and Unix time, both in ns."""
+    return time.perf_counter_ns(), time.time_ns()

@@ -1,0 +1,170 @@
+"""The profiled windows of a run: opens, advances, closes and exports them at the marks. No failure here leaves this module."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gpudiag.capture.folder import trace_name
+from gpudiag.capture.schedule import SITE_WARM, Label, Schedule
+from gpudiag.capture.window import Guard, ProfilerWindow
+from gpudiag.capture.writer import Background, compress_trace
+from gpudiag.model.bundle import Window
+
+
+def _stop_quietly(window: ProfilerWindow | None) -> None:
+    """Stop after a failure that is reported already."""
+    if window is not None:
+        with suppress(Exception):
+            window.stop()
+
+
+class Windows:
+    """Follows the schedule; `recorded` holds the windows whose traces are in the bundle."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rank: int,
+        schedule: Schedule,
+        lengths: tuple[int, int, int],
+        background: Background,
+        warn: Callable[[str, BaseException | None], None],
+        on_recorded: Callable[[], None],
+    ) -> None:
+        self.recorded: dict[int, Window] = {}
+        self.guard = Guard(self._step_aside)
+        self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
+        self._warm, self._lengths = lengths[0], {"timing": lengths[1], "sites": lengths[2]}
+        self._warn, self._on_recorded = warn, on_recorded
+        self._live: ProfilerWindow | None = None
+        self._packing = self._exports = 0
+        self._exported: dict[int, int] = {}
+        self._off = False
+
+    def step_done(self) -> None:
+        """Move the schedule on: the running step has ended."""
+        slot = self._schedule.slot
+        if slot.window is None or slot.label == "export" or self._live is not None:
+            self._schedule.complete()  # else the window waits for another profiler to stop
+
+    def advance(self) -> None:
+        """Begin the annotation of the next step, where it is still inside the window. Call this just before taking the mark."""
+        slot = self._schedule.slot
+        if self._live is not None and slot.window == self._live.index and slot.label != "export":
+            self._protected(self._live.step)
+
+    def begin(self, step: int) -> Label:
+        """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
+        slot = self._schedule.slot
+        if self._live is not None and slot.label == "export":
+            self._close(self._schedule.kinds[self._live.index])
+            return "export"
+        if self._live is None and slot.window is not None and slot.label != "export":
+            if not slot.first:
+                self._schedule.interrupt()  # another profiler made ours step aside
+            self._open(step)
+            return "plain" if self._live is None else self._schedule.slot.label
+        return "export" if slot.label == "plain" and self._packing else slot.label
+
+    def interrupt(self, step: int) -> None:
+        """Close the window at the end of an epoch or of the run, keeping what is complete; `step` has begun and will not end."""
+        window = self._live
+        if window is not None:
+            done = self._schedule.recorded
+            self._live = None
+            if self._protected(window.stop, window) and done:
+                self._protected(lambda: self._export(window, done, incomplete=step))
+        self._schedule.interrupt()
+
+    def drop(self) -> None:
+        """Stop a window that is being recorded and forget it."""
+        window, self._live = self._live, None
+        self._schedule.off()
+        _stop_quietly(window)
+
+    def missing(self) -> list[str]:
+        """Return what was planned and is not in the bundle, in words."""
+        out = []
+        for index, kind in self._schedule.kinds.items():
+            found = self.recorded[index].steps if index in self.recorded else 0
+            if found < self._lengths[kind]:
+                out.append(f"{kind} window: {found} of {self._lengths[kind]} steps recorded (the loop or its epochs were too short)")
+        return [] if self._off else out
+
+    def _open(self, step: int) -> None:
+        slot = self._schedule.slot
+        if not slot.first or slot.window is None:
+            return
+        index = slot.window
+        kind = self._schedule.kinds[index]
+        warm = self._warm if kind == "timing" else SITE_WARM
+
+        def start() -> None:
+            if self.guard.foreign:
+                self._warn("another torch profiler is running: recording waits until it has stopped", None)
+            else:
+                self._live = ProfilerWindow(index, kind, step, warm=warm, record=self._lengths[kind], guard=self.guard)
+
+        self._protected(start)
+
+    def _close(self, kind: str) -> None:
+        window, self._live = self._live, None
+        if window is not None and self._protected(window.step, window) and self._protected(window.stop, window):
+            self._protected(lambda: self._export(window, self._lengths[kind], incomplete=None))
+
+    def _step_aside(self) -> None:
+        window, self._live = self._live, None
+        if window is not None:
+            self._protected(window.stop, window)
+            self._warn("another torch profiler was started inside a window: the window was given up", None)
+
+    def _export(self, window: ProfilerWindow, steps: int, *, incomplete: int | None) -> None:
+        if self._exported.get(window.index, 0) >= steps:
+            return  # an earlier attempt got as far
+        name = trace_name(self._rank, window.index)
+        target = self._folder / name
+        self._exports += 1  # an earlier attempt may still be in the writer's hands
+        plain = target.with_name(f".{target.name.removesuffix('.json.gz')}-{self._exports}.json")
+        try:
+            window.export(plain)
+        except BaseException:
+            plain.unlink(missing_ok=True)
+            raise
+        self._exported[window.index] = steps
+        found = Window(
+            rank=self._rank, index=window.index, kind=window.kind, file=name, first_step=window.first_recorded, steps=steps,
+            record_shapes=True, with_stack=window.with_stack,
+        )  # fmt: skip
+        self._packing += 1
+        self._background.submit(lambda: self._pack(found, plain, target, incomplete))
+
+    def _pack(self, window: Window, plain: Path, target: Path, incomplete: int | None) -> int:
+        """Compress in the background; the annotation of a step that did not end must not read as a step."""
+        label = target.name.removesuffix(".json.gz")
+        replacements = [(os.fsencode(plain), label.encode()), (json.dumps(str(plain))[1:-1].encode(), label.encode())]
+        if incomplete is not None:
+            replacements.append((f'"ProfilerStep#{incomplete}"'.encode(), f'"incomplete step {incomplete}"'.encode()))
+        try:
+            written = compress_trace(plain, target, replacements)
+            self.recorded = self.recorded | {window.index: window}
+            self._on_recorded()
+            return written
+        finally:
+            self._packing -= 1
+
+    def _protected(self, action: Callable[[], object], window: ProfilerWindow | None = None) -> bool:
+        """Return whether `action` succeeded; a failure stops `window` and switches profiling off for the rest of the run."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - a failing profiler must not stop the training run
+            self._off = True
+            _stop_quietly(window)
+            self.drop()
+            self._warn("profiling was switched off", error)
+            return False
+        return True

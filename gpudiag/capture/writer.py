@@ -1,0 +1,140 @@
+"""Writing the files of a bundle: atomically, and off the training thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+CHUNK = 1 << 18
+"""Bytes read at a time when a trace is compressed."""
+
+HELD_BACK = 1 << 13
+"""Bytes kept back between chunks so that a replaced text is never cut in two (PATH_MAX is 4,096)."""
+
+_HOST_NAME = re.compile(rb'("host_name":\s*")[^"\n]*(")')
+
+
+def write_atomic(path: Path, data: bytes) -> int:
+    """Return the bytes written: `path` holds either the old or the new content, never a part. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(scratch, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    return len(data)
+
+
+def _scrub(data: bytes, replacements: Sequence[tuple[bytes, bytes]]) -> bytes:
+    for old, new in replacements:
+        data = data.replace(old, new)
+    return _HOST_NAME.sub(rb"\1\2", data) if b'"host_name"' in data else data
+
+
+def _open_gzip(path: Path) -> Any:
+    try:
+        from isal import igzip
+    except ImportError:  # other processors than x86-64 and arm64
+        import gzip
+
+        return gzip.open(path, "wb", compresslevel=3)
+    return igzip.open(path, "wb", compresslevel=2)
+
+
+def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[bytes, bytes]] = ()) -> int:
+    """Return the bytes written to `target` (.gz): `source` without its host name and with `replacements` made; removes `source`.
+
+    The profiler writes the machine's name and the path of the export into a trace; neither belongs in a bundle. Raises OSError.
+    """
+    scratch = target.with_name(f".{target.name}.tmp")
+    try:
+        _pack(source, scratch, replacements)
+        os.replace(scratch, target)
+    finally:  # also when the disk is full: a plain trace is ten times the size of a compressed one
+        source.unlink(missing_ok=True)
+        scratch.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _pack(source: Path, scratch: Path, replacements: Sequence[tuple[bytes, bytes]]) -> None:
+    with open(source, "rb") as plain, _open_gzip(scratch) as packed:
+        rest = b""
+        while chunk := plain.read(CHUNK):
+            data = _scrub(rest + chunk, replacements)
+            packed.write(data[:-HELD_BACK])
+            rest = data[-HELD_BACK:]
+        packed.write(rest)
+    descriptor = os.open(scratch, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Background:
+    """Runs jobs one after the other in a thread that lives only while there is work.
+
+    A job returns the bytes that it wrote. The first failure ends the work: later jobs are not run and `error` holds it.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._jobs: deque[Callable[[], int]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._written = 0
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a job is running or waiting."""
+        return self._thread is not None
+
+    def submit(self, job: Callable[[], int]) -> None:
+        """Run `job` after those submitted before. Raises RuntimeError where no thread can be started."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
+                self._thread = thread
+                thread.start()
+
+    def take_written(self) -> int:
+        """Return the bytes that finished jobs wrote since the last call."""
+        with self._lock:
+            written, self._written = self._written, 0
+        return written
+
+    def join(self, timeout_s: float) -> bool:
+        """Return whether all jobs ended within `timeout_s` seconds."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self.busy
+
+    def _next(self) -> Callable[[], int] | None:
+        with self._lock:
+            if self.error is not None:
+                self._jobs.clear()
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None
+            return None
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                written = job()
+            except BaseException as error:  # noqa: BLE001 - it is handed to the session, which warns once
+                self.error = error
+            else:
+                with self._lock:
+                    self._written += written

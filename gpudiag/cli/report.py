@@ -1,0 +1,56 @@
+"""`gpudiag report`: why the steps of a trace or bundle take as long as they do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpudiag.cli import outputs, terminal
+
+if TYPE_CHECKING:
+    from gpudiag import api
+
+_TOP_TEXT, _TOP_MARKDOWN = 10, 20
+
+
+def report(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace (.json, .json.gz, .json.zst), a bundle, or a folder of ranks.")],
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Also write the report to FILE (.html, .md or .json); may be repeated.", metavar="FILE"),
+    ] = None,
+    top: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="How many ops to list (10, in Markdown 20).", show_default=False)
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder (default: the lowest).", show_default=False)
+    ] = None,
+    rules: Annotated[
+        list[Path] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Say where the time of a step goes, what to change, and how far to trust it."""
+    targets = output or []
+    outputs.check_targets(targets, path)
+    from gpudiag import api
+
+    with terminal.progress("reading") as tell:
+        found = api.diagnose(path, rank=rank, rules_dirs=[str(folder) for folder in rules or []], progress=tell)
+        for target in targets:
+            tell(f"writing {target}")
+            outputs.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
+    terminal.out(found.text(width=terminal.columns(), top=_TOP_TEXT if top is None else top, color=terminal.coloured()))
+    for target in targets:
+        terminal.say(f"wrote {target}")
+
+
+def _rendered(found: api.Report, target: Path, top: int) -> bytes:
+    """Return the report in the format that the suffix of `target` names."""
+    suffix = target.suffix.lower()
+    if suffix == ".html":
+        return found.html().encode()
+    if suffix == ".md":
+        return found.markdown(top=top).encode()
+    return found.json()

@@ -1,0 +1,228 @@
+"""Expressions of rules: parsed and whitelisted, compiled to closures, never evaluated as Python.
+
+Names, numbers, strings, comparisons (also chained), and / or / not, + - * /, unary -, min, max, abs. Three-valued logic: an unknown
+value makes the result unknown, except that `false and unknown` is false and `true or unknown` is true (Kleene's strong logic).
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Literal
+
+import msgspec
+
+from gpudiag.model.finding import FactValue, Missing
+
+Kind = Literal["number", "bool", "text"]
+Value = FactValue | Missing
+Lookup = Callable[[str], Value]
+Evaluate = Callable[[Lookup], Value]
+
+MAX_LENGTH = 1000
+"""Characters of an expression: far beyond any readable rule, small enough to parse without harm."""
+MAX_DEPTH = 40
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_ORDER: dict[type[ast.cmpop], Callable[[FactValue, FactValue], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_FUNCTIONS: dict[str, Callable[..., float]] = {"min": min, "max": max, "abs": abs}
+
+
+class ExpressionError(Exception):
+    """An expression that is not allowed: what is wrong, and at which column (from 1)."""
+
+    def __init__(self, message: str, column: int) -> None:
+        super().__init__(message)
+        self.message = message
+        self.column = column
+
+    def __str__(self) -> str:
+        """Return 'column N: message'."""
+        return f"column {self.column}: {self.message}"
+
+
+class Expression(msgspec.Struct, frozen=True):
+    """A compiled expression: its text, what it yields, the names that it needs."""
+
+    text: str
+    kind: Kind
+    names: frozenset[str]
+    evaluate: Evaluate
+    """Return the value under a lookup of names, or Missing with the reasons; never raises for values of the right kinds."""
+
+
+def compile_expression(text: str, names: Mapping[str, Kind]) -> Expression:
+    """Return `text` compiled; `names` are the names that it may use and their kinds. Raises ExpressionError."""
+    if len(text) > MAX_LENGTH:
+        raise ExpressionError(f"longer than {MAX_LENGTH} characters", MAX_LENGTH)
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ExpressionError("not an expression", getattr(error, "offset", None) or 1) from None
+    compiler = _Compiler(names)
+    evaluate, kind = compiler.build(tree.body, 1)
+    return Expression(text, kind, frozenset(compiler.used), evaluate)
+
+
+def nearest(name: str, known: Mapping[str, object]) -> str:
+    """Return '; did you mean ...?' with the most similar known name, '' where none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def join_reasons(*found: Missing) -> Missing:
+    """Return one Missing with the distinct reasons of all, in order; a reason that is already joined is taken apart first."""
+    return Missing("; ".join(dict.fromkeys(part for missing in found for part in missing.reason.split("; "))))
+
+
+class _Compiler:
+    """Turns nodes into closures. Its recursion is bounded by MAX_DEPTH."""
+
+    def __init__(self, names: Mapping[str, Kind]) -> None:
+        self.names = names
+        self.used: set[str] = set()
+
+    def build(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        if depth > MAX_DEPTH:
+            raise _error(node, f"nested deeper than {MAX_DEPTH} levels")
+        builder = self._BUILDERS.get(type(node))
+        if builder is None:
+            raise _error(
+                node, f"{type(node).__name__} is not allowed; only names, numbers, strings, comparison, and/or/not, + - * /, min/max/abs"
+            )
+        return builder(self, node, depth)
+
+    def _constant(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        value = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(value, bool):
+            return (lambda _: value), "bool"
+        if isinstance(value, str):
+            return (lambda _: value), "text"
+        if isinstance(value, (int, float)) and abs(value) <= 1e300:
+            return (lambda _: value), "number"
+        raise _error(node, "only plain numbers, strings, True and False")
+
+    def _name(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        name = node.id if isinstance(node, ast.Name) else ""
+        if name not in self.names:
+            raise _error(node, f"unknown name {name!r}{nearest(name, self.names)}")
+        self.used.add(name)
+        return (lambda lookup: lookup(name)), self.names[name]
+
+    def _number(self, node: ast.expr, depth: int) -> Evaluate:
+        return self._expect(node, depth, "number")
+
+    def _expect(self, node: ast.expr, depth: int, kind: Kind) -> Evaluate:
+        evaluate, found = self.build(node, depth + 1)
+        if found != kind:
+            raise _error(node, f"a {kind} is needed here, this is a {found}")
+        return evaluate
+
+    def _unary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return _strict(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return _strict(operator.neg, self._number(node.operand, depth)), "number"
+        raise _error(node, "only `not` and `-` may stand before a value")
+
+    def _binary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        operation = _ARITHMETIC.get(type(node.op)) if isinstance(node, ast.BinOp) else None
+        if not isinstance(node, ast.BinOp) or operation is None:
+            raise _error(node, "only + - * / between numbers")
+        return _strict(operation, self._number(node.left, depth), self._number(node.right, depth)), "number"
+
+    def _call(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
+            raise _error(node, "only min(...), max(...) and abs(...) may be called")
+        name, count = node.func.id, len(node.args)
+        if (count != 1) if name == "abs" else (count < 2):
+            raise _error(node, f"{name} takes {'one number' if name == 'abs' else 'two or more numbers'}")
+        return _strict(_FUNCTIONS[name], *(self._number(arg, depth) for arg in node.args)), "number"
+
+    def _boolean(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        if not isinstance(node, ast.BoolOp):
+            raise _error(node, "not a boolean expression")
+        parts = tuple(self._expect(part, depth, "bool") for part in node.values)
+        return _kleene(parts, decisive=isinstance(node.op, ast.Or)), "bool"
+
+    def _compare(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
+        if not isinstance(node, ast.Compare):
+            raise _error(node, "not a comparison")
+        operands = [node.left, *node.comparators]
+        built = [self.build(operand, depth + 1) for operand in operands]
+        links = []
+        for index, op in enumerate(node.ops):
+            (left, left_kind), (right, right_kind) = built[index], built[index + 1]
+            self._check_comparison(operands[index + 1], op, left_kind, right_kind)
+            links.append(_strict(_ORDER[type(op)], left, right))
+        return _kleene(tuple(links), decisive=False), "bool"
+
+    @staticmethod
+    def _check_comparison(node: ast.expr, op: ast.cmpop, left: Kind, right: Kind) -> None:
+        if type(op) not in _ORDER:
+            raise _error(node, "only < <= > >= == != may compare")
+        if left != right:
+            raise _error(node, f"a {left} cannot be compared with a {right}")
+        if left != "number" and not isinstance(op, (ast.Eq, ast.NotEq)):
+            raise _error(node, f"a {left} can only be compared with == and !=")
+
+    _BUILDERS: ClassVar = {
+        ast.Constant: _constant, ast.Name: _name, ast.UnaryOp: _unary, ast.BinOp: _binary, ast.Call: _call, ast.BoolOp: _boolean,
+        ast.Compare: _compare,
+    }  # fmt: skip
+
+
+def _error(node: ast.expr, message: str) -> ExpressionError:
+    return ExpressionError(message, node.col_offset + 1)
+
+
+def _strict(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
+    """Return `operation` over `parts`; unknown where a part is, or where there is no finite result."""
+
+    def evaluate(lookup: Lookup) -> Value:
+        values = [part(lookup) for part in parts]
+        missing = [value for value in values if isinstance(value, Missing)]
+        if missing:
+            return join_reasons(*missing)
+        try:
+            result = operation(*values)
+        except ZeroDivisionError:
+            return Missing("division by zero")
+        except OverflowError:
+            return Missing("a number too large")
+        if isinstance(result, float) and not math.isfinite(result):
+            return Missing("no finite number")
+        return result
+
+    return evaluate
+
+
+def _kleene(parts: tuple[Evaluate, ...], *, decisive: bool) -> Evaluate:
+    """Return and (`decisive` False) or or (`decisive` True) of `parts`: a decisive part decides, else an unknown one makes it unknown."""
+
+    def evaluate(lookup: Lookup) -> Value:
+        missing: list[Missing] = []
+        for part in parts:
+            value = part(lookup)
+            if isinstance(value, Missing):
+                missing.append(value)
+            elif value is decisive:
+                return decisive
+        return join_reasons(*missing) if missing else not decisive
+
+    return evaluate

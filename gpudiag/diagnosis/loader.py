@@ -1,0 +1,119 @@
+"""Rules from the package and from folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gpudiag.diagnosis.check import make_rule
+from gpudiag.diagnosis.expression import nearest
+from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.source import Source, parse
+from gpudiag.errors import InputError
+
+SUFFIX = ".yaml"
+
+
+def load_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> tuple[Rule, ...]:
+    """Return the rules by id: the built-in ones, then those of each folder, which may override earlier ones.
+
+    Raises InputError for anything wrong in a file, an id that stands twice without `override: true`, an override of nothing, an
+    unknown id in `explains`, and rules that explain each other in a circle.
+    """
+    rules: dict[str, Rule] = {}
+    sources: dict[str, Source] = {}
+    batches = [_builtin()] if builtin else []
+    for batch in [*batches, *(_folder(directory) for directory in extra_dirs)]:
+        for source in batch:
+            merged = _merge(source, sources)
+            rule = make_rule(merged)
+            rules[rule.id], sources[rule.id] = rule, merged
+    found = tuple(rules[identifier] for identifier in sorted(rules))
+    _check_explains(found, sources, complete=builtin)
+    return found
+
+
+def load_folder(directory: str) -> tuple[Rule, ...]:
+    """Return the rules of one folder alone, checked beside the built-in ones (which they may override); raises InputError as load_rules.
+
+    The folder of the built-in rules itself can be given too.
+    """
+    own = Path(str(files("gpudiag_rules"))).resolve()
+    given = Path(directory).resolve()
+    itself = given == own or given in own.parents or own in given.parents
+    ids = {source.values.get("id") for source in _folder(directory)}
+    return tuple(rule for rule in load_rules((directory,), builtin=not itself) if rule.id in ids)
+
+
+def _builtin() -> Iterator[Source]:
+    """Yield the rule files of the package, sorted by path."""
+    root = files("gpudiag_rules")
+    for folder in sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name):
+        for file in sorted((item for item in folder.iterdir() if item.name.endswith(SUFFIX)), key=lambda item: item.name):
+            yield parse(f"rules/{folder.name}/{file.name}", file.read_bytes())
+
+
+def _folder(directory: str) -> Iterator[Source]:
+    """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
+    root = Path(directory)
+    if not root.is_dir():
+        raise InputError(f"{directory}: no such folder of rules")
+    found = sorted(path for path in root.rglob(f"*{SUFFIX}") if path.is_file())
+    if not found:
+        raise InputError(f"{directory}: no rule files", f"they end in {SUFFIX}")
+    for path in found:
+        try:
+            yield parse(path.as_posix(), path.read_bytes())
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _merge(source: Source, known: dict[str, Source]) -> Source:
+    """Return `source`, laid over the earlier rule of the same id where it says `override: true`."""
+    identifier = source.values.get("id")
+    earlier = known.get(identifier) if isinstance(identifier, str) else None
+    overrides = source.values.get("override", False)
+    if not isinstance(overrides, bool):
+        raise source.error("$.override", "true or false")
+    if earlier is None:
+        if overrides:
+            raise source.error("$.override", f"there is no rule {identifier!r} to override{nearest(str(identifier), known)}")
+        return source
+    if not overrides:
+        raise source.error("$.id", f"{identifier} stands in {earlier.path} already", "to change it: `override: true` and the changed keys")
+    return Source(source.path, _laid_over(earlier.values, source.values), {**earlier.lines, **source.lines})
+
+
+def _laid_over(earlier: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return `earlier` with `changes`: whole keys, except that single `params` can be changed (their value, unit, origin)."""
+    merged = {**earlier, **changes}
+    old, new = earlier.get("params"), changes.get("params")
+    if isinstance(old, dict) and isinstance(new, dict):
+        merged["params"] = {**old, **new}
+    return merged
+
+
+def _check_explains(rules: Iterable[Rule], sources: dict[str, Source], *, complete: bool) -> None:
+    """Raise InputError where a rule explains an unknown rule (if these are all), itself, or a rule that (through others) explains it."""
+    explains = {rule.id: rule.file.explains for rule in rules}
+    for identifier, symptoms in explains.items():
+        source = sources[identifier]
+        for index, symptom in enumerate(symptoms):
+            if complete and symptom not in explains:
+                raise source.error(f"$.explains[{index}]", f"no rule {symptom!r}{nearest(symptom, explains)}")
+        if identifier in _reached(explains, identifier):
+            raise source.error("$.explains", f"{identifier} explains itself, directly or through others")
+
+
+def _reached(explains: dict[str, tuple[str, ...]], start: str) -> set[str]:
+    """Return every rule that `start` explains, directly or through others."""
+    reached: set[str] = set()
+    pending = list(explains.get(start, ()))
+    while pending:
+        identifier = pending.pop()
+        if identifier not in reached:
+            reached.add(identifier)
+            pending.extend(explains.get(identifier, ()))
+    return reached

@@ -1,0 +1,113 @@
+"""The schema of a rule file, and a rule made ready to judge."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.diagnosis.expression import Expression
+from gpudiag.diagnosis.message import Message
+from gpudiag.model.finding import Severity
+from gpudiag.model.hardware import DeviceKind
+
+RULE_SCHEMA = 1
+
+Maturity = Literal["stable", "preview", "advisory"]
+Basis = Literal["timeline", "roofline"]
+Expected = Literal["fired", "info", "warning", "critical", "passed", "not_applicable"]
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a rule file: unknown keys are errors."""
+
+
+class Param(_Strict, frozen=True):
+    """A number of a rule, with where it comes from."""
+
+    value: float
+    origin: str
+    unit: str = ""
+    """Unit for messages, as those of facts."""
+
+
+class CeilingSpec(_Strict, frozen=True):
+    """How much time the finding can give back at most, and what was assumed to be gone."""
+
+    time_ns: str
+    what_if: str
+
+
+class Detail(_Strict, frozen=True):
+    """A sentence that is added to the message where `when` holds."""
+
+    when: str
+    text: str
+
+
+class Withholding(_Strict, frozen=True):
+    """Rules (ids, with * for any characters) that are not judged while `when` holds, and why."""
+
+    when: str
+    rules: tuple[str, ...]
+    reason: str
+
+
+class RuleTest(_Strict, frozen=True):
+    """Facts of an imagined run and what the rule says of it; a fact that is not given is not known."""
+
+    facts: dict[str, bool | int | float | str]
+    expect: Expected
+    name: str = ""
+    message: str | None = None
+    """Text that the message must contain."""
+    ceiling_ns: float | None = None
+    """Expected ceiling in ns (to 0.1 %)."""
+
+
+class RuleFile(_Strict, frozen=True, kw_only=True):
+    """A rule as written: rules/README.md explains every key."""
+
+    schema: int
+    id: str
+    title: str
+    category: str
+    maturity: Maturity
+    device_kinds: tuple[DeviceKind, ...]
+    bound: str
+    basis: Basis = "timeline"
+    params: dict[str, Param] = {}
+    when: str
+    severity: dict[Severity, bool | str]
+    message: str
+    details: tuple[Detail, ...] = ()
+    why: str
+    ceiling: CeilingSpec | None
+    explains: tuple[str, ...] = ()
+    withholds: tuple[Withholding, ...] = ()
+    where: str | None = None
+    fixes: tuple[str, ...] = ()
+    references: tuple[str, ...]
+    tests: tuple[RuleTest, ...]
+    override: bool = False
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A checked rule with its expressions compiled."""
+
+    source: str
+    """File that it was read from."""
+    file: RuleFile
+    raw: dict[str, Any]
+    """As read, for `override`."""
+    when: Expression
+    severity: tuple[tuple[Severity, Expression], ...]
+    message: Message
+    details: tuple[tuple[Expression, Message], ...]
+    ceiling: Expression | None
+    withholds: tuple[tuple[Expression, Withholding], ...]
+
+    @property
+    def id(self) -> str:
+        """Return the id, such as OVH-01."""
+        return self.file.id

@@ -1,0 +1,36 @@
+"""Which rules are not judged because of what another says (rules.md A.5: overhead first; no host timing from a bad measurement)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from gpudiag.diagnosis.expression import Lookup
+from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.verdict import Verdict, with_params
+
+NEVER = "HW-"
+"""Rules about broken hardware are never withheld (rules.md A.5)."""
+
+
+def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Lookup) -> dict[str, str]:
+    """Return rule id -> reason for the judged rules that others withhold.
+
+    Rules are asked in the order of their ids; one that is itself withheld or failed withholds nothing, nor does a condition that is
+    not known.
+    """
+    found: dict[str, str] = {}
+    judged = [rule for rule in rules if verdicts[rule.id].status in ("fired", "passed")]
+    for rule in rules:
+        if rule.id in found or verdicts[rule.id].status == "error":
+            continue
+        for condition, spec in rule.withholds:
+            if condition.evaluate(with_params(rule, facts)) is True:
+                for other in judged:
+                    if other.id != rule.id and _matches(other.id, spec.rules):
+                        found.setdefault(other.id, f"{rule.id}: {spec.reason}")
+    return found
+
+
+def _matches(identifier: str, patterns: tuple[str, ...]) -> bool:
+    return not identifier.startswith(NEVER) and any(fnmatchcase(identifier, pattern) for pattern in patterns)

@@ -1,0 +1,80 @@
+"""Facts about waiting for batches (INP-01)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts import spans
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window
+
+NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with `gpudiag run`"
+
+
+def loader_spans(window: Window) -> spans.Spans:
+    """Return when the loop was inside the loader's __next__; raises NotKnownError where no call was seen."""
+    waits = window.loader_waits
+    if waits is None:
+        raise NotKnownError(NO_LOADER)
+    return spans.of(waits)
+
+
+def _from_records(window: Window) -> int:
+    """Return the wait in ns by the step records of the bundle: at most the idle time of each recorded step."""
+    records = window.analysis.step_records
+    if records is None or records["loader_wait_ns"].null_count() == records.height:
+        raise NotKnownError(NO_LOADER)
+    numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64)
+    known = records.filter(pl.col("step").is_in(numbers.drop_nulls().implode()) & pl.col("loader_wait_ns").is_not_null())
+    require(known.height == window.steps.height > 0, "the analysed steps are not among the recorded ones: " + NO_LOADER)
+    total = int(known["loader_wait_ns"].sum())
+    return min(total, window.wall_ns if window.on_cpu else window.analysis.breakdown.idle_ns)
+
+
+def _wait_ns(window: Window) -> int:
+    if window.loader_waits is None:
+        return _from_records(window)
+    waits = loader_spans(window)
+    if window.on_cpu:
+        return spans.overlap(waits, window.step_spans)
+    return spans.overlap(waits, spans.of(window.idle))
+
+
+@fact("loader_wait_ns", unit="ns")
+def loader_wait_ns(window: Window) -> int:
+    """Time of the analysed steps inside the loader's __next__ while the device was idle.
+
+    A wait while the device is still busy costs nothing and does not count. On a CPU-only run the CPU itself fetches the batch: all
+    time inside __next__ counts, also what a loader without workers computes there.
+    """
+    return _wait_ns(window)
+
+
+@fact("loader_wait_share", unit="share")
+def loader_wait_share(window: Window) -> float:
+    """loader_wait_ns over the wall time of the analysed steps."""
+    return _wait_ns(window) / window.wall_ns
+
+
+@fact("loader_in_process", unit="bool")
+def loader_in_process(window: Window) -> bool:
+    """Whether batches are made in the training process itself (num_workers=0)."""
+    manifest = window.analysis.manifest
+    if manifest is not None and manifest.settings.loader is not None:
+        return manifest.settings.loader.num_workers == 0
+    waits = window.loader_waits
+    if waits is None:
+        raise NotKnownError(NO_LOADER)
+    return bool(waits["name"].str.contains("_SingleProcessDataLoaderIter").any())
+
+
+@fact("loader_workers", unit="count")
+def loader_workers(window: Window) -> int:
+    """Worker processes of the DataLoader."""
+    manifest = window.analysis.manifest
+    if manifest is not None and manifest.settings.loader is not None:
+        return manifest.settings.loader.num_workers
+    waits = window.loader_waits
+    if waits is not None and waits["name"].str.contains("_SingleProcessDataLoaderIter").all():
+        return 0
+    raise NotKnownError("the trace does not hold the number of loader workers: record with `gpudiag run`")

@@ -1,0 +1,168 @@
+"""Facts about the optimizer step and zeroed gradients (MEM-05, MEM-08)."""
+
+from __future__ import annotations
+
+import math
+
+import polars as pl
+
+from gpudiag.facts import spans
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window
+from gpudiag.model.signature import parse_signature
+
+MEMORY_SHARE_OF_PEAK = 0.85
+
+FUSED_BYTES = {"adam": 28, "sgd": 20, "adagrad": 20}
+"""Bytes per fp32 parameter of a fused step: Adam reads p, g, m, v and writes p, m, v; SGD with momentum and Adagrad read p, g and one
+state and write two (op_costs.md section 10)."""
+
+ZEROED_PASSES = 3
+"""Bytes that zeroing costs, in sizes of the gradients: one write, then the first accumulation reads and writes where it could write only
+(4 + 8 B per fp32 parameter, of which 4 are needed anyway: rules.md MEM-08 counts 12)."""
+
+_FUSED = r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)"
+
+
+def optimizer_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
+    work = window.work()
+    ops = window.analysis.trace.ops
+    seen = (ops["phase"] == "optimizer").any() or work["phase"].eq_missing("optimizer").any()
+    require(bool(seen), "no optimizer step was seen in the window")
+    return work.filter(pl.col("phase") == "optimizer")
+
+
+@fact("optimizer_ns", unit="ns")
+def optimizer_ns(window: Window) -> int:
+    """Summed time of the optimizer's kernels (CPU: ops) within the analysed steps."""
+    return int(optimizer_work(window)["time_ns"].sum())
+
+
+@fact("optimizer_share", unit="share")
+def optimizer_share(window: Window) -> float:
+    """optimizer_ns over the wall time of the analysed steps."""
+    return window.share_of_wall(optimizer_work(window))
+
+
+@fact("optimizer_style", unit="text")
+def optimizer_style(window: Window) -> str:
+    """How the optimizer step runs: fused (one pass), foreach (one launch per operation over all tensors) or for-loop (per tensor).
+
+    'compiled' where its kernels were generated, 'custom' where none of these is seen.
+    """
+    work = optimizer_work(window)
+    require(work.height > 0, "the optimizer did no work in the analysed steps")
+    names = work.select(pl.concat_str([pl.col("op_name").fill_null(""), pl.col("name")], separator=" ").alias("name"), "time_ns")
+    kind = (
+        pl.when(pl.col("name").str.contains(_FUSED))
+        .then(pl.lit("fused"))
+        .when(pl.col("name").str.contains(r"^aten::_foreach_|multi_tensor_apply"))
+        .then(pl.lit("foreach"))
+        .when(pl.col("name").str.contains(r"triton_"))
+        .then(pl.lit("compiled"))
+        .when(pl.col("name").str.contains(r"^aten::(add|mul|addcmul|addcdiv|div|sqrt|lerp|sub|maximum)_? "))
+        .then(pl.lit("for-loop"))
+        .otherwise(pl.lit("custom"))
+    )
+    sums = names.group_by(kind.alias("kind")).agg(pl.col("time_ns").sum()).sort("time_ns", "kind", descending=True)
+    return str(sums["kind"][0])
+
+
+@fact("optimizer_launches_per_step", unit="count")
+def optimizer_launches_per_step(window: Window) -> float:
+    """Kernels (CPU: ops that work) of the optimizer per analysed step."""
+    require(window.steps.height > 0, "no complete step was recorded")
+    return optimizer_work(window).height / window.steps.height
+
+
+def _parameters_per_window(window: Window) -> float:
+    """Return how many parameters were updated in the window: from the manifest, else from the shapes of the last op of the update."""
+    manifest = window.analysis.manifest
+    if manifest is not None and manifest.settings.optimizers:
+        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * _updates(window)
+    # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
+    ops = window.analysis.trace.ops.filter(
+        (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode()) & pl.col("signature").is_not_null()
+    ).with_columns(pl.col("name").cast(pl.String))
+    for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
+        calls = ops.filter(pl.col("name") == name)
+        if calls.height:
+            return float(sum(_first_numel(window, row) for row in calls["signature"]))
+    raise NotKnownError("the number of parameters is not known: record with `gpudiag run`")
+
+
+def _updates(window: Window) -> int:
+    """Return how often the optimizer stepped within the analysed steps."""
+    marks = window.analysis.trace.marks.filter(pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.step#"))
+    starts = marks["start_ns"].to_numpy()
+    inside = int((spans.covered(window.step_spans, starts, starts + 1) > 0).sum())
+    return inside or window.steps.height
+
+
+def _first_numel(window: Window, row: int) -> int:
+    texts = window.analysis.trace.signatures.row(row, named=True)
+    inputs = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"]).inputs
+    if not inputs:
+        return 0
+    return sum(math.prod(shape) for shape in inputs[0].tensors) if inputs[0].tensors is not None else inputs[0].numel
+
+
+def _kind(window: Window) -> str:
+    """Return 'adam', 'sgd' or 'adagrad' from the optimizer's class name; raises NotKnownError for others."""
+    manifest = window.analysis.manifest
+    names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
+    marks = window.analysis.trace.marks["name"].cast(pl.String).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
+    for name in [*names, *marks.unique().sort()]:
+        for kind in FUSED_BYTES:
+            if name.lower().rstrip("w") == kind:
+                return kind
+    raise NotKnownError("the traffic of this optimizer's fused form is not known")
+
+
+@fact("optimizer_saving_ns", unit="ns")
+def optimizer_saving_ns(window: Window) -> float:
+    """Time of the optimizer beyond one fused pass at 85 % of the bandwidth: 28 B per parameter for Adam(W), 20 for SGD with momentum."""
+    work = optimizer_work(window)
+    floor = FUSED_BYTES[_kind(window)] * _parameters_per_window(window) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return max(min(float(work["time_ns"].sum()), float(window.exposed_ns(work))) - floor, 0.0)
+
+
+def zeroing_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of zero_ and _foreach_zero_ calls inside Optimizer.zero_grad; raises NotKnownError where none was marked."""
+    trace = window.analysis.trace
+    inside = pl.concat(
+        [
+            frame.filter(pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.zero_grad#")).select("thread", "start_ns", "end_ns")
+            for frame in (trace.marks, trace.ops)
+        ]
+    )
+    require(inside.height > 0, "no call of optimizer.zero_grad was seen in the window")
+    work = window.work().filter(pl.col("op_name").str.contains(r"^aten::(zero_|_foreach_zero_|fill_)$"))
+    ops = trace.ops.select(pl.col("id").alias("call"), pl.col("start_ns").alias("op_start_ns"))
+    work = work.join(ops, on="call", how="left")
+    starts = work["op_start_ns"].fill_null(-1).to_numpy()
+    within = spans.covered(spans.of(inside), starts, starts + 1) > 0
+    return work.filter(pl.Series(within))
+
+
+@fact("zero_grad_share", unit="share")
+def zero_grad_share(window: Window) -> float:
+    """Time of writing zeros into gradients (zero_grad with set_to_none=False) over the wall time of the analysed steps."""
+    return window.share_of_wall(zeroing_work(window))
+
+
+@fact("zeroed_gradient_bytes", unit="B")
+def zeroed_gradient_bytes(window: Window) -> int:
+    """Bytes of gradients written with zeros in the analysed steps."""
+    calls = zeroing_work(window).unique("call")
+    require(calls["zeroed_bytes"].null_count() == 0, "no shapes: record with record_shapes=True")
+    return int(calls["zeroed_bytes"].sum())
+
+
+@fact("zero_grad_saving_ns", unit="ns")
+def zero_grad_saving_ns(window: Window) -> float:
+    """Time for 12 B per fp32 gradient element (write zeros, then read and write once more) at 85 % of the bandwidth."""
+    calls = zeroing_work(window).unique("call")
+    require(calls["zeroed_bytes"].null_count() == 0, "no shapes: record with record_shapes=True")
+    return ZEROED_PASSES * float(calls["zeroed_bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9

@@ -1,0 +1,113 @@
+"""Facts about number formats: IEEE fp32 and fp64 on slow paths (CMP-01), 16-bit types not used (CMP-02)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts.families import MATRIX
+from gpudiag.facts.precision_paths import with_path
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window, saving_ns, targets_ns
+
+MATRIX_SHARE_OF_PEAK = 0.75
+MEMORY_SHARE_OF_PEAK = 0.85
+"""What good kernels reach of the peaks: the factors of the gain bounds of rules.md CMP-01 and CMP-02."""
+
+
+def _matrix(window: Window) -> pl.DataFrame:
+    work = window.work(shapes=True).filter(pl.col("family").is_in(MATRIX))
+    return with_path(window, work)
+
+
+def slow_matrix_work(window: Window) -> pl.DataFrame:
+    """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
+    window.require_accelerator()
+    wide = _matrix(window).filter(pl.col("dtype").is_in(["fp32", "fp64"]))
+    slow = wide.filter(pl.col("path") == "slow")
+    untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
+    require(
+        untold <= max(int(slow["time_ns"].sum()), 0.01 * window.wall_ns),
+        "neither kernel names nor rates tell whether fp32 matrix work used TF32: record with `gpudiag run`",
+    )
+    return slow
+
+
+@fact("slow_matrix_share", unit="share")
+def slow_matrix_share(window: Window) -> float:
+    """Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time of the analysed steps."""
+    return window.share_of_wall(slow_matrix_work(window))
+
+
+@fact("tf32_speedup", unit="ratio")
+def tf32_speedup(window: Window) -> float:
+    """TF32 peak over fp32 vector peak of the device; 1 where it has no TF32 path."""
+    window.require_accelerator()
+    peaks = window.device.peaks
+    if "fp32" not in peaks:
+        raise NotKnownError("the fp32 peak of this device is not known")
+    return peaks.get("tf32", peaks["fp32"]) / peaks["fp32"]
+
+
+@fact("slow_matrix_saving_ns", unit="ns")
+def slow_matrix_saving_ns(window: Window) -> float:
+    """Time that the slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth."""
+    slow = slow_matrix_work(window)
+    peak = window.device.peaks.get("tf32") or window.device.vector_peak
+    return saving_ns(window, slow, targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK))
+
+
+@fact("fp64_matrix_share", unit="share")
+def fp64_matrix_share(window: Window) -> float:
+    """Time in fp64 matrix products and convolutions over the wall time of the analysed steps."""
+    return window.share_of_wall(_matrix(window).filter(pl.col("dtype") == "fp64"))
+
+
+@fact("fp32_matrix_flop_share", unit="share")
+def fp32_matrix_flop_share(window: Window) -> float:
+    """Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32."""
+    work = _matrix(window).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
+    total = float(work["flops"].sum())
+    require(total > 0, "no matrix work with known FLOP and types was recorded")
+    return float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / total
+
+
+def fp32_work(window: Window) -> pl.DataFrame:
+    """Return the fp32 matrix kernels and the fp32 kernels bound by memory, the optimizer (which stays fp32) aside."""
+    work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
+    return work.filter(pl.col("family").is_in(MATRIX) | (pl.col("bound") == "memory"))
+
+
+@fact("fp32_work_share", unit="share")
+def fp32_work_share(window: Window) -> float:
+    """Time in fp32 matrix work and fp32 memory-bound work, optimizer aside, over the wall time of the analysed steps."""
+    return window.share_of_wall(fp32_work(window))
+
+
+def _half_peak(window: Window) -> float | None:
+    peaks = window.device.peaks
+    return max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)
+
+
+@fact("half_precision_speedup", unit="ratio")
+def half_precision_speedup(window: Window) -> float:
+    """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path."""
+    peaks, half = window.device.peaks, _half_peak(window)
+    wide = max((peaks[name] for name in ("fp32", "tf32") if name in peaks), default=None)
+    if wide is None:
+        raise NotKnownError("the fp32 peak of this device is not known")
+    return 1.0 if half is None else half / wide
+
+
+@fact("half_precision_saving_ns", unit="ns")
+def half_precision_saving_ns(window: Window) -> float:
+    """Time that fp32 work would save in 16 bit.
+
+    Matrix work at 75 % of that peak or 85 % of the bandwidth with half the bytes, memory-bound work half its time; casts are not
+    counted (an upper bound).
+    """
+    work = fp32_work(window)
+    half = _half_peak(window)
+    if half is None:
+        raise NotKnownError("this device has no 16-bit matrix path")
+    matrix = targets_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
+    return saving_ns(window, work, pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(pl.col("time_ns") / 2))

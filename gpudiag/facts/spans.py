@@ -1,0 +1,59 @@
+"""Sets of time as sorted, disjoint, half-open spans: int64 arrays of shape (n, 2) in ns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+Spans = npt.NDArray[np.int64]
+
+NONE: Spans = np.empty((0, 2), dtype=np.int64)
+
+
+def of(frame: pl.DataFrame) -> Spans:
+    """Return the union of the rows' [start_ns, end_ns); empty and backward rows add nothing."""
+    rows = frame.select("start_ns", "end_ns").drop_nulls()
+    return union(rows.to_numpy().astype(np.int64, copy=False))
+
+
+def union(pairs: npt.NDArray[Any]) -> Spans:
+    """Return the union of `pairs` (start, end), sorted and disjoint; touching spans become one."""
+    pairs = pairs[pairs[:, 1] > pairs[:, 0]]
+    if not len(pairs):
+        return NONE
+    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(pairs[:, 1])
+    first = np.concatenate(([True], pairs[1:, 0] > reached[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    spans: Spans = np.stack((pairs[first, 0], reached[last]), axis=1).astype(np.int64)
+    return spans
+
+
+def total(spans: Spans) -> int:
+    """Return the length of `spans` in ns."""
+    return int((spans[:, 1] - spans[:, 0]).sum())
+
+
+def covered(spans: Spans, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how many ns of each [start, end) lie within `spans`."""
+    inside: npt.NDArray[np.int64] = np.maximum(_before(spans, ends) - _before(spans, starts), 0)
+    return inside
+
+
+def overlap(a: Spans, b: Spans) -> int:
+    """Return the length of the intersection of `a` and `b` in ns."""
+    return int(covered(a, b[:, 0], b[:, 1]).sum())
+
+
+def _before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how many ns of `spans` lie before each moment of `t`."""
+    if not len(spans):
+        return np.zeros(len(t), dtype=np.int64)
+    sums = np.concatenate(([0], np.cumsum(spans[:, 1] - spans[:, 0])))
+    index = np.searchsorted(spans[:, 0], t, side="right")
+    inside = np.where(index > 0, np.maximum(spans[np.maximum(index - 1, 0), 1] - t, 0), 0)
+    result: npt.NDArray[np.int64] = sums[index] - inside
+    return result

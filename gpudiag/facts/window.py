@@ -1,0 +1,174 @@
+"""The analysed window with the tables that several facts share, each made once and only when asked for."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from gpudiag.facts import calls, spans
+from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.hardware import Device
+
+
+class Window:
+    """An Analysis and what follows from it. Properties raise NotKnownError where the recording does not say."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    @property
+    def on_cpu(self) -> bool:
+        """Return whether the CPU is the device of this run."""
+        return self.analysis.device_kind == "cpu"
+
+    def require_accelerator(self) -> None:
+        """Raise NotKnownError on a CPU-only run."""
+        require(not self.on_cpu, NO_ACCELERATOR)
+
+    @property
+    def wall_ns(self) -> int:
+        """Return the wall time of the analysed steps in ns."""
+        require(self.analysis.wall_ns > 0, "no complete step was recorded")
+        return self.analysis.wall_ns
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        """Return the analysed rows of `steps`."""
+        return self.analysis.steps.filter(pl.col("analysed"))
+
+    @cached_property
+    def step_spans(self) -> spans.Spans:
+        """Return the time that the analysed steps cover."""
+        return spans.of(self.steps)
+
+    @property
+    def device(self) -> Device:
+        """Return the device with its peaks."""
+        device = self.analysis.device
+        if device is None:
+            hint = "run `gpudiag calibrate` on the machine" if self.on_cpu else "see the device table"
+            raise NotKnownError(f"the peaks of this device are not known ({hint})")
+        return device
+
+    @property
+    def bandwidth(self) -> float:
+        """Return the memory bandwidth in B/s."""
+        found = self.device.bandwidth_byte_per_s
+        if found is None:
+            raise NotKnownError("the memory bandwidth of this device is not known")
+        return found
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """Return the work of the device within the analysed steps: kernels (stage cost) and the columns added here.
+
+        time_ns (the part within the steps; on a CPU self time of the ops of the steps), op_name, phase, thread, and the columns of
+        calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch.
+        """
+        frame = self._timed()
+        frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"))
+        ops = self.analysis.trace.ops.select(
+            pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "signature", "thread"
+        )
+        frame = frame.join(ops, on="call", how="left")
+        pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
+        described = calls.table(pairs.iter_rows(), self.analysis.trace.signatures)
+        frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
+        return frame.with_columns(pl.col("family").fill_null("other"))
+
+    def _timed(self) -> pl.DataFrame:
+        """Return the kernels of the analysed device and steps with their time_ns (> 0)."""
+        kernels = self.analysis.trace.kernels.with_columns(pl.col("name").cast(pl.String))
+        if self.on_cpu:
+            steps = self.steps["id"].implode()
+            frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
+        else:
+            frame = kernels.filter(pl.col("kind") != "cpu")
+            if self.analysis.device_index is not None:
+                frame = frame.filter(pl.col("device") == self.analysis.device_index)
+            starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
+            frame = frame.with_columns(pl.Series("time_ns", spans.covered(self.step_spans, starts, ends), dtype=pl.Int64))
+        return frame.filter(pl.col("time_ns") > 0).sort("start_ns", "id")
+
+    def work(self, *, shapes: bool = False) -> pl.DataFrame:
+        """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""
+        frame = self.kernels
+        require(frame.height > 0, "no work of the device was recorded in the analysed steps")
+        require(frame["op_name"].is_not_null().any(), "no kernel is linked to an op: record with activities=[CPU, CUDA]")
+        require(not shapes or frame["signature"].is_not_null().any(), "no shapes: record with record_shapes=True")
+        return frame
+
+    @cached_property
+    def busy_ns(self) -> int:
+        """Return the time of the analysed steps in which the device worked, in ns."""
+        return self.wall_ns - self.analysis.breakdown.idle_ns
+
+    def exposed_ns(self, chosen: pl.DataFrame) -> int:
+        """Return the time in ns that only `chosen` (rows of `kernels`) fills: what the device would be free of without them.
+
+        On a CPU self times never overlap within a thread: their sum, at most the wall time.
+        """
+        if self.on_cpu:
+            return min(int(chosen["time_ns"].sum()), self.wall_ns)
+        rest = self.kernels.filter(~pl.col("id").is_in(chosen["id"].implode()))
+        own, others = spans.of(chosen), spans.of(rest)
+        within = spans.covered(self.step_spans, own[:, 0], own[:, 1]).sum()
+        return int(within) - self._common_ns(own, others)
+
+    def _common_ns(self, a: spans.Spans, b: spans.Spans) -> int:
+        """Return how much of the steps both `a` and `b` cover."""
+        return (
+            spans.overlap(a, self.step_spans)
+            + spans.overlap(b, self.step_spans)
+            - spans.overlap(spans.union(np.concatenate((a, b))), self.step_spans)
+        )
+
+    def share_of_wall(self, chosen: pl.DataFrame) -> float:
+        """Return the summed time of `chosen` over the wall time of the analysed steps, 0..1."""
+        return min(float(chosen["time_ns"].sum()) / self.wall_ns, 1.0)
+
+    @cached_property
+    def loader_waits(self) -> pl.DataFrame | None:
+        """Return the calls of the DataLoader's __next__ (start_ns, end_ns, name); None where the trace shows none."""
+        pattern = r"^enumerate\(DataLoader\)#.*__next__"
+        trace = self.analysis.trace
+        found = [
+            frame.filter(pl.col("name").cast(pl.String).str.contains(pattern)).select("start_ns", "end_ns", pl.col("name").cast(pl.String))
+            for frame in (trace.marks, trace.ops)  # torch up to 1.9 wrote annotations among the ops
+        ]
+        both = pl.concat(found)
+        return both if both.height else None
+
+    @cached_property
+    def idle(self) -> pl.DataFrame:
+        """Return the gaps of the device cut to the analysed steps, with their length time_ns (> 0)."""
+        gaps = self.analysis.idle
+        start, end = pl.col("start_ns"), pl.col("end_ns")
+        pieces = [
+            gaps.filter((start < last) & (end > first)).with_columns(start.clip(lower_bound=first), end.clip(upper_bound=last))
+            for first, last in self.step_spans.tolist()
+        ]
+        return pl.concat([*pieces, gaps.clear()]).with_columns((end - start).alias("time_ns")).filter(pl.col("time_ns") > 0)
+
+
+def targets_ns(window: Window, matrix_peak: float | None, *, compute: float, memory: float, byte_factor: float = 1.0) -> pl.Expr:
+    """Return the time in ns that each kernel would take at `compute` of `matrix_peak` (FLOP/s) or `memory` of the bandwidth.
+
+    max(F / (compute x peak), byte_factor x B / (memory x BW)): the floor of the gain bounds (roofline model, Williams et al. 2009).
+    """
+    by_bytes = pl.col("bytes_moved") * byte_factor / (memory * window.bandwidth) * 1e9
+    if matrix_peak is None:
+        return by_bytes
+    return pl.max_horizontal(pl.col("flops") / (compute * matrix_peak) * 1e9, by_bytes)
+
+
+def saving_ns(window: Window, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
+    """Return how much time in ns `chosen` would save at `floor_ns` each, at most the time that only they fill.
+
+    A kernel whose floor is not known saves nothing.
+    """
+    saved = chosen.select((pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0).sum()).item()
+    return min(float(saved), float(window.exposed_ns(chosen)))

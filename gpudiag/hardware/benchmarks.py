@@ -1,0 +1,162 @@
+"""The measurements behind measured peaks. torch is handed in, so that importing this costs nothing; each returns the best of many runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Work = Callable[[], object]
+Clock = Callable[[Work, int], float]
+"""Seconds of one run of the work, as the mean of so many runs back to back."""
+
+_FLOOR_CALLS = 2000
+
+
+class Bench(NamedTuple):
+    """Where and how to measure."""
+
+    torch: Any
+    device: str
+    clock: Clock
+
+
+class Streams(NamedTuple):
+    """Rates of streaming kernels in byte/s, read and written bytes counted once each."""
+
+    copy: float
+    """`y.copy_(x)`: one read, one write (a CPU that reads lines before it writes them moves half as much again)."""
+    read: float
+    """`x.sum()`: one read."""
+    update: float
+    """`y.add_(x)`: two reads, one write in place."""
+
+    @property
+    def best(self) -> float:
+        """Return the highest rate: the roof that no streaming kernel passes."""
+        return max(self)
+
+
+def cpu_clock(work: Work, runs: int) -> float:
+    """Return the seconds of one run on the CPU."""
+    start = time.perf_counter()
+    for _ in range(runs):
+        work()
+    return (time.perf_counter() - start) / runs
+
+
+def cuda_clock(torch: Any) -> Clock:
+    """Return a clock that takes the time between two CUDA events on the current stream."""
+
+    def clock(work: Work, runs: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(runs):
+            work()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / runs
+
+    return clock
+
+
+def best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> float:
+    """Return the shortest time of one run within the budget: the first run warms up and counts only if it used the budget up."""
+    deadline = time.perf_counter() + budget_s
+    best = clock(work, 1)
+    if time.perf_counter() >= deadline:
+        return best
+    best = clock(work, runs)
+    while time.perf_counter() < deadline:
+        best = min(best, clock(work, runs))
+    return best
+
+
+def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float) -> float | None:
+    """Return the best rate of torch.mm on square matrices (2 n^3 FLOP); None where this torch has no such kernel.
+
+    Sizes rise; one that would not fit into what is left of the budget is not tried.
+    """
+    deadline, best = time.perf_counter() + budget_s, 0.0
+    for done, size in enumerate(sizes):
+        left = deadline - time.perf_counter()
+        flop = 2.0 * size**3
+        if best and flop / best > left / 3:
+            break
+        try:
+            seconds = best_seconds(_matmul(bench, dtype, size), bench.clock, left / (len(sizes) - done))
+        except (RuntimeError, NotImplementedError):  # torch's answer for a dtype without a kernel
+            return None
+        best = max(best, flop / seconds)
+    return best
+
+
+def _matmul(bench: Bench, dtype: str, size: int) -> Work:
+    torch = bench.torch
+    kind = getattr(torch, dtype)
+    left, right = (torch.empty(size, size, device=bench.device).uniform_(-1, 1).to(kind) for _ in range(2))
+    out = torch.empty(size, size, device=bench.device, dtype=kind)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, runs: int = 1) -> Streams:
+    """Return the rates of copy, reduction and in-place addition of fp32 over two tensors that make up the working set."""
+    count = working_set_bytes // 8
+    source = bench.torch.ones(count, device=bench.device)
+    target = bench.torch.ones(count, device=bench.device)
+    kernels: tuple[Work, ...] = (lambda: target.copy_(source), source.sum, lambda: target.add_(source))
+    deadline = time.perf_counter() + budget_s
+    best = [bench.clock(work, 1) for work in kernels]  # warms up; counts only where the budget allows no more
+    first = True
+    while time.perf_counter() < deadline:
+        # In turn, so that a slow moment of the machine does not fall on one of them alone.
+        times = [bench.clock(work, runs) for work in kernels]
+        best = times if first else [min(pair) for pair in zip(best, times, strict=True)]
+        first = False
+    return Streams(*(size * count / seconds for size, seconds in zip((8, 4, 12), best, strict=True)))
+
+
+def fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> float:
+    """Return the rate of torch.addcmul (one fp32 multiply-add an element) on tensors that stay in the inner caches."""
+    torch = bench.torch
+    first, second, third = (torch.ones(elements, device=bench.device) for _ in range(3))
+    out = torch.empty_like(first)
+    return 2 * elements / best_seconds(lambda: torch.addcmul(first, second, third, out=out), bench.clock, budget_s)
+
+
+def cpu_launch_floor_ns(bench: Bench) -> float | None:
+    """Return the median self time of aten::empty for no elements, in ns, under torch.profiler with shapes; None if it records nothing."""
+    torch = bench.torch
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        for _ in range(_FLOOR_CALLS):
+            torch.empty(0)
+    times = [event.self_cpu_time_total * 1e3 for event in profile.events() if event.name == "aten::empty"]
+    return statistics.median(times) if times else None
+
+
+def cuda_launch_floor_ns(bench: Bench) -> float | None:
+    """Return the median duration of a kernel that fills one element, in ns, under torch.profiler; None if it records none."""
+    torch = bench.torch
+    one = torch.empty(1, device=bench.device)
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(_FLOOR_CALLS // 10):
+            one.fill_(1.0)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    times = [event.time_range.elapsed_us() * 1e3 for event in kernels]
+    return statistics.median(times) if times else None
+
+
+def host_copy_byte_per_s(bench: Bench, nbytes: int, budget_s: float) -> dict[str, float]:
+    """Return the rates of host-to-device (h2d) and device-to-host (d2h) copies from and to pinned and pageable memory."""
+    torch = bench.torch
+    on_device = torch.zeros(nbytes, dtype=torch.uint8, device=bench.device)
+    rates: dict[str, float] = {}
+    for kind in ("pinned", "pageable"):
+        host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
+        up = best_seconds(lambda host=host: on_device.copy_(host, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
+        down = best_seconds(lambda host=host: host.copy_(on_device, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
+        rates |= {f"h2d {kind}": nbytes / up, f"d2h {kind}": nbytes / down}
+    return rates

@@ -1,0 +1,54 @@
+"""What the operating system says about the CPU: its model name and the size of its caches."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_SYSTEM = Path("/sys/devices/system/cpu")
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def cpu_model_name() -> str:
+    """Return the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
+    try:
+        text = _CPUINFO.read_text(errors="replace")
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return " ".join((found[1] if found else platform.processor() or platform.machine()).split())
+
+
+def last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
+    """Return the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
+
+    Caches of the highest level are counted once each (an EPYC has one L3 per core complex). A virtual machine may show more than its share.
+    """
+    caches = dict(entry for cpu in _usable_cpus() for entry in _caches(system / f"cpu{cpu}" / "cache"))
+    if not caches:
+        return None
+    last = max(level for level, _ in caches)
+    return sum(size for (level, _), size in caches.items() if level == last)
+
+
+def _usable_cpus() -> list[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def _caches(folder: Path) -> list[tuple[tuple[int, str], int]]:
+    """Return ((level, CPUs that share it), bytes) of each data or unified cache of one CPU."""
+    found = []
+    for index in sorted(folder.glob("index[0-9]*")):
+        try:
+            kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
+        except OSError:
+            continue
+        parsed = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind != "Instruction" and level.isdigit() and parsed:
+            found.append(((int(level), shared), int(parsed[1]) * _UNITS[parsed[2]]))
+    return found

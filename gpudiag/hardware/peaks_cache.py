@@ -1,0 +1,77 @@
+"""Measured peaks kept between runs: one small JSON file per device, machine and torch version. Never fails: a cache is a convenience."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.bundle import Machine
+from gpudiag.model.hardware import Device
+
+_MAX_BYTES = 1 << 20  # a real entry has about 2 kB
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    version: Literal[1]
+    key: str
+    device: Device
+
+
+def cache_key(machine: Machine, *, threads: int | None = None, gpu: str | None = None, driver: str | None = None) -> str:
+    """Return the key of measured peaks: CPU model, threads, torch version and ISA, or for a GPU its name, driver and torch version."""
+    parts = ("gpu", gpu, driver, machine.torch) if gpu is not None else ("cpu", machine.cpu, threads, machine.torch, machine.isa)
+    return " | ".join("" if part is None else str(part) for part in parts)
+
+
+def load_cached(key: str) -> Device | None:
+    """Return the device stored under `key`; None where there is none or it cannot be read."""
+    path = _path(key)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            entry = msgspec.json.decode(file.read(_MAX_BYTES), type=_Entry)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return entry.device if entry.key == key and entry.device.provenance == "measured" else None
+
+
+def store_cached(device: Device, key: str) -> str | None:
+    """Store the device under `key`, atomically; return a warning where that is not possible, else None."""
+    path = _path(key)
+    if path is None:
+        return "measured peaks are not kept: there is no home folder (set XDG_CACHE_HOME)"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, msgspec.json.encode(_Entry(1, key, device)))
+    except OSError as error:
+        return f"measured peaks are not kept: {path.parent}: {error.strerror or error}"
+    return None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".peaks-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def _path(key: str) -> Path | None:
+    """Return the file of `key` under $XDG_CACHE_HOME (absolute, as the XDG base directory specification asks) or ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return root / "gpudiag" / "peaks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,256 @@
+"""What the HTML page shows, as plain values for the template: every text is cleaned here, the template escapes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from gpudiag.model.finding import Finding
+from gpudiag.model.report import CollectiveRow, OpRow, ReportData
+from gpudiag.report import trust, words
+from gpudiag.report.escape import clean, joined
+from gpudiag.units import format_bytes, format_ns, format_rate, format_share
+
+MOST_ROWS = 2_000
+"""Rows of one table; a page with more is slow to sort and nobody reads it."""
+
+_WIDE_ENOUGH = 0.07
+"""Share from which a segment of the bar has room for its percentage."""
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of a table: its title, whether it sorts by number, and a longer explanation."""
+
+    title: str
+    numeric: bool = False
+    help: str = ""
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A cell: the text, and the number it sorts by (None: not known, sorts last)."""
+
+    text: str
+    value: float | None = None
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table that sorts, and filters where it is long."""
+
+    id: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    count: str
+    """How many rows there are, in words."""
+
+
+def context(report: ReportData) -> dict[str, Any]:
+    """Return the values of the page template, without scripts and figures."""
+    return {
+        "tool": f"{report.tool.name} {clean(report.tool.version)}",
+        "source": clean(report.source.path),
+        "device": clean(report.device.name) if report.device else "unknown device",
+        "verdict": _prose(words.verdict(report)),
+        "span": words.span_word(report),
+        "step_line": _prose(trust.step_line(report)),
+        "buckets": _buckets(report),
+        "findings": [_finding(finding, report) for finding in report.findings],
+        "matter_most": words.MATTER_MOST,
+        "nothing_found": _prose(words.nothing_found(report)),
+        "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
+        "warnings": [_prose(warning) for warning in report.trust.warnings],
+        "rules_line": words.rules_line(report),
+        "tables": {table.id: table for table in _tables(report)},
+    }
+
+
+def _prose(text: str, limit: int = 2_000) -> str:
+    return joined(clean(text, limit))
+
+
+def _notes(report: ReportData) -> list[tuple[str, str]]:
+    """Return what the device table says beside the figures; too much for the terminal."""
+    notes = report.device.notes if report.device else ()
+    return [("device notes", " ".join(notes))] if notes else []
+
+
+def _buckets(report: ReportData) -> list[dict[str, Any]]:
+    rows = words.bucket_rows(report, limit=16)
+    return [
+        {
+            "id": row.bucket.replace("_", "-"),
+            "label": row.label,
+            "time": format_ns(row.ns),
+            "share": format_share(row.share, 1),
+            "percent": f"{row.share * 100:.4f}",
+            "idle": row.idle,
+            "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
+        }
+        for row in rows
+    ]
+
+
+def _finding(finding: Finding, report: ReportData) -> dict[str, Any]:
+    share = finding.ceiling.share if finding.ceiling else None
+    return {
+        "rule": clean(finding.rule, 60),
+        "title": clean(finding.title),
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "message": _prose(finding.message),
+        "why": _prose(finding.why, 4_000),
+        "gain": _prose(words.ceiling_line(finding, report)),
+        "gain_percent": None if share is None else f"{min(1.0, max(0.0, share)) * 100:.2f}",
+        "evidence": [(clean(item.fact), clean(words.evidence_text(item))) for item in finding.evidence],
+        "fixes": [(clean(title), clean(change, 1_000), effect) for title, change, effect in words.fix_lines(finding)],
+        "where": [clean(words.where_text(place, report)) for place in finding.where],
+        "folded": [clean(rule, 60) for rule in finding.folded],
+        "references": [_reference(text) for text in finding.references],
+    }
+
+
+def _reference(text: str) -> tuple[str, str]:
+    """Return (text, link); only https is linked, and only when a reader clicks it."""
+    text = clean(text, 500)
+    return text, text if text.startswith("https://") and " " not in text else ""
+
+
+def _tables(report: ReportData) -> list[Table]:
+    tables = [_ops(report), _kernels(report), _idle(report), _collectives(report), _rules(report)]
+    return [table for table in tables if table.rows]
+
+
+def _table(table_id: str, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """Return the table of the first rows; a column of text that is empty throughout is left out."""
+    kept = [k for k, column in enumerate(columns) if column.numeric or any(row[k].text for row in rows)]
+    cells = tuple(tuple(row[k] for k in kept) for row in rows[:MOST_ROWS])
+    return Table(table_id, tuple(columns[k] for k in kept), cells, _rows_line(len(rows)))
+
+
+def _rows_line(count: int) -> str:
+    if count > MOST_ROWS:
+        return f"{MOST_ROWS:,} largest of {count:,} rows"
+    return f"{count:,} row{'' if count == 1 else 's'}"
+
+
+def _name(text: str | None, limit: int = 160) -> Cell:
+    return Cell(clean(text, limit) if text else "")
+
+
+def _count(value: int | None) -> Cell:
+    return Cell("?" if value is None else f"{value:,}", value)
+
+
+def _time(ns: int | None) -> Cell:
+    return Cell("?" if ns is None else format_ns(ns), ns)
+
+
+def _share(value: float | None, digits: int = 1) -> Cell:
+    return Cell("?" if value is None else format_share(value, digits), value)
+
+
+def _number(value: float | None, factor: float = 1) -> Cell:
+    return Cell(words.number(value, factor), value)
+
+
+_OP_COLUMNS = (
+    Column("op"),
+    Column("shapes or module"),
+    Column("phase"),
+    Column("calls", True),
+    Column("time", True, "summed time of its kernels"),
+    Column("share", True, "of the time of all ops"),
+    Column("bound", False, "what limits most of its time"),
+    Column("of roof", True, "roofline time / measured time"),
+    Column("TFLOP/s", True, "achieved"),
+    Column("GB/s", True, "achieved, compulsory traffic"),
+    Column("FLOP/B", True, "arithmetic intensity"),
+    Column("cost", False, "where FLOPs and bytes come from: exact formula, derived, generic, or none"),
+)
+
+
+def _ops(report: ReportData) -> Table:
+    total = words.op_total_ns(report.ops)
+    rows = sorted(report.ops, key=lambda row: -row.kernel_ns)
+    return _table("ops", _OP_COLUMNS, [_op(row, total) for row in rows])
+
+
+def _op(row: OpRow, total_ns: int) -> tuple[Cell, ...]:
+    detail = " ".join(text for text in (row.module, row.signature, row.where) if text)
+    return (
+        _name(row.name),
+        _name(detail, 240),
+        _name(row.phase),
+        _count(row.count),
+        _time(row.kernel_ns),
+        _share(row.kernel_ns / total_ns if total_ns else None),
+        Cell(row.bound),
+        _share(row.efficiency, 0),
+        _number(words.per_second(row.flops, row.kernel_ns), 1e-12),
+        _number(words.per_second(row.bytes, row.kernel_ns), 1e-9),
+        _number(words.intensity(row)),
+        Cell(row.provenance),
+    )
+
+
+def _kernels(report: ReportData) -> Table:
+    columns = (Column("kernel"), Column("kind"), Column("calls", True), Column("time", True), Column("bound"), Column("op"))
+    rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
+    cells = [(_name(r.name), _name(r.kind), _count(r.count), _time(r.kernel_ns), Cell(r.bound), _name(r.op)) for r in rows]
+    return _table("kernels", columns, cells)
+
+
+def _idle(report: ReportData) -> Table:
+    columns = (
+        Column("cause"),
+        Column("gap ends with", False, "the op whose kernel ends the gap"),
+        Column("at"),
+        Column("gaps", True),
+        Column("idle time", True),
+        Column(f"share of the {words.span_word(report)}", True),
+    )
+    wall = report.breakdown.wall_ns
+    rows = sorted(report.idle, key=lambda row: -row.idle_ns)
+    cells = [
+        (
+            _name(words.bucket_label(row.cause, report).removeprefix("idle: ")),
+            _name(row.op),
+            _name(f"{row.file}{'' if row.line is None else f':{row.line}'}" if row.file else None),
+            _count(row.count),
+            _time(row.idle_ns),
+            _share(row.idle_ns / wall if wall else None),
+        )
+        for row in rows
+    ]
+    return _table("idle", columns, cells)
+
+
+def _collectives(report: ReportData) -> Table:
+    columns = (
+        Column("collective"),
+        Column("group"),
+        Column("ranks", True),
+        Column("calls", True),
+        Column("time", True),
+        Column("bytes", True),
+        Column("rate", True, "bytes / time, waiting for other ranks included"),
+    )
+    rows = sorted(report.collectives, key=lambda row: -row.kernel_ns)
+    return _table("collectives", columns, [_collective(row) for row in rows])
+
+
+def _collective(row: CollectiveRow) -> tuple[Cell, ...]:
+    rate = words.per_second(row.bytes, row.kernel_ns)
+    size = Cell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
+    speed = Cell("?" if rate is None else format_rate(rate, "B"), rate)
+    return _name(row.name), _name(row.group), _count(row.size), _count(row.count), _time(row.kernel_ns), size, speed
+
+
+def _rules(report: ReportData) -> Table:
+    columns = (Column("rule"), Column("status"), Column("reason"))
+    order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
+    shown = {"not_applicable": "could not be judged", "suppressed": "withheld", "error": "failed"}
+    rows = sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
+    cells = [(_name(rule.id, 60), Cell(shown.get(rule.status, rule.status)), _name(rule.reason, 400)) for rule in rows]
+    return _table("rules", columns, cells)

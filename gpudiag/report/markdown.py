@@ -1,0 +1,119 @@
+"""A report as GitHub Markdown: the same content as the terminal's, for issues and pull requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gpudiag.model.finding import Finding
+from gpudiag.model.report import OpRow, ReportData
+from gpudiag.report import trust, words
+from gpudiag.report.escape import code, markdown
+from gpudiag.units import format_ns, format_rate, format_share
+
+_BAR_CELLS = 20
+
+
+def render(report: ReportData, *, top: int = 20) -> str:
+    """Return the report as Markdown with the `top` ops."""
+    blocks = [
+        "# gpudiag report",
+        f"**{markdown(words.verdict(report))}**",
+        _source(report),
+        _breakdown(report),
+        *_findings(report),
+        _ops(report, top),
+        _trust(report),
+        _rules(report),
+    ]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; `aligns` has one letter a column (l or r); cells are escaped already."""
+    rule = ["---:" if align == "r" else "---" for align in aligns]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
+
+
+def _source(report: ReportData) -> str:
+    device = markdown(report.device.name, 100) if report.device else "unknown device"
+    return f"{code(report.source.path)} on {device}, by {report.tool.name} {markdown(report.tool.version)}"
+
+
+def _breakdown(report: ReportData) -> str:
+    rows = words.bucket_rows(report)
+    if not rows:
+        return ""
+    cells = ((row.label, format_ns(row.ns), format_share(row.share, 1), "█" * round(_BAR_CELLS * row.share)) for row in rows)
+    title = f"## Where a {words.span_word(report)} goes"
+    return f"{title}\n\n{_table(('part', 'time', 'share', ''), 'lrrl', cells)}"
+
+
+def _findings(report: ReportData) -> Iterator[str]:
+    if not report.findings:
+        yield f"## Findings\n\n{markdown(words.nothing_found(report))}"
+        return
+    yield "## What matters most"
+    for number, finding in enumerate(report.findings[: words.MATTER_MOST], 1):
+        yield _finding(number, finding, report)
+    rest = report.findings[words.MATTER_MOST :]
+    if rest:
+        yield "Also found: " + "; ".join(f"{markdown(finding.title, 100)} ({markdown(finding.rule, 40)})" for finding in rest) + "."
+
+
+def _finding(number: int, finding: Finding, report: ReportData) -> str:
+    gain = markdown(words.ceiling_line(finding, report))
+    lines = [
+        f"### {number}. {markdown(finding.title, 100)} ({markdown(finding.rule, 40)}, {finding.severity})",
+        "",
+        markdown(finding.message),
+        "",
+        f"**{gain}** Confidence: {finding.confidence}.",
+        "",
+    ]
+    lines += [f"- Where: {code(words.where_text(place, report))}" for place in finding.where[:3]]
+    for title, change, effect in words.fix_lines(finding):
+        effect_text = f" ({effect})" if effect else ""
+        lines.append(f"- Try: {markdown(title)}{effect_text}" + (f": {code(change)}" if change else ""))
+    facts = ", ".join(f"{code(item.fact)} = {markdown(words.evidence_text(item))}" for item in finding.evidence)
+    lines += [f"- Evidence: {facts}"] if facts else []
+    return "\n".join(lines).rstrip()
+
+
+def _ops(report: ReportData, top: int) -> str:
+    rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[: max(0, top)]
+    if not rows:
+        return ""
+    header = ("op", "calls", "time", "share", "bound", "of roof", "compute", "memory", "FLOP/B")
+    total = words.op_total_ns(report.ops)
+    table = _table(header, "lrrrlrrrr", (_op_cells(row, total) for row in rows))
+    return f"## Ops that cost most ({len(rows)} of {len(report.ops)})\n\n{table}"
+
+
+def _op_cells(row: OpRow, total_ns: int) -> list[str]:
+    return [
+        code(words.op_label(row), 120, cell=True),
+        f"{row.count:,}",
+        format_ns(row.kernel_ns),
+        format_share(row.kernel_ns / total_ns if total_ns else None, 1),
+        row.bound,
+        format_share(row.efficiency),
+        format_rate(words.per_second(row.flops, row.kernel_ns), "FLOP"),
+        format_rate(words.per_second(row.bytes, row.kernel_ns), "B"),
+        words.number(words.intensity(row)),
+    ]
+
+
+def _trust(report: ReportData) -> str:
+    lines = [f"{topic}: {markdown(line)}" for topic, line in trust.trust_lines(report)]
+    lines += [f"**Warning:** {markdown(warning)}" for warning in report.trust.warnings]
+    return "## How far to trust this\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _rules(report: ReportData) -> str:
+    unknown = [rule for rule in report.rules if rule.status in {"not_applicable", "suppressed", "error"}]
+    summary = f"## Rules\n\n{words.rules_line(report)}"
+    if not unknown:
+        return summary
+    rows = ((markdown(rule.id), rule.status.replace("_", " "), markdown(rule.reason, 300)) for rule in unknown)
+    table = _table(("rule", "status", "reason"), "lll", rows)
+    return f"{summary}\n\n<details><summary>What could not be judged, and why</summary>\n\n{table}\n\n</details>"

@@ -1,0 +1,199 @@
+"""Element-wise ops, activations, dropout, comparisons (op_costs section 7).
+
+FLOP = operations per element * elements of the result, bytes = each operand's distinct elements read + the result written; an expanded
+operand counts once, an in-place op reads and writes self. Operations per element are conventions (add 1, fused multiply-add 2, sigmoid 5,
+tanh-gelu 8, erf-gelu 10): such kernels are far below the ridge, so the class does not depend on them. The same tensor given twice cannot
+be told from two tensors and counts twice.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.signature import Input, Signature
+from gpudiag.roofline.costs.arguments import given_output, present, scalar_type, tensor
+from gpudiag.roofline.costs.registry import costs, require, words
+from gpudiag.roofline.costs.shapes import broadcast, category, promoted, read_bytes, size_of
+
+Result = Literal["same", "bool", "floating"]
+"""dtype of the result: as promoted; bool; promoted, but integers become fp32."""
+
+
+class Pointwise(msgspec.Struct, frozen=True):
+    """An element-wise op: operations per element, leading arguments that may be tensors, dtype of the result."""
+
+    operations: int
+    operands: int = 1
+    result: Result = "same"
+
+
+_UNARY = words(
+    """
+    abs neg sgn sign relu relu6 ceil floor round trunc frac square bitwise_not logical_not clamp hardtanh threshold
+    leaky_relu nan_to_num conj_physical
+    """
+)
+_UNARY_FLOATING = words("sqrt rsqrt reciprocal")
+_TRANSCENDENTAL = words(
+    """
+    exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid silu logit erf
+    erfc erfinv log_sigmoid_forward softplus mish hardswish hardsigmoid elu celu selu lgamma digamma i0
+    """
+)
+_BINARY = words(
+    """
+    add sub rsub mul maximum minimum fmax fmin bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
+    __and__ __or__ __xor__ __lshift__ __rshift__ clamp_min clamp_max hypot copysign remainder fmod floor_divide heaviside
+    """
+)
+_BINARY_IN_PLACE_ONLY = ["__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"]
+_COMPARISONS = words("eq ne lt le gt ge logical_and logical_or logical_xor isclose")
+_TESTS = words("isnan isinf isfinite isposinf isneginf signbit")
+_BACKWARD = words("threshold_backward hardtanh_backward leaky_relu_backward native_dropout_backward _masked_scale")
+_BACKWARD_TRANSCENDENTAL = words(
+    """
+    sigmoid_backward tanh_backward silu_backward gelu_backward softplus_backward mish_backward hardswish_backward
+    hardsigmoid_backward elu_backward log_sigmoid_backward logit_backward
+    """
+)
+
+TABLE: dict[str, Pointwise] = {
+    **dict.fromkeys(_UNARY, Pointwise(1)),
+    **dict.fromkeys(_UNARY_FLOATING, Pointwise(1, result="floating")),
+    **dict.fromkeys(_TRANSCENDENTAL, Pointwise(5, result="floating")),
+    **dict.fromkeys(_BINARY, Pointwise(1, 2)),
+    **dict.fromkeys(_BINARY_IN_PLACE_ONLY, Pointwise(1, 2)),
+    **dict.fromkeys(("div", "divide", "true_divide"), Pointwise(1, 2, "floating")),
+    **dict.fromkeys(("pow", "float_power", "atan2", "logaddexp", "logaddexp2", "xlogy"), Pointwise(5, 2)),
+    **dict.fromkeys(_COMPARISONS, Pointwise(1, 2, "bool")),
+    **dict.fromkeys(_TESTS, Pointwise(1, 1, "bool")),
+    **dict.fromkeys(("addcmul", "lerp"), Pointwise(2, 3)),
+    "addcdiv": Pointwise(3, 3),
+    "gelu": Pointwise(10),
+    "prelu": Pointwise(1, 2),
+    "_prelu_kernel": Pointwise(1, 2),
+    "rrelu_with_noise": Pointwise(1, 2),
+    **dict.fromkeys(_BACKWARD, Pointwise(1, 2)),
+    **dict.fromkeys(_BACKWARD_TRANSCENDENTAL, Pointwise(5, 2)),
+}
+
+_NO_IN_PLACE = {
+    *_TESTS,
+    *words("isclose log_sigmoid_forward softplus rsub maximum minimum fmax fmin logaddexp logaddexp2 prelu _prelu_kernel _masked_scale"),
+}
+
+
+def result_dtype(inputs: list[Input], result: Result) -> str:
+    """Return the dtype of an element-wise result."""
+    if result == "bool":
+        return "bool"
+    dtype = promoted(inputs)
+    return "fp32" if result == "floating" and category(dtype) < 2 else dtype
+
+
+def pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
+    """Return the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
+    operands = present(signature, *range(op.operands))
+    require(bool(operands), "no tensor shape was recorded")
+    out = signature.tensor(0) if in_place else next(iter(present(signature, *range(op.operands, len(signature.inputs)))), None)
+    if out is not None:
+        elements, dtype = out.numel, out.dtype
+    else:
+        shape = broadcast(item.shape for item in operands)
+        require(shape is not None, "operand shapes do not broadcast")
+        elements, dtype = prod(shape or ()), result_dtype(operands, op.result)
+    return Cost(vector_flops=op.operations * elements, bytes=read_bytes(operands) + size_of(elements, dtype))
+
+
+def _register() -> None:
+    for name, op in TABLE.items():
+
+        def plain(signature: Signature, op: Pointwise = op) -> Cost:
+            return pointwise(signature, op, in_place=False)
+
+        def in_place(signature: Signature, op: Pointwise = op) -> Cost:
+            return pointwise(signature, op, in_place=True)
+
+        if name in _BINARY_IN_PLACE_ONLY:
+            costs(f"aten::{name}")(in_place)
+            continue
+        costs(f"aten::{name}")(plain)
+        if not name.endswith(("__", "_backward")) and name not in _NO_IN_PLACE:
+            costs(f"aten::{name}_")(in_place)
+
+
+_register()
+
+
+@costs("aten::where")
+def where(signature: Signature) -> Cost:
+    """Return the cost of a select: condition (1 byte) and both sides read, one operation an element."""
+    condition = tensor(signature, 0, "condition")
+    sides = present(signature, 1, 2)
+    require(bool(sides), "condition alone: the result's size depends on the data")
+    shape = broadcast(item.shape for item in (condition, *sides))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    out = given_output(signature, 3)
+    return Cost(vector_flops=elements, bytes=read_bytes((condition, *sides)) + size_of(elements, out.dtype if out else promoted(sides)))
+
+
+@costs("aten::masked_fill", "aten::masked_fill_")
+def masked_fill(signature: Signature) -> Cost:
+    """Return the cost of a masked fill: self and mask read, the result written in self's dtype."""
+    source, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
+    shape = broadcast((source.shape, mask.shape))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    return Cost(vector_flops=elements, bytes=read_bytes((source, mask)) + size_of(elements, source.dtype))
+
+
+@costs("aten::native_dropout", "aten::_fused_dropout")
+def native_dropout(signature: Signature) -> Cost:
+    """Return the cost of dropout in training: x read, y and a 1-byte mask written."""
+    x = tensor(signature, 0, "input")
+    return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + x.numel)
+
+
+@costs("aten::glu")
+def glu(signature: Signature) -> Cost:
+    """Return the cost of a gated linear unit: half as many results as inputs."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=6 * (x.numel // 2), bytes=x.distinct_bytes + size_of(x.numel // 2, x.dtype))
+
+
+@costs("aten::polar", "aten::complex")
+def complex_from_parts(signature: Signature) -> Cost:
+    """Return the cost of building complex numbers: two real tensors read, one complex one written."""
+    first, second = tensor(signature, 0, "first"), tensor(signature, 1, "second")
+    shape = broadcast((first.shape, second.shape))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    return Cost(vector_flops=elements, bytes=read_bytes((first, second)) + 2 * size_of(elements, first.dtype))
+
+
+@costs("aten::bernoulli", "aten::rand_like", "aten::randn_like")
+def random_like(signature: Signature) -> Cost:
+    """Return the cost of drawing one number an element: written in the dtype asked for, or in self's; bernoulli reads self."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 1, x.dtype or "")))
+
+
+@costs(
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::exponential_",
+    "aten::log_normal_",
+    "aten::cauchy_",
+    "aten::geometric_",
+    "aten::bernoulli_",
+)
+def random_fill(signature: Signature) -> Cost:
+    """Return the cost of filling self with random numbers: self written, a tensor of probabilities read."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=size_of(x.numel, x.dtype) + read_bytes(present(signature, 1)))

@@ -1,0 +1,86 @@
+"""Gather and scatter (op_costs section 12): rows or elements that an index names, plus the index itself."""
+
+from __future__ import annotations
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.signature import Input, Signature
+from gpudiag.roofline.costs.arguments import flag, given_output, present, tensor
+from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.shapes import size_of
+
+
+def _taken(source: Input, index: Input, taken: int) -> Cost:
+    """Return the bytes of reading `taken` elements (no more than there are) and the index, and of writing them."""
+    return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype) + index.distinct_bytes)
+
+
+@costs("aten::index_select")
+def index_select(signature: Signature) -> Cost:
+    """Return the cost of taking slices along one dimension (dim 1, index 2)."""
+    source, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
+    dim, rank = signature.value(1, 0), len(source.shape)
+    out = given_output(signature, 3)
+    if out is not None:
+        return _taken(source, index, out.numel)
+    require(type(dim) is int and signature.value(1) is not None and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
+    size = source.shape[dim] if type(dim) is int else 0
+    return _taken(source, index, source.numel // size * index.numel if size else 0)
+
+
+@costs("aten::gather", "aten::take", "aten::take_along_dim")
+def gather(signature: Signature) -> Cost:
+    """Return the cost of taking one element for each index (aten::gather: index 2; aten::take: index 1)."""
+    source = tensor(signature, 0, "self")
+    index = signature.tensor(2) or tensor(signature, 1, "index")
+    return _taken(source, index, index.numel)
+
+
+@costs("aten::index", generic=False)
+def index(signature: Signature) -> Cost:
+    """Return the cost of advanced indexing, known only where the call has an `out=` tensor: torch records no shapes of the indices."""
+    source, out = tensor(signature, 0, "self"), given_output(signature, 2)
+    require(out is not None, "torch records no shapes for the list of indices, so the result's size is unknown")
+    return Cost(bytes=2 * out.distinct_bytes if out else source.distinct_bytes, provenance="derived")
+
+
+@costs("aten::_index_put_impl_", "aten::index_put_")
+def index_put(signature: Signature) -> Cost:
+    """Return the cost of writing values (2) at indices: values read and written, with accumulate (3) also what was there.
+
+    The index tensors' shapes are not recorded, so their bytes are missing (`derived`).
+    """
+    target, values = tensor(signature, 0, "self"), tensor(signature, 2, "values")
+    accumulate = isinstance(signature.value(3), bool) and flag(signature, 3, "accumulate")
+    touched = size_of(min(values.numel, target.numel), target.dtype)
+    moved = values.distinct_bytes + touched * (2 if accumulate else 1)
+    return Cost(vector_flops=values.numel if accumulate else 0, bytes=moved, provenance="derived")
+
+
+def _updated(signature: Signature, source: Input, index: Input, in_place: bool, adds: bool) -> Cost:
+    """Return the cost of updating self from `source`: touched elements read (when added to) and written, or all of self copied."""
+    target = tensor(signature, 0, "self")
+    touched = size_of(min(source.numel, target.numel), target.dtype) * (2 if adds else 1)
+    whole = target.distinct_bytes + size_of(target.numel, target.dtype)
+    moved = source.distinct_bytes + index.distinct_bytes + (touched if in_place else whole)
+    return Cost(vector_flops=source.numel if adds else 0, bytes=moved)
+
+
+def _register() -> None:
+    for name, adds in (("index_add", True), ("index_copy", False), ("scatter_add", True), ("scatter", False), ("scatter_reduce", True)):
+        for in_place in (True, False):
+
+            def formula(signature: Signature, adds: bool = adds, in_place: bool = in_place) -> Cost:
+                index = tensor(signature, 2, "index")
+                source = next(iter(present(signature, 3)), None)
+                return _updated(signature, source or index_as_value(signature, index), index, in_place, adds)
+
+            costs(f"aten::{name}_" if in_place else f"aten::{name}")(formula)
+
+
+def index_as_value(signature: Signature, index: Input) -> Input:
+    """Return the source of a scatter of one number: as many elements as indices, none of them read (stride 0)."""
+    target = tensor(signature, 0, "self")
+    return Input(dtype=target.dtype, shape=index.shape, strides=(0,) * len(index.shape))
+
+
+_register()

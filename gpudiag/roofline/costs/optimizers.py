@@ -1,0 +1,121 @@
+"""Optimizer kernels over tensor lists (op_costs section 10; torch/optim/adam.py and sgd.py, torch 2.13).
+
+torch records the sizes of a tensor list but not its dtype: fp32 is assumed (parameters and states of mixed precision training are fp32)
+and the provenance is `derived`. FLOP per parameter are conventions: Adam 14, SGD with momentum 4.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.signature import Signature
+from gpudiag.roofline.costs.registry import costs, require
+
+ASSUMED_BYTES = 4
+"""Bytes per element of a tensor list (fp32)."""
+
+
+def elements(signature: Signature, index: int) -> int:
+    """Return the number of elements of the tensor list at `index`, 0 where it is empty or was not recorded."""
+    if not 0 <= index < len(signature.inputs):
+        return 0
+    return sum(prod(shape) for shape in signature.inputs[index].tensors or ())
+
+
+def _parameters(signature: Signature) -> int:
+    require(bool(signature.inputs) and signature.inputs[0].tensors is not None, "sizes of the tensor list were not recorded")
+    return elements(signature, 0)
+
+
+def _cost(flops: int, elements_moved: int) -> Cost:
+    return Cost(vector_flops=flops, bytes=ASSUMED_BYTES * elements_moved, provenance="derived")
+
+
+@costs("aten::_fused_adam_", "aten::_fused_adamw_")
+def fused_adam(signature: Signature) -> Cost:
+    """Return the cost of one pass: parameter, gradient, two moments read; parameter and moments written; amsgrad's maximum both."""
+    count = _parameters(signature)
+    return _cost(14 * count, 7 * count + 2 * elements(signature, 4))
+
+
+@costs("aten::_fused_sgd_")
+def fused_sgd(signature: Signature) -> Cost:
+    """Return the cost of one pass: parameter read and written, gradient read, momentum (where there is one) read and written."""
+    count, momentum = _parameters(signature), elements(signature, 2)
+    return _cost(4 * count if momentum else 2 * count, 3 * count + 2 * momentum)
+
+
+@costs("aten::_fused_adagrad_")
+def fused_adagrad(signature: Signature) -> Cost:
+    """Return the cost of one pass: parameter and sum read and written, gradient read."""
+    count = _parameters(signature)
+    return _cost(6 * count, 5 * count)
+
+
+@costs("aten::_amp_foreach_non_finite_check_and_unscale_")
+def unscale(signature: Signature) -> Cost:
+    """Return the cost of GradScaler's unscale: every gradient read and written."""
+    count = _parameters(signature)
+    return _cost(2 * count, 2 * count)
+
+
+# name -> FLOP per element. The `foreach` ops with one pass over their lists.
+_FOREACH = {
+    **dict.fromkeys(
+        ("add", "sub", "mul", "div", "neg", "abs", "reciprocal", "sqrt", "rsqrt", "maximum", "minimum", "clamp_max", "clamp_min", "sign"), 1
+    ),
+    **dict.fromkeys(("addcmul", "lerp"), 2),
+    **dict.fromkeys(("exp", "log", "pow", "tanh", "sigmoid", "sin", "cos", "erf"), 5),
+    **dict.fromkeys(("ceil", "floor", "round", "trunc"), 1),
+    "addcdiv": 3,
+}
+
+
+def foreach(signature: Signature, operations: int, same_factors: bool) -> Cost:
+    """Return the cost of one element-wise pass over lists: every list read, one written.
+
+    `same_factors` (addcmul): both factors are one list, as in every optimizer that uses it (gradient squared); a trace cannot tell.
+    """
+    count = _parameters(signature)
+    read = sum(elements(signature, index) for index in range(len(signature.inputs)))
+    if same_factors and len(signature.inputs) > 2:
+        read -= elements(signature, 2)
+    return _cost(operations * count, read + count)
+
+
+def _register() -> None:
+    for name, operations in _FOREACH.items():
+
+        def formula(signature: Signature, operations: int = operations, same: bool = name == "addcmul") -> Cost:
+            return foreach(signature, operations, same)
+
+        costs(f"aten::_foreach_{name}", f"aten::_foreach_{name}_")(formula)
+
+
+_register()
+
+
+@costs("aten::_foreach_copy_")
+def foreach_copy(signature: Signature) -> Cost:
+    """Return the cost of copying one list into another."""
+    return _cost(0, _parameters(signature) + elements(signature, 1))
+
+
+@costs("aten::_foreach_clone")
+def foreach_clone(signature: Signature) -> Cost:
+    """Return the cost of copying a list."""
+    return _cost(0, 2 * _parameters(signature))
+
+
+@costs("aten::_foreach_zero_")
+def foreach_zero(signature: Signature) -> Cost:
+    """Return the cost of zeroing a list (it is not read)."""
+    return _cost(0, _parameters(signature))
+
+
+@costs("aten::_foreach_norm", "aten::_foreach_max")
+def foreach_norm(signature: Signature) -> Cost:
+    """Return the cost of one number a tensor: every element read."""
+    count = _parameters(signature)
+    return _cost(2 * count, count + len(signature.inputs[0].tensors or ()))

@@ -1,0 +1,54 @@
+"""The registry of cost formulas by schema name, and the error with which a formula says that it does not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.signature import Signature
+
+Formula = Callable[[Signature], Cost]
+
+FORMULAS: dict[str, Formula] = {}
+"""Schema name without overload ('aten::addmm') -> formula."""
+
+WITHOUT_GENERIC: set[str] = set()
+"""Ops whose work cannot be read from sizes alone: without their arguments they have no cost, not a generic one."""
+
+
+class NotModelledError(Exception):
+    """Raised by a formula where the recorded inputs do not give a cost; `reason` says what is missing."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def costs(*names: str, generic: bool = True) -> Callable[[Formula], Formula]:
+    """Return a decorator that registers a formula for `names`.
+
+    `generic` False: where the formula does not apply, the op has no cost instead of a generic one. Raises ValueError for a name
+    that is taken (so that a duplicate fails at import).
+    """
+
+    def register(formula: Formula) -> Formula:
+        for name in names:
+            if name in FORMULAS:
+                raise ValueError(f"{name} has two cost formulas")
+            FORMULAS[name] = formula
+            if not generic:
+                WITHOUT_GENERIC.add(name)
+        return formula
+
+    return register
+
+
+def require(condition: bool, reason: str) -> None:
+    """Raise NotModelledError(reason) unless `condition` holds."""
+    if not condition:
+        raise NotModelledError(reason)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return the blank-separated names of `text` (tables of op names read better without quotes)."""
+    return tuple(text.split())

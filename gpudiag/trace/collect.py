@@ -1,0 +1,272 @@
+"""Chunks of events -> columns of the tables, in the file's order, with absolute times. No event outlives its chunk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.trace import clock
+from gpudiag.trace.categories import ALL_KINDS, CODES, CodeOf, IsAnnotation
+from gpudiag.trace.columns import Names, Products, Signatures, Threads, as_integer, integer_of, integers, part_text, scalar, text_of
+from gpudiag.trace.events import ABSENT, Complete, CompleteArgs, EventTimes, Instant, MemoryArgs, Metadata
+from gpudiag.trace.framing import EventChunk
+
+_NO_ARGS = CompleteArgs()
+_NO_MEMORY_ARGS = MemoryArgs()
+_MARK_CODES = [CODES["annotation"], CODES["overhead"], CODES["sync"]]
+_DEVICE_CODES = [CODES["kernel"], CODES["memcpy"], CODES["memset"]]
+_MAX_THREAD_NAMES = 100_000
+_MAX_UNKNOWN = 5
+
+Int64Array = npt.NDArray[np.int64]
+TimesOf = Callable[[memoryview | bytes], list[EventTimes]]
+
+
+class Timed:
+    """Complete events of one kind with their start and end in absolute ns."""
+
+    def __init__(self, events: list[Complete], start: Int64Array, end: Int64Array) -> None:
+        self.events = events
+        self.start = start
+        self.end = end
+
+    @cached_property
+    def args(self) -> list[CompleteArgs]:
+        """Return the arguments of each event."""
+        return [event.args or _NO_ARGS for event in self.events]
+
+    def at(self, rows: Int64Array) -> Timed:
+        """Return the events at `rows`."""
+        events = self.events
+        return Timed([events[row] for row in rows.tolist()], self.start[rows], self.end[rows])
+
+
+class Collector:
+    """Columns of every table so far; `frames[table]` is a list of one data frame a chunk."""
+
+    def __init__(self, times_of: TimesOf) -> None:
+        self._times_of = times_of
+        self.frames: dict[str, list[pl.DataFrame]] = {
+            table: [] for table in ("ops", "launches", "kernels", "frames", "marks", "allocations", "collectives")
+        }
+        self.names = {table: Names() for table in ("ops", "launches", "kernels", "frames", "marks")}
+        self.threads = Threads()
+        self.thread_names: dict[tuple[str, str], str] = {}
+        self.signatures = Signatures()
+        self.dropped: Counter[str] = Counter()
+        self.complete_events = 0
+        self._rows = Counter[str]()
+        self._code_of = CodeOf()
+        self._is_annotation = IsAnnotation()
+        self._products = Products()
+        self._unknown: Counter[str] = Counter()
+
+    def add(self, chunk: EventChunk) -> None:
+        """Take the columns of one chunk."""
+        self._thread_names(event for event in chunk.events if type(event) is Metadata)
+        complete = self._timed(chunk)
+        kinds = self._kinds(complete.events)
+        if (rows := np.flatnonzero(kinds == CODES["op"])).size:
+            self._ops(complete.at(rows))
+        if (rows := np.flatnonzero(kinds == CODES["launch"])).size:
+            self._launches(complete.at(rows))
+        if (rows := np.flatnonzero(kinds == CODES["frame"])).size:
+            self._frames(complete.at(rows))
+        if (rows := np.flatnonzero(np.isin(kinds, _DEVICE_CODES))).size:
+            self._device_work(complete.at(rows), _kind_names(kinds[rows]))
+        if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
+            self._marks(complete.at(rows), _kind_names(kinds[rows]))
+        self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == CODES["unknown"]).tolist())
+        self._allocations(chunk)
+
+    def all_dropped(self) -> dict[str, int]:
+        """Return the events that were not used, by reason, without those that did not decode."""
+        found = dict(self.dropped)
+        for category, count in self._unknown.most_common(_MAX_UNKNOWN):
+            found[f"unknown category {category}"] = count
+        rest = sum(self._unknown.values()) - sum(count for _, count in self._unknown.most_common(_MAX_UNKNOWN))
+        if rest:
+            found["other unknown categories"] = rest
+        return found
+
+    def _add(self, table: str, columns: dict[str, pl.Series]) -> None:
+        frame = pl.DataFrame(columns)
+        self._rows[table] += frame.height
+        self.frames[table].append(frame)
+
+    def _timed(self, chunk: EventChunk) -> Timed:
+        """Return the complete events of the chunk whose times are usable."""
+        events = [event for event in chunk.events if type(event) is Complete]
+        self.complete_events += len(events)
+        start = clock.from_numbers([event.ts for event in events])
+        duration = clock.from_numbers([event.dur for event in events])
+        if start is None or duration is None:
+            times = self._times_of(chunk.text)
+            texts = [times[row] for row, event in enumerate(chunk.events) if type(event) is Complete]
+            start = clock.from_texts([bytes(text.ts) for text in texts])
+            duration = clock.from_texts([bytes(text.dur) for text in texts])
+        usable = start.valid & duration.valid & (duration.ns >= 0)
+        found = Timed(events, start.ns, start.ns + duration.ns)
+        if usable.all():
+            return found
+        self.dropped["start is no usable time"] += int((~start.valid).sum())
+        self.dropped["duration is missing or no usable time"] += int((start.valid & ~duration.valid).sum())
+        self.dropped["negative duration"] += int((start.valid & duration.valid & (duration.ns < 0)).sum())
+        self.dropped += Counter()  # keeps only what was counted
+        return found.at(np.flatnonzero(usable))
+
+    def _kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
+        """Return the code of each event's kind; annotations that old schemas file under ops are annotations."""
+        code_of, is_annotation = self._code_of, self._is_annotation
+        codes = np.fromiter([code_of[event.cat] for event in events], np.int8, len(events))
+        ops = np.flatnonzero(codes == CODES["op"])
+        moved = [row for row in ops.tolist() if is_annotation[events[row].name]]
+        codes[moved] = CODES["annotation"]
+        return codes
+
+    def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
+        """Return the columns that every table of host events has."""
+        threads = self.threads
+        return {
+            "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
+            "name": self._name_codes(table, timed.events),
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+        }
+
+    def _name_codes(self, table: str, events: Sequence[Complete]) -> pl.Series:
+        names = self.names[table]
+        return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
+
+    def _ops(self, timed: Timed) -> None:
+        signature = self.signatures.of
+        columns = self._host("ops", timed) | {
+            "sequence": integers([args.sequence for args in timed.args]),
+            "fwd_thread": integers([args.fwd_thread for args in timed.args]),
+            "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
+        }
+        self._collectives("op", "ops", timed.args)
+        self._add("ops", columns)
+
+    def _launches(self, timed: Timed) -> None:
+        columns = self._host("launches", timed)
+        columns["api"] = columns.pop("name")
+        columns["correlation"] = integers([args.correlation for args in timed.args])
+        self._add("launches", columns)
+
+    def _frames(self, timed: Timed) -> None:
+        columns = self._host("frames", timed) | {
+            "python_id": integers([args.python_id for args in timed.args]),
+            "python_parent": integers([args.python_parent for args in timed.args]),
+        }
+        self._add("frames", columns)
+
+    def _marks(self, timed: Timed, categories: pl.Series) -> None:
+        """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
+        threads = self.threads
+        host = [
+            None if category == "sync" else threads[event.pid, event.tid] for event, category in zip(timed.events, categories, strict=True)
+        ]
+        columns = {
+            "thread": pl.Series(host, dtype=pl.Int64),
+            "name": self._name_codes("marks", timed.events),
+            "category": categories,
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+        }
+        self._add("marks", columns)
+
+    def _device_work(self, timed: Timed, kinds: pl.Series) -> None:
+        product = self._products.of
+        pairs = list(zip(timed.events, timed.args, strict=True))
+        columns = {
+            "name": self._name_codes("kernels", timed.events),
+            "kind": kinds,
+            "device": integers([event.pid if args.device is None else args.device for event, args in pairs]),
+            "stream": integers([event.tid if args.stream is None else args.stream for event, args in pairs]),
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+            "correlation": integers([args.correlation for args in timed.args]),
+            "grid": pl.Series([product(args.grid) for args in timed.args], dtype=pl.Int64),
+            "block": pl.Series([product(args.block) for args in timed.args], dtype=pl.Int64),
+            "bytes": integers([args.bytes for args in timed.args]),
+            # Kineto writes 0 for kernels outside of graphs
+            "graph_node": integers([args.graph_node or None for args in timed.args]),
+        }
+        self._collectives("kernel", "kernels", timed.args)
+        self._add("kernels", columns)
+
+    def _collectives(self, column: str, table: str, all_args: list[CompleteArgs]) -> None:
+        """Take the fields of collectives from args; `column` is their row in `table`, still in the file's order."""
+        rows = [row for row, args in enumerate(all_args) if args.collective is not ABSENT]
+        if not rows:
+            return
+        found = [all_args[row] for row in rows]
+        first = self._rows[table]
+        self._add(
+            "collectives",
+            {side: pl.Series([first + row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
+            | {
+                "name": pl.Series([text_of(args.collective) for args in found], dtype=pl.String),
+                "group": pl.Series([text_of(args.group) for args in found], dtype=pl.String),
+                "size": pl.Series([integer_of(args.group_size) for args in found], dtype=pl.Int64),
+                "in_elements": pl.Series([integer_of(args.in_elements) for args in found], dtype=pl.Int64),
+                "out_elements": pl.Series([integer_of(args.out_elements) for args in found], dtype=pl.Int64),
+                "dtype": pl.Series([text_of(args.dtype) for args in found], dtype=pl.String),
+                "seq": pl.Series([integer_of(args.seq) for args in found], dtype=pl.Int64),
+            },
+        )
+
+    def _allocations(self, chunk: EventChunk) -> None:
+        """Take the allocator's events; CPU is c10 device type 0, every other type is an accelerator (c10/core/DeviceType.h)."""
+        found = [(row, event) for row, event in enumerate(chunk.events) if type(event) is Instant and event.name == "[memory]"]
+        if not found:
+            return
+        times = clock.from_numbers([event.ts for _, event in found])
+        if times is None:
+            texts = self._times_of(chunk.text)
+            times = clock.from_texts([bytes(texts[row].ts) for row, _ in found])
+        args = [event.args or _NO_MEMORY_ARGS for _, event in found]
+        sizes = integers([arg.bytes for arg in args])
+        kinds = [as_integer(arg.device_type) for arg in args]
+        columns = {
+            "thread": pl.Series([self.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
+            "t_ns": pl.Series(times.ns),
+            "bytes": sizes,
+            "device_kind": pl.Series([None if kind is None else "gpu" if kind else "cpu" for kind in kinds], dtype=pl.String),
+            "device": _known(integers([arg.device_id for arg in args])),
+            "total_allocated": integers([arg.total_allocated for arg in args]),
+            "total_reserved": integers([arg.total_reserved for arg in args]),
+        }
+        usable = pl.Series(times.valid) & sizes.is_not_null()
+        if not usable.all():
+            self.dropped["memory event without a usable time or size"] += len(found) - int(usable.sum())
+            columns = {name: column.filter(usable) for name, column in columns.items()}
+        self._add("allocations", columns)
+
+    def _thread_names(self, events: Iterable[Metadata]) -> None:
+        for event in events:
+            if event.name == "thread_name" and event.args and len(self.thread_names) < _MAX_THREAD_NAMES:
+                name = scalar(event.args.name)
+                if isinstance(name, str):
+                    self.thread_names[part_text(event.pid), part_text(event.tid)] = name[:200]
+
+    def _count_unknown(self, events: Iterable[Complete]) -> None:
+        for event in events:
+            category = "".join(filter(str.isprintable, event.cat or "(none)"))[:40]
+            self._unknown[category if category in self._unknown or len(self._unknown) < 1000 else "(others)"] += 1
+
+
+def _kind_names(codes: npt.NDArray[np.int8]) -> pl.Series:
+    names: pl.Series = pl.Series(ALL_KINDS, dtype=pl.String).gather(codes)
+    return names
+
+
+def _known(indices: pl.Series) -> pl.Series:
+    """Return `indices` with null for the negative ones: the CPU's device id is -1, which is no index."""
+    return indices.set(indices < 0, None)

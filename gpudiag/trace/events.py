@@ -1,0 +1,230 @@
+"""The events of a Kineto / Chrome trace as typed structs, decoded a chunk at a time; fields that no table needs are skipped, not kept."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+Number: TypeAlias = int | float | str | None
+"""How files of 2020 to 2026 write numbers: 7, 7.0, "7", null."""
+ThreadPart: TypeAlias = int | float | str | None
+ABSENT = Raw()
+"""Default of fields that are taken as raw text; compare with `is`."""
+
+
+class CompleteArgs(
+    Struct,
+    gc=False,
+    rename={
+        "dims": "Input Dims",
+        "old_dims": "Input dims",
+        "dtypes": "Input type",
+        "strides": "Input Strides",
+        "concrete": "Concrete Inputs",
+        "sequence": "Sequence number",
+        "fwd_thread": "Fwd thread id",
+        "python_id": "Python id",
+        "python_parent": "Python parent id",
+        "graph_node": "graph node id",
+        "collective": "Collective name",
+        "group": "Process Group Name",
+        "group_size": "Group size",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "seq": "Seq",
+    },
+):
+    """Arguments of a complete event (names: MetadataFieldCatalog.h of pytorch/kineto, and older traces).
+
+    Raw fields are text that is interned, or too rare to be worth a type; they point into the chunk and must not outlive it.
+    """
+
+    dims: Raw = ABSENT
+    old_dims: Raw = ABSENT
+    dtypes: Raw = ABSENT
+    strides: Raw = ABSENT
+    concrete: Raw = ABSENT
+    sequence: Number = None
+    fwd_thread: Number = None
+    python_id: Number = None
+    python_parent: Number = None
+    correlation: Number = None
+    device: Number = None
+    stream: Number = None
+    grid: Raw = ABSENT
+    block: Raw = ABSENT
+    bytes: Number = None
+    graph_node: Number = None
+    collective: Raw = ABSENT
+    group: Raw = ABSENT
+    group_size: Raw = ABSENT
+    in_elements: Raw = ABSENT
+    out_elements: Raw = ABSENT
+    dtype: Raw = ABSENT
+    seq: Raw = ABSENT
+
+
+class Complete(Struct, gc=False, tag_field="ph", tag="X"):
+    """An event with a start and a duration, both in microseconds."""
+
+    cat: str | None = None
+    name: str | None = None
+    pid: ThreadPart = None
+    tid: ThreadPart = None
+    ts: Number = None
+    dur: Number = None
+    args: CompleteArgs | None = None
+
+
+class MemoryArgs(
+    Struct,
+    gc=False,
+    rename={
+        "device_type": "Device Type",
+        "device_id": "Device Id",
+        "bytes": "Bytes",
+        "total_allocated": "Total Allocated",
+        "total_reserved": "Total Reserved",
+    },
+):
+    """Arguments of a '[memory]' event."""
+
+    device_type: Number = None
+    device_id: Number = None
+    bytes: Number = None
+    total_allocated: Number = None
+    total_reserved: Number = None
+
+
+class Instant(Struct, gc=False, tag_field="ph", tag="i"):
+    """An event at one moment (us); the allocator's '[memory]' events are of this kind."""
+
+    name: str | None = None
+    pid: ThreadPart = None
+    tid: ThreadPart = None
+    ts: Number = None
+    args: MemoryArgs | None = None
+
+
+class NameArgs(Struct, gc=False):
+    """Arguments of a metadata event."""
+
+    name: Raw = ABSENT
+
+
+class Metadata(Struct, gc=False, tag_field="ph", tag="M"):
+    """Names a process or a thread."""
+
+    name: str | None = None
+    pid: ThreadPart = None
+    tid: ThreadPart = None
+    args: NameArgs | None = None
+
+
+Event: TypeAlias = Complete | Instant | Metadata
+
+# Every other phase of the Trace Event Format (begin/end, flows, async, counters, ...) decodes to an empty struct.
+_OTHER_PHASES = "BEIPCbneSTpFstfNODRVvc()"
+_Other = tuple(msgspec.defstruct(f"Phase{ord(phase)}", [], gc=False, tag_field="ph", tag=phase) for phase in _OTHER_PHASES)
+_ANY_EVENT = Complete | Instant | Metadata
+for _kind in _Other:
+    _ANY_EVENT |= _kind
+
+
+class EventTimes(Struct, gc=False):
+    """Start and duration of an event as text, for those that a 64-bit float does not hold to the nanosecond."""
+
+    ts: Raw = ABSENT
+    dur: Raw = ABSENT
+
+
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # ValidationError is a DecodeError
+
+
+class EventDecoder:
+    """Decodes chunks of events; what cannot be decoded is counted in `dropped` by reason."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        self.count = 0
+        """Events seen so far, the dropped ones included."""
+        self._chunk: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[_ANY_EVENT])
+        self._single: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_ANY_EVENT)
+        self._times = msgspec.json.Decoder(list[EventTimes])
+
+    def whole(self, text: memoryview | bytes) -> list[Event] | None:
+        """Return the events of `text`, a JSON array; None where it is no valid array of events."""
+        try:
+            events = self._chunk.decode(text)
+        except _DECODE_ERRORS:
+            return None
+        self.count += len(events)
+        return events
+
+    def salvage(self, pieces: list[bytes]) -> tuple[bytes, list[Event]]:
+        """Return the array of those `pieces` (one event each) that decode, repaired where necessary, and their events."""
+        good: list[bytes] = []
+        events: list[Event] = []
+        for piece in pieces:
+            decoded = self._one(piece)
+            if decoded:
+                good.append(decoded[0])
+                events.append(decoded[1])
+        self.count += len(pieces)
+        return b"[" + b",".join(good) + b"]", events
+
+    def _one(self, piece: bytes) -> tuple[bytes, Event] | None:
+        try:
+            return piece, self._single.decode(piece)
+        except _DECODE_ERRORS:
+            mended = repaired(piece)
+        try:
+            return mended, self._single.decode(mended)
+        except _DECODE_ERRORS as error:
+            self.dropped[_reason(error)] += 1
+            return None
+
+    def times(self, text: memoryview | bytes) -> list[EventTimes]:
+        """Return the time texts of all events of `text`, which decoded before."""
+        return self._times.decode(text)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        return "a field with a value of an unexpected type"
+    return "malformed JSON"
+
+
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?(?:nan(?:\([a-z]*\))?|inf(?:inity)?)(?=[\s,}\]])', re.IGNORECASE | re.DOTALL)
+_ESCAPE = re.compile(
+    rb'\\["\\/bfnrt]|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\u[0-9a-fA-F]{4}|(\\)'
+)
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+def repaired(event: bytes) -> bytes:
+    """Return the text of one event with the known faults of writers mended.
+
+    Bare nan and inf (Kineto divides by zero durations) become null; bytes that are not UTF-8, lone surrogates, control characters
+    and unescaped backslashes (paths on Windows) inside strings become valid text.
+    """
+    return _TOKEN.sub(_repaired_token, event.decode("utf-8", "replace").encode())
+
+
+def _repaired_token(match: re.Match[bytes]) -> bytes:
+    token = match.group()
+    if not token.startswith(b'"'):
+        return b"null"
+    return _ESCAPE.sub(_repaired_escape, _CONTROL.sub(b" ", token))
+
+
+def _repaired_escape(match: re.Match[bytes]) -> bytes:
+    if match.group(1):
+        return b"\\ufffd"
+    return b"\\\\" if match.group(2) else match.group()

@@ -1,0 +1,247 @@
+"""A trace's text as its parts: the few header values that are kept, and chunks of events. Works on bounded blocks, keeps nothing else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from typing import NamedTuple
+
+from gpudiag.trace.events import Event, EventDecoder
+from gpudiag.trace.scan import ContainerScanner, array_items
+from gpudiag.trace.source import BLOCK_BYTES
+
+KEPT_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory"})
+"""Top-level keys whose value is looked at. All others (metadata blocks with environment variables and tokens) are skipped unread."""
+MAX_EVENT_BYTES = 64 << 20
+MAX_HEADER_BYTES = 64 << 20
+_MAX_KEY_BYTES = 1 << 20
+
+_SPACE = re.compile(rb"[ \t\r\n]*")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SCALAR = re.compile(rb'[^,\]}\[{"\s]*')
+_BETWEEN_EVENTS = re.compile(rb"\}([ \t\r\n]*),[ \t\r\n]*\{")
+_EVENTS_END = re.compile(rb"\}([ \t\r\n]*)\][ \t\r\n]*(?:[,}]|\Z)")
+_TAIL_BYTES = 1 << 16
+_OPEN_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET, _COMMA, _COLON, _QUOTE = b'{[],:"'
+_CLOSE_BRACE = ord("}")
+
+
+class NotATraceError(Exception):
+    """The text is not a trace; the message is in plain words and holds nothing of the text."""
+
+
+class CutShortError(Exception):
+    """The text ends, or stops being JSON, before the document is complete."""
+
+
+class HeaderValue(NamedTuple):
+    """A kept top-level value as JSON text."""
+
+    key: str
+    text: bytes
+
+
+class EventChunk(NamedTuple):
+    """Events and the JSON array that they were decoded from; both are valid until the next part is asked for."""
+
+    events: list[Event]
+    text: memoryview | bytes
+
+
+class Document:
+    """Reads one trace document from blocks of text."""
+
+    def __init__(self, blocks: Iterator[bytes], decoder: EventDecoder, block_bytes: int = BLOCK_BYTES) -> None:
+        self._blocks = blocks
+        self._decoder = decoder
+        self._block_bytes = block_bytes
+        self._data = bytearray()
+        self._at = 0
+        self._ended = False
+        self.bytes_read = 0
+
+    def parts(self) -> Iterator[HeaderValue | EventChunk]:
+        """Yield header values and chunks of events in the file's order; raises NotATraceError and CutShortError."""
+        self._skip_byte_order_mark()
+        first = self._peek()
+        if first == _OPEN_BRACKET:
+            yield from self._events()
+        elif first == _OPEN_BRACE:
+            yield from self._members()
+        else:
+            raise NotATraceError("is not a JSON trace")
+
+    def _members(self) -> Iterator[HeaderValue | EventChunk]:
+        """Yield the parts of the top-level object."""
+        seen_events = False
+        self._at += 1
+        while (byte := self._peek()) != _CLOSE_BRACE:
+            if byte == _COMMA:
+                self._at += 1
+                continue
+            key = self._key()
+            if key == "traceEvents":
+                if self._peek() != _OPEN_BRACKET:
+                    raise NotATraceError("is not a trace: its traceEvents are not a list")
+                seen_events = True
+                yield from self._events()
+            elif key in KEPT_HEADERS:
+                yield HeaderValue(key, self._value(keep=True))
+            else:
+                self._value(keep=False)
+        if not seen_events:
+            raise NotATraceError("is JSON but not a trace: it has no traceEvents")
+
+    def _more(self) -> bool:
+        """Append the next block to what is not consumed yet; False at the end of the text."""
+        block = next(self._blocks, b"")
+        self.bytes_read += len(block)
+        if not block:
+            self._ended = True
+            return False
+        # a new buffer: decoded events may still hold views of the old one
+        self._data = bytearray().join((memoryview(self._data)[self._at :], block))
+        self._at = 0
+        return True
+
+    def _peek(self) -> int:
+        """Return the next byte that is no white space, without taking it; raises CutShortError at the end of the text."""
+        while True:
+            self._at = _SPACE.match(self._data, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._data):
+                return self._data[self._at]
+            if not self._more():
+                raise CutShortError
+
+    def _skip_byte_order_mark(self) -> None:
+        while len(self._data) < 3 and self._more():
+            pass
+        if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise NotATraceError("is UTF-16 text; a trace is UTF-8")
+        if self._data.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
+
+    def _key(self) -> str:
+        """Take a key and its colon."""
+        if self._peek() != _QUOTE:
+            raise CutShortError
+        key = self._string(_MAX_KEY_BYTES)[1:-1].decode("utf-8", "replace")
+        if self._peek() != _COLON:
+            raise CutShortError
+        self._at += 1
+        return key
+
+    def _value(self, keep: bool) -> bytes:
+        """Take one value; return its text, or b'' where it is not kept."""
+        first = self._peek()
+        if first in (_OPEN_BRACE, _OPEN_BRACKET):
+            return self._container(keep)
+        if first == _QUOTE:
+            return self._string(MAX_HEADER_BYTES)
+        start = self._at
+        end = _SCALAR.match(self._data, start).end()  # type: ignore[union-attr]
+        while end == len(self._data) and end - start < _MAX_KEY_BYTES and self._more():
+            start, end = 0, _SCALAR.match(self._data).end()  # type: ignore[union-attr]
+        if end == start:
+            raise CutShortError
+        self._at = end
+        return bytes(self._data[start:end])
+
+    def _string(self, limit: int) -> bytes:
+        """Take the string that begins here; return it with its quotes."""
+        while not (match := _STRING.match(self._data, self._at)):
+            if len(self._data) - self._at > limit or not self._more():
+                raise CutShortError
+        self._at = match.end()
+        return match.group()
+
+    def _container(self, keep: bool) -> bytes:
+        """Take the object or array that begins here, in windows, so that skipping a large one needs no memory."""
+        scanner, kept, size = ContainerScanner(), bytearray(), 1 << 14
+        while True:
+            window = bytes(self._data[self._at : self._at + size])
+            end = scanner.feed(window) if window else None
+            taken = len(window) if end is None else end
+            self._at += taken
+            if keep:
+                kept += window[:taken]
+            if end is not None:
+                return bytes(kept)
+            if len(kept) > MAX_HEADER_BYTES:
+                raise NotATraceError(f"has a header value of more than {MAX_HEADER_BYTES >> 20} MiB")
+            if self._at == len(self._data) and not self._more():
+                raise CutShortError
+            size = min(size * 4, 1 << 22)
+
+    def _events(self) -> Iterator[EventChunk]:
+        """Yield the events of the array that begins here. `_at` stays on the separator before the next event."""
+        while self._data[self._at] != _CLOSE_BRACKET:
+            self._fill()
+            guess = self._guessed_cut()
+            if guess is None or not (yield from self._decoded_in_place(guess)):
+                yield from self._scanned()
+        self._at += 1
+
+    def _fill(self) -> None:
+        """Read on until the buffer holds one and a half blocks, so that the end of a small file is in sight from the start."""
+        while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
+            self._more()
+
+    def _guessed_cut(self) -> int | None:
+        """Return the position of a separator or closing bracket that probably follows an event, from the end of the buffer."""
+        tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
+        if self._ended and (match := _EVENTS_END.search(self._data, tail)):
+            return match.end(1)
+        cuts = [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)]
+        return cuts[-1] if cuts else None
+
+    def _decoded_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
+        """Yield the events up to `cut` and return True, or return False where the cut is wrong or an event does not decode.
+
+        The text between brackets is valid JSON if and only if both ends lie between events, so decoding is the proof.
+        """
+        data, start = self._data, self._at
+        separator = data[cut]
+        data[start], data[cut] = _OPEN_BRACKET, _CLOSE_BRACKET
+        text = memoryview(data)[start : cut + 1]
+        events = self._decoder.whole(text)
+        if events is None:
+            data[cut] = separator
+            return False
+        yield EventChunk(events, text)
+        data[cut] = separator
+        self._at = cut
+        return True
+
+    def _scanned(self) -> Iterator[EventChunk]:
+        """Yield the complete events of the buffer by the exact scan, then move on to the separator or bracket after them."""
+        after = self._at + 1
+        view = memoryview(self._data)[after:]
+        items = array_items(view)
+        if items.ends:
+            text = b"[" + bytes(view[items.starts[0] : items.ends[-1]]) + b"]"
+            events = self._decoder.whole(text)
+            if events is None:
+                spans = zip(items.starts, items.ends, strict=True)
+                text, events = self._decoder.salvage([bytes(view[start:end]) for start, end in spans])
+            yield EventChunk(events, text)
+            self._at = after + items.ends[-1]
+        if items.closed is not None:
+            self._at = after + items.closed
+        elif items.ends:
+            self._at_separator()
+        elif len(view) > MAX_EVENT_BYTES:
+            raise NotATraceError(f"has an event of more than {MAX_EVENT_BYTES >> 20} MiB")
+        elif not self._doubled(len(view)):
+            raise CutShortError
+
+    def _doubled(self, held: int) -> bool:
+        """Read until twice as much as `held` is there, so that a large event is not scanned again after every block."""
+        grown = False
+        while len(self._data) - self._at <= 2 * held and self._more():
+            grown = True
+        return grown
+
+    def _at_separator(self) -> None:
+        if self._peek() not in (_COMMA, _CLOSE_BRACKET):
+            raise CutShortError

@@ -1,0 +1,57 @@
+"""The bench itself: its floor reads every event, its synthetic trace is one, its figures are of the process it names."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_floor_reads_every_event_whatever_the_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor, synthetic = _load("floor"), _load("synthetic")
+    path = tmp_path / "small.json.gz"
+    written = synthetic.write(path, 1)
+    assert len(json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]) == written
+    for size in (1 << 24, 100_000, 3_000):
+        monkeypatch.setattr(floor, "CHUNK_BYTES", size)
+        assert floor.read(path) == written
+
+
+@pytest.mark.parametrize("name", ["h100_bert-small", "mi300x_norm_layers_fwd_bwd", "v100_resnet50_train_2021_memory_callstack"])
+def test_the_floor_reads_real_traces(traces: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor = _load("floor")
+    path = traces / f"{name}.json.gz"
+    document = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "replace"), strict=False)
+    monkeypatch.setattr(floor, "CHUNK_BYTES", 1_000_000)
+    assert floor.read(path) == len(document if isinstance(document, list) else document["traceEvents"])
+
+
+def test_memory_and_time_are_those_of_the_child() -> None:
+    bench = _load("bench_report")
+    run = bench.measure([sys.executable, "-c", "import time; x = bytearray(200_000_000); time.sleep(0.2); print(len(x))"])
+    wall_s, peak_mb, output = run
+    assert wall_s >= 0.2
+    assert 200 < peak_mb < 1_000
+    assert output == "200000000"
+
+
+def test_a_failing_command_gives_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _load("bench_report").measure([sys.executable, "-c", "raise SystemExit('no')"]) is None
+    assert "failed (1)" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""Opening bundles: finished, killed, damaged, foreign."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from gpudiag.capture.bundle import is_bundle, open_bundle
+from gpudiag.errors import InputError
+from gpudiag.model import tables
+
+
+def test_a_finished_bundle(recorded: Path) -> None:
+    bundle = open_bundle(recorded)
+    tables.check("step_records", bundle.step_records)
+    tables.check("host_marks", bundle.host_marks)
+    assert bundle.manifest.finished
+    assert bundle.warnings == ()
+    assert bundle.ranks == (0,)
+    assert [path.name for path in bundle.windows()] == ["rank0-w0.json.gz", "rank0-w1.json.gz"]
+    assert bundle.window("sites") == recorded / "trace" / "rank0-w1.json.gz"
+    assert bundle.windows(rank=1) == ()
+
+
+def test_traces_are_found_by_listing_not_by_paths_in_the_manifest(recorded: Path) -> None:
+    manifest = json.loads((recorded / "manifest.json").read_text())
+    manifest["windows"][0]["file"] = "../../../etc/passwd"
+    (recorded / "manifest.json").write_text(json.dumps(manifest))
+    (recorded / "trace" / "rank0-w7.json.gz").symlink_to("/etc/passwd")
+    assert open_bundle(recorded).window("timing") == recorded / "trace" / "rank0-w0.json.gz"
+    assert len(open_bundle(recorded).windows()) == 2
+
+
+def test_damaged_segments_and_leftovers_cost_only_themselves(recorded: Path) -> None:
+    steps = recorded / "steps" / "rank0"
+    whole = open_bundle(recorded).step_records.height
+    (steps / "000001.parquet").write_bytes((steps / "000000.parquet").read_bytes()[:-40])
+    (steps / "000002.parquet").write_bytes(b"")
+    pl.DataFrame({"step": [1]}).write_parquet(steps / "000003.parquet")
+    (steps / ".000004.parquet.tmp").write_bytes(b"PAR1")
+    (recorded / "trace" / ".rank0-w2.json").write_text("{")
+    bundle = open_bundle(recorded)
+    assert bundle.step_records.height == whole
+    assert [text for text in bundle.warnings if "could not be read" in text] == [
+        f"steps/rank0/00000{number}.parquet could not be read and is left out" for number in (1, 2, 3)
+    ]
+    assert len(bundle.windows()) == 2
+
+
+def test_missing_folders_give_empty_tables(recorded: Path) -> None:
+    for name in ("steps", "marks", "trace"):
+        shutil.rmtree(recorded / name)
+    bundle = open_bundle(recorded)
+    assert bundle.step_records.equals(tables.empty("step_records"))
+    assert bundle.host_marks.equals(tables.empty("host_marks"))
+    assert bundle.windows() == ()
+    assert bundle.window("timing") is None
+
+
+def test_a_newer_version_is_refused_in_one_line(recorded: Path) -> None:
+    (recorded / "manifest.json").write_text('{"bundle_version": 2, "machine": "another type"}')
+    with pytest.raises(InputError, match=r"bundle version 2, this gpudiag reads up to version 1") as caught:
+        open_bundle(recorded)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"steps": "many"}'])
+def test_a_manifest_that_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(InputError, match="not the manifest of a bundle"):
+        open_bundle(tmp_path)
+
+
+def test_what_is_no_bundle(tmp_path: Path) -> None:
+    assert not is_bundle(tmp_path)
+    assert not is_bundle(tmp_path / "absent")
+    with pytest.raises(InputError, match=r"no manifest\.json"):
+        open_bundle(tmp_path)
+    with pytest.raises(InputError, match="no such folder"):
+        open_bundle(tmp_path / "absent")
+
+
+def test_ranks(recorded: Path) -> None:
+    shutil.copy(recorded / "manifest.json", recorded / "manifest-rank3.json")
+    os.rename(recorded / "steps" / "rank0", recorded / "steps" / "rank3")
+    assert open_bundle(recorded).ranks == (0, 3)
+    assert open_bundle(recorded).step_records.height == 0
+    assert open_bundle(recorded, rank=3).step_records.height == 24
+    with pytest.raises(InputError, match="no rank 1"):
+        open_bundle(recorded, rank=1)

@@ -1,0 +1,72 @@
+"""Files appear whole or not at all; traces lose what does not belong in them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from gpudiag.capture import writer
+from gpudiag.capture.writer import Background, compress_trace, write_atomic
+
+
+def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomic(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(writer.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("offset", [-20, -3, 0, 5, writer.CHUNK - 40])
+def test_replacements_also_across_chunks(tmp_path: Path, offset: int) -> None:
+    secret, host = b"/home/alice/run/.trace.json", b'"host_name": "alices-box"'
+    filler = b"x" * (writer.CHUNK + offset)
+    source, target = tmp_path / "t.json", tmp_path / "t.json.gz"
+    source.write_bytes(filler + secret + filler + host + filler + secret)
+    written = compress_trace(source, target, [(secret, b"t")])
+    assert gzip.decompress(target.read_bytes()) == filler + b"t" + filler + b'"host_name": ""' + filler + b"t"
+    assert written == target.stat().st_size
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.json.gz"]
+
+
+def test_a_full_disk_leaves_no_scratch_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    source = tmp_path / "t.json"
+    source.write_bytes(b"x" * 1000)
+    monkeypatch.setattr(writer.os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        compress_trace(source, tmp_path / "t.json.gz")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_background_runs_in_order_and_counts_bytes() -> None:
+    background, order = Background(), []
+    for number in range(20):
+        background.submit(lambda n=number: order.append(n) or 10)
+    assert background.join(10)
+    assert order == list(range(20))
+    assert background.take_written() == 200
+    assert background.take_written() == 0
+
+
+def test_background_stops_at_the_first_failure() -> None:
+    background, ran = Background(), []
+
+    def fail() -> int:
+        raise OSError("disk full")
+
+    background.submit(fail)
+    background.submit(lambda: ran.append(1) or 0)
+    assert background.join(10)
+    assert isinstance(background.error, OSError)
+    assert ran == []

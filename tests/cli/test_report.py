@@ -1,0 +1,105 @@
+"""`gpudiag report`: what it writes, and what it refuses to write."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gpudiag.cli import outputs
+from gpudiag.errors import InputError
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"[]")
+    return path
+
+
+def test_text_goes_to_stdout_alone(command, api, trace: Path) -> None:
+    result = command("report", trace)
+    assert (result.code, result.out, result.err) == (0, "text width=100 top=10 color=False\n", "")
+    assert api.calls == [{"path": str(trace), "rank": None, "rules_dirs": []}]
+
+
+def test_options_reach_the_analysis(command, api, trace: Path) -> None:
+    result = command("report", trace, "--top", 3, "--rank", 2, "--rules", "a", "--rules", "b")
+    assert result.out == "text width=100 top=3 color=False\n"
+    assert api.calls == [{"path": str(trace), "rank": 2, "rules_dirs": ["a", "b"]}]
+
+
+def test_files_are_written_by_suffix(command, api, trace: Path) -> None:
+    targets = [trace.with_name(name) for name in ("r.html", "r.md", "r.JSON")]
+    result = command("report", trace, *(part for target in targets for part in ("-o", target)))
+    assert result.code == 0
+    assert [target.read_text() for target in targets] == ["<!doctype html>\n", "markdown top=20\n", "{}\n"]
+    assert result.err.splitlines() == [f"wrote {target}" for target in targets]
+    assert sorted(path.name for path in trace.parent.iterdir()) == ["r.JSON", "r.html", "r.md", "trace.json"]  # no temporary file
+
+
+def test_an_unknown_suffix_is_refused_before_the_work(command, api, trace: Path) -> None:
+    result = command("report", trace, "-o", "report.pdf")
+    assert result.code == 2
+    assert ".html, .md, .json" in result.err
+    assert api.calls == []
+
+
+def test_the_input_is_never_overwritten(command, api, trace: Path) -> None:
+    link = trace.with_name("link.json")
+    link.symlink_to(trace)
+    for target in (trace, link, trace.parent / "." / "trace.json"):
+        result = command("report", trace, "-o", target)
+        assert result.code == 2
+        assert "will not overwrite" in result.err
+    assert trace.read_bytes() == b"[]"
+    assert api.calls == []
+
+
+def test_files_of_a_bundle_are_never_overwritten_but_its_report_may_be(command, api, tmp_path: Path) -> None:
+    manifest, report = tmp_path / "manifest.json", tmp_path / "report.json"
+    manifest.write_text("kept")
+    report.write_text("old")
+    assert command("report", tmp_path, "-o", manifest).code == 2
+    assert command("report", tmp_path, "-o", report).code == 0
+    assert (manifest.read_text(), report.read_text()) == ("kept", "{}\n")
+
+
+def test_a_missing_folder_is_named_before_the_work(command, api, trace: Path) -> None:
+    result = command("report", trace, "-o", trace.parent / "nowhere" / "r.html")
+    assert result.code == 2
+    assert "there is no folder" in result.err
+    assert api.calls == []
+
+
+def test_a_failed_report_leaves_the_old_file(command, api, trace: Path) -> None:
+    target = trace.with_name("r.md")
+    target.write_text("old")
+    api.failure = InputError("bad")
+    assert command("report", trace, "-o", target).code == 2
+    assert target.read_text() == "old"
+
+
+def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "r.json"
+    target.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(InputError, match="No space left on device"):
+        outputs.write(target, b"new")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
+    mask = os.umask(0o027)
+    try:
+        outputs.write(tmp_path / "r.md", b"x")
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((tmp_path / "r.md").stat().st_mode) == 0o640

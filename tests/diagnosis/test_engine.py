@@ -1,0 +1,204 @@
+"""The engine on whole windows: what fires, what is withheld, what is folded, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
+
+from gpudiag.diagnosis import Judgement, judge, load_rules
+from gpudiag.diagnosis.rule import Rule
+from gpudiag.facts import CATALOGUE
+from gpudiag.facts.registry import fact
+from gpudiag.model.finding import Finding
+
+NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+SOUND = {"steps": 4, "slowdown": 1.02}
+
+
+@pytest.fixture(scope="module")
+def rules() -> tuple[Rule, ...]:
+    return load_rules()
+
+
+def status(judgement: Judgement, rule: str) -> tuple[str, str]:
+    outcome = next(outcome for outcome in judgement.outcomes if outcome.id == rule)
+    return outcome.status, outcome.reason
+
+
+def found(judgement: Judgement, rule: str) -> Finding:
+    return next(finding for finding in judgement.findings if finding.rule == rule)
+
+
+def chain(start: float, step: float, count: int = 3) -> list[Work]:
+    numel = 1 << 24
+    return [
+        kernel("aten::cos", start + i * step, start + (i + 1) * step, shapes=[[numel]], bytes_moved=8 * numel, flops=numel, t_roof=step / 2)
+        for i in range(count)
+    ]
+
+
+def starved(share: float) -> dict[str, object]:
+    """Four steps of 1000 us, each with a chain of three kernels and a host-wait gap of `share`."""
+    work, idle = [], []
+    for step in range(4):
+        busy = 1000 * (1 - share)
+        work += chain(step * 1000, busy / 3)
+        idle.append(gap(step * 1000 + busy, (step + 1) * 1000))
+    return {"work": work, "idle": idle, "wall": 4000, **SOUND}
+
+
+def test_every_rule_has_exactly_one_outcome_and_the_order_is_by_ceiling(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis(**starved(0.2)), rules)
+    assert [outcome.id for outcome in judgement.outcomes] == [rule.id for rule in rules]
+    times = [finding.ceiling.time_ns if finding.ceiling else -1 for finding in judgement.findings]
+    assert times == sorted(times, reverse=True)
+    assert judgement.fact_errors == {}
+    for finding in judgement.findings:
+        assert finding.ceiling is None or 0 <= finding.ceiling.share <= 1
+        assert finding.message
+        assert finding.evidence
+
+
+def test_judging_twice_and_in_another_order_says_the_same(rules: tuple[Rule, ...]) -> None:
+    made = analysis(**starved(0.3))
+    assert judge(made, rules) == judge(made, rules[::-1])
+
+
+def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis(**starved(0.6)), rules)
+    first = judgement.findings[0]
+    assert first.rule == "OVH-01"
+    assert first.severity == "critical"
+    assert first.ceiling is not None
+    assert first.ceiling.time_ns == 2400 * US
+    assert first.ceiling.method == "formula"
+    assert "600 us (60 % of 1.00 ms)" in first.message
+    assert "OVH-03" in first.folded
+    assert status(judgement, "OVH-03")[0] == "fired"
+    assert all(finding.rule != "OVH-03" for finding in judgement.findings)
+    assert status(judgement, "MEM-01") == (
+        "suppressed",
+        "OVH-01: more than 40 % of the step the device waits for the host; faster kernels would only wait longer",
+    )
+    assert first.where[0].what.startswith("outside any op") or first.where[0].what.startswith("before")
+
+
+def test_below_that_the_kernels_are_judged(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis(**starved(0.1)), rules)
+    assert status(judgement, "OVH-01") == ("passed", "")
+    memory = found(judgement, "MEM-01")
+    assert "OVH-03" in memory.folded
+    assert memory.fixes[:2] == ("fuse-region", "compile")
+    assert memory.where[0].what == "aten::cos on [16777216]"
+
+
+def test_an_invalid_measurement_comes_first_and_withholds_host_timing_only(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis(**(starved(0.3) | {"slowdown": 1.6})), rules)
+    assert judgement.findings[0].rule == "EFF-03"
+    assert judgement.findings[0].severity == "critical"
+    assert status(judgement, "OVH-01")[0] == "suppressed"
+    assert status(judgement, "OVH-01")[1].startswith("EFF-03: ")
+    assert status(judgement, "MEM-01")[0] == "fired"
+    assert status(judgement, "INP-01")[0] == "not_applicable"  # what cannot be judged keeps its own reason
+
+
+def test_a_withheld_rule_withholds_nothing(rules: tuple[Rule, ...]) -> None:
+    # 60 % host wait, but the profiler is the host's cost: OVH-01 is silenced and must not silence MEM-01
+    judgement = judge(analysis(**(starved(0.6) | {"slowdown": 1.6})), rules)
+    assert status(judgement, "OVH-01")[0] == "suppressed"
+    assert status(judgement, "MEM-01")[0] == "fired"
+
+
+def test_a_weak_measurement_lowers_confidence_and_withholds_nothing(rules: tuple[Rule, ...]) -> None:
+    sound = judge(analysis(**starved(0.3)), rules)
+    weak = judge(analysis(**(starved(0.3) | {"meta": {"with_stack": True}})), rules)
+    assert found(sound, "OVH-01").confidence == "high"
+    assert found(weak, "OVH-01").confidence == "medium"
+    assert status(weak, "EFF-03")[0] == "fired"
+    assert found(weak, "EFF-03").severity == "info"
+    assert [finding.rule for finding in weak.findings[:-1]] == [finding.rule for finding in sound.findings]
+    assert weak.findings[-1].rule == "EFF-03"
+
+
+@pytest.mark.parametrize(("modelled", "confidence"), [(0.95, "high"), (0.6, "medium"), (0.3, "low"), (None, "low")])
+def test_confidence_of_roofline_rules_follows_coverage(rules: tuple[Rule, ...], modelled: float | None, confidence: str) -> None:
+    judgement = judge(analysis(**(starved(0.1) | {"modelled": modelled})), rules)
+    assert found(judgement, "MEM-01").confidence == confidence
+
+
+def test_a_run_without_an_accelerator_is_no_fault(rules: tuple[Rule, ...]) -> None:
+    work = [kernel("aten::mm", step * 1000, step * 1000 + 990) for step in range(4)]
+    idle = [gap(step * 1000 + 990, (step + 1) * 1000) for step in range(4)]
+    judgement = judge(analysis(work, wall=4000, idle=idle, device=CPU, **SOUND), rules)
+    assert judgement.findings == ()
+    assert status(judgement, "EFF-03") == ("passed", "")
+    assert status(judgement, "OVH-02") == ("not_applicable", "no accelerator: this run used the CPU only")
+
+
+def test_a_cpu_run_that_waits_for_its_batches(rules: tuple[Rule, ...]) -> None:
+    work = [kernel("aten::mm", step * 1000 + 420, step * 1000 + 1000) for step in range(4)]
+    idle = [gap(step * 1000, step * 1000 + 420) for step in range(4)]
+    marks = [mark(NEXT, step * 1000, step * 1000 + 420) for step in range(4)]
+    judgement = judge(analysis(work, wall=4000, idle=idle, marks=marks, device=CPU, **SOUND), rules)
+    first = judgement.findings[0]
+    assert (first.rule, first.bound) == ("INP-01", "idle_data")
+    assert "Each step waits 420 us (42 % of its 1.00 ms) for the next batch." in first.message
+    assert status(judgement, "OVH-01") == ("passed", "")
+
+
+def test_ceilings_never_exceed_the_wall_time(rules: tuple[Rule, ...], tmp_path: Path) -> None:
+    text = (
+        "id: OVH-01\noverride: true\nceiling: {time_ns: starved_ns * 1000, what_if: too much}\n"
+        "tests:\n  - {facts: {starved_share: 0.9, starved_ns: 1, steps_analysed: 1, step_ns: 1, device_word: GPU}, expect: critical}\n"
+        "  - {facts: {starved_share: 0.0}, expect: passed}\n  - {facts: {}, expect: not_applicable}\n"
+    )
+    (tmp_path / "OVH-01.yaml").write_text(text)
+    ceiling = found(judge(analysis(**starved(0.3)), load_rules([str(tmp_path)])), "OVH-01").ceiling
+    assert ceiling is not None
+    assert (ceiling.time_ns, ceiling.share) == (4000 * US, 1.0)
+
+
+def test_an_unknown_ceiling_is_none_and_sorts_last(rules: tuple[Rule, ...]) -> None:
+    names = ("aten::mul_", "aten::add_")
+    work = [kernel(name, 100 + i * 100, 200 + i * 100, phase="optimizer") for i, name in enumerate(names)]
+    judgement = judge(analysis([*work, kernel("aten::mm", 300, 1000)], idle=[gap(0, 100)], device=None), rules)
+    assert found(judgement, "MEM-05").ceiling is None
+    assert status(judgement, "MEM-01")[0] == "not_applicable"
+
+
+def test_a_failing_rule_costs_only_itself(rules: tuple[Rule, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    @fact("loader_wait_share", unit="share")
+    def lies(window: object) -> str:
+        """Returns text where a share is promised."""
+        return "much"
+
+    monkeypatch.setitem(CATALOGUE, "loader_wait_share", lies)
+    judgement = judge(analysis(**starved(0.3)), rules)
+    assert status(judgement, "INP-01")[0] == "error"
+    assert status(judgement, "OVH-01")[0] == "fired"
+
+
+def test_a_rule_without_its_evidence_says_what_to_record(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis([kernel("aten::mm", 0, 1000)], device=A100, steps=1), rules)
+    for outcome in judgement.outcomes:
+        assert outcome.status in ("passed", "fired") or len(outcome.reason) > 10
+    assert "record with" in status(judgement, "INP-01")[1]
+    assert "record_shapes=True" in status(judgement, "CMP-04")[1]
+
+
+def test_what_was_not_seen_cannot_pass(rules: tuple[Rule, ...]) -> None:
+    # one small product with shapes beside a replayed graph that fills nine tenths of the time
+    work = [
+        kernel("aten::mm", 0, 100, shapes=[[64, 64], [64, 64]], flops=1.0, bytes_moved=1.0, name="ampere_sgemm"),
+        kernel(None, 100, 1000),
+    ]
+    judgement = judge(analysis(work), rules)
+    for rule in ("MEM-01", "MEM-03", "CMP-04"):
+        assert status(judgement, rule) == ("not_applicable", "only 10.0 % of the kernel time belongs to ops with recorded shapes")
+    assert status(judgement, "DST-01")[0] == "passed"
+    everything = judge(
+        analysis([kernel("aten::mm", 0, 1000, shapes=[[64, 64], [64, 64]], flops=1.0, bytes_moved=1.0, name="ampere_sgemm")]), rules
+    )
+    assert status(everything, "MEM-01")[0] == "passed"

@@ -1,0 +1,167 @@
+"""Rule files: what is wrong is named with file, line, key and the nearest right word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpudiag.diagnosis import load_rules, self_test
+from gpudiag.diagnosis.loader import load_folder
+from gpudiag.errors import InputError
+
+RULE = """\
+schema: 1
+id: TST-01
+title: The device idles
+category: tst
+maturity: stable
+device_kinds: [gpu, cpu]
+bound: idle_launch
+params:
+  floor: {value: 0.5, unit: share, origin: a guess}
+when: idle_share >= floor
+severity: {critical: idle_share > 0.9, warning: true}
+message: "Idle for {idle_ns:per_step} a step."
+why: It waits.
+ceiling: {time_ns: idle_ns, what_if: it never idled}
+fixes: [compile]
+references: [none]
+tests:
+  - facts: {idle_share: 0.6, idle_ns: 6.0e+6, steps_analysed: 2}
+    expect: warning
+    message: "3.00 ms"
+    ceiling_ns: 6.0e+6
+  - {facts: {idle_share: 0.1}, expect: passed}
+  - {facts: {}, expect: not_applicable}
+"""
+
+
+def write(folder: Path, text: str = RULE, name: str = "TST-01.yaml") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return str(folder)
+
+
+def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -> None:
+    rules = load_rules([write(tmp_path)])
+    assert [rule.id for rule in rules] == sorted(rule.id for rule in rules)
+    assert {"TST-01", "OVH-01"} <= {rule.id for rule in rules}
+    own = load_folder(str(tmp_path))
+    assert [rule.id for rule in own] == ["TST-01"]
+    assert self_test(own) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("when: idle_share", "whne: idle_share", ":10: whne: unknown key; did you mean 'when'?"),
+        ("idle_share >= floor", "idel_share >= floor", ":10: when: column 1: unknown name 'idel_share'; did you mean 'idle_share'?"),
+        ("idle_share >= floor", "idle_share + floor", ":10: when: yields a number, a bool is needed"),
+        ("idle_share >= floor", "device_word >= floor", ":10: when: column 16: a text cannot be compared with a number"),
+        ("[compile]", "[compiel]", ":15: fixes[0]: no fix is named 'compiel'; did you mean 'compile'?"),
+        ("{idle_ns:per_step}", "{idle_sn}", ":12: message: unknown name 'idle_sn'; did you mean"),
+        ("{idle_ns:per_step}", "{idle_ns!r}", ":12: message: {idle_ns:}: unknown format"),
+        ("time_ns: idle_ns", "time_ns: idle_ms", ":14: ceiling.time_ns: column 1: unknown name 'idle_ms'; did you mean 'idle_ns'?"),
+        ("origin: a guess", 'origin: ""', ":9: params.floor: says not where the number comes from"),
+        ("  floor: {", "  idle_ns: {", ":9: params.idle_ns: a fact has this name"),
+        ("schema: 1", "schema: 2", ":1: schema: version 2 is not known"),
+        ("id: TST-01", "id: tst1", ":2: id: 'tst1' is no rule id"),
+        ("id: TST-01", "id: TST-02", ":2: id: the file must be named TST-02.yaml"),
+        ("category: tst", "category: ovh", ":4: category: must be 'tst'"),
+        ("bound: idle_launch", "bound: idle_lunch", ":7: bound: 'idle_lunch' is no kind of time; did you mean 'idle_launch'?"),
+        ("stable", "mature", ":5: maturity: Invalid enum value 'mature'"),
+        ("warning: true", "warning: idle_share > 0.1", ":11: severity: the last severity must be `true`"),
+        ("expect: passed", "expect: warning", ":17: tests: no test expects: passed"),
+        (
+            "{idle_share: 0.1}",
+            "{idel_share: 0.1}",
+            ":22: tests[1].facts.idel_share: no fact is named 'idel_share'; did you mean 'idle_share'?",
+        ),
+        ("{idle_share: 0.1}", "{idle_share: much}", ":22: tests[1].facts.idle_share: is a text, the fact is a number"),
+        ("why: It waits.", "why: It waits.\nwhy: Again.", ":14: the key why stands twice"),
+        ("why: It waits.", "why: [unclosed", "no YAML that can be read: line"),
+        ("why: It waits.", "why: &x It waits.\nwhere: *x", "aliases (*name) are not allowed"),
+        ("fixes: [compile]", "where: nowhere", ":15: where: no provider of places is named 'nowhere'"),
+        ("fixes: [compile]", "explains: [OVH-99]", ":15: explains[0]: no rule 'OVH-99'"),
+        ("fixes: [compile]", "explains: [TST-01]", ":15: explains: TST-01 explains itself"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert RULE.count(old) >= 1
+    folder = write(tmp_path, RULE.replace(old, new, 1))
+    with pytest.raises(InputError) as caught:
+        load_rules([folder])
+    assert says in caught.value.message
+    assert caught.value.message.startswith(f"{tmp_path.as_posix()}/TST-01.yaml")
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"- a\n- b\n", b"\xff\xfe", b"[" * 60_000, b"x: !!python/object/apply:os.system ['true']", b"a: " + b"x" * 70_000, b"1: 2"],
+)
+def test_files_that_are_no_rules(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "TST-01.yaml").write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        load_rules([str(tmp_path)])
+    assert "\n" not in caught.value.message
+
+
+def test_folders_without_rules(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no rule files"):
+        load_rules([str(tmp_path)])
+    with pytest.raises(InputError, match="no such folder"):
+        load_rules([str(tmp_path / "gone")])
+
+
+def test_the_same_id_twice_is_an_error_unless_it_overrides_and_then_gives_only_what_changes(tmp_path: Path) -> None:
+    first = write(tmp_path / "first")
+    with pytest.raises(InputError, match="TST-01 stands in"):
+        load_rules([first, write(tmp_path / "copy")])
+    change = "id: TST-01\noverride: true\nparams: {floor: {value: 0.05, unit: share, origin: stricter here}}\n"
+    tests = "tests:\n  - {facts: {idle_share: 0.06, idle_ns: 1, steps_analysed: 1}, expect: warning}\n"
+    rest = "  - {facts: {idle_share: 0.01}, expect: passed}\n  - {facts: {}, expect: not_applicable}\n"
+    rules = {rule.id: rule for rule in load_rules([first, write(tmp_path / "change", change + tests + rest)])}
+    assert rules["TST-01"].file.params["floor"].value == 0.05
+    assert rules["TST-01"].file.title == "The device idles"
+    assert self_test([rules["TST-01"]]) == []
+    with pytest.raises(InputError, match="there is no rule 'TST-01' to override"):
+        load_rules([str(tmp_path / "change")])
+
+
+def test_a_built_in_threshold_can_be_changed_in_three_lines(tmp_path: Path) -> None:
+    text = "id: INP-01\noverride: true\nparams: {min_share: {value: 0.5, unit: share, origin: our loader is shared}}\n"
+    changed = {rule.id: rule for rule in load_rules([write(tmp_path, text, "INP-01.yaml")])}["INP-01"]
+    assert changed.file.params["min_share"].value == 0.5
+    assert changed.file.params["critical_share"].value == 0.2
+
+
+def test_circles_of_explanation_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("fixes: [compile]", "explains: [TST-02]"))
+    second = RULE.replace("TST-01", "TST-02").replace("fixes: [compile]", "explains: [TST-01]")
+    with pytest.raises(InputError, match="explains itself, directly or through others"):
+        load_rules([write(tmp_path, second, "TST-02.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("expect: warning", "expect: critical", "test 1: expected critical, got warning"),
+        ('"3.00 ms"', '"4.00 ms"', "test 1: the message 'Idle for 3.00 ms a step.' does not contain '4.00 ms'"),
+        ("ceiling_ns: 6.0e+6", "ceiling_ns: 5.0e+6", "test 1: expected a ceiling of 5e+06 ns, got 6e+06 ns"),
+        ("{facts: {}, expect: not", "{facts: {idle_share: 0.2}, expect: not", "test 3: expected not_applicable, got passed"),
+    ],
+)
+def test_inline_tests_that_fail_say_what_came_out(tmp_path: Path, old: str, new: str, says: str) -> None:
+    failures = self_test(load_folder(write(tmp_path, RULE.replace(old, new, 1))))
+    assert len(failures) == 1
+    assert says in failures[0]
+
+
+def test_every_built_in_key_order_is_plain_yaml() -> None:
+    for rule in load_rules():
+        plain: Any = yaml.safe_load(yaml.safe_dump(rule.raw))
+        assert plain["id"] == rule.id

@@ -1,0 +1,129 @@
+"""The documents are true: commands exist, code compiles, links lead somewhere, the changelog knows this version."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+OTHERS = re.compile(r"^(\..*|build|dist|runs|node_modules)$")
+"""Folders that are no part of the project: caches, environments, what builds and runs leave."""
+DOCUMENTS = sorted(path for path in ROOT.rglob("*.md") if not any(map(OTHERS.match, path.relative_to(ROOT).parts)))
+NAMES = [str(path.relative_to(ROOT)) for path in DOCUMENTS]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+WORDS = r"gpudiag ((?:[a-z]+ ?)+)"
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def _blocks(name: str, language: str) -> list[str]:
+    return [code for found, code in FENCE.findall(_text(name)) if found == language]
+
+
+def _named(name: str) -> list[str]:
+    """Return what follows `gpudiag` in the shell blocks and the inline code of a document."""
+    shell = "\n".join(_blocks(name, "bash"))
+    return re.findall(rf"^(?:\S*/)?{WORDS}", shell, re.MULTILINE) + re.findall(rf"`{WORDS}", FENCE.sub("", _text(name)))
+
+
+@cache
+def _help(*command: str) -> str:
+    """Return the help of a command as plain text; fails where there is no such command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpudiag", *command, "--help"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"COLUMNS": "200", "TERM": "dumb"},
+    )
+    assert done.returncode == 0, f"gpudiag {' '.join(command)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def _commands(*group: str) -> set[str]:
+    """Return the names that the help of `group` lists under Commands."""
+    listed = _help(*group).partition("Commands")[2]
+    return set(re.findall(r"^\W*([a-z][a-z-]*)(?=  | *\W*$)", listed, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_in_documents_exist(name: str) -> None:
+    for found in _named(name):
+        words = found.split()
+        if words[0] in _commands():
+            group = _commands(words[0])
+            assert not group or len(words) == 1 or words[1] in group, f"gpudiag {found}"
+        else:
+            pytest.fail(f"{name} names `gpudiag {found}`; there are {sorted(_commands())}")
+
+
+def test_every_command_stands_in_the_readme() -> None:
+    commands = _commands()
+    assert {"report", "rules"} <= commands
+    assert commands <= {found.split()[0] for found in _named("README.md")}
+    assert all(f"`{sub}" in _text("README.md") for sub in _commands("rules"))
+
+
+def test_every_command_has_help() -> None:
+    for command in _commands():
+        lines = [line.strip(" │|") for line in _help(command).splitlines()]
+        assert [line for line in lines if len(line) > 20 and not line.startswith(("Usage", "--"))], command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_in_documents_exist(name: str) -> None:
+    for block in _blocks(name, "bash"):
+        for command, rest in re.findall(r"gpudiag ([a-z]+)(.*)$", block.replace("\\\n", " "), re.MULTILINE):
+            for option in re.findall(r"(?<= )(--?[a-z][a-z-]*)", rest.partition("#")[0]):
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", _help(command)), f"{name}: gpudiag {command} {option}"
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", _text("Makefile"), re.MULTILINE))
+    named = {
+        target for name in ("README.md", "CONTRIBUTING.md") for target in re.findall(r"(?:^|`)make ([a-z]+)", _text(name), re.MULTILINE)
+    }
+    assert {"demo", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_blocks_compile_and_name_what_exists(name: str) -> None:
+    import gpudiag
+
+    for code in _blocks(name, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gpudiag":
+                assert hasattr(gpudiag, node.attr), f"{name}: gpudiag.{node.attr}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_files(name: str) -> None:
+    text = FENCE.sub("", _text(name))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            path, _, _ = target.partition("#")
+            assert (ROOT / name).parent.joinpath(path).exists(), f"{name} links to {target}"
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert re.search(rf"^## \[{re.escape(VERSION)}\]", _text("CHANGELOG.md"), re.MULTILINE)
+
+
+def test_the_readme_says_first_what_it_is_and_how_to_run_it() -> None:
+    first_screen = _text("README.md").splitlines()[:80]
+    assert first_screen[0] == "# gpudiag"
+    assert {"make demo", "make test"} <= {line[:9] for line in first_screen}

@@ -1,0 +1,139 @@
+"""Facts about the host: who waits for whom, worked out by hand on small windows (times in us)."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+import pytest
+from factories import CPU, US, analysis, gap, kernel, mark, op, table
+
+from gpudiag.facts import Facts
+from gpudiag.model.bundle import LoaderSettings, Manifest, Settings
+from gpudiag.model.finding import Missing
+
+NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def test_only_the_part_of_a_loader_wait_under_which_the_device_is_idle_counts() -> None:
+    # __next__ runs 0..400; the device still works until 100: 300 of the 1000 us are a wait
+    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 400, 1000)], idle=[gap(100, 400)], marks=[mark(NEXT, 0, 400)])
+    facts = Facts(made)
+    assert facts.value("loader_wait_ns") == 300 * US
+    assert facts.value("loader_wait_share") == pytest.approx(0.3)
+    assert facts.value("loader_in_process") is True
+    assert facts.value("loader_workers") == 0
+
+
+def test_a_gap_inside_a_loader_wait_is_not_the_hosts_overhead() -> None:
+    made = analysis([kernel("aten::mm", 0, 100), kernel("aten::mm", 700, 1000)], idle=[gap(100, 700)], marks=[mark(NEXT, 100, 500)])
+    facts = Facts(made)
+    assert facts.value("host_wait_share") == pytest.approx(0.6)
+    assert facts.value("starved_ns") == 200 * US
+
+
+def test_on_a_cpu_the_whole_loader_call_is_a_wait_and_the_rest_of_the_idle_time_is_between_ops() -> None:
+    # the loading thread itself computes (aten::stack) inside __next__: data work all the same
+    made = analysis(
+        [kernel("aten::stack", 50, 150), kernel("aten::mm", 400, 900)],
+        idle=[gap(0, 50), gap(150, 400), gap(900, 1000)],
+        marks=[mark(NEXT, 0, 200)],
+        device=CPU,
+    )
+    facts = Facts(made)
+    assert facts.value("loader_wait_ns") == 200 * US
+    assert facts.value("starved_ns") == 300 * US
+
+
+def test_waits_outside_the_analysed_steps_do_not_count() -> None:
+    made = analysis([kernel("aten::mm", 600, 1000)], steps=[(500, 1000)], idle=[gap(400, 600)], marks=[mark(NEXT, 0, 550)])
+    assert Facts(made).value("loader_wait_ns") == 50 * US
+
+
+def test_loader_calls_that_old_torch_recorded_as_ops_are_found() -> None:
+    made = analysis([kernel("aten::mm", 500, 1000)], idle=[gap(0, 500)], ops=[op(NEXT, 100, 300)])
+    assert Facts(made).value("loader_wait_ns") == 200 * US
+
+
+def test_step_records_stand_in_for_marks_and_never_exceed_the_idle_time() -> None:
+    row = {"start_unix_ns": 0, "wall_ns": 500 * US, "window": "timing"}
+    records = table("step_records", [{"step": 0, "loader_wait_ns": 90 * US, **row}, {"step": 1, "loader_wait_ns": 70 * US, **row}])
+    work = [kernel("aten::mm", 0, 900)]
+    plenty = analysis(work, steps=2, idle=[gap(700, 1000)], step_records=records)
+    assert Facts(plenty).value("loader_wait_ns") == 160 * US
+    little = analysis(work, steps=2, idle=[gap(900, 1000)], step_records=records)
+    assert Facts(little).value("loader_wait_ns") == 100 * US
+    other_steps = records.with_columns(pl.col("step") + 50)
+    value = Facts(analysis(work, steps=2, step_records=other_steps)).value("loader_wait_ns")
+    assert isinstance(value, Missing)
+
+
+def test_worker_count_comes_from_the_manifest() -> None:
+    loader = LoaderSettings(num_workers=2, pin_memory=False, persistent_workers=False)
+    manifest = Manifest(settings=Settings(loader=loader))
+    facts = Facts(analysis(manifest=manifest))
+    assert facts.value("loader_workers") == 2
+    assert facts.value("loader_in_process") is False
+
+
+def test_queued_gaps_are_no_host_waits_and_unlinked_gaps_make_them_unknown() -> None:
+    facts = Facts(analysis([kernel("aten::mm", 0, 100)], idle=[gap(100, 200, "host_wait"), gap(300, 304, "queued")]))
+    assert facts.value("starved_ns") == 100 * US
+    assert facts.value("queued_gap_excess_ns") == 3 * US
+    unlinked = Facts(analysis([kernel(None, 0, 100)], idle=[gap(100, 1000, "unlinked")])).value("starved_share")
+    assert isinstance(unlinked, Missing)
+
+
+def test_steps_repeat_only_with_the_same_kernels_and_grids_in_the_same_order() -> None:
+    def steps(*grids: int) -> Facts:
+        return Facts(
+            analysis([kernel("aten::mm", i * 300 + 10, i * 300 + 20, grid=grid) for i, grid in enumerate(grids)], steps=3, wall=900)
+        )
+
+    assert steps(4, 4, 4).value("repeats_itself") is True
+    assert steps(4, 4, 8).value("repeats_itself") is False
+    assert isinstance(Facts(analysis([kernel("aten::mm", 0, 10)], steps=2)).value("repeats_itself"), Missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "compiled"), [("aten::mm", False), ("Torch-Compiled Region: 0/0", True), ("CompiledFunctionBackward", True)]
+)
+def test_compiled_code_shows_in_its_ops(name: str, compiled: bool) -> None:
+    assert Facts(analysis([kernel("aten::mm", 0, 10)], ops=[op(name, 0, 50)])).value("compiled") is compiled
+
+
+def test_allocations_count_only_inside_the_steps() -> None:
+    calls = [
+        {"thread": 0, "api": api, "start_ns": at * US, "end_ns": at * US + 10}
+        for api, at in [("cudaMalloc", 100), ("cudaFree", 600), ("cudaMalloc", 2000)]
+    ]
+    assert Facts(analysis(launches=calls)).value("device_allocations") == 2
+
+
+def test_missing_device_events_are_a_fault_only_where_an_accelerator_was_given_work() -> None:
+    launched = [{"thread": 0, "api": "cudaLaunchKernel", "start_ns": 0, "end_ns": 5}]
+    queried = [{"thread": 0, "api": "cudaGetDeviceCount", "start_ns": 0, "end_ns": 5}]
+    assert Facts(analysis(launches=launched, device=CPU)).value("device_events_missing") is True
+    assert Facts(analysis(launches=queried, device=CPU)).value("device_events_missing") is False
+    assert Facts(analysis([kernel("aten::mm", 0, 10)], device=CPU)).value("device_events_missing") is False
+    assert Facts(analysis([kernel("aten::mm", 0, 10)])).value("device_events_missing") is False
+    assert Facts(analysis()).value("device_events_missing") is True
+
+
+def test_scatter_and_the_first_step() -> None:
+    facts = Facts(analysis(steps=[(0, 200), (200, 300), (300, 400), (400, 500)]))
+    assert facts.value("first_step_ratio") == pytest.approx(2.0)
+    assert facts.value("step_variation") == pytest.approx(0.4)  # walls 200 100 100 100: mean 125, deviation 50
+    dropped = analysis(steps=[(0, 200), (200, 300), (300, 400)])
+    first_out = dropped.steps.with_columns(analysed=pl.col("id") > 0)
+    assert Facts(msgspec.structs.replace(dropped, steps=first_out)).value("first_step_ratio") == 1.0
+
+
+def test_compilation_and_profiler_overhead_by_steps() -> None:
+    made = analysis(
+        [kernel("aten::mm", 0, 10)],
+        steps=4,
+        marks=[mark("entire_frame_compile (dynamo_timed)", 100, 300), mark("Buffer Flush", 900, 1100, "overhead")],
+    )
+    facts = Facts(made)
+    assert facts.value("compilation_step_share") == 0.5  # 100..300 touches steps 0 and 1 of 250 us each
+    assert facts.value("profiler_overhead_share") == pytest.approx(0.1)

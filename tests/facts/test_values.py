@@ -1,0 +1,82 @@
+"""The catalogue, and how facts fail."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+from factories import CPU, analysis, kernel
+
+from gpudiag.facts import CATALOGUE, Facts, values
+from gpudiag.facts.places import PLACES
+from gpudiag.facts.registry import UNITS, fact
+from gpudiag.facts.values import collect
+from gpudiag.model.finding import Missing
+
+
+def test_every_fact_has_a_unit_and_a_sentence() -> None:
+    assert len(CATALOGUE) > 50
+    for name, entry in CATALOGUE.items():
+        assert entry.name == name
+        assert entry.unit in UNITS
+        assert entry.doc.endswith(".")
+        assert not name.endswith("_ns") or entry.unit == "ns"
+        assert not name.endswith("_share") or entry.unit == "share"
+
+
+def test_two_facts_of_one_name_are_refused() -> None:
+    @fact("wall_ns", unit="ns")
+    def other(window: object) -> int:
+        """Another wall time."""
+        return 1
+
+    module = ModuleType("more")
+    module.other = other  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="two facts are named wall_ns"):
+        collect((*values.MODULES, module))
+
+
+def test_a_fact_needs_a_known_unit_and_a_docstring() -> None:
+    with pytest.raises(ValueError, match="no such unit"):
+        fact("x", unit="furlongs")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no docstring"):
+        fact("x", unit="ns")(lambda window: 1)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_an_empty_window_gives_reasons_and_no_error(device: str) -> None:
+    facts = Facts(analysis(kind=device, device=None))
+    found = {name: facts.value(name) for name in CATALOGUE}
+    assert facts.errors == {}
+    assert all(value.reason for value in found.values() if isinstance(value, Missing))
+    assert isinstance(found["mfu"], Missing)
+    for provider in PLACES:
+        assert facts.places(provider) == ()
+    assert facts.errors == {}
+
+
+def test_facts_of_an_accelerator_say_so_on_a_cpu() -> None:
+    facts = Facts(analysis([kernel("aten::mm", 0, 10)], device=CPU))
+    for name in ("slow_matrix_share", "misaligned_product_share", "pageable_copy_exposed_ns", "exposed_communication_share"):
+        value = facts.value(name)
+        assert isinstance(value, Missing)
+        assert value.reason.startswith("no accelerator")
+
+
+def test_a_failing_fact_is_missing_by_name_and_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    @fact("broken", unit="ns")
+    def broken(window: object) -> int:
+        """Always fails."""
+        calls.append(window)
+        raise KeyError("gone")
+
+    monkeypatch.setitem(CATALOGUE, "broken", broken)
+    facts = Facts(analysis())
+    assert facts.value("broken") == Missing("fact broken failed: KeyError")
+    assert facts.value("broken") == Missing("fact broken failed: KeyError")
+    assert facts.errors == {"broken": "KeyError: 'gone'"}
+    assert len(calls) == 1
+    with pytest.raises(KeyError):
+        facts.value("no such fact")

@@ -1,0 +1,56 @@
+"""Rates follow from the clock: with a clock of known speed every benchmark returns the rate worked out by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gpudiag.hardware import benchmarks as bench
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def fixed(seconds: float) -> bench.Clock:
+    def clock(work: bench.Work, _: int) -> float:
+        work()
+        return seconds
+
+    return clock
+
+
+def test_the_best_run_counts_and_the_warm_up_does_not() -> None:
+    times = itertools.chain([0.001, 5.0, 3.0, 4.0], itertools.repeat(6.0))
+    assert bench.best_seconds(lambda: None, lambda _, __: next(times), 0.01) == 3.0
+
+
+def test_a_warm_up_longer_than_the_budget_is_all_there_is() -> None:
+    assert bench.best_seconds(lambda: None, lambda _, __: 7.0, 0.0) == 7.0
+
+
+def test_gemm_counts_two_flop_a_multiply_add() -> None:
+    here = bench.Bench(torch, "cpu", fixed(0.5))
+    assert bench.gemm_flop_per_s(here, "float32", (64,), 0.01) == 2 * 64**3 / 0.5
+
+
+def test_a_size_that_does_not_fit_the_budget_is_not_tried() -> None:
+    here = bench.Bench(torch, "cpu", fixed(0.5))
+    assert bench.gemm_flop_per_s(here, "float32", (64, 100_000), 0.02) == 2 * 64**3 / 0.5  # 100,000 would need 120 GB
+
+
+def test_a_type_without_a_kernel_is_none() -> None:
+    here = bench.Bench(torch, "cpu", fixed(0.5))
+    assert bench.gemm_flop_per_s(here, "bool", (64,), 0.01) is None
+
+
+def test_streams_count_reads_and_writes() -> None:
+    here = bench.Bench(torch, "cpu", fixed(0.5))
+    rates = bench.stream_byte_per_s(here, 8 * 1000, 0.005)  # two tensors of 1000 fp32
+    assert rates == bench.Streams(copy=16_000, read=8_000, update=24_000)
+    assert rates.best == 24_000
+
+
+def test_launch_floor_is_that_of_a_recorded_op() -> None:
+    floor = bench.cpu_launch_floor_ns(bench.Bench(torch, "cpu", bench.cpu_clock))
+    assert floor is not None
+    assert 20 < floor < 20_000

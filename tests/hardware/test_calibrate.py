@@ -1,0 +1,139 @@
+"""Measured peaks: taken in a child process, plausible against physics, failures in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import msgspec
+import pytest
+
+from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.hardware import benchmarks, calibrate
+from gpudiag.hardware.resolve import resolve
+from gpudiag.model.hardware import Device
+from gpudiag.model.trace import ObservedDevice
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture(scope="module")
+def measured() -> Device:
+    start = time.perf_counter()
+    device = calibrate.measure_in_child("cpu", threads=1)
+    assert time.perf_counter() - start < 40  # about 8 s on a quiet machine
+    return device
+
+
+@pytest.mark.slow
+class TestThisCpu:
+    def test_it_is_measured_and_says_how(self, measured: Device) -> None:
+        assert (measured.id, measured.kind, measured.provenance) == ("cpu", "cpu", "measured")
+        assert "on 1 thread(s)" in measured.source
+        assert "torch.mm" in measured.source
+        assert any(note.startswith("DRAM, ") for note in measured.notes)
+
+    def test_peaks_are_those_of_one_core(self, measured: Device) -> None:
+        # One core does between 1 FLOP and 128 fp32 FLOP a cycle (AVX-512, two FMA units: 64) at 1 to 6 GHz.
+        assert 1e9 < measured.peaks["fp32"] < 128 * 6e9
+        assert measured.peaks["fp64"] < 1.1 * measured.peaks["fp32"]
+
+    def test_bandwidths_are_those_of_one_core(self, measured: Device) -> None:
+        assert measured.bandwidth_byte_per_s is not None
+        assert 1e9 < measured.bandwidth_byte_per_s < 2e11
+        if measured.cache_bandwidth_byte_per_s is not None:
+            assert measured.cache_bandwidth_byte_per_s > 0.5 * measured.bandwidth_byte_per_s
+
+    def test_launch_floor_is_below_a_real_op(self, measured: Device) -> None:
+        assert measured.launch_floor_ns is not None
+        assert 20 < measured.launch_floor_ns < 20_000
+
+
+def _child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """Let another program answer in place of the measuring one, which must be asked for without a shell."""
+    real = subprocess.run
+
+    def run(command: list[str], **options: object) -> object:
+        assert command[:3] == [sys.executable, "-m", "gpudiag.hardware.calibrate"]
+        assert "shell" not in options
+        return real([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_a_failing_child_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _child(monkeypatch, "import sys; sys.stderr.write('first\\nno such device\\n'); sys.exit(3)")
+    with pytest.raises(GpudiagError, match="failed with exit code 3: no such device"):
+        calibrate.measure_in_child("cpu")
+
+
+def test_a_child_that_talks_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    _child(monkeypatch, "print('hello')")
+    with pytest.raises(GpudiagError, match="no readable answer"):
+        calibrate.measure_in_child("cpu")
+
+
+def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    _child(monkeypatch, "import time; time.sleep(60)")
+    start = time.perf_counter()
+    with pytest.raises(GpudiagError, match=r"longer than 0\.5 s"):
+        calibrate.measure_in_child("cpu", timeout_s=0.5)
+    assert time.perf_counter() - start < 10
+
+
+def test_chatter_above_the_answer_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(id="cpu", name="x", kind="cpu", provenance="measured", source="s")
+    _child(monkeypatch, f"print('warming up'); print({msgspec.json.encode(device).decode()!r})")
+    assert calibrate.measure_in_child("cpu") == device
+
+
+def test_threads_are_checked() -> None:
+    with pytest.raises(UsageError):
+        calibrate.measure_in_child("cpu", threads=0)
+
+
+def test_the_command_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert calibrate.main(["--device", "cuda", "--json"]) == 3
+    assert "there is no CUDA device to measure" in capsys.readouterr().err
+
+
+def test_the_better_of_two_passes_counts() -> None:
+    def rates(scale: float, fp64: float | None) -> calibrate._CpuRates:
+        streams = benchmarks.Streams(scale, 2 * scale, 3 * scale)
+        return calibrate._CpuRates({"fp32": 10 * scale, "fp64": fp64, "bf16": None}, scale, streams, None)
+
+    better = calibrate._better(rates(1, 5.0), rates(2, None))
+    assert better == calibrate._CpuRates({"fp32": 20, "fp64": 5.0, "bf16": None}, 2, benchmarks.Streams(2, 4, 6), None)
+
+
+def test_other_work_on_the_cpus_is_noticed() -> None:
+    before = calibrate._cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+        time.sleep(1.0)
+        after = calibrate._cpu_seconds()
+        other.kill()
+    assert calibrate._cpus_of_others(before, after) > 0.3
+
+
+def test_the_working_set_stays_within_a_gibibyte() -> None:
+    assert calibrate._dram_working_set(300 << 20) <= 1 << 30
+    assert calibrate._dram_working_set(None) <= 1 << 29
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: torch.cuda.is_available() is False")
+def test_the_gpu_reaches_its_data_sheet() -> None:
+    properties = torch.cuda.get_device_properties(0)
+    capability = f"{properties.major}.{properties.minor}"
+    table = resolve(ObservedDevice(0, properties.name, properties.multi_processor_count, properties.total_memory, capability)).device
+    assert table is not None, f"{properties.name} is not in the device table"
+    device = calibrate.calibrate("cuda")
+    assert device.provenance == "measured"
+    assert 0.5 <= device.peaks["bf16"] / table.peaks["bf16"] <= 1.03
+    assert device.bandwidth_byte_per_s is not None
+    assert table.bandwidth_byte_per_s is not None
+    assert 0.6 <= device.bandwidth_byte_per_s / table.bandwidth_byte_per_s <= 1.03
+    assert device.launch_floor_ns is not None
+    assert 300 < device.launch_floor_ns < 20_000

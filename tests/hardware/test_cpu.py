@@ -1,0 +1,55 @@
+"""CPU facts are read as the kernel writes them; nothing is guessed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpudiag.hardware import cpu
+
+
+def _cache(system: Path, index: int, number: int, kind: str, level: int, size: str, shared: str) -> None:
+    folder = system / f"cpu{index}" / "cache" / f"index{number}"
+    folder.mkdir(parents=True)
+    for name, text in (("type", kind), ("level", str(level)), ("size", size), ("shared_cpu_list", shared)):
+        (folder / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def two_complexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Four cores in two complexes of 32 MiB L3 each, as on an EPYC."""
+    monkeypatch.setattr(cpu, "_usable_cpus", lambda: [0, 1, 2, 3])
+    for core in range(4):
+        _cache(tmp_path, core, 0, "Data", 1, "32K", str(core))
+        _cache(tmp_path, core, 1, "Instruction", 1, "32K", str(core))
+        _cache(tmp_path, core, 2, "Unified", 2, "512K", str(core))
+        _cache(tmp_path, core, 3, "Unified", 3, "32768K", "0-1" if core < 2 else "2-3")
+    return tmp_path
+
+
+def test_shared_caches_count_once(two_complexes: Path) -> None:
+    assert cpu.last_level_cache_bytes(two_complexes) == 64 * 2**20
+
+
+def test_only_caches_of_usable_cpus_count(two_complexes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_usable_cpus", lambda: [1])
+    assert cpu.last_level_cache_bytes(two_complexes) == 32 * 2**20
+
+
+def test_no_cache_files_is_unknown(tmp_path: Path) -> None:
+    assert cpu.last_level_cache_bytes(tmp_path) is None
+
+
+def test_this_machine_has_a_model_name() -> None:
+    name = cpu.cpu_model_name()
+    assert name == name.strip()
+    assert name
+
+
+@pytest.mark.skipif(not Path("/sys/devices/system/cpu/cpu0/cache/index0").exists(), reason="this system does not list its caches")
+def test_this_machines_cache_is_at_least_its_l1() -> None:
+    size = cpu.last_level_cache_bytes()
+    assert size is not None
+    assert size >= 16 * 2**10 * len(os.sched_getaffinity(0))

@@ -1,0 +1,63 @@
+"""The report as Markdown, seen through a Markdown parser."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import report_sample as sample
+from markdown_it import MarkdownIt
+
+from gpudiag.report import markdown
+
+REPORTS = {
+    "full": sample.report(),
+    "no device": sample.no_device(),
+    "hostile": sample.hostile(),
+    "nothing found": sample.report(findings=()),
+}
+# What the report itself writes; a name from the trace must add nothing.
+TAGS = {"h1", "h2", "h3", "p", "strong", "code", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
+
+
+def _html(name: str) -> str:
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown.render(REPORTS[name]))
+
+
+@pytest.mark.parametrize("name", list(REPORTS))
+def test_only_elements_of_our_own(name: str) -> None:
+    assert set(re.findall(r"<\s*([A-Za-z]\w*)", _html(name))) <= TAGS
+
+
+@pytest.mark.parametrize("name", list(REPORTS))
+def test_every_row_has_the_cells_of_its_header(name: str) -> None:
+    rendered = _html(name)
+    tables = re.findall(r"<table>.*?</table>", rendered, re.DOTALL)
+    assert tables
+    for table in tables:
+        header, *rows = re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
+        assert rows
+        assert {row.count("<td") for row in rows} == {header.count("<th")}
+
+
+def test_no_raw_pipe_row_falls_out_of_a_table() -> None:
+    paragraphs = re.findall(r"<p>(.*?)</p>", _html("hostile"), re.DOTALL)
+    assert [text for text in paragraphs if text.startswith("|")] == []
+
+
+def test_names_of_any_length_leave_short_lines() -> None:
+    assert max(len(line) for line in markdown.render(REPORTS["hostile"]).splitlines()) < 6_000
+
+
+def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
+    text = markdown.render(sample.report())
+    assert "A step takes 75.0 ms: the GPU is idle 39 % of it" in text
+    assert "| compute-bound kernels | 22.5 ms | 30.0 % |" in text
+    assert "**Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.**" in text
+    assert "`model = torch.compile(model)`" in text
+    assert "| `aten::mm [[4096,4096],[4096,4096]]` | 48 | 90.0 ms | 48.6 % | compute | 50 % | 495 TFLOP/s | 362 GB/s | 1,367 |" in text
+    assert "| MEM-03 | not applicable | no attention op was recorded |" in text
+
+
+def test_ops_are_cut_at_top() -> None:
+    assert len(re.findall(r"^\| `aten::op_", markdown.render(sample.many_ops(50), top=7), re.MULTILINE)) == 7

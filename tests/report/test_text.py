@@ -1,0 +1,114 @@
+"""The report in a terminal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import report_sample as sample
+from rich.cells import cell_len
+
+from gpudiag.report import text, words
+from gpudiag.report.escape import for_encoding
+
+REPORTS = {
+    "full": sample.report(),
+    "no device": sample.no_device(),
+    "hostile": sample.hostile(),
+    "nothing found": sample.report(findings=()),
+    "empty": sample.report(findings=(), ops=(), rules=(), breakdown=sample.breakdown({})),
+}
+SGR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@pytest.mark.parametrize("name", list(REPORTS))
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
+    wide = [line for line in text.render(REPORTS[name], width=width).splitlines() if cell_len(line) > width]
+    assert wide == []
+
+
+@pytest.mark.parametrize("name", list(REPORTS))
+def test_plain_text_holds_no_control_characters(name: str) -> None:
+    plain = text.render(REPORTS[name])
+    assert [character for character in plain if not character.isprintable() and character != "\n"] == []
+    assert plain.endswith("\n")
+    for_encoding(plain, "ascii").encode("ascii")
+
+
+def test_colours_are_only_colours_and_change_no_word() -> None:
+    coloured = text.render(REPORTS["hostile"], color=True)
+    assert SGR.search(coloured)
+    stripped = "\n".join(line.rstrip() for line in SGR.sub("", coloured).splitlines())
+    assert stripped == text.render(REPORTS["hostile"]).rstrip("\n")
+
+
+def test_the_verdict_comes_before_everything_else() -> None:
+    plain = " ".join(text.render(sample.report()).split())
+    order = ["A step takes", "Where a step goes", "What matters most", "How far to trust this", "Ops that cost most", "Of 3 rules"]
+    assert [plain.index(words) for words in order] == sorted(plain.index(words) for words in order)
+
+
+def test_figures_of_the_breakdown_are_per_step() -> None:
+    plain = text.render(sample.report())
+    assert re.search(r"compute-bound kernels +22\.5 ms +30\.0 % +█", plain)
+    assert re.search(r"idle: host launches too late +25\.0 ms +33\.3 % +█", plain)
+    assert "garbage collection" not in plain  # zero
+
+
+def test_figures_are_whole_in_a_narrow_terminal() -> None:
+    assert re.search(r"compute-bound kernels +22\.5 ms +30\.0 % +█", text.render(sample.report(), width=60))
+
+
+def test_the_longest_bar_is_the_largest_part() -> None:
+    bars = {line.count("█"): line for line in text.render(sample.report()).splitlines() if "█" in line}
+    assert "host launches too late" in bars[max(bars)]
+
+
+def test_three_findings_are_told_and_the_rest_named() -> None:
+    findings = tuple(sample.finding(rule=f"OVH-0{k}", title=f"Finding {k}", message=f"Message {k}.") for k in range(1, 6))
+    plain = text.render(sample.report(findings=findings))
+    assert "Message 3." in plain
+    assert "Message 4." not in plain
+    assert "Also found: Finding 4 (OVH-04); Finding 5 (OVH-05)." in plain
+
+
+def test_a_finding_shows_ceiling_and_code_change() -> None:
+    plain = " ".join(text.render(sample.report()).split())
+    assert "Up to 25.0 ms of 75.0 ms (33 %) if every kernel" in plain
+    assert 'model = torch.compile(model, mode="reduce-overhead")' in plain
+    assert "Where: loss.item() (train.py:41), 2.00 ms a step" in plain
+
+
+def test_a_report_without_findings_says_what_was_judged() -> None:
+    plain = " ".join(text.render(REPORTS["nothing found"]).split())
+    assert "No rule found a cause" in plain
+    assert "1 could not be judged" in plain
+    assert "no attention op was recorded" in plain
+
+
+def test_without_a_device_it_says_that_no_roofline_was_possible() -> None:
+    plain = " ".join(text.render(REPORTS["no device"]).split())
+    assert "there is no roofline" in plain
+    assert "The device of the trace has no name" in plain
+
+
+def test_ops_are_cut_at_top_and_sorted_by_time() -> None:
+    plain = text.render(sample.many_ops(50), top=7)
+    assert re.findall(r"aten::op_\d+", plain) == [f"aten::op_{k:04d}" for k in range(7)]
+    assert "7 of 50" in plain
+    assert "Ops that cost most" not in text.render(sample.many_ops(5), top=0)
+
+
+def test_op_figures() -> None:
+    # 48 calls in 90 ms of 185 ms; 494.7 of 989.4 TFLOP/s
+    (line,) = [line for line in text.render(sample.report(), width=120).splitlines() if line.startswith("aten::mm ")]
+    assert line.split()[-10:-1] == ["90.0", "ms", "48.6", "%", "compute", "50", "%", "495", "362"]
+    assert line.split()[-1] == words.number(494.7e12 / 362e9)
+
+
+def test_what_is_not_known_is_a_question_mark_with_a_legend() -> None:
+    plain = text.render(sample.report())
+    (line,) = [line for line in plain.splitlines() if line.startswith("mylib::custom_kernel")]
+    assert line.split()[-4:] == ["?", "?", "?", "?"]
+    assert "?: not known" in plain

@@ -1,0 +1,113 @@
+"""What every renderer says: the verdict, the breakdown, ceilings, trust."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import report_sample as sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.model.breakdown import BUCKETS
+from gpudiag.model.finding import Ceiling, Evidence
+from gpudiag.model.report import StepSummary
+from gpudiag.report import words
+
+MS = sample.MS
+
+
+@given(st.dictionaries(st.sampled_from(BUCKETS), st.integers(0, 10**6), min_size=1))
+def test_the_lines_of_the_breakdown_add_up_to_the_step(milliseconds: dict[str, int]) -> None:
+    report = sample.report(breakdown=sample.breakdown(milliseconds))
+    rows = words.bucket_rows(report)
+    assert len(rows) <= 10
+    assert sum(row.ns for row in rows) == pytest.approx(words.step_ns(report))
+    assert sum(row.share for row in rows) == pytest.approx(1 if report.breakdown.wall_ns else 0)
+    assert all(row.ns > 0 for row in rows)
+    shown = {row.bucket for row in rows}
+    for name in ("unknown", "idle_unexplained"):  # what is not known is never merged away
+        assert (name in shown) == (milliseconds.get(name, 0) > 0)
+
+
+@given(st.dictionaries(st.sampled_from(BUCKETS), st.integers(0, 10**6), min_size=1).filter(lambda parts: sum(parts.values()) > 0))
+def test_the_verdict_is_one_sentence_for_any_breakdown(milliseconds: dict[str, int]) -> None:
+    text = words.verdict(sample.report(breakdown=sample.breakdown(milliseconds)))
+    assert text.startswith("A step takes ")
+    assert text.endswith(".")
+    assert text.count(" of it") == 1
+    assert ("no cost model covers" in text) == (milliseconds.get("unknown", 0) / sum(milliseconds.values()) >= 0.005)
+
+
+def test_the_verdict_names_the_largest_part_first() -> None:
+    text = words.verdict(sample.report())
+    assert text == (
+        "A step takes 75.0 ms: the GPU is idle 39 % of it (mostly: host launches too late, 33 %), computes 30 %, is bound by memory "
+        "traffic 20 %, waits for communication 5 % and runs kernels that no cost model covers 3 %; smaller parts make up the other 3 %."
+    )
+
+
+def test_the_verdict_of_a_step_that_only_computes() -> None:
+    assert (
+        words.verdict(sample.report(breakdown=sample.breakdown({"compute": 300}))) == "A step takes 75.0 ms: the GPU computes 100 % of it."
+    )
+
+
+def test_without_time_the_verdict_says_so() -> None:
+    assert words.verdict(sample.report(breakdown=sample.breakdown({}))).startswith("No time could be analysed")
+
+
+def test_without_steps_the_window_is_not_called_a_step() -> None:
+    steps = StepSummary(1, "whole trace", 300 * MS, None, None)
+    report = sample.report(steps=steps)
+    assert words.verdict(report).startswith("The recorded window lasts 300 ms: ")
+
+
+def test_a_ceiling_is_told_per_step() -> None:
+    # 100 ms over 4 steps of 75 ms
+    assert words.ceiling_line(sample.finding(), sample.report()) == (
+        "Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
+    )
+    assert words.ceiling_line(sample.finding(ceiling=None), sample.report()) == "Gain: not known."
+    assert (
+        words.ceiling_line(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
+        == "Up to 1.00 ms of 75.0 ms (1 %)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.333, "share", "33.3 %"),
+        (25 * MS, "ns", "25.0 ms"),
+        (1.5e9, "B", "1.50 GB"),
+        (3.35e12, "B/s", "3.35 TB/s"),
+        (1840, "kernels", "1,840 kernels"),
+        (1840, "count", "1,840"),
+        (2.34567, "ratio", "2.35"),
+        (True, "bool", "yes"),
+        ("bf16", "text", "bf16"),
+    ],
+)
+def test_evidence_carries_its_unit(value: object, unit: str, text: str) -> None:
+    assert words.evidence_text(Evidence("fact", value, unit)) == text  # type: ignore[arg-type]
+
+
+def test_a_fix_that_is_not_known_stands_for_itself() -> None:
+    assert words.fix_lines(sample.finding(fixes=("compile", "my-own"))) == [
+        ("Compile the model", "model = torch.compile(model)", "differs by rounding"),
+        ("my-own", "", ""),
+    ]
+
+
+def test_a_cpu_run_does_not_speak_of_kernels() -> None:
+    device = msgspec.structs.replace(sample.device(), kind="cpu", name="Xeon")
+    report = sample.report(device=device)
+    assert "the CPU is idle" in words.verdict(report)
+    assert "kernel" not in words.verdict(report) + "".join(row.label for row in words.bucket_rows(report) if not row.idle)
+
+
+def test_rates_of_unknown_work_are_unknown() -> None:
+    assert words.per_second(None, 5) is None
+    assert words.per_second(1.0, 0) is None
+    assert words.number(None) == "?"
+    assert [words.number(value) for value in (0.0, 0.034, 12.34, 1234.5)] == ["0.0", "0.03", "12.3", "1,234"]

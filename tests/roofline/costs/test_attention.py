@@ -1,0 +1,117 @@
+"""Which (query, key) pairs attention computes, counted one by one, and the sizes of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.model.cost import Cost
+from gpudiag.model.finding import Missing
+from gpudiag.model.signature import Signature
+from gpudiag.roofline.costs import cost_of
+from gpudiag.roofline.costs.attention_shapes import pairs_twice, window_keys
+
+CostOf = Callable[..., Cost]
+LENGTH = st.integers(1, 60)
+
+
+@given(queries=LENGTH, keys=LENGTH)
+def test_causal_pairs_counted_one_by_one(queries: int, keys: int) -> None:
+    top = sum(key <= query for query in range(queries) for key in range(keys))
+    bottom = sum(key <= query + keys - queries for query in range(queries) for key in range(keys))
+    if queries == keys:  # convention: exactly half, the diagonal's other half is left out
+        assert pairs_twice(queries, keys, "top_left") == pairs_twice(queries, keys, "bottom_right") == queries * keys
+        assert top == bottom == (queries * keys + queries) / 2
+    else:
+        assert pairs_twice(queries, keys, "top_left") == 2 * top
+        assert pairs_twice(queries, keys, "bottom_right") == 2 * bottom
+    assert pairs_twice(queries, keys, "none") == 2 * queries * keys
+
+
+def test_window() -> None:
+    assert window_keys(127, 0, causal=True) == 128
+    assert window_keys(-1, 0, causal=True) is None
+    assert window_keys(64, 64, causal=False) == 129
+    assert window_keys(64, -1, causal=False) is None
+    assert pairs_twice(1000, 1000, "bottom_right", 128) == 2 * 1000 * 128
+    assert pairs_twice(100, 100, "bottom_right", 128) == 100 * 100  # wider than the sequence: plain causal
+
+
+def _flash(cost: CostOf, queries: int, keys: int, causal: bool, heads: int = 8, kv_heads: int = 8) -> Cost:
+    q, kv = ("bf16", (2, heads, queries, 64)), ("bf16", (2, kv_heads, keys, 64))
+    return cost("aten::_scaled_dot_product_flash_attention", q, kv, kv, 0.0, causal, False, None)
+
+
+def test_decoding_and_chunked_prefill(cost: CostOf) -> None:
+    """Bottom-right: one new query sees the whole cache; 64 queries on 512 keys see almost all of them."""
+    assert _flash(cost, 1, 512, True).flops == _flash(cost, 1, 512, False).flops
+    chunk = _flash(cost, 64, 512, True)
+    assert chunk.flops == 4 * 2 * 8 * 64 * (64 * 512 - 64 * 63 // 2)
+
+
+def test_alignment_differs_between_backends(cost: CostOf) -> None:
+    """torch's is_causal is top-left: with more keys than queries the keys behind the triangle are never seen."""
+    q, kv = ("bf16", (1, 1, 4, 64)), ("bf16", (1, 1, 16, 64))
+    efficient = cost("aten::_scaled_dot_product_efficient_attention", q, kv, kv, None, False, 0.0, True, None)
+    assert efficient.flops == 4 * 64 * (1 + 2 + 3 + 4)
+    flash = cost("aten::_scaled_dot_product_flash_attention", q, kv, kv, 0.0, True, False, None)
+    assert flash.flops == 4 * 64 * (13 + 14 + 15 + 16)
+
+
+def test_grouped_heads_change_bytes_not_flops(cost: CostOf) -> None:
+    full, grouped = _flash(cost, 128, 128, False), _flash(cost, 128, 128, False, kv_heads=2)
+    assert full.flops == grouped.flops
+    assert full.bytes - grouped.bytes == 2 * 2 * (2 * 6 * 128 * 64)
+
+
+def test_value_heads_of_another_size(cost: CostOf) -> None:
+    """Multi-head latent attention: keys of 192, values of 128."""
+    q, k, v = ("bf16", (1, 4, 32, 192)), ("bf16", (1, 4, 32, 192)), ("bf16", (1, 4, 32, 128))
+    found = cost("aten::_scaled_dot_product_flash_attention", q, k, v, 0.0, False, False, None)
+    assert found.flops == 2 * 4 * 32 * 32 * (192 + 128)
+    assert found.bytes == 2 * 4 * 32 * (192 + 192 + 128 + 128) + 4 * 4 * 32
+    out, state = ("bf16", (1, 4, 32, 128)), ("int64", ())
+    name = "aten::_scaled_dot_product_flash_attention_backward"
+    back = cost(name, out, q, k, v, out, ("fp32", (1, 4, 32)), None, None, 32, 32, 0.0, False, state, state, None)
+    assert back.flops == 2 * 4 * 32 * 32 * (3 * 192 + 2 * 128)
+    assert back.bytes == 2 * 4 * 32 * (2 * (192 + 192 + 128) + 2 * 128) + 4 * 4 * 32
+
+
+def test_efficient_attention_in_both_schemas(cost: CostOf) -> None:
+    """torch before 2.3 had no max_seqlen_k; custom_mask_type 1 is top-left, 2 bottom-right."""
+    q, bias = ("bf16", (25, 196, 16, 80)), ("bf16", (25, 16, 196, 196))
+    old = cost("aten::_efficient_attention_forward", q, q, q, bias, None, None, None, 0.0, 0, False, None, None, None)
+    new = cost("aten::_efficient_attention_forward", q, q, q, bias, None, None, None, None, 0.0, 0, False, None, None, None)
+    assert old == new
+    assert (old.matrix_flops, old.bytes) == (4917248000, 50176000 + 25 * 16 * 196 * 196 * 2)
+    causal = cost("aten::_efficient_attention_forward", q, q, q, None, None, None, None, None, 0.0, 1, True, None, None, None)
+    assert 2 * causal.matrix_flops == old.matrix_flops
+    assert causal.bytes == 50176000 + 4 * 25 * 16 * 196
+
+
+def test_packed_sequences_are_an_upper_bound(cost: CostOf) -> None:
+    """Four sequences of 100 packed: with equal lengths the bound is exact, and it says that it is generic."""
+    q, lengths = ("bf16", (400, 8, 64)), ("int32", (5,))
+    packed = cost("aten::_flash_attention_forward", q, q, q, lengths, lengths, 100, 100, 0.0, True, False, None, None, None)
+    q4 = ("bf16", (4, 100, 8, 64))
+    padded = cost("aten::_flash_attention_forward", q4, q4, q4, None, None, 100, 100, 0.0, True, False, None, None, None)
+    assert (packed.matrix_flops, packed.bytes, packed.provenance) == (padded.matrix_flops, padded.bytes, "generic")
+
+
+def test_sliding_window(cost: CostOf) -> None:
+    q = ("bf16", (1, 1000, 8, 64))
+    rest = (None, None, 1000, 1000, 0.0, True, False, None)
+    windowed = cost("aten::_flash_attention_forward", q, q, q, *rest, 127, 0)
+    assert windowed.matrix_flops == 4 * 8 * 64 * 1000 * 128
+    assert windowed == cost("flash_attn::_flash_attn_forward", q, q, q, 0.0, 0.125, True, 127, 0, 0.0, None, False)
+
+
+@pytest.mark.parametrize("concrete", [True, False])
+def test_unknown_causality_has_no_cost(concrete: bool, recorded: Callable[..., Signature]) -> None:
+    q = ("bf16", (1, 8, 128, 64))
+    found = cost_of("aten::_scaled_dot_product_flash_attention", recorded(q, q, q, 0.0, None, False, None, concrete=concrete))
+    assert isinstance(found, Missing)
+    assert "is_causal" in found.reason

@@ -1,0 +1,74 @@
+"""`gpudiag rules ...`: what the commands say of the built-in rules and of files with mistakes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gpudiag.cli.rules import app
+from gpudiag.errors import InputError, UsageError
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_IN = str(ROOT / "rules")
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_list_names_every_rule() -> None:
+    listed = run("list")
+    for path in (ROOT / "rules").rglob("*.yaml"):
+        assert path.stem in listed
+
+
+def test_show_gives_condition_numbers_and_their_origin() -> None:
+    shown = run("show", "inp-01")
+    for words in ("loader_wait_share >= min_share", "TraceML", "loader-workers", "the next batch was always ready"):
+        assert words in " ".join(shown.split())
+
+
+def test_show_of_an_unknown_rule_suggests_one() -> None:
+    with pytest.raises(UsageError, match="no rule 'OVH-1'; did you mean 'OVH-01'"):
+        run("show", "OVH-1")
+
+
+def test_check_and_test_work_on_the_built_in_folder() -> None:
+    assert f"{len(list((ROOT / 'rules').rglob('*.yaml')))} rule file(s)" in run("check", BUILT_IN)
+    held, _, total = run("test", BUILT_IN).split()[:3]
+    assert held == total
+
+
+def test_a_failing_inline_test_is_exit_code_1(tmp_path: Path) -> None:
+    text = (ROOT / "rules" / "dst" / "DST-01.yaml").read_text().replace("DST-01", "LAB-01").replace("category: dst", "category: lab")
+    (tmp_path / "LAB-01.yaml").write_text(text.replace("expect: critical", "expect: info"))
+    result = CliRunner().invoke(app, ["test", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "LAB-01.yaml: test 1 (a slow link): expected info, got critical" in result.output
+    assert "3 of 4 tests hold" in result.output
+
+
+def test_check_names_the_mistake(tmp_path: Path) -> None:
+    (tmp_path / "LAB-01.yaml").write_text("schema: 1\nid: LAB-01\ntitel: x\n")
+    with pytest.raises(InputError, match=r"LAB-01\.yaml:3: titel: unknown key; did you mean 'title'"):
+        run("check", str(tmp_path))
+
+
+def test_facts_lists_units() -> None:
+    assert "loader_wait_ns" in run("facts")
+
+
+def test_the_commands_load_nothing_heavy_before_they_run() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import importlib.util as u; "
+        f"s = u.spec_from_file_location('r', {str(ROOT / 'gpudiag/cli/rules.py')!r}); m = u.module_from_spec(s); s.loader.exec_module(m); "
+        "print([n for n in ('polars', 'msgspec', 'numpy', 'yaml', 'rich.table') if n in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

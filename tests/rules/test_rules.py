@@ -1,0 +1,99 @@
+"""The built-in rules: their inline tests, their documentation, the numbers that the rule catalogue fixes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpudiag.diagnosis import load_rules, self_test
+from gpudiag.diagnosis import rule as schema
+from gpudiag.diagnosis.rule import Rule
+from gpudiag.facts import CATALOGUE
+
+ROOT = Path(__file__).resolve().parents[2] / "rules"
+REQUIRED = {"EFF-01", "EFF-03", "OVH-01", "OVH-02", "CMP-01", "CMP-04", "MEM-01", "MEM-03", "MEM-05", "INP-01"}
+
+
+@pytest.fixture(scope="module")
+def rules() -> dict[str, Rule]:
+    return {rule.id: rule for rule in load_rules()}
+
+
+def test_the_inline_tests_hold(rules: dict[str, Rule]) -> None:
+    assert set(rules) >= REQUIRED
+    assert self_test(rules.values()) == []
+
+
+def test_every_file_of_the_folder_is_loaded(rules: dict[str, Rule]) -> None:
+    files = {path.stem: path.parent.name for path in ROOT.rglob("*.yaml")}
+    assert files == {rule.id: rule.file.category for rule in rules.values()}
+
+
+@pytest.mark.parametrize(
+    ("rule", "param", "value"),
+    [
+        ("OVH-01", "min_share", 0.15),
+        ("OVH-01", "critical_share", 0.30),
+        ("OVH-01", "overhead_first", 0.40),
+        ("OVH-02", "launch_cost", 6000),
+        ("OVH-02", "min_launch_share", 0.2),
+        ("INP-01", "min_share", 0.10),
+        ("INP-01", "critical_share", 0.20),
+        ("INP-03", "min_share", 0.01),
+        ("CMP-01", "min_share", 0.10),
+        ("CMP-02", "min_flop_share", 0.8),
+        ("CMP-02", "min_work_share", 0.30),
+        ("CMP-04", "min_share", 0.03),
+        ("CMP-05", "min_share", 0.10),
+        ("MEM-01", "min_share", 0.03),
+        ("MEM-03", "min_share", 0.05),
+        ("MEM-05", "min_share", 0.03),
+        ("MEM-07", "min_share", 0.03),
+        ("MEM-08", "min_share", 0.005),
+        ("DST-01", "min_share", 0.10),
+        ("DST-01", "critical_share", 0.20),
+        ("EFF-03", "max_slowdown", 1.2),
+        ("EFF-03", "min_steps", 3),
+        ("EFF-03", "max_variation", 0.15),
+    ],
+)
+def test_thresholds_are_those_of_the_catalogue(rules: dict[str, Rule], rule: str, param: str, value: float) -> None:
+    assert rules[rule].file.params[param].value == value
+
+
+def test_every_threshold_in_a_condition_has_a_name_and_an_origin(rules: dict[str, Rule]) -> None:
+    for rule in rules.values():
+        numbers = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", rule.file.when)) - {"0"}
+        assert numbers == set(), f"{rule.id}: numbers without a name in `when`: {numbers}"
+        assert all(param.origin for param in rule.file.params.values())
+
+
+def test_every_rule_says_what_it_is_not_and_where_that_comes_from(rules: dict[str, Rule]) -> None:
+    for rule in rules.values():
+        assert len(rule.file.why) > 200, rule.id
+        assert re.search(r"\bnot\b|\bonly\b|\bneeds?\b|\bwithout\b", rule.file.why), rule.id
+        assert rule.file.references
+
+
+def test_ceilings_are_gaps_or_savings_never_plain_sums_of_kernels(rules: dict[str, Rule]) -> None:
+    sums = {"collective_ns", "unfused_attention_ns", "optimizer_ns", "unfused_chain_ns", "busy_ns", "wall_ns"}
+    for rule in rules.values():
+        if rule.ceiling is not None:
+            assert not rule.ceiling.names & sums, rule.id
+            assert all(CATALOGUE[name].unit == "ns" for name in rule.ceiling.names)
+
+
+def test_the_guide_explains_every_key_and_its_example_is_a_rule(tmp_path: Path) -> None:
+    guide = (ROOT / "README.md").read_text()
+    for part in (schema.RuleFile, schema.Param, schema.CeilingSpec, schema.Detail, schema.Withholding, schema.RuleTest):
+        for key in part.__struct_fields__:
+            assert f"`{key}`" in guide, f"rules/README.md does not explain {part.__name__}.{key}"
+    example = re.search(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    assert example is not None
+    identifier = re.search(r"^id: (.*)$", example[1], re.MULTILINE)
+    assert identifier is not None
+    (tmp_path / f"{identifier[1]}.yaml").write_text(example[1])
+    rules = load_rules([str(tmp_path)])
+    assert self_test([rule for rule in rules if rule.id == identifier[1]]) == []
