@@ -1,1 +1,22 @@
-"""gpudiag: why a PyTorch training step takes as long as it does. Public names resolve lazily; see api.py."""
+"""gpudiag: why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.
+
+Public names resolve on first use, so that `import gpudiag` costs nothing: profile, diagnose, calibrate, Report.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpudiag.api import Report, calibrate, diagnose, profile
+
+__all__ = ["Report", "calibrate", "diagnose", "profile"]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name from gpudiag.api."""
+    if name not in __all__:
+        raise AttributeError(f"module 'gpudiag' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    from gpudiag import api
+
+    return getattr(api, name)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from gpudiag.capture.session import Session
+from gpudiag.model.bundle import Manifest
+from gpudiag.model.hardware import Device
 
 VOCABULARY, WIDTH, HEADS, BLOCKS, LENGTH, BATCH = 512, 256, 4, 4, 128, 8
 SUCCESSORS = 4
@@ -102,12 +104,18 @@ def _pick_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def train_demo(path: Path, seconds: float = 8, device: str = "auto", log: Callable[[str], None] | None = None) -> DemoRun:
+def train_demo(
+    path: Path,
+    seconds: float = 8,
+    device: str = "auto",
+    log: Callable[[str], None] | None = None,
+    peaks: Callable[[Manifest], Device | None] | None = None,
+) -> DemoRun:
     """Return what was trained in about `seconds` (at least MIN_STEPS steps) on `device`, recorded into a bundle at `path`.
 
-    Raises MissingDependencyError without torch. The global random state is left as it was found.
+    `peaks` gives the peaks once the loop has ended. Raises MissingDependencyError without torch. The global random state is left as it was found.
     """
-    session = Session(path)  # checks that torch is there
+    session = Session(path, peaks=peaks)  # checks that torch is there
     import torch
 
     chosen = _pick_device(device)

@@ -73,6 +73,18 @@ def settings(
     )
 
 
+def threads() -> int | None:
+    """Return how many threads torch computes with by default; None without torch."""
+
+    def read() -> int:
+        import torch
+
+        return int(torch.get_num_threads())
+
+    found = _read(read)
+    return found if isinstance(found, int) else None
+
+
 def _compiled() -> bool:
     """Return whether torch.compile produced code in this process, without importing the compiler."""
     utils = sys.modules.get("torch._dynamo.utils")

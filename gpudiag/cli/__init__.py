@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, report, rules, schema
+from gpudiag.cli import calibrate, demo, report, schema
+from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
 
@@ -26,7 +27,7 @@ app = typer.Typer(
 app.command("report")(report.report)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
-app.add_typer(rules.app, name="rules")
+app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")
 
 

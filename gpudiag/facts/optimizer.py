@@ -6,7 +6,7 @@ import math
 
 import polars as pl
 
-from gpudiag.facts import spans
+from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.signature import parse_signature

@@ -6,13 +6,7 @@ import polars as pl
 
 from gpudiag.facts.families import MATRIX
 from gpudiag.facts.window import Window
-
-# Kernel names by library and version (rules.md CMP-01): cuBLAS, cuDNN, CUTLASS, Triton. A name that says neither decides nothing.
-FAST_NAMES = r"(?i)tf32|s1688|tensorop|s16816|xmma_.*f32f32_tf32|hmma"
-SLOW_NAMES = r"(?i)sgemm|_simt_|simt_sgemm|scudnn|dgemm|implicit_convolve_sgemm|ffma"
-
-TENSOR_CORE_ABOVE = 1.05
-"""Above this multiple of the vector peak the work cannot have run on vector units (5 % for clock differences)."""
+from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, TENSOR_CORE_ABOVE
 
 
 def with_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts import spans
+from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 

@@ -7,7 +7,8 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from gpudiag.facts import calls, spans
+from gpudiag.attribution import intervals as spans
+from gpudiag.facts import calls
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device

@@ -67,7 +67,7 @@ def _finding(number: int, finding: Finding, report: ReportData) -> str:
         "",
         markdown(finding.message),
         "",
-        f"**{gain}** Confidence: {finding.confidence}.",
+        f"**{gain}** Confidence: {finding.confidence}." if gain else f"Confidence: {finding.confidence}.",
         "",
     ]
     lines += [f"- Where: {code(words.where_text(place, report))}" for place in finding.where[:3]]

@@ -79,9 +79,18 @@ def _heading(console: Console, text: str) -> None:
 
 def _title(console: Console, report: ReportData) -> None:
     device = report.device.name if report.device else "unknown device"
-    _line(console, f"{report.tool.name} {report.tool.version}  {clean(report.source.path, 60)}  {clean(device, 60)}", "bright_black")
+    _line(
+        console,
+        f"{report.tool.name} {report.tool.version}  {_tail(clean(report.source.path, 4_096), 60)}  {clean(device, 60)}",
+        "bright_black",
+    )
     console.print()
     _line(console, words.verdict(report), "bold")
+
+
+def _tail(text: str, limit: int) -> str:
+    """Return the end of a path, which tells more than its beginning."""
+    return text if len(text) <= limit else f"…{text[1 - limit :]}"
 
 
 def _table(columns: tuple[tuple[str, str], ...]) -> Table:
@@ -116,7 +125,7 @@ def _breakdown(console: Console, report: ReportData) -> None:
     room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
     table = _table((("", "left"), ("time", "right"), ("share", "right"), ("", "left")))
     for row in rows:
-        cells = max(1, round(room * row.share / largest))
+        cells = round(room * row.share / largest)
         style = "magenta" if row.idle else _STYLES.get(row.bucket, "green")
         table.add_row(*_cells(row.label, format_ns(row.ns), format_share(row.share, 1)), Text("█" * cells, style=style))
     console.print(table)
@@ -150,7 +159,7 @@ def _finding(console: Console, number: int, finding: Finding, report: ReportData
     )
     console.print(title)
     _line(console, finding.message, indent=_INDENT)
-    _line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.", "bold", _INDENT)
+    _line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.".strip(), "bold", _INDENT)
     for place in finding.where[:2]:
         _line(console, f"Where: {clean(words.where_text(place, report))}", indent=_INDENT)
     for title_text, change, effect in words.fix_lines(finding)[:3]:

@@ -55,7 +55,7 @@ def device_line(report: ReportData) -> str:
     """Return the device and where its peaks come from, or that there is no roofline."""
     device = report.device
     if device is not None and device.peaks and device.provenance is not None:
-        return f"{device.name}: {_PROVENANCE[device.provenance]}{f' ({device.source})' if device.source else ''}."
+        return f"{device.name}: {_PROVENANCE[device.provenance]}."
     why = " (the reason is among the warnings)" if peaks_reason(report) else ""
     name = f"{device.name}: no peak rates are known" if device else "Not known"
     return f"{name}, so there is no roofline and no op is judged against one{why}."

@@ -135,10 +135,10 @@ def verdict(report: ReportData) -> str:
 
 
 def ceiling_line(finding: Finding, report: ReportData) -> str:
-    """Return the most that removing the cause can give, per step; says so where no bound is known."""
+    """Return the most that removing the cause can give, per step; says so where it is not known, '' where there is nothing to gain."""
     ceiling = finding.ceiling
     if ceiling is None:
-        return "Gain: not known."
+        return "" if finding.bound == "method" else "Gain: not known."
     gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
     what_if = f" if {ceiling.what_if}".rstrip(" .") if ceiling.what_if else ""
     return f"Up to {gain} of {format_ns(step_ns(report))} ({format_share(ceiling.share)}){what_if}."
@@ -214,11 +214,14 @@ def intensity(row: OpRow) -> float | None:
 
 
 def number(value: float | None, factor: float = 1, unit: str = "") -> str:
-    """Return the scaled value with about three digits, '?' where it is not known; a share has no decimals."""
+    """Return the scaled value with about three digits, '?' where it is not known; with a unit it has no decimals."""
     if value is None:
         return "?"
     scaled = value * factor
-    digits = 0 if unit or scaled >= 100 else 1 if scaled >= 10 or scaled == 0 else 2
+    smallest = 0.5 if unit else 0.005
+    if 0 < scaled < smallest:
+        return f"<{1 if unit else 0.01}{unit}"
+    digits = 0 if unit or scaled >= 100 or scaled == 0 else 1 if scaled >= 10 else 2
     return f"{scaled:,.{digits}f}{unit}"
 
 

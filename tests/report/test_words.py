@@ -68,6 +68,7 @@ def test_a_ceiling_is_told_per_step() -> None:
         "Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
     )
     assert words.ceiling_line(sample.finding(ceiling=None), sample.report()) == "Gain: not known."
+    assert words.ceiling_line(sample.finding(ceiling=None, bound="method"), sample.report()) == ""  # about the recording, not the step
     assert (
         words.ceiling_line(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
         == "Up to 1.00 ms of 75.0 ms (1 %)."
@@ -110,4 +111,5 @@ def test_rates_of_unknown_work_are_unknown() -> None:
     assert words.per_second(None, 5) is None
     assert words.per_second(1.0, 0) is None
     assert words.number(None) == "?"
-    assert [words.number(value) for value in (0.0, 0.034, 12.34, 1234.5)] == ["0.0", "0.03", "12.3", "1,234"]
+    assert [words.number(value) for value in (0.0, 0.001, 0.034, 12.34, 1234.5)] == ["0", "<0.01", "0.03", "12.3", "1,234"]
+    assert [words.number(share, 100, " %") for share in (0.0, 0.001, 0.5)] == ["0 %", "<1 %", "50 %"]

@@ -70,9 +70,11 @@ def _prose(text: str, limit: int = 2_000) -> str:
 
 
 def _notes(report: ReportData) -> list[tuple[str, str]]:
-    """Return what the device table says beside the figures; too much for the terminal."""
-    notes = report.device.notes if report.device else ()
-    return [("device notes", " ".join(notes))] if notes else []
+    """Return the sources of the peaks and the notes of the device table; too much for the terminal."""
+    if report.device is None:
+        return []
+    rows = [("peaks from", report.device.source), ("device notes", " ".join(report.device.notes))]
+    return [(topic, text) for topic, text in rows if text]
 
 
 def _buckets(report: ReportData) -> list[dict[str, Any]]:

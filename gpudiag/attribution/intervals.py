@@ -57,3 +57,46 @@ def _before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     inside = np.where(index > 0, np.maximum(spans[np.maximum(index - 1, 0), 1] - t, 0), 0)
     result: npt.NDArray[np.int64] = sums[index] - inside
     return result
+
+
+def _inside(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Return for each moment of `t` whether a span contains it (spans are disjoint and do not touch)."""
+    result: npt.NDArray[np.bool_] = np.searchsorted(spans.reshape(-1), t, side="right") % 2 == 1
+    return result
+
+
+def intersect(a: Spans, b: Spans) -> Spans:
+    """Return the time that lies in both `a` and `b`."""
+    return _where(a, b, keep_b=True)
+
+
+def subtract(a: Spans, b: Spans) -> Spans:
+    """Return the time of `a` that `b` does not cover."""
+    return _where(a, b, keep_b=False)
+
+
+def _where(a: Spans, b: Spans, *, keep_b: bool) -> Spans:
+    edges = np.unique(np.concatenate((a.reshape(-1), b.reshape(-1))))
+    if len(edges) < 2:
+        return NONE
+    pieces = np.stack((edges[:-1], edges[1:]), axis=1)
+    chosen = _inside(a, edges[:-1]) & (_inside(b, edges[:-1]) == keep_b)
+    return union(pieces[chosen])
+
+
+def partition(window: Spans, layers: list[Spans]) -> list[int]:
+    """Return the ns of `window` that each layer holds, an earlier layer taking precedence, and last what none holds.
+
+    The results sum to total(window) exactly: every piece between two edges is counted once, in integers.
+    """
+    edges = np.unique(np.concatenate([window.reshape(-1), *(layer.reshape(-1) for layer in layers)]))
+    if len(edges) < 2:
+        return [0] * (len(layers) + 1)
+    starts, lengths = edges[:-1], np.diff(edges)
+    free = _inside(window, starts)
+    sums = []
+    for layer in layers:
+        held = free & _inside(layer, starts)
+        sums.append(int(lengths[held].sum()))
+        free &= ~held
+    return [*sums, int(lengths[free].sum())]

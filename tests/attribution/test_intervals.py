@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.facts import spans
+from gpudiag.attribution import intervals as spans
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 

@@ -1,0 +1,50 @@
+"""The CPU as the device: one kernels row per op that worked, its time the time outside its children."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from gpudiag.attribution.intervals import Spans
+from gpudiag.attribution.nesting import Nesting, self_ns, self_spans
+from gpudiag.model import tables
+
+
+def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
+    """Return which ops lie on threads that run aten ops: only those threads are the device."""
+    aten = ops["name"].cast(pl.String).str.starts_with("aten::").to_numpy()
+    return np.isin(nesting.thread, np.unique(nesting.thread[aten]))
+
+
+def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+    """Return the kernels table (stage 'link') of a CPU-only run."""
+    busy = self_ns(nesting)
+    chosen = np.flatnonzero((busy > 0) & _working(ops, nesting))
+    rows = ops[chosen]
+    order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
+    rows, busy = rows[order], busy[chosen][order]
+    known = {
+        "name": rows["name"],
+        "kind": pl.repeat("cpu", rows.height, eager=True),
+        "start_ns": rows["start_ns"],
+        "end_ns": rows["end_ns"],
+        "busy_ns": pl.Series(busy),
+        "op": rows["id"],
+        "step": rows["step"],
+        "collective": rows["name"].cast(pl.String).str.contains(r"^(gloo|mpi|nccl|ccl):|^c10d::"),
+        "replay": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
+        "id": pl.int_range(rows.height, eager=True),
+    }
+    return pl.DataFrame(
+        [known[name].cast(dtype).alias(name) if name in known else pl.repeat(None, rows.height, eager=True, dtype=dtype).alias(name)
+         for name, dtype in tables.schema("kernels", "link").items()]
+    )  # fmt: skip
+
+
+def cpu_spans(ops: pl.DataFrame, kernels: pl.DataFrame, nesting: Nesting) -> tuple[np.ndarray, Spans]:
+    """Return (kernel rows, spans): the pieces of time in which each kernels row was the innermost op of its thread."""
+    rows, spans = self_spans(nesting)
+    kernel_of_op = np.full(ops.height, -1, dtype=np.int64)
+    kernel_of_op[kernels["op"].to_numpy()] = kernels["id"].to_numpy()
+    kernel = kernel_of_op[rows]
+    return kernel[kernel >= 0], spans[kernel >= 0]

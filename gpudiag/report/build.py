@@ -1,0 +1,277 @@
+"""One ReportData from an analysis and what the rules said of it."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts import Facts
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.breakdown import IDLE_BUCKETS
+from gpudiag.model.cost import BOUNDS
+from gpudiag.model.finding import Finding, Missing, RuleOutcome
+from gpudiag.model.report import (
+    CollectiveRow,
+    IdleRow,
+    KernelRow,
+    Mfu,
+    OpRow,
+    ReportData,
+    ReportDevice,
+    Source,
+    StepSummary,
+    Tool,
+    Trust,
+)
+from gpudiag.model.signature import Signature, parse_signature
+
+MAX_KERNEL_ROWS = 200
+MAX_IDLE_ROWS = 50
+
+
+def build(
+    analysis: Analysis,
+    findings: tuple[Finding, ...],
+    outcomes: tuple[RuleOutcome, ...],
+    *,
+    tool: Tool,
+    source: Source,
+    sites: pl.Series | None = None,
+    site_match_share: float | None = None,
+) -> ReportData:
+    """Return the report. `sites`: the call site of each op row, where known."""
+    warnings = list(analysis.warnings)
+    mfu = _mfu(analysis, warnings)
+    return ReportData(
+        tool=tool,
+        source=source,
+        device=_device(analysis),
+        trust=_trust(analysis, site_match_share, warnings),
+        steps=_steps(analysis),
+        device_time=analysis.device_time,
+        breakdown=analysis.breakdown,
+        mfu=mfu,
+        ops=_ops(analysis, sites),
+        kernels=_kernels(analysis),
+        idle=_idle(analysis),
+        collectives=_collectives(analysis),
+        findings=findings,
+        rules=outcomes,
+    )
+
+
+def _device(analysis: Analysis) -> ReportDevice | None:
+    device = analysis.device
+    if device is None:
+        name = _observed_name(analysis)
+        return ReportDevice(name, analysis.device_kind, None) if name else None
+    return ReportDevice(
+        name=device.name,
+        kind=device.kind,
+        provenance=device.provenance,
+        peaks=device.peaks,
+        bandwidth_byte_per_s=device.bandwidth_byte_per_s,
+        cache_bytes=device.cache_bytes,
+        cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
+        sm_count=device.sm_count,
+        launch_floor_ns=device.launch_floor_ns,
+        source=device.source,
+        notes=device.notes,
+    )
+
+
+def _observed_name(analysis: Analysis) -> str:
+    """Return what can be called the device where its peaks are not known."""
+    if analysis.device_kind == "cpu":
+        machine = analysis.manifest.machine if analysis.manifest else None
+        return machine.cpu if machine and machine.cpu else "CPU"
+    for observed in analysis.trace.meta.devices:
+        if observed.name and observed.index == (analysis.device_index or 0):
+            return observed.name
+    return "GPU" if analysis.device_time is not None else ""
+
+
+def _trust(analysis: Analysis, site_match_share: float | None, warnings: list[str]) -> Trust:
+    found = analysis.coverage
+    return Trust(
+        events=analysis.trace.meta.events,
+        kernels=found.kernels,
+        linked_share=found.linked_share,
+        modelled_share=found.modelled_share,
+        generic_share=found.generic_share,
+        unknown_share=found.unknown_share,
+        modelled_share_of_all=found.modelled_share_of_all,
+        without_launch_share=found.without_launch_share,
+        outside_ops_share=found.outside_ops_share,
+        without_shapes_share=found.without_shapes_share,
+        replay_share=found.replay_share,
+        dropped=analysis.trace.meta.dropped,
+        profiler_slowdown=analysis.profiler_slowdown,
+        replay_error_share=None,
+        site_match_share=site_match_share,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _steps(analysis: Analysis) -> StepSummary:
+    chosen = analysis.steps.filter(pl.col("analysed"))
+    lengths = chosen["end_ns"] - chosen["start_ns"]
+
+    def quantile(q: float) -> int | None:
+        value = lengths.quantile(q, "linear")
+        return None if value is None else round(value)
+
+    return StepSummary(
+        count=chosen.height,
+        source=analysis.steps_source,
+        wall_ns=analysis.wall_ns,
+        median_ns=quantile(0.5),
+        p95_ns=quantile(0.95),
+        recorded=analysis.steps.height,
+    )
+
+
+def _mfu(analysis: Analysis, warnings: list[str]) -> Mfu | None:
+    facts = Facts(analysis)
+    share, flop, dtype = (facts.value(name) for name in ("mfu", "matrix_flop", "matrix_dtype"))
+    for value in (share, flop, dtype):
+        if isinstance(value, Missing):
+            warnings.append(f"no model FLOPs utilisation: {value.reason}")
+            return None
+    return Mfu(float(flop), float(share), "exact", str(dtype), analysis.coverage.modelled_share)  # type: ignore[arg-type]
+
+
+def _ops(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
+    texts = _signature_texts(analysis)
+    where = _row_sites(analysis, sites)
+    rows = []
+    for row in analysis.op_rows.iter_rows(named=True):
+        text, dtype = texts.get(row["signature"], (None, None))
+        rows.append(
+            OpRow(
+                name=row["name"],
+                phase=row["phase"],
+                module=row["module"],
+                signature=text,
+                count=row["count"],
+                kernel_ns=row["kernel_ns"],
+                flops=row["flops"],
+                bytes=row["bytes"],
+                t_roof_ns=row["t_roof_ns"],
+                bound=row["bound"],
+                bound_ns={bound: row[f"{bound}_ns"] for bound in BOUNDS if row[f"{bound}_ns"]},
+                efficiency=row["efficiency"],
+                provenance=row["provenance"],
+                dtype=dtype,
+                cache_resident=row["cache_resident"],
+                where=where.get((row["name"], row["phase"], row["signature"])),
+            )
+        )
+    return tuple(rows)
+
+
+def _signature_texts(analysis: Analysis) -> dict[int | None, tuple[str | None, str | None]]:
+    """Return (text, dtype of the first tensor) of each signature that occurs in the op rows."""
+    wanted = analysis.op_rows["signature"].drop_nulls().unique()
+    rows = analysis.trace.signatures[wanted.to_list()] if len(wanted) else analysis.trace.signatures.clear()
+    found: dict[int | None, tuple[str | None, str | None]] = {}
+    for row, shapes, dtypes, strides, args in rows.select("id", "shapes", "dtypes", "strides", "args").iter_rows():
+        signature = parse_signature(shapes, dtypes, strides, args)
+        found[row] = (signature_text(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
+    return found
+
+
+def signature_text(signature: Signature) -> str:
+    """Return the tensors of a signature as people write them: '[141, 512] [512, 512] bf16'; '' where there is none."""
+    words: list[str] = []
+    dtypes: list[str] = []
+    for item in signature.inputs:
+        if item.is_tensor:
+            words.append(str(list(item.shape)))
+            dtypes.append(item.dtype or "")
+        elif item.tensors is not None:
+            words.append(f"{len(item.tensors)} tensors")
+    kinds = dict.fromkeys(dtypes)
+    return " ".join([*words, "/".join(kinds)]).strip()
+
+
+def _row_sites(analysis: Analysis, sites: pl.Series | None) -> dict[tuple[str, str | None, int | None], str]:
+    """Return the call site with the most kernel time of each (name, phase, signature)."""
+    if sites is None or sites.is_null().all():
+        return {}
+    ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "signature")
+    ops = ops.with_columns(sites.alias("site")).drop_nulls("site")
+    kernels = analysis.trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "busy_ns")
+    sums = kernels.join(ops, on="call").group_by("op_name", "phase", "signature", "site").agg(pl.col("busy_ns").sum())
+    sums = sums.sort("busy_ns", "site").unique(["op_name", "phase", "signature"], keep="last", maintain_order=True)
+    return {(name, phase, row): site for name, phase, row, site in sums.select("op_name", "phase", "signature", "site").iter_rows()}
+
+
+def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
+    """Return the kernel names with the most time over the whole trace; none for a CPU-only run, whose ops say it all."""
+    if analysis.device_kind == "cpu":
+        return ()
+    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
+    frame = analysis.trace.kernels.with_columns(pl.col("name").cast(pl.String)).join(ops, on="op", how="left")
+    largest = pl.col("busy_ns").sum()
+    by_bound = frame.group_by("name", "kind", "bound").agg(largest).sort("busy_ns", "bound", descending=True)
+    by_bound = by_bound.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "bound")
+    by_op = frame.drop_nulls("op_name").group_by("name", "kind", "op_name").agg(largest).sort("busy_ns", "op_name", descending=True)
+    by_op = by_op.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "op_name")
+    rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"))
+    rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
+    rows = rows.sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
+    names = ("name", "kind", "count", "kernel_ns", "bound", "op_name")
+    return tuple(
+        KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op)
+        for name, kind, count, time, bound, op in rows.select(names).iter_rows()
+    )
+
+
+def _idle(analysis: Analysis) -> tuple[IdleRow, ...]:
+    """Return the idle time within the analysed steps by cause and by the op that ended it."""
+    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
+    pieces = [
+        analysis.idle.filter((pl.col("start_ns") < end) & (pl.col("end_ns") > start)).with_columns(
+            time=pl.min_horizontal("end_ns", pl.lit(end)) - pl.max_horizontal("start_ns", pl.lit(start))
+        )
+        for start, end in analysis.steps.filter(pl.col("analysed")).select("start_ns", "end_ns").iter_rows()
+    ]
+    if not pieces:
+        return ()
+    rows = pl.concat(pieces).join(ops, on="op", how="left").group_by("cause", "op_name").agg(pl.len().alias("count"), pl.col("time").sum())
+    rows = rows.sort("time", "op_name", descending=[True, False]).head(MAX_IDLE_ROWS)
+    assert all(cause in IDLE_BUCKETS for cause in rows["cause"].unique()), "an idle cause without a bucket"  # noqa: S101
+    return tuple(
+        IdleRow(cause=cause, count=count, idle_ns=time, op=op)
+        for cause, op, count, time in rows.select("cause", "op_name", "count", "time").iter_rows()
+    )
+
+
+_ELEMENT = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2}
+
+
+def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:
+    """Return the collectives by name, group and message size, longest first. Kernels without recorded fields go by kernel name."""
+    kernels = analysis.trace.kernels.filter(pl.col("collective") & (pl.col("kind") != "cpu"))
+    if not kernels.height:
+        return ()
+    fields = analysis.trace.collectives.with_columns(bytes=_message_bytes(analysis.trace.collectives)).drop("id")
+    by_kernel = fields.drop_nulls("kernel").unique("kernel", keep="first").select("kernel", "name", "group", "size", "bytes")
+    by_op = fields.drop_nulls("op").unique("op", keep="first").select("op", "name", "group", "size", "bytes")
+    frame = kernels.select("id", "op", "busy_ns", pl.col("name").cast(pl.String).alias("kernel_name"))
+    frame = frame.join(by_kernel, left_on="id", right_on="kernel", how="left").join(by_op, on="op", how="left", suffix="_op")
+    frame = frame.with_columns([pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", "group", "size", "bytes")])
+    frame = frame.with_columns(pl.coalesce("name", "kernel_name").alias("name"))
+    rows = frame.group_by("name", "group", "size", "bytes").agg(pl.len().alias("count"), pl.col("busy_ns").sum().alias("kernel_ns"))
+    rows = rows.sort("kernel_ns", "name", "bytes", descending=[True, False, False])
+    return tuple(
+        CollectiveRow(name=name, count=count, kernel_ns=time, group=group, size=size, bytes=moved)
+        for name, group, size, moved, count, time in rows.select("name", "group", "size", "bytes", "count", "kernel_ns").iter_rows()
+    )
+
+
+def _message_bytes(table: pl.DataFrame) -> pl.Series:
+    """Return the larger of the two message sizes in bytes, null where elements or dtype were not recorded."""
+    item = table["dtype"].replace_strict(_ELEMENT, default=None, return_dtype=pl.Int64)
+    frame = table.select(pl.max_horizontal("in_elements", "out_elements").alias("elements")).with_columns(item.alias("item"))
+    return frame.select((pl.col("elements") * pl.col("item")).alias("bytes"))["bytes"]

@@ -1,0 +1,168 @@
+"""Roofline time and bound of every kernel (architecture.md section 3)."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from gpudiag.attribution import intervals
+from gpudiag.model import tables
+from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, SHORT_KERNEL_NS, Cost
+from gpudiag.model.hardware import Device
+from gpudiag.model.trace import Trace
+from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, TENSOR_CORE_ABOVE
+from gpudiag.roofline.owners import Owners
+from gpudiag.trace import kernel_names
+
+
+def classify(trace: Trace, owners: Owners, idle: pl.DataFrame, device: Device | None) -> Trace:
+    """Return `trace` at stage 'cost': owner, cost, roofline time and bound of every kernel.
+
+    The cost of a call is spread over its kernels by their time, so that each has the efficiency of the call.
+    """
+    frame = _with_cost(trace.kernels, owners)
+    frame = _with_copies(frame)
+    frame = _with_roof(frame, device)
+    frame = frame.with_columns((pl.col("t_roof_ns") / pl.col("busy_ns")).alias("efficiency"))
+    frame = frame.with_columns(_overhead(frame, trace, idle, device)).with_columns(_bound().alias("bound"))
+    return msgspec.structs.replace(trace, kernels=frame.select(list(tables.schema("kernels", "cost"))))
+
+
+def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
+    known = [(row, cost) for row, cost in enumerate(owners.costs) if isinstance(cost, Cost)]
+    costs = pl.DataFrame(
+        [(row, float(c.matrix_flops), float(c.vector_flops), float(c.bytes), c.dtype, c.provenance) for row, c in known],
+        schema={
+            "call": pl.Int64, "call_matrix": pl.Float64, "call_vector": pl.Float64, "call_bytes": pl.Float64,
+            "dtype": pl.String, "provenance": pl.String,
+        },
+        orient="row",
+    )  # fmt: skip
+    frame = kernels.with_columns(
+        pl.Series("owner", owners.owner, dtype=pl.Int64).replace(-1, None), pl.Series("call", owners.call, dtype=pl.Int64).replace(-1, None)
+    )
+    frame = frame.join(costs, on="call", how="left", maintain_order="left").with_columns(pl.col("provenance").fill_null("none"))
+    total = pl.col("busy_ns").sum().over("owner")
+    part = (
+        pl.when(pl.col("owner").is_null())
+        .then(None)
+        .when(total == 0)
+        .then(1.0 / pl.len().over("owner"))
+        .otherwise(pl.col("busy_ns") / total)
+    )
+    frame = frame.with_columns(part.alias("part"), total.alias("call_ns"))
+    frame = frame.with_columns(
+        ((pl.col("call_matrix") + pl.col("call_vector")) * pl.col("part")).alias("flops"),
+        (pl.col("call_bytes") * pl.col("part")).alias("bytes_moved"),
+    )
+    return frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
+
+
+def _host_copy() -> pl.Expr:
+    name = pl.col("name").cast(pl.String)
+    moved = name.str.contains(kernel_names.HOST_COPY) | name.str.contains(kernel_names.PEER_COPY)
+    return (pl.col("kind") == "memcpy") & moved & ~name.str.contains(r"(?i)DtoD|DeviceToDevice \(|D2D")
+
+
+def _with_copies(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with the recorded bytes of copies and memsets as their cost: a copy within the device reads and writes each byte."""
+    frame = frame.with_columns(host_copy=_host_copy(), moves=pl.col("kind").is_in(["memcpy", "memset"]))
+    both_ways = pl.when((pl.col("kind") == "memcpy") & ~pl.col("host_copy")).then(2.0).otherwise(1.0)
+    return frame.with_columns(
+        pl.when("moves").then(pl.col("bytes") * both_ways).otherwise("bytes_moved").alias("bytes_moved"),
+        pl.when(pl.col("moves") & pl.col("bytes").is_not_null()).then(0.0).otherwise("flops").alias("flops"),
+        pl.when(pl.col("moves") & pl.col("bytes").is_not_null()).then(pl.lit("exact")).otherwise("provenance").alias("provenance"),
+    )
+
+
+def _number(value: float | None) -> pl.Expr:
+    return pl.lit(value, dtype=pl.Float64)
+
+
+def _with_roof(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
+    """Return `frame` with compute_ns, memory_ns, cache_resident and t_roof_ns = max of both (null where a needed peak is not known)."""
+    frame = frame.with_columns(engine=_engine(device))
+    engines = [name for name in frame["engine"].unique().drop_nulls().to_list() if name]
+    peaks = {name: device.matrix_peak(name) if device else None for name in engines}
+    peak = pl.col("engine").replace_strict(peaks, default=None, return_dtype=pl.Float64) if peaks else _number(None)
+    matrix = pl.when(pl.col("call_matrix") == 0).then(0.0).otherwise(pl.col("call_matrix") * pl.col("part") / peak * 1e9)
+    rate = _number(device.vector_peak if device else None)
+    vector = pl.when(pl.col("call_vector") == 0).then(0.0).otherwise(pl.col("call_vector") * pl.col("part") / rate * 1e9)
+    frame = frame.with_columns(
+        compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector)),
+        compute_known=pl.col("moves") | (matrix.is_not_null() & vector.is_not_null()),
+    )
+    return _with_bytes(frame, device)
+
+
+def _with_bytes(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
+    dram = _number(device.bandwidth_byte_per_s if device else None)
+    cache = _number(device.cache_bandwidth_byte_per_s if device else None)
+    link = _number(device.pcie_byte_per_s if device else None)
+    by_dram = pl.col("bytes_moved") / pl.when("host_copy").then(link).otherwise(dram) * 1e9
+    fits = pl.col("call_bytes") <= _number(device.cache_bytes if device else None)
+    resident = (fits & (by_dram > pl.col("compute_ns")) & cache.is_not_null() & ~pl.col("moves")).fill_null(False)
+    frame = frame.with_columns(
+        cache_resident=resident, memory_ns=pl.when(resident).then(pl.col("bytes_moved") / cache * 1e9).otherwise(by_dram)
+    )
+    frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
+    known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
+    return frame.with_columns(t_roof_ns=pl.when(known).then(pl.max_horizontal("compute_ns", "memory_ns")))
+
+
+def _engine(device: Device | None) -> pl.Expr:
+    """Return the type whose peak holds for the matrix work: fp32 work counts as TF32 where name or rate says so."""
+    vector = device.matrix_peak("fp32") if device else None
+    has_tf32 = device is not None and "tf32" in device.peaks
+    name = pl.col("name").cast(pl.String)
+    too_fast = (pl.col("call_matrix") / pl.col("call_ns") * 1e9 > TENSOR_CORE_ABOVE * _number(vector)).fill_null(False)
+    named = (name.str.contains(FAST_NAMES) & ~name.str.contains(SLOW_NAMES)).any().over("owner")
+    fast = pl.lit(has_tf32) & (pl.col("dtype") == "fp32") & (named | too_fast)
+    return pl.when(fast).then(pl.lit("tf32")).otherwise(pl.when(pl.col("dtype") == "").then(None).otherwise("dtype"))
+
+
+def _overhead(frame: pl.DataFrame, trace: Trace, idle: pl.DataFrame, device: Device | None) -> list[pl.Expr]:
+    """Return the columns `latency` (rule a) and `starved` (rule b) of the overhead bound."""
+    floor = device.launch_floor_ns if device and device.launch_floor_ns else 0.0
+    short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
+    small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
+    latency = (pl.col("zero") | ((pl.col("efficiency") < INEFFICIENT_BELOW) & (short | small))).fill_null(False)
+    waits = _plain_waits(trace, idle)
+    waited = frame.select("id").join(waits, left_on="id", right_on="kernel", how="left", maintain_order="left")["wait_ns"]
+    starved = (pl.col("busy_ns") < HOST_BOUND_BELOW_NS) & (waited.fill_null(0) > pl.col("busy_ns"))
+    return [latency.alias("latency"), starved.alias("starved")]
+
+
+def _plain_waits(trace: Trace, idle: pl.DataFrame) -> pl.DataFrame:
+    """Return (kernel, wait_ns): host-wait gaps in which the host neither loaded data, synchronised, allocated nor compiled."""
+    waits = idle.filter((pl.col("kind") == "host_wait") & pl.col("kernel").is_not_null())
+    starts, ends = waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
+    busy = intervals.covered(_other_reasons(trace), starts, ends)
+    return waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
+
+
+def _other_reasons(trace: Trace) -> intervals.Spans:
+    api, mark = pl.col("api").cast(pl.String), pl.col("name").cast(pl.String)
+    calls = trace.launches.filter(api.str.contains(kernel_names.SYNC_CALL) | api.str.contains(kernel_names.ALLOCATION_CALL))
+    marks = trace.marks.filter(mark.str.contains(kernel_names.LOADER_MARK) | mark.str.contains(kernel_names.COMPILE_MARK))
+    loads = trace.ops.filter(mark.str.contains(kernel_names.LOADER_MARK) | mark.str.contains(kernel_names.COMPILE_MARK))
+    return intervals.union(np.concatenate([intervals.of(calls), intervals.of(marks), intervals.of(loads)]))
+
+
+def _bound() -> pl.Expr:
+    return (
+        pl.when("collective")
+        .then(pl.lit("communication"))
+        .when("host_copy")
+        .then(pl.lit("copy"))
+        .when("moves")
+        .then(pl.lit("memory"))
+        .when(pl.col("latency") | pl.col("starved"))
+        .then(pl.lit("overhead"))
+        .when(pl.col("t_roof_ns").is_null())
+        .then(pl.lit("unknown"))
+        .when(pl.col("compute_ns") > pl.col("memory_ns"))
+        .then(pl.lit("compute"))
+        .otherwise(pl.lit("memory"))
+    )
