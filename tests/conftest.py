@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-SHARED = Path(__file__).resolve().parents[2] / "shared"
+from realtraces import SHARED
 
 
 @pytest.fixture(scope="session")
@@ -27,8 +24,3 @@ def knowledge() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no worked examples here: {folder} does not exist")
     return folder
-
-
-def reference(traces: Path, name: str) -> dict[str, Any]:
-    """Reference facts of one trace (file name without .json.gz; '/' becomes '__')."""
-    return json.loads((traces / "reference" / f"{name.replace('/', '__')}.json").read_text())

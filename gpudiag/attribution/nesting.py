@@ -46,6 +46,8 @@ def innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
     found = np.full(len(times), -1, dtype=np.int64)
+    if not len(nesting.start_ns):
+        return found
     for thread in np.unique(threads):
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
         chosen = threads == thread

@@ -185,11 +185,11 @@ def _ops(console: Console, report: ReportData, top: int) -> None:
     roomy = console.width >= _ROOMY
     _heading(console, f"Ops that cost most ({len(rows)} of {len(report.ops)}, over {_window(report)})")
     columns: tuple[tuple[str, str], ...] = (("op", "name"), ("calls", "right"), ("time", "right"), ("share", "right"), ("bound", "left"))
-    columns += (("of roof", "right"), ("TFLOP/s", "right"))
+    columns += (("of roof", "right"), (words.flop_unit(report)[0], "right"))
     table = _table((*columns, ("GB/s", "right"), ("FLOP/B", "right")) if roomy else columns)
     total = words.op_total_ns(report.ops)
     for row in rows:
-        table.add_row(*_cells(*_op_cells(row, total)[: 9 if roomy else 7]))
+        table.add_row(*_cells(*_op_cells(row, total, words.flop_unit(report)[1])[: 9 if roomy else 7]))
     console.print(table)
     if any(row.efficiency is None for row in rows):
         _line(console, "?: not known (no cost model, no shapes or no peak)", "bright_black")
@@ -201,8 +201,8 @@ def _window(report: ReportData) -> str:
     return "1 step" if report.steps.count == 1 else f"{report.steps.count} steps"
 
 
-def _op_cells(row: OpRow, total_ns: int) -> list[str]:
-    """Return the cells of one op: name, calls, time, share, bound, efficiency, TFLOP/s, GB/s, FLOP/B."""
+def _op_cells(row: OpRow, total_ns: int, flop_factor: float) -> list[str]:
+    """Return the cells of one op: name, calls, time, share, bound, efficiency, FLOP rate, GB/s, FLOP/B."""
     flop_rate = words.per_second(row.flops, row.kernel_ns)
     byte_rate = words.per_second(row.bytes, row.kernel_ns)
     return [
@@ -212,7 +212,7 @@ def _op_cells(row: OpRow, total_ns: int) -> list[str]:
         format_share(row.kernel_ns / total_ns if total_ns else None, 1),
         row.bound,
         words.number(row.efficiency, 100, " %"),
-        words.number(flop_rate, 1e-12),
+        words.number(flop_rate, flop_factor),
         words.number(byte_rate, 1e-9),
         words.number(words.intensity(row), 1),
     ]

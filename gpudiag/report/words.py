@@ -208,6 +208,11 @@ def per_second(amount: float | None, ns: int) -> float | None:
     return None if amount is None or ns <= 0 else amount / (ns * 1e-9)
 
 
+def flop_unit(report: ReportData) -> tuple[str, float]:
+    """Return the unit for achieved rates in a table and its factor from FLOP/s: a CPU's would all be 0.1 TFLOP/s."""
+    return ("GFLOP/s", 1e-9) if on_cpu(report) else ("TFLOP/s", 1e-12)
+
+
 def intensity(row: OpRow) -> float | None:
     """Return the arithmetic intensity in FLOP/byte; None where either is not known or no byte moves."""
     return None if row.flops is None or not row.bytes else row.flops / row.bytes

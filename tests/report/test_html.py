@@ -22,7 +22,7 @@ LARGEST = 6_000_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HARMLESS = (
     "html head meta title style body a header main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tr th td "
-    "ul li dl dt dd code details summary label input button script"
+    "ul li dl dt dd small code details summary label input button script"
 )
 
 
@@ -200,7 +200,7 @@ PROBE = """
 <script>
 const answers = {};
 const shown = () => Array.from(document.querySelectorAll("#ops tbody tr")).filter((row) => !row.hidden);
-const column = (k) => shown().map((row) => row.cells[k].textContent);
+const column = (k) => shown().map((row) => row.cells[k].firstChild.textContent);
 const button = (title) => Array.from(document.querySelectorAll("#ops th button")).find((item) => item.textContent === title);
 const index = (title) => button(title).parentElement.cellIndex;
 button("calls").click(); answers.descending = column(index("calls"));

@@ -103,6 +103,7 @@ def test_a_fix_that_is_not_known_stands_for_itself() -> None:
 def test_a_cpu_run_does_not_speak_of_kernels() -> None:
     device = msgspec.structs.replace(sample.device(), kind="cpu", name="Xeon")
     report = sample.report(device=device)
+    assert words.flop_unit(report) == ("GFLOP/s", 1e-9)
     assert "the CPU is idle" in words.verdict(report)
     assert "kernel" not in words.verdict(report) + "".join(row.label for row in words.bucket_rows(report) if not row.idle)
 

@@ -169,11 +169,14 @@ def _hover(row: OpRow, total_ns: int) -> str:
 
 
 def _layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:
-    labels = [_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "right") for name, peak in engines.items()]
+    labels = [
+        _label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if _has_close_above(peak, engines) else "bottom")
+        for name, peak in engines.items()
+    ]
     if device.bandwidth_byte_per_s:
         middle = math.sqrt(x[0] * max(engines.values()) / device.bandwidth_byte_per_s)
         text = f"DRAM {format_rate(device.bandwidth_byte_per_s, 'B')}\u2002"
-        labels.append(_label(middle, middle * device.bandwidth_byte_per_s, text, "right"))
+        labels.append(_label(middle, middle * device.bandwidth_byte_per_s, text, "bottom"))
     return {
         "xaxis": _axis("arithmetic intensity (FLOP/byte)", x, [f"{10.0**k:g}" for k in _decades(x)]),
         "yaxis": _axis("achieved rate", y, [format_rate(10.0**k, "FLOP") for k in _decades(y)]),
@@ -201,6 +204,11 @@ def _axis(title: str, ends: tuple[float, float], texts: list[str]) -> Figure:
     }
 
 
-def _label(x: float, y: float, text: str, xanchor: str) -> Figure:
+def _has_close_above(peak: float, engines: dict[str, float]) -> bool:
+    """Return whether the label of the next higher roof would stand on this one's: less than half a decade above."""
+    return any(peak < other < peak * 10**0.5 for other in engines.values())
+
+
+def _label(x: float, y: float, text: str, yanchor: str) -> Figure:
     place = {"x": math.log10(x), "y": math.log10(y), "xref": "x", "yref": "y"}
-    return {**place, "text": text, "showarrow": False, "xanchor": xanchor, "yanchor": "bottom", "font": {"size": 11}}
+    return {**place, "text": text, "showarrow": False, "xanchor": "right", "yanchor": yanchor, "font": {"size": 11}}

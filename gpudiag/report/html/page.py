@@ -29,10 +29,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A cell: the text, and the number it sorts by (None: not known, sorts last)."""
+    """A cell: the text, the number it sorts by (None: not known, sorts last), and a second, quieter line."""
 
     text: str
     value: float | None = None
+    detail: str = ""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -156,16 +157,16 @@ def _number(value: float | None, factor: float = 1) -> Cell:
     return Cell(words.number(value, factor), value)
 
 
-_OP_COLUMNS = (
+_OP_COLUMNS_BEFORE = (
     Column("op"),
-    Column("shapes or module"),
     Column("phase"),
     Column("calls", True),
     Column("time", True, "summed time of its kernels"),
     Column("share", True, "of the time of all ops"),
     Column("bound", False, "what limits most of its time"),
     Column("of roof", True, "roofline time / measured time"),
-    Column("TFLOP/s", True, "achieved"),
+)
+_OP_COLUMNS_AFTER = (
     Column("GB/s", True, "achieved, compulsory traffic"),
     Column("FLOP/B", True, "arithmetic intensity"),
     Column("cost", False, "where FLOPs and bytes come from: exact formula, derived, generic, or none"),
@@ -175,21 +176,22 @@ _OP_COLUMNS = (
 def _ops(report: ReportData) -> Table:
     total = words.op_total_ns(report.ops)
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)
-    return _table("ops", _OP_COLUMNS, [_op(row, total) for row in rows])
+    unit, factor = words.flop_unit(report)
+    columns = (*_OP_COLUMNS_BEFORE, Column(unit, True, "achieved"), *_OP_COLUMNS_AFTER)
+    return _table("ops", columns, [_op(row, total, factor) for row in rows])
 
 
-def _op(row: OpRow, total_ns: int) -> tuple[Cell, ...]:
+def _op(row: OpRow, total_ns: int, flop_factor: float) -> tuple[Cell, ...]:
     detail = " ".join(text for text in (row.module, row.signature, row.where) if text)
     return (
-        _name(row.name),
-        _name(detail, 240),
+        Cell(clean(row.name, 160), detail=clean(detail, 240)),
         _name(row.phase),
         _count(row.count),
         _time(row.kernel_ns),
         _share(row.kernel_ns / total_ns if total_ns else None),
         Cell(row.bound),
         _share(row.efficiency, 0),
-        _number(words.per_second(row.flops, row.kernel_ns), 1e-12),
+        _number(words.per_second(row.flops, row.kernel_ns), flop_factor),
         _number(words.per_second(row.bytes, row.kernel_ns), 1e-9),
         _number(words.intensity(row)),
         Cell(row.provenance),
@@ -217,7 +219,7 @@ def _idle(report: ReportData) -> Table:
     cells = [
         (
             _name(words.bucket_label(row.cause, report).removeprefix("idle: ")),
-            _name(row.op),
+            _name(row.op or "not known"),
             _name(f"{row.file}{'' if row.line is None else f':{row.line}'}" if row.file else None),
             _count(row.count),
             _time(row.idle_ns),
