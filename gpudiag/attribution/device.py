@@ -8,14 +8,16 @@ import polars as pl
 
 from gpudiag.model.trace import Trace
 
-Run = Literal["gpu", "gpu without events", "cpu"]
+Run = Literal["gpu", "gpu without events", "cpu", "cpu without ops"]
 
 
 def kind_of_run(trace: Trace) -> Run:
-    """Return what the trace is of: 'gpu'; 'gpu without events' (a GPU was used or present, nothing of it was recorded); 'cpu'."""
+    """Return what the trace is of; 'gpu without events': a GPU was used or present, nothing of it was recorded."""
     if trace.kernels.height:
         return "gpu"
-    return "gpu without events" if trace.launches.height or trace.meta.devices else "cpu"
+    if trace.launches.height or trace.meta.devices or (trace.allocations["device_kind"] == "gpu").any():
+        return "gpu without events"
+    return "cpu" if trace.ops.height else "cpu without ops"
 
 
 def busiest(kernels: pl.DataFrame) -> tuple[int | None, tuple[int, ...]]:

@@ -60,7 +60,8 @@ def _table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
 
 def _edge_warning(table: pl.DataFrame) -> tuple[str, ...]:
     if table["analysed"].all() and table.height < KEEP_AT_LEAST + 2:
-        return (f"only {table.height} complete steps: the first and the last one count too",)
+        one = table.height == 1
+        return ("only 1 complete step" if one else f"only {table.height} complete steps: the first and the last one count too",)
     return ()
 
 

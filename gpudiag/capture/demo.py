@@ -113,7 +113,8 @@ def train_demo(
 ) -> DemoRun:
     """Return what was trained in about `seconds` (at least MIN_STEPS steps) on `device`, recorded into a bundle at `path`.
 
-    `peaks` gives the peaks once the loop has ended. Raises MissingDependencyError without torch. The global random state is left as it was found.
+    `peaks` gives the peaks once the loop has ended. Raises MissingDependencyError without torch.
+    The global random state is left as it was found.
     """
     session = Session(path, peaks=peaks)  # checks that torch is there
     import torch

@@ -13,7 +13,7 @@ COMMANDS = {
     "lint": ("ruff", "check", "."),
     "format": ("ruff", "format", "--check", "."),
     "types": ("mypy",),
-    "layers": ("lint-imports", "--no-logo"),
+    "layers": ("lint-imports", "--no-logo", "--no-cache"),
 }
 
 

@@ -1,0 +1,163 @@
+"""The public facade: the one place where the pipeline is strung together.
+
+`profile` records, `diagnose` reads and judges, `Report` wraps the result. Heavy layers are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpudiag.capture.session import Session
+from gpudiag.errors import UsageError
+from gpudiag.model.hardware import Device
+
+if TYPE_CHECKING:
+    from gpudiag.model.bundle import Manifest
+    from gpudiag.model.report import ReportData
+
+Progress = Callable[[str], None]
+
+
+class Report:
+    """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings."""
+
+    def __init__(self, data: ReportData) -> None:
+        self.data = data
+
+    def text(self, width: int | None = None, top: int = 10, color: bool = False) -> str:
+        """Return the report for a terminal of `width` columns (default 100) with the `top` ops."""
+        from gpudiag.report import text
+
+        return text.render(self.data, width=100 if width is None else width, top=top, color=color)
+
+    def markdown(self, top: int = 20) -> str:
+        """Return the report as GitHub Markdown with the `top` ops."""
+        from gpudiag.report import markdown
+
+        return markdown.render(self.data, top=top)
+
+    def html(self) -> str:
+        """Return the report as one self-contained HTML page."""
+        from gpudiag.report import html
+
+        return html.render(self.data)
+
+    def json(self) -> bytes:
+        """Return the report as JSON (schema: `gpudiag schema report`)."""
+        from gpudiag.model.report import to_json
+
+        return to_json(self.data)
+
+    def save(self, path: str | Path) -> None:
+        """Write the report in the format that the suffix of `path` names: .html, .md or .json. Raises UsageError for another one."""
+        makers: dict[str, Callable[[], bytes]] = {
+            ".html": lambda: self.html().encode(),
+            ".md": lambda: self.markdown().encode(),
+            ".json": self.json,
+        }
+        maker = makers.get(Path(path).suffix.lower())
+        if maker is None:
+            raise UsageError(f"{path}: cannot tell the format", f"use one of {', '.join(makers)}")
+        Path(path).write_bytes(maker())
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`
+    """Records a training loop into the bundle at `path`: `for batch in prof.steps(loader): ...`, or `prof.step()` after each step.
+
+    Options: skip=5 steps, then warm=2, then record=6 steps with shapes, then sites=2 steps with Python stacks. No failure of the
+    recording stops the training.
+    """
+
+    def __init__(self, path: str | Path = "", **options: Any) -> None:
+        options.setdefault("peaks", _cached_peaks)
+        super().__init__(Path(path or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
+
+    def report(self) -> Report:
+        """Return the diagnosis of the recorded bundle; call it after the `with` block."""
+        return diagnose(str(self.path))
+
+
+class DemoResult(msgspec.Struct, frozen=True):
+    """What `gpudiag demo` made."""
+
+    report: Report
+    bundle: str
+    html: str
+
+
+def diagnose(path: str, *, rank: int | None = None, rules_dirs: Sequence[str] = (), progress: Progress | None = None) -> Report:
+    """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest).
+
+    `rules_dirs`: folders with further rules; `progress` is told what is being done. Raises InputError where nothing can be read.
+    """
+    from gpudiag.api.analysis import analyse
+    from gpudiag.api.inputs import resolve_input
+    from gpudiag.diagnosis import judge, load_rules
+    from gpudiag.model.report import Tool
+    from gpudiag.report.build import build
+
+    tell = progress or (lambda _: None)
+    rules = load_rules(list(rules_dirs))
+    chosen = resolve_input(path, rank)
+    tell("reading")
+    analysis, sites = analyse(chosen, tell)
+    tell("judging")
+    judgement = judge(analysis, rules)
+    failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
+    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *failed))
+    data = build(
+        analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
+        sites=sites.site, site_match_share=sites.match_share,
+    )  # fmt: skip
+    return Report(data)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("gpudiag")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _cached_peaks(manifest: Manifest) -> Device | None:
+    """Return peaks measured before for such a machine; None where there are none. Measures nothing."""
+    from gpudiag.api.devices import cached_peaks
+
+    return cached_peaks(manifest)
+
+
+def calibrate(device: str = "auto") -> Device:
+    """Return the measured peaks of `device` ('auto', 'cpu' or 'cuda') and keep them for reports; measured in a child process."""
+    from gpudiag.api.devices import calibrate as measure
+
+    return measure(device)
+
+
+def demo(folder: str, log: Progress) -> DemoResult:
+    """Return the report on a small transformer trained for a few seconds on whatever device is there, recorded below `folder`."""
+    from gpudiag.api.devices import measured_peaks
+    from gpudiag.capture.demo import train_demo
+
+    run = train_demo(Path(folder), log=log, peaks=measured_peaks)
+    log("reporting")
+    report = diagnose(str(run.path))
+    html = run.path / "report.html"
+    report.save(html)
+    report.save(run.path / "report.json")
+    return DemoResult(report, str(run.path), str(html))
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the Report JSON, version 1."""
+    from gpudiag.model.report import json_schema
+
+    return json_schema()

@@ -1,0 +1,128 @@
+"""One window through the layers: read, link, cost, classify, break down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from gpudiag.api.devices import find_device
+from gpudiag.api.inputs import Input
+from gpudiag.attribution import cpu, gaps, intervals
+from gpudiag.attribution.device import kind_of_run
+from gpudiag.attribution.links import link
+from gpudiag.attribution.sites import Sites, find_sites
+from gpudiag.attribution.steps import find_steps
+from gpudiag.errors import InputError
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.trace import Trace
+from gpudiag.roofline.classify import classify
+from gpudiag.roofline.coverage import coverage
+from gpudiag.roofline.oprows import op_rows
+from gpudiag.roofline.owners import find_owners
+from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
+from gpudiag.trace import read
+
+Progress = Callable[[str], None]
+
+MIN_STEPS_FOR_SLOWDOWN = 3
+"""Fewer profiled or plain steps than this give no ratio."""
+
+SETTLED_AFTER = 2
+"""The first steps of a run are slow for other reasons (allocation, autotuning): they are no yardstick for the profiler."""
+
+
+def analyse(chosen: Input, tell: Progress) -> tuple[Analysis, Sites]:
+    """Return the analysis of one window and the call sites of its ops."""
+    trace = read(chosen.trace)
+    run = kind_of_run(trace)
+    on_cpu, silent = run.startswith("cpu"), run.endswith(("without events", "without ops"))
+    steps = find_steps(trace)
+    window = intervals.of(steps.table.filter("analysed"))
+    tell("linking")
+    trace, nesting = link(trace, steps.table, on_cpu=on_cpu)
+    manifest = chosen.bundle.manifest if chosen.bundle else None
+    found = find_device(trace, run, manifest)
+    if on_cpu:
+        rows, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting)
+        idle = gaps.cpu_gaps(spans, window)
+    else:
+        trace = _one_device(trace, found.number)
+        rows, spans = _kernel_spans(trace)
+        idle = gaps.gaps(trace.kernels, trace.launches, window)
+    tell("costing")
+    trace = classify(trace, find_owners(trace, on_cpu=on_cpu), idle, found.device)
+    parts = unknown_breakdown(window) if silent else breakdown(trace.kernels["bound"].gather(rows), spans, window)
+    parts.validate()
+    records = chosen.bundle.step_records if chosen.bundle else None
+    analysis = Analysis(
+        trace=trace,
+        device_kind=found.kind,
+        device=found.device,
+        device_index=found.number,
+        steps=steps.table,
+        steps_source=steps.source,
+        idle=idle.clear() if silent else idle,
+        breakdown=parts,
+        device_time=device_time(trace.kernels) if run == "gpu" else None,
+        coverage=coverage(trace),
+        op_rows=op_rows(trace, steps.table),
+        manifest=manifest,
+        step_records=records,
+        host_marks=chosen.bundle.host_marks if chosen.bundle else None,
+        profiler_slowdown=None if records is None else slowdown(records),
+        warnings=(*trace.meta.warnings, *found.warnings, *steps.warnings, *_shape_warnings(trace)),
+    )
+    return analysis, find_sites(trace, steps.table, _site_window(chosen.sites))
+
+
+def _kernel_spans(trace: Trace) -> tuple[Any, Any]:
+    """Return (kernel rows, spans) of a device: each kernel is one span."""
+    return trace.kernels["id"], trace.kernels.select("start_ns", "end_ns").to_numpy()
+
+
+def _one_device(trace: Trace, index: int | None) -> Trace:
+    """Return `trace` with the kernels of the analysed device alone, renumbered; collectives keep pointing at them."""
+    if index is None or trace.kernels.filter(pl.col("device").ne_missing(index)).is_empty():
+        return trace
+    kept = (
+        trace.kernels.filter(pl.col("device") == index).rename({"id": "old"}).with_row_index("id").with_columns(pl.col("id").cast(pl.Int64))
+    )
+    renamed = kept.select(pl.col("old").alias("kernel"), pl.col("id").alias("new"))
+    collectives = trace.collectives.join(renamed, on="kernel", how="left", maintain_order="left")
+    collectives = collectives.with_columns(pl.col("new").alias("kernel")).drop("new")
+    return msgspec.structs.replace(trace, kernels=kept.drop("old"), collectives=collectives)
+
+
+def _shape_warnings(trace: Trace) -> tuple[str, ...]:
+    if not trace.ops.height:
+        return ("no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]",)
+    if not trace.signatures.height:
+        return ("no shapes were recorded: no op can be modelled; record with record_shapes=True",)
+    return ()
+
+
+def _site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
+    """Return the linked site window and its steps; None where it was not recorded or cannot be read."""
+    if path is None:
+        return None
+    try:
+        trace = read(path)
+    except InputError:
+        return None
+    steps = find_steps(trace).table
+    return link(trace, steps, on_cpu=not trace.kernels.height)[0], steps
+
+
+def slowdown(records: pl.DataFrame) -> float | None:
+    """Return the median profiled step over the median plain step of the same run; None where there are too few of either."""
+    settled = records.filter(pl.col("step") >= SETTLED_AFTER)
+    profiled = settled.filter(pl.col("window") == "timing")["wall_ns"]
+    plain = settled.filter(pl.col("window") == "plain")["wall_ns"]
+    if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
+        return None
+    above, below = profiled.median(), plain.median()
+    return float(above) / float(below) if below else None  # type: ignore[arg-type]

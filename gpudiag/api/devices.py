@@ -1,0 +1,106 @@
+"""The device of a trace with the peaks in force: measured ones where they are known, else the device table's."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from gpudiag.attribution.device import Run, busiest
+from gpudiag.hardware.peaks_cache import cache_key, load_cached, store_cached
+from gpudiag.hardware.resolve import resolve
+from gpudiag.model.bundle import Manifest
+from gpudiag.model.hardware import Device, DeviceKind
+from gpudiag.model.trace import Trace
+
+
+class Found(NamedTuple):
+    """The device of a trace: kind, number, peaks, and what to know about them."""
+
+    kind: DeviceKind
+    number: int | None
+    device: Device | None
+    warnings: tuple[str, ...]
+
+
+def find_device(trace: Trace, run: Run, manifest: Manifest | None) -> Found:
+    """Return the device to analyse; peaks measured on the recording machine come before those of the device table."""
+    if run.startswith("cpu"):
+        return _cpu_device(manifest, truncated=trace.meta.truncated)
+    index, others = busiest(trace.kernels)
+    notes = [f"device {index} only; not analysed: device{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"] if others else []
+    if run == "gpu without events":
+        notes.append(
+            "no device events were recorded, though the run used an accelerator: record with activities=[CPU, CUDA] "
+            "and no other profiler attached; what the device did is unknown"
+        )
+    observed = [item for item in trace.meta.devices if item.index == index] or list(trace.meta.devices[:1])
+    if manifest is not None and manifest.device is not None and not observed:
+        observed = [manifest.device]
+    if not observed:
+        return Found("gpu", index, None, (*notes, "the device is not named in the recording: no roofline"))
+    resolution = resolve(observed[0])
+    device = manifest.peaks if manifest is not None and manifest.peaks is not None and manifest.peaks.kind == "gpu" else resolution.device
+    notes.extend(resolution.warnings)
+    if device is None:
+        notes.append("no peaks are known for this device: no roofline")
+    elif device.bandwidth_byte_per_s is None:
+        notes.append(f"the memory bandwidth of {device.name} is not known: its memory roof is missing, most bounds are unknown")
+    return Found("gpu", index, device, tuple(notes))
+
+
+def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
+    """Return the CPU as the device: peaks from the manifest, else measured ones kept for such a machine."""
+    device = None
+    if manifest is not None:
+        device = manifest.peaks or cached_peaks(manifest)
+    cut = ("the file breaks off before any device event: whether an accelerator was used cannot be told",) if truncated else ()
+    if device is not None:
+        return Found("cpu", None, device, cut)
+    where = (
+        "run `gpudiag calibrate` on the machine that recorded it"
+        if manifest
+        else "record with gpudiag.profile, then run `gpudiag calibrate`"
+    )
+    return Found(
+        "cpu",
+        None,
+        None,
+        (
+            *cut,
+            f"the peaks of this CPU are not known, so there is no roofline: {where}",
+        ),
+    )
+
+
+def peaks_key(manifest: Manifest) -> str:
+    """Return the key under which measured peaks of such a machine are kept."""
+    gpu = manifest.device.name if manifest.device_kind == "gpu" and manifest.device else None
+    return cache_key(manifest.machine, threads=manifest.settings.threads, gpu=gpu)
+
+
+def cached_peaks(manifest: Manifest) -> Device | None:
+    """Return peaks measured before for such a machine; None where there are none. Measures nothing."""
+    return load_cached(peaks_key(manifest))
+
+
+def calibrate(device: str = "auto") -> Device:
+    """Return the measured peaks of `device` ('auto', 'cpu' or 'cuda') and keep them for reports; measured in a child process."""
+    from gpudiag.capture import environment
+    from gpudiag.hardware.calibrate import measure_in_child
+
+    measured = measure_in_child(device)  # type: ignore[arg-type]
+    gpu = measured.name if measured.kind == "gpu" else None
+    warning = store_cached(measured, cache_key(environment.machine(), threads=environment.threads(), gpu=gpu))
+    return msgspec.structs.replace(measured, notes=(*measured.notes, warning)) if warning else measured
+
+
+def measured_peaks(manifest: Manifest) -> Device | None:
+    """Return the kept peaks of such a machine, else measure them now in a child process (the training loop has ended)."""
+    from gpudiag.hardware.calibrate import measure_in_child
+
+    known = cached_peaks(manifest)
+    if known is None:
+        known = measure_in_child("cuda" if manifest.device_kind == "gpu" else "cpu", manifest.settings.threads)
+        store_cached(known, peaks_key(manifest))
+    return known

@@ -1,0 +1,68 @@
+"""What a path names: a trace file, a bundle, or a folder of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from gpudiag.capture.bundle import OpenedBundle, is_bundle, open_bundle
+from gpudiag.errors import InputError, UsageError
+from gpudiag.model.report import Source
+from gpudiag.trace.folder import rank_files
+
+
+class Input(NamedTuple):
+    """One window to analyse and what was recorded beside it."""
+
+    trace: Path | str
+    source: Source
+    bundle: OpenedBundle | None = None
+    sites: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def resolve_input(path: str, rank: int | None) -> Input:
+    """Return what `path` names: a bundle, a folder of ranks, or a trace file."""
+    if "://" in path or not Path(path).is_dir():
+        if rank is not None:
+            raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one trace", "leave --rank out")
+        return Input(path if "://" in path else Path(path), Source(path, "trace"))
+    if is_bundle(Path(path)):
+        return _from_bundle(path, rank)
+    return _from_folder(path, rank)
+
+
+def _from_folder(path: str, rank: int | None) -> Input:
+    files = rank_files(Path(path))
+    chosen = min(files) if rank is None else rank
+    if chosen not in files:
+        raise InputError(f"{path}: no rank {chosen}", f"it holds {_listed(files)}")
+    others = [number for number in files if number != chosen]
+    warnings = (f"rank {chosen} only; not analysed: {_listed(others)}",) if others else ()
+    return Input(files[chosen], Source(path, "folder", tuple(files)), warnings=warnings)
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    ranks = list(ranks)
+    shown = ", ".join(str(number) for number in ranks[:16])
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {len(ranks) - 16} more' if len(ranks) > 16 else ''}"
+
+
+def _from_bundle(path: str, rank: int | None) -> Input:
+    bundle = open_bundle(Path(path), rank)
+    timing, sites = bundle.window("timing"), bundle.window("sites")
+    notes = list(dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)))
+    others = [number for number in bundle.ranks if number != bundle.rank]
+    if others:
+        notes.append(f"rank {bundle.rank} only; not analysed: {_listed(others)}")
+    if timing is None and sites is None:
+        raise InputError(
+            f"{path}: no window was recorded in this bundle ({bundle.manifest.steps} steps)",
+            "the loop ended before the profiled steps: record more steps, or lower skip= and record=",
+        )
+    if timing is None:
+        notes.append("the timing window is missing: times are those of the site window, which Python stacks slow down")
+    elif sites is None:
+        notes.append("the site window is missing: no call sites")
+    return Input(timing or sites or "", Source(path, "bundle", bundle.ranks), bundle, sites if timing else None, tuple(notes))
