@@ -9,6 +9,9 @@ from gpudiag.attribution.intervals import Spans
 from gpudiag.attribution.nesting import Nesting, self_ns, self_spans
 from gpudiag.model import tables
 
+# The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.
+_COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
+
 
 def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
     """Return which ops lie on threads that run aten ops: only those threads are the device."""
@@ -31,7 +34,7 @@ def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
         "busy_ns": pl.Series(busy),
         "op": rows["id"],
         "step": rows["step"],
-        "collective": rows["name"].cast(pl.String).str.contains(r"^(gloo|mpi|nccl|ccl):|^c10d::"),
+        "collective": rows["name"].cast(pl.String).str.contains(_COLLECTIVE),
         "replay": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
         "id": pl.int_range(rows.height, eager=True),
     }

@@ -53,11 +53,24 @@ def innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
         chosen = threads == thread
         rows = first + np.searchsorted(nesting.start_ns[first:last], times[chosen], side="right") - 1
         found[chosen] = np.where(rows >= first, rows, -1)
-    while True:
-        over = (found >= 0) & (nesting.end_ns[np.maximum(found, 0)] < times)
-        if not over.any():
-            return found
-        found[over] = nesting.parent[found[over]]
+    climbing = np.flatnonzero(found >= 0)
+    while len(climbing := climbing[nesting.end_ns[found[climbing]] < times[climbing]]):
+        found[climbing] = nesting.parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+    return found
+
+
+def nearest(parent: Ids, wanted: npt.NDArray[np.bool_]) -> Ids:
+    """Return for each row the first `wanted` row at or above it, -1 where there is none.
+
+    By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
+    """
+    top = len(parent)
+    jump = np.append(np.where(wanted, np.arange(top), np.where(parent < 0, top, parent)), top)
+    while not np.array_equal(jump, further := jump[jump]):
+        jump = further
+    found: Ids = np.where(jump[:-1] == top, -1, jump[:-1])
+    return found
 
 
 def self_ns(nesting: Nesting) -> Ids:
@@ -91,8 +104,8 @@ def self_spans(nesting: Nesting) -> tuple[Ids, npt.NDArray[np.int64]]:
 def _open_after(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
     """Return the innermost op that is open just after each time."""
     found = innermost(nesting, threads, times)
-    while True:
-        over = (found >= 0) & (nesting.end_ns[np.maximum(found, 0)] <= times)
-        if not over.any():
-            return found
-        found[over] = nesting.parent[found[over]]
+    climbing = np.flatnonzero(found >= 0)
+    while len(climbing := climbing[nesting.end_ns[found[climbing]] <= times[climbing]]):
+        found[climbing] = nesting.parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+    return found

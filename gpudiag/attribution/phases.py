@@ -7,7 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.nesting import Nesting
+from gpudiag.attribution.nesting import Nesting, nearest
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
@@ -33,14 +33,9 @@ def phases(trace: Trace, nesting: Nesting) -> pl.Series:
 
 
 def _with_descendants(seed: Mask, nesting: Nesting) -> Mask:
-    """Return `seed` and every op below one of its rows (parents come before their children)."""
-    marked: Mask = seed.copy()
-    has_parent = nesting.parent >= 0
-    while True:
-        grown = marked | (has_parent & marked[np.maximum(nesting.parent, 0)])
-        if (grown == marked).all():
-            return marked
-        marked = grown
+    """Return `seed` and every op below one of its rows."""
+    below: Mask = nearest(nesting.parent, seed) >= 0
+    return below
 
 
 def _inside(trace: Trace, pattern: str, nesting: Nesting) -> Mask:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.nesting import Ids, Nesting, innermost, nest
+from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest
 from gpudiag.model.trace import Trace
 
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
@@ -71,7 +71,7 @@ def own_sites(trace: Trace) -> pl.Series:
 def _frame_threads(trace: Trace, threads: Ids) -> Ids:
     """Return the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
     with_frames = np.unique(trace.frames["thread"].fill_null(-1).to_numpy())
-    if len(with_frames) == 1 and trace.meta.threads[int(with_frames[0])].tid == "0":
+    if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
         return np.where(threads == main, with_frames[0], threads)
     return threads
@@ -81,12 +81,8 @@ def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
     """Return the nearest frame at or above each row that is the user's own, -1 where there is none."""
     names = table["name"].cast(pl.String)
     own = (names.str.contains(_FRAME) & ~names.str.contains(_FOREIGN)).to_numpy()
-    found: Ids = rows.copy()
-    while True:
-        foreign = (found >= 0) & ~own[np.maximum(found, 0)]
-        if not foreign.any():
-            return found
-        found[foreign] = nesting.parent[found[foreign]]
+    found: Ids = np.append(nearest(nesting.parent, own), -1)[rows]
+    return found
 
 
 def _through_sequence(ops: pl.DataFrame, site: pl.Series) -> pl.Series:

@@ -49,7 +49,16 @@ def _marks(trace: Trace) -> pl.DataFrame:
     found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
     found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
     found = found.with_columns(name).sort("start_ns", "id")
-    return found.filter(pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1).fill_null(pl.col("start_ns").min()))
+    return found.filter(pl.Series(_apart(found["start_ns"].to_list(), found["end_ns"].to_list()), dtype=pl.Boolean))
+
+
+def _apart(starts: list[int], ends: list[int]) -> list[bool]:
+    """Return which spans (in time order) begin when the last one that was kept is over; those left out end nothing."""
+    kept, reached = [], None
+    for start, end in zip(starts, ends, strict=True):
+        kept.append(reached is None or start >= reached)
+        reached = end if kept[-1] else reached
+    return kept
 
 
 def _table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:

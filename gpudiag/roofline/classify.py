@@ -24,7 +24,7 @@ def classify(trace: Trace, owners: Owners, idle: pl.DataFrame, device: Device | 
     frame = _with_cost(trace.kernels, owners)
     frame = _with_copies(frame)
     frame = _with_roof(frame, device)
-    frame = frame.with_columns((pl.col("t_roof_ns") / pl.col("busy_ns")).alias("efficiency"))
+    frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
     frame = frame.with_columns(_overhead(frame, trace, idle, device)).with_columns(_bound().alias("bound"))
     return msgspec.structs.replace(trace, kernels=frame.select(list(tables.schema("kernels", "cost"))))
 
@@ -59,15 +59,18 @@ def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
     return frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
 
 
-def _host_copy() -> pl.Expr:
+def _named_copy(pattern: str) -> pl.Expr:
+    """Return whether a row is a copy whose name matches `pattern` and does not say that it stays on the device."""
     name = pl.col("name").cast(pl.String)
-    moved = name.str.contains(kernel_names.HOST_COPY) | name.str.contains(kernel_names.PEER_COPY)
-    return (pl.col("kind") == "memcpy") & moved & ~name.str.contains(r"(?i)DtoD|DeviceToDevice \(|D2D")
+    return (pl.col("kind") == "memcpy") & name.str.contains(pattern) & ~name.str.contains(r"(?i)DtoD|DeviceToDevice|D2D")
 
 
 def _with_copies(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` with the recorded bytes of copies and memsets as their cost: a copy within the device reads and writes each byte."""
-    frame = frame.with_columns(host_copy=_host_copy(), moves=pl.col("kind").is_in(["memcpy", "memset"]))
+    peer = _named_copy(kernel_names.PEER_COPY)
+    frame = frame.with_columns(
+        peer_copy=peer, host_copy=peer | _named_copy(kernel_names.HOST_COPY), moves=pl.col("kind").is_in(["memcpy", "memset"])
+    )
     both_ways = pl.when((pl.col("kind") == "memcpy") & ~pl.col("host_copy")).then(2.0).otherwise(1.0)
     return frame.with_columns(
         pl.when("moves").then(pl.col("bytes") * both_ways).otherwise("bytes_moved").alias("bytes_moved"),
@@ -99,7 +102,8 @@ def _with_roof(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
 def _with_bytes(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     dram = _number(device.bandwidth_byte_per_s if device else None)
     cache = _number(device.cache_bandwidth_byte_per_s if device else None)
-    link = _number(device.pcie_byte_per_s if device else None)
+    host = _number(device.pcie_byte_per_s if device else None)
+    link = pl.when("peer_copy").then(pl.coalesce(_number(device.link_byte_per_s if device else None), host)).otherwise(host)
     by_dram = pl.col("bytes_moved") / pl.when("host_copy").then(link).otherwise(dram) * 1e9
     fits = pl.col("call_bytes") <= _number(device.cache_bytes if device else None)
     resident = (fits & (by_dram > pl.col("compute_ns")) & cache.is_not_null() & ~pl.col("moves")).fill_null(False)

@@ -38,3 +38,37 @@ def test_covered_is_the_part_of_each_interval(a: list[tuple[int, int]], rows: li
     given_rows = array(rows)
     found = spans.covered(spans.union(array(a)), given_rows[:, 0], given_rows[:, 1])
     assert found.tolist() == [len(moments(a) & moments([row])) for row in rows]
+
+
+@given(pairs, pairs)
+def test_intersect_and_subtract_are_set_operations(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    left, right = spans.union(array(a)), spans.union(array(b))
+    both, rest = spans.intersect(left, right), spans.subtract(left, right)
+    assert moments([tuple(pair) for pair in both.tolist()]) == moments(a) & moments(b)
+    assert moments([tuple(pair) for pair in rest.tolist()]) == moments(a) - moments(b)
+    for found in (both, rest):  # again sorted, disjoint, not touching: what every function here takes for granted
+        assert (found[1:, 0] > found[:-1, 1]).all()
+
+
+@given(pairs, st.lists(pairs, max_size=4))
+def test_partition_counts_every_moment_once_in_order_of_the_layers(
+    window: list[tuple[int, int]], layers: list[list[tuple[int, int]]]
+) -> None:
+    free, expected = moments(window), []
+    for layer in layers:
+        expected.append(len(free & moments(layer)))
+        free -= moments(layer)
+    found = spans.partition(spans.union(array(window)), [spans.union(array(layer)) for layer in layers])
+    assert found == [*expected, len(free)]
+    assert sum(found) == len(moments(window))
+
+
+def test_touching_spans_are_one_and_half_open() -> None:
+    assert spans.union(array([(5, 9), (0, 5)])).tolist() == [[0, 9]]
+    assert spans.subtract(array([(0, 9)]), array([(3, 5)])).tolist() == [[0, 3], [5, 9]]
+    assert spans.intersect(array([(0, 3)]), array([(3, 9)])).tolist() == []
+
+
+def test_times_of_today_keep_their_nanoseconds() -> None:
+    now = 1_712_345_678_901_234_567  # beyond 2^53: a double would lose the last digits
+    assert spans.total(spans.union(array([(now, now + 1), (now + 1, now + 3)]))) == 3

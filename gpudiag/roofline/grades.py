@@ -1,0 +1,48 @@
+"""What each recorded op is to the search for the owner of a kernel: one small number an op, and the tree to climb."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.nesting import nearest
+from gpudiag.roofline.costs import kind_of
+from gpudiag.roofline.costs.registry import FORMULAS
+
+Rows = npt.NDArray[np.int64]
+
+WORK, VIEW, FORMULA_WRAPPER, WRAPPER, OTHER, FRAMEWORK, COMMUNICATION = range(7)
+"""FORMULA_WRAPPER: children carry the cost, but where they are not known its own formula says it. OTHER: no formula (custom ops)."""
+
+_GRADES = {"work": WORK, "view": VIEW, "wrapper": WRAPPER, None: OTHER, "framework": FRAMEWORK, "communication": COMMUNICATION}
+
+
+class Calls(NamedTuple):
+    """The ops of a trace as columns: the row of the enclosing op (-1 at the top), whether shapes were recorded, the grade."""
+
+    parent: Rows
+    shaped: npt.NDArray[np.bool_]
+    grade: npt.NDArray[np.int8]
+
+
+def grade_calls(ops: pl.DataFrame) -> Calls:
+    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once."""
+    codes = ops["name"].to_physical().to_numpy()
+    distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    words = ops["name"].cast(pl.String).gather(first).to_list()
+    grades = np.array([_grade(word) for word in words], dtype=np.int8) if len(distinct) else np.empty(0, dtype=np.int8)
+    return Calls(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy(), grades[inverse])
+
+
+def _grade(name: str) -> int:
+    grade = _GRADES[kind_of(name)]
+    return FORMULA_WRAPPER if grade == WRAPPER and name in FORMULAS else grade
+
+
+def climb(start: Rows, parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+    """Return the first row at or above each start row that is `wanted`, -1 where there is none."""
+    found: Rows = np.append(nearest(parent, wanted), -1)[start]
+    return found

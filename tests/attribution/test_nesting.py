@@ -1,0 +1,110 @@
+"""The tree of the ops against a search by brute force, and the cases that real files hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, self_ns, self_spans
+
+Row = tuple[int, int, int]  # thread, start, end
+
+
+def tree(rows: list[Row]) -> Nesting:
+    frame = pl.DataFrame(rows, schema={"thread": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}, orient="row")
+    return nest(frame.sort("thread", "start_ns", "end_ns", descending=[False, False, True], maintain_order=True))
+
+
+# Noise: children may end after their parents, start together, have no length.
+rows = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 25)).map(lambda row: (row[0], row[1], row[1] + row[2])), max_size=14
+)
+
+
+@given(rows)
+def test_cut_ops_of_a_thread_are_nested_or_apart(items: list[Row]) -> None:
+    found = tree(items)
+    for a in range(len(items)):
+        parent = found.parent[a]
+        if parent >= 0:
+            assert found.thread[parent] == found.thread[a]
+            assert found.start_ns[parent] <= found.start_ns[a] <= found.end_ns[a] <= found.end_ns[parent]
+        for b in range(a):
+            apart = found.end_ns[b] <= found.start_ns[a] or found.thread[a] != found.thread[b]
+            assert apart or found.end_ns[a] <= found.end_ns[b]
+
+
+@given(rows)
+def test_self_times_sum_to_the_busy_time_of_each_thread_and_the_spans_hold_them(items: list[Row]) -> None:
+    found = tree(items)
+    own = self_ns(found)
+    assert (own >= 0).all()
+    for thread in range(3):
+        busy = {t for row in range(len(items)) if found.thread[row] == thread for t in range(found.start_ns[row], found.end_ns[row])}
+        assert own[found.thread == thread].sum() == len(busy)
+    owner, spans = self_spans(found)
+    lengths = np.bincount(owner, weights=spans[:, 1] - spans[:, 0], minlength=len(items)) if len(items) else np.empty(0)
+    assert lengths.tolist() == own.tolist()
+
+
+@given(rows, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 70)), max_size=8))
+def test_innermost_is_the_op_that_started_last_of_those_open(items: list[Row], moments: list[tuple[int, int]]) -> None:
+    found = tree(items)
+    threads, times = np.array([m[0] for m in moments], dtype=np.int64), np.array([m[1] for m in moments], dtype=np.int64)
+    for (thread, time), row in zip(moments, innermost(found, threads, times).tolist(), strict=True):
+        started = [r for r in range(len(items)) if found.thread[r] == thread and found.start_ns[r] <= time]
+        still_open = [r for r in started if found.end_ns[r] > time]
+        if row < 0:
+            assert not still_open
+        else:
+            assert row in started
+            assert found.end_ns[row] >= time
+            assert not still_open or row >= max(still_open)
+
+
+def test_a_child_that_ends_after_its_parent_is_cut() -> None:
+    found = tree([(0, 0, 100), (0, 40, 103), (0, 50, 60)])
+    assert found.parent.tolist() == [-1, 0, 1]
+    assert found.end_ns.tolist() == [100, 100, 60]
+    assert self_ns(found).tolist() == [40, 50, 10]
+
+
+def test_of_equal_starts_the_longer_is_the_parent_and_equal_ops_nest_in_file_order() -> None:
+    assert tree([(0, 0, 5), (0, 0, 9), (0, 0, 9)]).parent.tolist() == [-1, 0, 1]
+
+
+def test_an_op_that_starts_when_another_ends_is_its_sibling() -> None:
+    assert tree([(0, 0, 10), (0, 2, 5), (0, 5, 9), (0, 10, 11)]).parent.tolist() == [-1, 0, 0, -1]
+
+
+def test_a_launch_at_the_very_end_of_an_op_is_inside() -> None:
+    found = tree([(0, 0, 10), (0, 4, 8)])
+    assert innermost(found, np.array([0, 0, 0, 1]), np.array([8, 10, 11, 5])).tolist() == [1, 0, -1, -1]
+
+
+def test_no_ops_at_all() -> None:
+    found = tree([])
+    assert innermost(found, np.array([0]), np.array([5])).tolist() == [-1]
+    assert self_spans(found)[1].shape == (0, 2)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 30), st.booleans()), max_size=20))
+def test_nearest_climbs_to_the_first_wanted_row(items: list[tuple[int, bool]]) -> None:
+    parent = np.array([min(above, row - 1) for row, (above, _) in enumerate(items)], dtype=np.int64)
+    wanted = np.array([chosen for _, chosen in items], dtype=bool)
+    for row, found in enumerate(nearest(parent, wanted).tolist()):
+        while row >= 0 and not wanted[row]:
+            row = int(parent[row])
+        assert found == row
+
+
+def test_ops_nested_as_deep_as_the_file_is_long_cost_no_square() -> None:
+    depth = 200_000
+    found = tree([(0, row, 2 * depth - row) for row in range(depth)])
+    assert found.parent.tolist() == list(range(-1, depth - 1))
+    assert self_ns(found).sum() == 2 * depth
+    wanted = np.zeros(depth, dtype=bool)
+    wanted[0] = True
+    assert (nearest(found.parent, wanted) == 0).all()  # one level at a time would be 2e10 steps here

@@ -1,0 +1,75 @@
+"""Call sites: the user's line behind each op, from frames of the same window or of another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from handmade import op, steps, trace
+
+from gpudiag.attribution.links import link
+from gpudiag.attribution.sites import Sites, find_sites
+from gpudiag.attribution.steps import find_steps
+from gpudiag.model.trace import Trace
+
+
+def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start, "args": {}}
+
+
+def window(*events: dict[str, Any]) -> Trace:
+    made = trace(*events)
+    return link(made, find_steps(made).table, on_cpu=True)[0]
+
+
+def sites(timing: Trace, other: Trace | None = None) -> Sites:
+    return find_sites(timing, find_steps(timing).table, None if other is None else (other, find_steps(other).table))
+
+
+FRAMES = [
+    frame("train.py(40): main", 0, 100),
+    frame("model.py(7): forward", 10, 50),
+    frame("/usr/lib/python3.11/site-packages/torch/nn/modules/linear.py(125): forward", 12, 45),
+    frame("nn.Module: Linear_0", 11, 48),
+    frame("<built-in function linear>", 14, 40),
+]
+OPS = [op("aten::linear", 20, 35, seq=4), op("aten::mm", 22, 30), op("aten::add", 60, 65), op("aten::mul", 150, 160)]
+BACKWARD = [op("autograd::engine::evaluate_function: LinearBackward0", 110, 140, tid=2, seq=4), op("aten::mm", 115, 120, tid=2)]
+
+
+def test_the_nearest_frame_that_is_the_users_own() -> None:
+    found = sites(window(*steps(0, 200), *FRAMES, *OPS))
+    assert found.site.to_list() == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main", None]
+    assert found.match_share == pytest.approx(20 / 30)  # time of top-level ops
+
+
+def test_a_backward_op_has_the_site_of_its_forward_op() -> None:
+    made = window(*steps(0, 200), *FRAMES, *OPS, *BACKWARD)
+    assert sites(made).site.to_list()[4:] == ["model.py(7): forward"] * 2
+
+
+def test_sites_are_carried_over_by_step_name_and_order() -> None:
+    loop = [frame("a.py(1): f", 0, 20), frame("b.py(2): g", 30, 50)]
+    other = window(*steps(0, 100), *loop, op("aten::mm", 5, 10), op("aten::mm", 35, 40))
+    timing = window(
+        *steps(0, 100, 200, first=5),
+        op("aten::mm", 5, 9),
+        op("aten::mm", 20, 24),
+        op("aten::mm", 105, 109),
+        op("aten::mm", 120, 124),
+        op("aten::mm", 130, 134),
+    )
+    found = sites(timing, other)
+    assert found.site.to_list() == ["a.py(1): f", "b.py(2): g", "a.py(1): f", "b.py(2): g", None]
+    assert found.match_share == pytest.approx(0.8)
+
+
+def test_without_frames_nothing_is_known() -> None:
+    found = sites(window(*steps(0, 100), op("aten::mm", 5, 9)))
+    assert found.site.to_list() == [None]
+    assert found.match_share is None
+
+
+def test_schemas_that_write_frames_on_thread_0() -> None:
+    made = window(*steps(0, 200), *(event | {"tid": 0} for event in FRAMES), *OPS, *BACKWARD)
+    assert sites(made).site.to_list()[:3] == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main"]

@@ -1,0 +1,95 @@
+"""Traces of a few events, written as Kineto writes them and read by the reader. Times in microseconds from the trace's zero."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpudiag.attribution.gaps import gaps
+from gpudiag.attribution.intervals import of
+from gpudiag.attribution.links import link
+from gpudiag.attribution.steps import find_steps
+from gpudiag.model.hardware import Device
+from gpudiag.model.trace import Trace
+from gpudiag.roofline.classify import classify
+from gpudiag.roofline.owners import find_owners
+from gpudiag.trace import read
+
+Event = dict[str, Any]
+
+A100_PROPERTIES = {
+    "id": 0,
+    "name": "NVIDIA A100-SXM4-80GB",
+    "totalGlobalMem": 85_000_000_000,
+    "computeMajor": 8,
+    "computeMinor": 0,
+    "numSms": 108,
+}
+
+
+def _event(cat: str, name: str, start: float, end: float, tid: Any, args: dict[str, Any], pid: Any = 1) -> Event:
+    return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3), "args": args}
+
+
+def op(
+    name: str, start: float, end: float, shapes: list[Any] | None = None, *, dtype: str = "float", tid: int = 1, seq: int | None = None
+) -> Event:
+    """Return an op; `shapes` None: none were recorded."""
+    args: dict[str, Any] = {} if seq is None else {"Sequence number": seq}
+    if shapes is not None:
+        args |= {"Input Dims": shapes, "Input type": [dtype if isinstance(shape, list) and shape else "" for shape in shapes]}
+    return _event("cpu_op", name, start, end, tid, args)
+
+
+def call(start: float, correlation: int | None, *, api: str = "cudaLaunchKernel", end: float | None = None, tid: int = 1) -> Event:
+    """Return a runtime call of 1 us."""
+    args = {} if correlation is None else {"correlation": correlation}
+    return _event("cuda_runtime", api, start, start + 1 if end is None else end, tid, args)
+
+
+def kernel(
+    start: float, end: float, correlation: int | None, name: str = "gemm", *, stream: int = 7, device: int = 0, **args: Any
+) -> Event:
+    """Return a kernel; the name of a copy or memset gives its category."""
+    cat = "gpu_memcpy" if "emcpy" in name or name.startswith("Copy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+    fields: dict[str, Any] = {"device": device, "stream": stream, "grid": [1000, 1, 1], "block": [128, 1, 1]} | args
+    return _event(cat, name, start, end, stream, fields if correlation is None else fields | {"correlation": correlation}, pid=device)
+
+
+def mark(name: str, start: float, end: float, *, tid: int = 1) -> Event:
+    """Return an annotation."""
+    return _event("user_annotation", name, start, end, tid, {})
+
+
+def steps(*bounds: float, first: int = 1) -> list[Event]:
+    """Return contiguous ProfilerSteps between `bounds`."""
+    return [mark(f"ProfilerStep#{first + row}", bounds[row], bounds[row + 1]) for row in range(len(bounds) - 1)]
+
+
+def write(path: Path, *events: Event, **header: Any) -> Path:
+    """Write the events as a trace and return `path`; an annotation at 0 makes 0 the base."""
+    path.write_text(json.dumps({**header, "traceEvents": [mark("zero", 0, 0, tid=99), *events]}))
+    return path
+
+
+def trace(*events: Event, **header: Any) -> Trace:
+    """Return the tables of the events."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read(write(Path(folder) / "trace.json", *events, **header))
+
+
+def linked(*events: Event, on_cpu: bool = False) -> Trace:
+    """Return the tables at stage 'link'."""
+    made = trace(*events)
+    return link(made, find_steps(made).table, on_cpu=on_cpu)[0]
+
+
+def costed(*events: Event, device: Device | None, on_cpu: bool = False) -> Trace:
+    """Return the tables at stage 'cost'."""
+    made = trace(*events)
+    found = find_steps(made).table
+    made = link(made, found, on_cpu=on_cpu)[0]
+    idle = gaps(made.kernels if not on_cpu else made.kernels.clear(), made.launches, of(found))
+    return classify(made, find_owners(made, on_cpu=on_cpu), idle, device)
