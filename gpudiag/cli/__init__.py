@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
 from typing import Annotated
@@ -41,12 +42,20 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT
     except Exception as error:  # noqa: BLE001 the last resort: a person at a terminal gets a line, not a stack
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        else:
-            line = f"gpudiag: internal error: {type(error).__name__}: {error}"
-            say(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
-        return 3
+        return _unforeseen(error)
+
+
+def _unforeseen(error: Exception) -> int:
+    """Say what happened and return the exit code: 2 for a full disk behind a standard stream, else 3."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        say(f"gpudiag: cannot write: {error.strerror} (write to another place)")
+        return 2
+    if os.environ.get(DEBUG):
+        traceback.print_exc()
+    else:
+        line = f"gpudiag: internal error: {type(error).__name__}: {error}"
+        say(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
+    return 3
 
 
 def _run() -> int:

@@ -15,20 +15,21 @@ if TYPE_CHECKING:
 
 
 class DeviceName(str, Enum):
-    """A device that torch can compute on."""
+    """A device that torch can compute on; auto: the GPU where there is one, else the CPU."""
 
+    auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
 
 
 def calibrate(
-    device: Annotated[DeviceName, typer.Option(help="Which device to measure.")] = DeviceName.cpu,
+    device: Annotated[DeviceName, typer.Option(help="Which device to measure (auto: the GPU where there is one).")] = DeviceName.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure the peak rates and the memory bandwidth that ops are judged against."""
+    """Measure the peak rates and memory bandwidth of this device and keep them for later reports."""
     from gpudiag import api
 
-    with terminal.progress(f"measuring the peaks of {device.value}"):
+    with terminal.progress("measuring the peaks"):
         measured = api.calibrate(device.value)
     terminal.out(_json(measured) if as_json else _text(measured))
 

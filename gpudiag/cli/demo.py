@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,13 +10,17 @@ import typer
 
 from gpudiag.cli import terminal
 
+_QUIET_KINETO = "6"
+"""KINETO_LOG_LEVEL above its last kind of message (5, USDT): nothing of the profiler's own log reaches the terminal."""
+
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the bundle and the HTML report.", metavar="DIR")] = Path(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the recording and its HTML report.", metavar="DIR")] = Path(
         "runs/demo"
     ),
 ) -> None:
     """Train a small transformer for a few seconds, record it, and report on it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)  # read once, when torch is imported
     from gpudiag import api
 
     with terminal.progress("training") as tell:

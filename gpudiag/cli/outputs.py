@@ -15,19 +15,26 @@ SUFFIXES = (".html", ".md", ".json")
 def check_targets(targets: Sequence[Path], source: str) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:
-        if target.suffix.lower() not in SUFFIXES:
-            raise UsageError(f"cannot write {target}: the format is not known by its suffix", f"use one of {', '.join(SUFFIXES)}")
-        if not target.parent.is_dir():
-            raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
-        if target.is_dir():
-            raise InputError(f"cannot write {target}: it is a folder", "name a file")
-        if _is_input(target, Path(source)):
-            raise UsageError(f"will not overwrite {target}: it is part of what is read", "choose another name")
+        try:
+            _check(target, source)
+        except OSError as error:  # a name that is too long, a folder that may not be looked into
+            raise InputError(f"cannot write {target}: {error.strerror}", "choose another place") from None
+
+
+def _check(target: Path, source: str) -> None:
+    if target.suffix.lower() not in SUFFIXES:
+        raise UsageError(f"cannot write {target}: the format is not known by its suffix", f"use one of {', '.join(SUFFIXES)}")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder", "name a file")
+    if _is_input(target, Path(source)):
+        raise UsageError(f"will not overwrite {target}: it is part of what is read", "choose another name")
 
 
 def _is_input(target: Path, source: Path) -> bool:
     """Return whether `target` is the source file, or a file in the source folder that is no report."""
-    if not target.exists() or not source.exists():
+    if not os.path.exists(source) or not target.exists():
         return False
     if source.is_dir():
         return source.resolve() in target.resolve().parents and target.stem != "report"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import outputs, terminal
+from gpudiag.errors import InputError
 
 if TYPE_CHECKING:
     from gpudiag import api
@@ -16,16 +17,22 @@ _TOP_TEXT, _TOP_MARKDOWN = 10, 20
 
 
 def report(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace (.json, .json.gz, .json.zst), a bundle, or a folder of ranks.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="A torch.profiler trace (.json, .json.gz, .json.zst), a bundle, or a folder of traces, one a rank."
+        ),
+    ],
     output: Annotated[
         list[Path] | None,
         typer.Option("--output", "-o", help="Also write the report to FILE (.html, .md or .json); may be repeated.", metavar="FILE"),
     ] = None,
     top: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="How many ops to list (10, in Markdown 20).", show_default=False)
+        int | None,
+        typer.Option(min=0, metavar="N", help="Ops to list in the terminal and in Markdown (default: 10 and 20).", show_default=False),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder (default: the lowest).", show_default=False)
+        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
     ] = None,
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
@@ -33,6 +40,8 @@ def report(
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
+    if not path:  # the folder that one stands in is "."; an empty text is a variable that was not set
+        raise InputError("PATH is empty", "give a trace, a bundle, or a folder of ranks")
     outputs.check_targets(targets, path)
     from gpudiag import api
 

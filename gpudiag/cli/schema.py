@@ -11,7 +11,7 @@ app = typer.Typer(help="Print the JSON Schema of what gpudiag writes.", no_args_
 
 @app.command("report")
 def report_schema() -> None:
-    """Print the JSON Schema of the report JSON (`gpudiag report PATH -o report.json`)."""
+    """Print the schema of what `gpudiag report PATH -o report.json` writes."""
     import msgspec
 
     from gpudiag import api

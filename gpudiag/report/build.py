@@ -189,7 +189,7 @@ def signature_text(signature: Signature) -> str:
             words.append(str(list(item.shape)))
             dtypes.append(item.dtype or "")
         elif item.tensors is not None:
-            words.append(f"{len(item.tensors)} tensors")
+            words.append(f"{len(item.tensors)} tensor{'' if len(item.tensors) == 1 else 's'}")
     kinds = dict.fromkeys(dtypes)
     return " ".join([*words, "/".join(kinds)]).strip()
 
@@ -247,7 +247,11 @@ def _idle(analysis: Analysis) -> tuple[IdleRow, ...]:
     )
 
 
-_ELEMENT = {"Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2}
+# c10::ScalarType as record_param_comms writes it -> bytes an element.
+_ELEMENT = {
+    "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
 
 
 def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:

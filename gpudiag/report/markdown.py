@@ -8,6 +8,7 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import trust, words
 from gpudiag.report.escape import code, markdown
+from gpudiag.report.labels import namer, site_text
 from gpudiag.units import format_ns, format_rate, format_share
 
 _BAR_CELLS = 20
@@ -44,18 +45,21 @@ def _breakdown(report: ReportData) -> str:
     if not rows:
         return ""
     cells = ((row.label, format_ns(row.ns), format_share(row.share, 1), "█" * round(_BAR_CELLS * row.share)) for row in rows)
-    title = f"## Where a {words.span_word(report)} goes"
-    return f"{title}\n\n{_table(('part', 'time', 'share', ''), 'lrrl', cells)}"
+    total = (f"**sum: the {words.span_word(report)}**", format_ns(words.step_ns(report)), format_share(1, 1), "")
+    title = f"## Where {words.span_phrase(report)} goes"
+    table = _table(("part", "time", "share", ""), "lrrl", (*cells, total))
+    return "\n\n".join(text for text in (title, table, markdown(words.idle_note(report))) if text)
 
 
 def _findings(report: ReportData) -> Iterator[str]:
-    if not report.findings:
+    found = words.told(report)
+    if not found:
         yield f"## Findings\n\n{markdown(words.nothing_found(report))}"
         return
     yield "## What matters most"
-    for number, finding in enumerate(report.findings[: words.MATTER_MOST], 1):
+    for number, finding in enumerate(found[: words.MATTER_MOST], 1):
         yield _finding(number, finding, report)
-    rest = report.findings[words.MATTER_MOST :]
+    rest = found[words.MATTER_MOST :]
     if rest:
         yield "Also found: " + "; ".join(f"{markdown(finding.title, 100)} ({markdown(finding.rule, 40)})" for finding in rest) + "."
 
@@ -83,15 +87,20 @@ def _ops(report: ReportData, top: int) -> str:
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[: max(0, top)]
     if not rows:
         return ""
-    header = ("op", "calls", "time", "share", "bound", "of roof", "compute", "memory", "FLOP/B")
-    total = words.op_total_ns(report.ops)
-    table = _table(header, "lrrrlrrrr", (_op_cells(row, total) for row in rows))
+    header: tuple[str, ...] = ("op", "at", "calls", "time", "share", "bound", "of roof", "compute", "memory", "FLOP/B")
+    total, name = words.op_total_ns(report.ops), namer(report)
+    cells = [_op_cells(row, name(row), total) for row in rows]
+    if not any(row.where for row in rows):  # an empty column helps nobody
+        header, cells = header[:1] + header[2:], [line[:1] + line[2:] for line in cells]
+    table = _table(header, "l" * (len(header) - 8) + "rrrlrrrr", cells)
     return f"## Ops that cost most ({len(rows)} of {len(report.ops)})\n\n{table}"
 
 
-def _op_cells(row: OpRow, total_ns: int) -> list[str]:
+def _op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
+    detail = row.module or row.signature
     return [
-        code(words.op_label(row), 120, cell=True),
+        code(f"{name} {detail}" if detail else name, 120, cell=True),
+        code(site_text(row.where), 80, cell=True) if row.where else "",
         f"{row.count:,}",
         format_ns(row.kernel_ns),
         format_share(row.kernel_ns / total_ns if total_ns else None, 1),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import trust, words
 from gpudiag.report.escape import clean, joined
+from gpudiag.report.labels import namer, op_detail, phase_text
 from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ _JOINT = "\ue000"  # private use: `clean` removes it from names, so every one in
 _STYLES = {"compute": "blue", "memory": "cyan", "overhead": "yellow", "unknown": "bright_black"}
 _SEVERITIES = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}
 _INDENT = 3
+_LONGEST_PATH = 200
 _ROOMY = 92
 """Columns from which the op table has room for bandwidth and intensity too."""
 
@@ -54,7 +57,8 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _trust(console, report)
     _ops(console, report, top)
     console.print()
-    _line(console, f"{words.rules_line(report)} Everything on one page: add -o report.html", "bright_black")
+    _line(console, words.rules_line(report), "bright_black")
+    _line(console, "Everything, as one page: gpudiag report PATH -o report.html", "bright_black")
     lines = sink.getvalue().replace(_JOINT, " ").split("\n")
     return "\n".join(line.rstrip() for line in lines).strip("\n") + "\n"
 
@@ -78,12 +82,9 @@ def _heading(console: Console, text: str) -> None:
 
 
 def _title(console: Console, report: ReportData) -> None:
-    device = report.device.name if report.device else "unknown device"
-    _line(
-        console,
-        f"{report.tool.name} {report.tool.version}  {_tail(clean(report.source.path, 4_096), 60)}  {clean(device, 60)}",
-        "bright_black",
-    )
+    device = report.device.name if report.device else "an unknown device"
+    _line(console, f"{report.tool.name} {report.tool.version} on {clean(device, 80)}", "bright_black")
+    _line(console, _tail(clean(report.source.path, 4_096), _LONGEST_PATH), "bright_black")
     console.print()
     _line(console, words.verdict(report), "bold")
 
@@ -120,7 +121,7 @@ def _breakdown(console: Console, report: ReportData) -> None:
     rows = words.bucket_rows(report)
     if not rows:
         return
-    _heading(console, f"Where a {words.span_word(report)} goes")
+    _heading(console, f"Where {words.span_phrase(report)} goes")
     largest = max(row.share for row in rows)
     room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
     table = _table((("", "left"), ("time", "right"), ("share", "right"), ("", "left")))
@@ -128,20 +129,24 @@ def _breakdown(console: Console, report: ReportData) -> None:
         cells = round(room * row.share / largest)
         style = "magenta" if row.idle else _STYLES.get(row.bucket, "green")
         table.add_row(*_cells(row.label, format_ns(row.ns), format_share(row.share, 1)), Text("█" * cells, style=style))
+    table.add_row(*_cells(f"sum: the {words.span_word(report)}", format_ns(words.step_ns(report)), format_share(1, 1)), style="bold")
     console.print(table)
+    if note := words.idle_note(report):
+        _line(console, note, "bright_black")
 
 
 def _findings(console: Console, report: ReportData) -> None:
-    if not report.findings:
+    found = words.told(report)
+    if not found:
         _heading(console, "Findings")
         _line(console, words.nothing_found(report))
         return
     _heading(console, "What matters most")
-    for number, finding in enumerate(report.findings[: words.MATTER_MOST], 1):
+    for number, finding in enumerate(found[: words.MATTER_MOST], 1):
         if number > 1:
             console.print()
         _finding(console, number, finding, report)
-    rest = report.findings[words.MATTER_MOST :]
+    rest = found[words.MATTER_MOST :]
     if rest:
         console.print()
         _line(console, f"Also found: {'; '.join(f'{clean(finding.title, 100)} ({clean(finding.rule, 40)})' for finding in rest)}.")
@@ -183,16 +188,33 @@ def _ops(console: Console, report: ReportData, top: int) -> None:
     if not rows:
         return
     roomy = console.width >= _ROOMY
+    flop_unit, byte_unit = words.flop_unit(report, rows), words.byte_unit(report, rows)
     _heading(console, f"Ops that cost most ({len(rows)} of {len(report.ops)}, over {_window(report)})")
     columns: tuple[tuple[str, str], ...] = (("op", "name"), ("calls", "right"), ("time", "right"), ("share", "right"), ("bound", "left"))
-    columns += (("of roof", "right"), (words.flop_unit(report)[0], "right"))
-    table = _table((*columns, ("GB/s", "right"), ("FLOP/B", "right")) if roomy else columns)
-    total = words.op_total_ns(report.ops)
+    columns += (("of roof", "right"), (flop_unit[0], "right"))
+    table = _table((*columns, (byte_unit[0], "right"), ("FLOP/B", "right")) if roomy else columns)
+    total, name = words.op_total_ns(report.ops), namer(report)
+    details = []
     for row in rows:
-        table.add_row(*_cells(*_op_cells(row, total, words.flop_unit(report)[1])[: 9 if roomy else 7]))
-    console.print(table)
+        figures = _op_figures(row, total, flop_unit[1], byte_unit[1])
+        detail = op_detail(row)
+        first = name(row) if detail or not row.phase else f"{name(row)}, {phase_text(row)}"
+        table.add_row(*_cells(clean(first), *figures[: 8 if roomy else 6]))
+        details.append(clean(detail, 400))
+    _print_with_details(console, table, details)
     if any(row.efficiency is None for row in rows):
         _line(console, "?: not known (no cost model, no shapes or no peak)", "bright_black")
+
+
+def _print_with_details(console: Console, table: Table, details: Sequence[str]) -> None:
+    """Print a table whose rows take one line each, with a quieter line under each row that has a detail."""
+    from rich.text import Text
+
+    header, *lines = console.render_lines(table, pad=False)
+    for segments, detail in zip([header, *lines], ["", *details], strict=True):
+        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in segments)), no_wrap=True, overflow="crop")
+        if detail:
+            console.print(Text(f"  {detail}", style="bright_black"), no_wrap=True, overflow="ellipsis")
 
 
 def _window(report: ReportData) -> str:
@@ -201,18 +223,17 @@ def _window(report: ReportData) -> str:
     return "1 step" if report.steps.count == 1 else f"{report.steps.count} steps"
 
 
-def _op_cells(row: OpRow, total_ns: int, flop_factor: float) -> list[str]:
-    """Return the cells of one op: name, calls, time, share, bound, efficiency, FLOP rate, GB/s, FLOP/B."""
+def _op_figures(row: OpRow, total_ns: int, flop_factor: float, byte_factor: float) -> list[str]:
+    """Return the cells of one op after its name: calls, time, share, bound, efficiency, FLOP rate, byte rate, FLOP/B."""
     flop_rate = words.per_second(row.flops, row.kernel_ns)
     byte_rate = words.per_second(row.bytes, row.kernel_ns)
     return [
-        clean(words.op_label(row)),
         f"{row.count:,}",
         format_ns(row.kernel_ns),
         format_share(row.kernel_ns / total_ns if total_ns else None, 1),
         row.bound,
         words.number(row.efficiency, 100, " %"),
         words.number(flop_rate, flop_factor),
-        words.number(byte_rate, 1e-9),
+        words.number(byte_rate, byte_factor),
         words.number(words.intensity(row), 1),
     ]

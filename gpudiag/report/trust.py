@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.model.report import ReportData
-from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, work_word
+from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_ns, format_share
 
 _PROVENANCE = {
@@ -12,22 +12,20 @@ _PROVENANCE = {
     "unverified": "unverified peak rates",
     "measured": "measured peak rates",
 }
+SMALL_UTILISATION = 0.0005
+"""A utilisation below this would read 0.0 %."""
+
 # Two durations that differ by less are one to the reader.
 _SKEWED = 0.1
 
 
 def trust_lines(report: ReportData) -> list[tuple[str, str]]:
     """Return (topic, plain sentence) of what was read, linked and modelled; unknown shares are said."""
-    trust = report.trust
-    coverage = (
-        f"{format_share(trust.linked_share)} of the {work_word(report, 1)} time is linked to an op. Cost models cover "
-        f"{format_share(trust.modelled_share)} of what can be modelled ({format_share(trust.generic_share)} generic, "
-        f"{format_share(trust.unknown_share)} unknown), {format_share(trust.modelled_share_of_all)} of all."
-    )
     lines = [
+        ("measurement", measurement_line(report)),
         ("steps", step_line(report)),
         ("device", device_line(report)),
-        ("coverage", " ".join(part for part in (coverage, _unlinked_line(report)) if part)),
+        ("coverage", " ".join(part for part in (_coverage_line(report), _unlinked_line(report)) if part)),
         ("utilisation", mfu_line(report)),
         ("profiler", _slowdown_line(report)),
         ("read", _read_line(report)),
@@ -35,6 +33,26 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
         ("call sites", _sites_line(report)),
     ]
     return [(topic, text) for topic, text in lines if text]
+
+
+def measurement_line(report: ReportData) -> str:
+    """Return what makes the measurement weak, '' where nothing does. An invalid one is a finding."""
+    weak = weak_measurement(report)
+    return f"Weak, so findings lose a grade of confidence. {weak.message} ({weak.rule})" if weak else ""
+
+
+def _coverage_line(report: ReportData) -> str:
+    """Return how much of the work is linked and modelled; a plain sentence where there is nothing that could be."""
+    trust, work = report.trust, work_word(report, 1)
+    if trust.linked_share is None:
+        return f"The recording holds no {work} time that could be linked or modelled."
+    linked = f"{format_share(trust.linked_share)} of the {work} time is linked to an op."
+    if trust.modelled_share is None:
+        return f"{linked} Cost models cover none of it: no op with recorded shapes stands behind it."
+    return (
+        f"{linked} Cost models cover {format_share(trust.modelled_share)} of what can be modelled ({format_share(trust.generic_share)} "
+        f"generic, {format_share(trust.unknown_share)} unknown), {format_share(trust.modelled_share_of_all)} of all."
+    )
 
 
 def step_line(report: ReportData) -> str:
@@ -68,7 +86,8 @@ def mfu_line(report: ReportData) -> str:
         return ""
     covered = "" if mfu.modelled_share is None else f", cost models cover {format_share(mfu.modelled_share)} of the time"
     peak = f" of the {mfu.dtype} peak" if mfu.dtype else ""
-    return f"Model FLOPs utilisation {format_share(mfu.share, 1)}{peak} ({mfu.provenance}{covered})."
+    share = f"below {format_share(2 * SMALL_UTILISATION, 1)}" if mfu.share < SMALL_UTILISATION else format_share(mfu.share, 1)
+    return f"Model FLOPs utilisation {share}{peak} ({mfu.provenance}{covered})."
 
 
 def peaks_reason(report: ReportData) -> str:
@@ -80,13 +99,13 @@ def peaks_reason(report: ReportData) -> str:
 def _unlinked_line(report: ReportData) -> str:
     trust = report.trust
     parts = (
-        ("launched before the recording", trust.without_launch_share),
-        ("outside any op", trust.outside_ops_share),
-        ("without shapes", trust.without_shapes_share),
-        ("replayed from graphs", trust.replay_share),
+        ("was launched before the recording", trust.without_launch_share),
+        ("ran outside any op", trust.outside_ops_share),
+        ("has no shapes", trust.without_shapes_share),
+        ("was replayed from graphs", trust.replay_share),
     )
     said = [f"{format_share(share)} {words}" for words, share in parts if share is not None and share >= ROUNDS_TO_ZERO]
-    return f"Of the {work_word(report, 1)} time {', '.join(said)}." if said else ""
+    return f"Of the {work_word(report, 1)} time, {', '.join(said)}." if said else ""
 
 
 def _slowdown_line(report: ReportData) -> str:
@@ -110,4 +129,6 @@ def _replay_line(report: ReportData) -> str:
 
 def _sites_line(report: ReportData) -> str:
     share = report.trust.site_match_share
-    return "" if share is None else f"Known for {format_share(share)} of the op time."
+    if share is None:
+        return ""
+    return f"Known for {format_share(share)} of the op time. The line given is that of the function, not of the call in it."

@@ -11,6 +11,7 @@ from gpudiag.model.breakdown import BUSY_BUCKETS, IDLE_BUCKETS
 from gpudiag.model.finding import Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import OpRow, ReportData
+from gpudiag.report.labels import placed
 from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 MATTER_MOST = 3
@@ -41,12 +42,12 @@ _IDLE = {
 }
 _ON_CPU = {"idle_launch": "Python and framework between ops", "idle_sync": "waiting for another thread"}
 _CLAUSES = {
-    "compute": "computes {}",
-    "memory": "is bound by memory traffic {}",
-    "overhead": "runs {work} too small for it {}",
-    "unknown": "runs {work} that no cost model covers {}",
-    "exposed_communication": "waits for communication {}",
-    "exposed_copy": "copies to or from the host {}",
+    "compute": "in compute-bound {work}",
+    "memory": "in memory-bound {work}",
+    "overhead": "in {work} too small for it",
+    "unknown": "in {work} that no cost model covers",
+    "exposed_communication": "waiting for communication",
+    "exposed_copy": "copying to or from the host",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,
@@ -56,8 +57,13 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "B/s": lambda value: format_rate(value, "B"),
     "FLOP/s": lambda value: format_rate(value, "FLOP"),
 }
-# Parts of the verdict: what is below three percent goes into its rest, except what is not known.
-_WORTH_SAYING = 0.03
+# Parts of the verdict: what is below five percent goes into its rest, except what is not known.
+_WORTH_SAYING = 0.05
+_PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
+"""Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
+_NEXT_TO_NONE = 0.01
+_IDLE_RULES = {"OVH-01": "the host", "INP-01": "the DataLoader"}
+"""Rules that measure a part of the idle time, and what the device waits for in it."""
 
 
 class BucketRow(msgspec.Struct, frozen=True):
@@ -124,14 +130,45 @@ def span_word(report: ReportData) -> str:
     return "step" if has_steps(report) else "recorded window"
 
 
+def span_phrase(report: ReportData) -> str:
+    """Return 'a step', or 'the recorded window' where there is only that one."""
+    return f"{'a' if has_steps(report) else 'the'} {span_word(report)}"
+
+
 def verdict(report: ReportData) -> str:
-    """Return one plain sentence: how long a step takes and where it goes, largest part first."""
+    """Return two plain sentences: how long a step takes, and where it goes, largest part first."""
     if report.breakdown.wall_ns <= 0:
         return "No time could be analysed: the recording holds no complete step; the reasons stand under trust."
+    took = f"A step takes {format_ns(step_ns(report))}."
+    if not has_steps(report):
+        took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
     said, rest = _said(_clauses(report))
-    subject = "A step takes" if has_steps(report) else f"The {span_word(report)} lasts"
     listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
-    return f"{subject} {format_ns(step_ns(report))}: the {device_word(report)} {listed}{rest}."
+    return f"{took} The {device_word(report)} spends {listed}{rest}."
+
+
+def idle_note(report: ReportData) -> str:
+    """Return what is known of idle time that no cause was derived for, '' where there is next to none."""
+    wall = report.breakdown.wall_ns
+    if not wall or report.breakdown.buckets_ns.idle_unexplained / wall < ROUNDS_TO_ZERO:
+        return ""
+    if on_cpu(report):
+        return "Idle is time outside any op: Python, the loader, the framework. It is not split by cause yet."
+    found = [rule for finding in report.findings for rule in (finding.rule, *finding.folded)]
+    waits = [f"{rule} says how much of it waits for {what}" for rule, what in _IDLE_RULES.items() if rule in found]
+    return f"Idle time is not split by cause yet{'; below, ' if waits else ''}{' and '.join(waits)}."
+
+
+def weak_measurement(report: ReportData) -> Finding | None:
+    """Return the finding that the measurement is weak but valid: it stands in trust, for it costs no time and nothing fixes it."""
+    weak = (finding for finding in report.findings if finding.bound == "method" and finding.severity != "critical")
+    return next(weak, None)
+
+
+def told(report: ReportData) -> tuple[Finding, ...]:
+    """Return the findings about the program, an invalid measurement first; without a measurement that is only weak."""
+    weak = weak_measurement(report)
+    return tuple(finding for finding in report.findings if finding is not weak)
 
 
 def ceiling_line(finding: Finding, report: ReportData) -> str:
@@ -171,6 +208,7 @@ def evidence_text(evidence: Evidence) -> str:
 
 def where_text(place: Where, report: ReportData) -> str:
     """Return a place with its time, such as 'loss.item() (train.py:41), 2.00 ms a step'."""
+    place = placed(place, report.ops)
     site = f" ({place.file}{'' if place.line is None else f':{place.line}'})" if place.file else ""
     if place.time_ns is None:
         return f"{place.what}{site}"
@@ -183,7 +221,9 @@ def rules_line(report: ReportData) -> str:
     counts = Counter(rule.status for rule in report.rules)
     if not counts:
         return "No rules were judged."
-    parts = [f"{counts['fired']} fired", f"{counts['passed']} passed", f"{counts['not_applicable']} could not be judged"]
+    weak = weak_measurement(report)
+    measured = f" ({weak.rule} about the measurement)" if weak else ""
+    parts = [f"{counts['fired']} fired{measured}", f"{counts['passed']} passed", f"{counts['not_applicable']} could not be judged"]
     parts += [f"{counts['suppressed']} withheld"] if counts["suppressed"] else []
     parts += [f"{counts['error']} failed"] if counts["error"] else []
     return f"Of {len(report.rules)} {plural(len(report.rules), 'rule')}: {', '.join(parts)}."
@@ -194,13 +234,7 @@ def nothing_found(report: ReportData) -> str:
     reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
     most = reasons.most_common(1)
     often = f" Most often because: {most[0][0].rstrip('.')}." if most else ""
-    return f"No rule found a cause that is worth changing. {rules_line(report)}{often}"
-
-
-def op_label(row: OpRow) -> str:
-    """Return an op's name with its module or shapes, so that two rows of one name can be told apart."""
-    detail = row.module or row.signature
-    return f"{row.name} {detail}" if detail else row.name
+    return f"No rule fired: none found a cause that is worth changing. {rules_line(report)}{often}"
 
 
 def per_second(amount: float | None, ns: int) -> float | None:
@@ -208,9 +242,25 @@ def per_second(amount: float | None, ns: int) -> float | None:
     return None if amount is None or ns <= 0 else amount / (ns * 1e-9)
 
 
-def flop_unit(report: ReportData) -> tuple[str, float]:
-    """Return the unit for achieved rates in a table and its factor from FLOP/s: a CPU's would all be 0.1 TFLOP/s."""
-    return ("GFLOP/s", 1e-9) if on_cpu(report) else ("TFLOP/s", 1e-12)
+def flop_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
+    """Return the unit for achieved rates in a table of `rows` (default: all ops) and its factor from FLOP/s."""
+    return _unit("FLOP/s", [(per_second(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)])
+
+
+def byte_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
+    """Return the unit for achieved traffic in a table of `rows` (default: all ops) and its factor from B/s."""
+    return _unit("B/s", [(per_second(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)])
+
+
+def _unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:
+    """Return the unit (tera, giga or mega) in which the fastest row has two digits or more, and giga where no rate is known.
+
+    Rows with next to none of the time have no say: what runs once for a microsecond would choose the unit of all.
+    """
+    total = sum(ns for _, ns in rates)
+    fastest = max((rate for rate, ns in rates if rate and ns >= _NEXT_TO_NONE * total), default=1e9)
+    prefix, factor = next(((prefix, factor) for prefix, factor, least in _PREFIXES if fastest >= least), _PREFIXES[-1][:2])
+    return f"{prefix}{name}", factor
 
 
 def intensity(row: OpRow) -> float | None:
@@ -252,22 +302,27 @@ def plural(count: int, word: str) -> str:
 
 
 def _clauses(report: ReportData) -> list[tuple[float, str, str]]:
-    """Return (share of the wall time, words with a place for it, bucket) of each busy bucket and of the idle time."""
+    """Return (share of the wall time, words, bucket) of each busy bucket and of the idle time."""
     wall = report.breakdown.wall_ns
     buckets, work = report.breakdown.buckets_ns, work_word(report)
-    parts = [(getattr(buckets, name) / wall, words.format("{}", work=work), name) for name, words in _CLAUSES.items()]
+    parts = [(getattr(buckets, name) / wall, words.format(work=work), name) for name, words in _CLAUSES.items()]
     rows = [row for row in bucket_rows(report, 99) if row.idle]
     main = ""
-    if rows:
+    if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
         share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
         main = f" ({'mostly: ' if len(rows) > 1 else ''}{rows[0].label.removeprefix('idle: ')}{share})"
-    return [*parts, (report.breakdown.idle_ns / wall, "is idle {}" + main, "idle")]
+    return [*parts, (report.breakdown.idle_ns / wall, f"idle{main}", "idle")]
 
 
 def _said(clauses: list[tuple[float, str, str]]) -> tuple[list[str], str]:
     """Return the clauses of the verdict, largest first, and what is said of the small ones; the unknown is always said."""
     ordered = sorted(clauses, key=lambda clause: -clause[0])
     told = [clause for clause in ordered if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
-    said = [words.format(format_share(share) + ("" if index else " of it")) for index, (share, words, _) in enumerate(told)]
+    said = [f"{_part(share)}{'' if index else ' of it'} {words}" for index, (share, words, _) in enumerate(told)]
     rest = sum(share for share, _, _ in ordered) - sum(share for share, _, _ in told)
     return said, f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
+
+
+def _part(share: float) -> str:
+    """Return a percentage; what rounds to all of it but is not all says so."""
+    return f"over {format_share(0.99)}" if 1 - ROUNDS_TO_ZERO <= share < 1 else format_share(share)

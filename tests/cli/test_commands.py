@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 
 import msgspec
+import pytest
 
 from gpudiag.model.hardware import Device
 
@@ -22,6 +24,15 @@ def test_demo_reports_and_says_where_everything_is(command, api, tmp_path) -> No
     assert f"{tmp_path}/d/report.html" in result.err
 
 
+@pytest.mark.parametrize(("found", "used"), [(None, "6"), ("0", "0")])
+def test_demo_keeps_the_log_of_the_profiler_from_the_terminal(command, api, tmp_path, monkeypatch, found, used) -> None:
+    monkeypatch.setenv("KINETO_LOG_LEVEL", found or "")
+    if found is None:
+        monkeypatch.delenv("KINETO_LOG_LEVEL")
+    assert command("demo", "-o", tmp_path / "d").code == 0
+    assert os.environ["KINETO_LOG_LEVEL"] == used  # one that the user set stays
+
+
 def test_calibrate_prints_the_figures_and_what_is_not_known(command, api) -> None:
     result = command("calibrate")
     assert result.code == 0
@@ -30,7 +41,7 @@ def test_calibrate_prints_the_figures_and_what_is_not_known(command, api) -> Non
     assert figures["fp32 peak"] == "2.00 TFLOP/s"
     assert figures["memory bandwidth"] == "unknown"
     assert figures["source"] == "measured: a matrix product"
-    assert api.calls == [{"device": "cpu"}]
+    assert api.calls == [{"device": "auto"}]
 
 
 def test_calibrate_as_json_can_be_read_back(command, api) -> None:

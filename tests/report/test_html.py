@@ -11,6 +11,7 @@ import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
+import msgspec
 import plotly.graph_objects as go
 import pytest
 import report_sample as sample
@@ -21,8 +22,8 @@ from gpudiag.report.html import figures
 LARGEST = 6_000_000
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HARMLESS = (
-    "html head meta title style body a header main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tr th td "
-    "ul li dl dt dd small code details summary label input button script"
+    "html head meta title style body a header main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tfoot "
+    "tr th td ul li dl dt dd small code details summary label input button script"
 )
 
 
@@ -113,7 +114,8 @@ def test_the_reason_stands_where_the_roofline_is_missing(pages: dict[str, str]) 
 def test_the_content_is_the_same_as_in_the_terminal(pages: dict[str, str]) -> None:
     text = " ".join(" ".join(Page(pages["full"]).texts).split()).replace("\u00a0", " ")
     for expected in (
-        "A step takes 75.0 ms: the GPU is idle 39 %",
+        "A step takes 75.0 ms. The GPU spends 39 % of it idle",
+        "sum: the step 75.0 ms 100.0 %",
         "Up to 25.0 ms of 75.0 ms (33 %) if every kernel",
         'model = torch.compile(model, mode="reduce-overhead")',
         "Stacks were not recorded",
@@ -122,6 +124,37 @@ def test_the_content_is_the_same_as_in_the_terminal(pages: dict[str, str]) -> No
         "model.py:12",
     ):
         assert expected in text
+
+
+def test_the_title_says_which_report_it_is(pages: dict[str, str]) -> None:
+    assert "<title>trace.json.gz - gpudiag</title>" in pages["full"]
+
+
+def test_a_weak_measurement_is_no_card(pages: dict[str, str]) -> None:
+    weak = sample.finding(rule="EFF-03", severity="info", bound="method", ceiling=None, message="Steps analysed: 1.")
+    page = html.render(sample.report(findings=(weak,)))
+    assert page.count('<article class="card') == 0
+    assert pages["full"].count('<article class="card') == 1
+    assert "Weak, so findings lose a grade of confidence. Steps analysed: 1. (EFF-03)" in " ".join(Page(page).texts)
+
+
+def test_ops_show_where_they_are_called() -> None:
+    rows = (sample.op("aten::mm", 9, where="/home/me/project/models/net.py(12): forward"), sample.op("aten::add_", 1))
+    texts = Page(html.render(sample.report(ops=rows))).texts
+    assert "models/net.py:12 forward" in texts
+    assert not any("/home/me" in text for text in texts)
+
+
+def test_every_roof_has_its_label_apart_from_the_others() -> None:
+    device = msgspec.structs.replace(sample.device(), cache_bandwidth_byte_per_s=5.5e12)
+    figure = figures.roofline(sample.report(device=device))
+    assert figure is not None
+    labels = {label["text"]: label for label in figure["layout"]["annotations"]}
+    assert set(labels) == {"bf16 989 TFLOP/s", "fp32 66.9 TFLOP/s", "DRAM 3.35 TB/s", "cache 5.50 TB/s"}
+    low, high = labels["DRAM 3.35 TB/s"], labels["cache 5.50 TB/s"]
+    assert high["x"] - low["x"] > 1  # a decade apart, and on the lines
+    assert 10 ** (high["y"] - high["x"]) == pytest.approx(5.5e12)
+    assert 10 ** low["y"] < 3.35e12 * 10 ** low["x"]  # below its line
 
 
 def test_every_hostile_name_is_shown_as_text(pages: dict[str, str]) -> None:

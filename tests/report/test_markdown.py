@@ -51,12 +51,21 @@ def test_names_of_any_length_leave_short_lines() -> None:
 
 def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
     text = markdown.render(sample.report())
-    assert "A step takes 75.0 ms: the GPU is idle 39 % of it" in text
+    assert "A step takes 75.0 ms. The GPU spends 39 % of it idle" in text
+    assert "| **sum: the step** | 75.0 ms | 100.0 % |  |" in text
     assert "| compute-bound kernels | 22.5 ms | 30.0 % |" in text
     assert "**Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.**" in text
     assert "`model = torch.compile(model)`" in text
     assert "| `aten::mm [[4096,4096],[4096,4096]]` | 48 | 90.0 ms | 48.6 % | compute | 50 % | 495 TFLOP/s | 362 GB/s | 1,367 |" in text
     assert "| MEM-03 | not applicable | no attention op was recorded |" in text
+
+
+def test_call_sites_have_a_column_where_there_are_any() -> None:
+    rows = (sample.op("aten::mm", 9, where="src/net.py(12): forward"), sample.op("aten::add_", 1))
+    text = markdown.render(sample.report(ops=rows))
+    assert "| op | at | calls |" in text
+    assert "| `src/net.py:12 forward` | 48 |" in text
+    assert "| op | calls |" in markdown.render(sample.report())
 
 
 def test_ops_are_cut_at_top() -> None:

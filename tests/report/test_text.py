@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 import report_sample as sample
 from rich.cells import cell_len
 
+from gpudiag.model.report import Source
 from gpudiag.report import text, words
 from gpudiag.report.escape import for_encoding
 
@@ -56,6 +58,38 @@ def test_figures_of_the_breakdown_are_per_step() -> None:
     assert "garbage collection" not in plain  # zero
 
 
+def test_the_parts_are_seen_to_sum_to_the_step() -> None:
+    assert re.search(r"^sum: the step +75\.0 ms +100\.0 %$", text.render(sample.report()), re.MULTILINE)
+
+
+def test_a_weak_measurement_stands_in_trust_and_an_invalid_one_first() -> None:
+    measured = sample.finding(rule="EFF-03", title="The recording distorts", bound="method", ceiling=None, message="Steps analysed: 1.")
+    weak = msgspec.structs.replace(measured, severity="info")
+    plain = text.render(sample.report(findings=(sample.finding(), weak)))
+    assert "The recording distorts" not in plain
+    assert plain.index("How far to trust this") < plain.index("Steps analysed: 1.")
+    assert "No rule fired" in text.render(sample.report(findings=(weak,)))
+    assert "1. The recording distorts  critical  EFF-03" in text.render(sample.report(findings=(measured, sample.finding())))
+
+
+def test_path_and_device_have_lines_of_their_own() -> None:
+    path = f"runs/{'long/' * 20}trace.json.gz"
+    lines = text.render(sample.report(source=Source(path, "trace"))).splitlines()
+    assert lines[0] == "gpudiag 0.1.0 on NVIDIA H100 80GB HBM3"
+    assert "".join(lines[1:3]) == path
+
+
+def test_call_sites_stand_under_their_ops() -> None:
+    rows = (
+        sample.op("aten::mm", 9, where="/home/me/models/net.py(12): forward", phase="forward"),
+        sample.op("aten::add_", 1, signature=None),
+    )
+    lines = text.render(sample.report(ops=rows)).splitlines()
+    (place,) = [k for k, line in enumerate(lines) if line.startswith("aten::mm ")]
+    assert lines[place + 1] == "  models/net.py:12 forward, [[4096,4096],[4096,4096]], forward"
+    assert lines[place + 2].startswith("aten::add_ ")
+
+
 def test_figures_are_whole_in_a_narrow_terminal() -> None:
     assert re.search(r"compute-bound kernels +22\.5 ms +30\.0 % +█", text.render(sample.report(), width=60))
 
@@ -82,7 +116,7 @@ def test_a_finding_shows_ceiling_and_code_change() -> None:
 
 def test_a_report_without_findings_says_what_was_judged() -> None:
     plain = " ".join(text.render(REPORTS["nothing found"]).split())
-    assert "No rule found a cause" in plain
+    assert "No rule fired: none found a cause" in plain
     assert "1 could not be judged" in plain
     assert "no attention op was recorded" in plain
 

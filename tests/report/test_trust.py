@@ -19,9 +19,13 @@ def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
 
 
 def test_unknown_shares_are_said_not_shown_as_zero() -> None:
-    nothing = sample.trust(linked_share=None, modelled_share=None, generic_share=None, unknown_share=None, profiler_slowdown=None)
+    nothing = sample.trust(linked_share=0.0, modelled_share=None, generic_share=None, unknown_share=None, profiler_slowdown=None)
     lines = dict(trust.trust_lines(sample.report(trust=nothing)))
-    assert lines["coverage"].startswith("unknown of the kernel time is linked to an op. Cost models cover unknown")
+    assert lines["coverage"].startswith(
+        "0 % of the kernel time is linked to an op. Cost models cover none of it: no op with recorded shapes"
+    )
+    empty = sample.trust(linked_share=None, modelled_share=None, without_launch_share=None)
+    assert "no kernel time that could be linked" in dict(trust.trust_lines(sample.report(trust=empty)))["coverage"]
     assert lines["profiler"].startswith("Slow-down unknown")
 
 
@@ -48,7 +52,7 @@ def test_the_origin_of_the_peaks_is_said(provenance: str, words: str) -> None:
 
 def test_shares_that_round_to_nothing_are_not_listed() -> None:
     lines = dict(trust.trust_lines(sample.report(trust=sample.trust(without_launch_share=0.3, replay_share=0.001, outside_ops_share=0.0))))
-    assert lines["coverage"].endswith("Of the kernel time 30 % launched before the recording.")
+    assert lines["coverage"].endswith("Of the kernel time, 30 % was launched before the recording.")
 
 
 def test_events_that_were_not_used_are_counted() -> None:
@@ -57,4 +61,6 @@ def test_events_that_were_not_used_are_counted() -> None:
 
 def test_utilisation_is_left_out_where_it_is_not_known() -> None:
     assert dict(trust.trust_lines(sample.report()))["utilisation"].startswith("Model FLOPs utilisation 15.0 % of the bf16 peak")
+    tiny = msgspec.structs.replace(sample.report().mfu, share=0.0002)
+    assert "utilisation below 0.1 % of" in dict(trust.trust_lines(sample.report(mfu=tiny)))["utilisation"]
     assert "utilisation" not in dict(trust.trust_lines(sample.report(mfu=None)))

@@ -30,7 +30,7 @@ def test_the_lines_of_the_breakdown_add_up_to_the_step(milliseconds: dict[str, i
 
 
 @given(st.dictionaries(st.sampled_from(BUCKETS), st.integers(0, 10**6), min_size=1).filter(lambda parts: sum(parts.values()) > 0))
-def test_the_verdict_is_one_sentence_for_any_breakdown(milliseconds: dict[str, int]) -> None:
+def test_the_verdict_is_two_sentences_for_any_breakdown(milliseconds: dict[str, int]) -> None:
     text = words.verdict(sample.report(breakdown=sample.breakdown(milliseconds)))
     assert text.startswith("A step takes ")
     assert text.endswith(".")
@@ -41,14 +41,16 @@ def test_the_verdict_is_one_sentence_for_any_breakdown(milliseconds: dict[str, i
 def test_the_verdict_names_the_largest_part_first() -> None:
     text = words.verdict(sample.report())
     assert text == (
-        "A step takes 75.0 ms: the GPU is idle 39 % of it (mostly: host launches too late, 33 %), computes 30 %, is bound by memory "
-        "traffic 20 %, waits for communication 5 % and runs kernels that no cost model covers 3 %; smaller parts make up the other 3 %."
+        "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly: host launches too late, 33 %), 30 % in compute-bound kernels, "
+        "20 % in memory-bound kernels, 5 % waiting for communication and 3 % in kernels that no cost model covers; smaller parts make "
+        "up the other 3 %."
     )
 
 
 def test_the_verdict_of_a_step_that_only_computes() -> None:
     assert (
-        words.verdict(sample.report(breakdown=sample.breakdown({"compute": 300}))) == "A step takes 75.0 ms: the GPU computes 100 % of it."
+        words.verdict(sample.report(breakdown=sample.breakdown({"compute": 300})))
+        == "A step takes 75.0 ms. The GPU spends 100 % of it in compute-bound kernels."
     )
 
 
@@ -59,7 +61,9 @@ def test_without_time_the_verdict_says_so() -> None:
 def test_without_steps_the_window_is_not_called_a_step() -> None:
     steps = StepSummary(1, "whole trace", 300 * MS, None, None)
     report = sample.report(steps=steps)
-    assert words.verdict(report).startswith("The recorded window lasts 300 ms: ")
+    assert words.verdict(report).startswith(
+        "The recorded window lasts 300 ms; no steps are marked in it, so it counts as one step. The GPU "
+    )
 
 
 def test_a_ceiling_is_told_per_step() -> None:
@@ -103,8 +107,7 @@ def test_a_fix_that_is_not_known_stands_for_itself() -> None:
 def test_a_cpu_run_does_not_speak_of_kernels() -> None:
     device = msgspec.structs.replace(sample.device(), kind="cpu", name="Xeon")
     report = sample.report(device=device)
-    assert words.flop_unit(report) == ("GFLOP/s", 1e-9)
-    assert "the CPU is idle" in words.verdict(report)
+    assert "The CPU spends 39 % of it idle" in words.verdict(report)
     assert "kernel" not in words.verdict(report) + "".join(row.label for row in words.bucket_rows(report) if not row.idle)
 
 
@@ -114,3 +117,39 @@ def test_rates_of_unknown_work_are_unknown() -> None:
     assert words.number(None) == "?"
     assert [words.number(value) for value in (0.0, 0.001, 0.034, 12.34, 1234.5)] == ["0", "<0.01", "0.03", "12.3", "1,234"]
     assert [words.number(share, 100, " %") for share in (0.0, 0.001, 0.5)] == ["0 %", "<1 %", "50 %"]
+
+
+def test_what_is_nearly_all_is_not_called_all() -> None:
+    text = words.verdict(sample.report(breakdown=sample.breakdown({"idle_unexplained": 9_999, "memory": 1})))
+    assert text.endswith("The GPU spends over 99 % of it idle.")
+
+
+@pytest.mark.parametrize(
+    ("rate", "flop_unit", "byte_unit"),
+    [(4e14, "TFLOP/s", "TB/s"), (3e12, "GFLOP/s", "GB/s"), (1.3e11, "GFLOP/s", "GB/s"), (5e5, "MFLOP/s", "MB/s")],
+)
+def test_the_unit_of_a_table_fits_most_of_its_time(rate: float, flop_unit: str, byte_unit: str) -> None:
+    rows = [sample.op("typical", 90, flops=rate * 0.09, bytes=rate * 0.09), sample.op("fast and short", 0.1, flops=1e15, bytes=1e12)]
+    report = sample.report(ops=tuple(rows))
+    assert words.flop_unit(report)[0] == flop_unit
+    assert words.byte_unit(report, rows)[0] == byte_unit
+
+
+def test_a_table_without_rates_has_a_unit() -> None:
+    assert words.flop_unit(sample.report(), [])[0] == "GFLOP/s"
+
+
+def test_idle_time_without_causes_says_so_and_names_the_rules_that_tell() -> None:
+    idle = sample.breakdown({"compute": 200, "idle_unexplained": 100})
+    note = words.idle_note(sample.report(breakdown=idle))
+    assert note == "Idle time is not split by cause yet; below, OVH-01 says how much of it waits for the host."
+    assert words.idle_note(sample.report(breakdown=idle, findings=())) == "Idle time is not split by cause yet."
+    assert words.idle_note(sample.report(breakdown=sample.breakdown({"compute": 300}))) == ""
+    cpu = msgspec.structs.replace(sample.device(), kind="cpu")
+    assert words.idle_note(sample.report(breakdown=idle, device=cpu)).startswith("Idle is time outside any op")
+
+
+def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
+    weak = sample.finding(rule="EFF-03", severity="info", bound="method")
+    assert "1 fired (EFF-03 about the measurement)" in words.rules_line(sample.report(findings=(weak,)))
+    assert "1 fired, " in words.rules_line(sample.report())

@@ -11,6 +11,7 @@ from gpudiag.model.cost import BOUNDS, Bound
 from gpudiag.model.report import OpRow, ReportData, ReportDevice
 from gpudiag.report import trust, words
 from gpudiag.report.escape import clean
+from gpudiag.report.labels import site_text
 from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 Figure = dict[str, Any]
@@ -153,7 +154,8 @@ def _trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int) 
 
 def _hover(row: OpRow, total_ns: int) -> str:
     """Return the hover text; plotly reads a subset of HTML, so what comes from the trace is escaped."""
-    place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature) if text]
+    site = site_text(row.where)
+    place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature, site and f"at {site}") if text]
     share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
     flop_rate, byte_rate = words.per_second(row.flops, row.kernel_ns), words.per_second(row.bytes, row.kernel_ns)
     resident = " (fits the cache)" if row.cache_resident else ""
@@ -173,19 +175,29 @@ def _layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, f
         _label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if _has_close_above(peak, engines) else "bottom")
         for name, peak in engines.items()
     ]
-    if device.bandwidth_byte_per_s:
-        middle = math.sqrt(x[0] * max(engines.values()) / device.bandwidth_byte_per_s)
-        text = f"DRAM {format_rate(device.bandwidth_byte_per_s, 'B')}\u2002"
-        labels.append(_label(middle, middle * device.bandwidth_byte_per_s, text, "bottom"))
+    labels += _slope_labels(device, x[0], max(engines.values()))
     return {
         "xaxis": _axis("arithmetic intensity (FLOP/byte)", x, [f"{10.0**k:g}" for k in _decades(x)]),
         "yaxis": _axis("achieved rate", y, [format_rate(10.0**k, "FLOP") for k in _decades(y)]),
         "annotations": labels,
         "hovermode": "closest",
-        "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "itemsizing": "constant"},
-        "margin": {"l": 110, "r": 20, "t": 40, "b": 55},
-        "height": 480,
+        "legend": {"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0, "itemsizing": "constant"},
+        "margin": {"l": 110, "r": 20, "t": 40, "b": 90},
+        "height": 500,
     }
+
+
+def _slope_labels(device: ReportDevice, low: float, top: float) -> list[Figure]:
+    """Return the labels of the slopes, clear of both: DRAM below its lower end, the cache above its upper end."""
+    labels = []
+    if device.bandwidth_byte_per_s:
+        text = f"DRAM {format_rate(device.bandwidth_byte_per_s, 'B')}"
+        labels.append(_label(low * 1.3, low * device.bandwidth_byte_per_s, text, "top", "left"))
+    if device.cache_bandwidth_byte_per_s:
+        end = top / device.cache_bandwidth_byte_per_s
+        text = f"cache {format_rate(device.cache_bandwidth_byte_per_s, 'B')}"
+        labels.append(_label(end * 0.6, top * 0.6, text, "bottom"))
+    return labels
 
 
 def _decades(ends: tuple[float, float]) -> range:
@@ -209,6 +221,6 @@ def _has_close_above(peak: float, engines: dict[str, float]) -> bool:
     return any(peak < other < peak * 10**0.5 for other in engines.values())
 
 
-def _label(x: float, y: float, text: str, yanchor: str) -> Figure:
+def _label(x: float, y: float, text: str, yanchor: str, xanchor: str = "right") -> Figure:
     place = {"x": math.log10(x), "y": math.log10(y), "xref": "x", "yref": "y"}
-    return {**place, "text": text, "showarrow": False, "xanchor": "right", "yanchor": yanchor, "font": {"size": 11}}
+    return {**place, "text": text, "showarrow": False, "xanchor": xanchor, "yanchor": yanchor, "font": {"size": 11}}

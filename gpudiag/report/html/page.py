@@ -11,6 +11,7 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import CollectiveRow, OpRow, ReportData
 from gpudiag.report import trust, words
 from gpudiag.report.escape import clean, joined
+from gpudiag.report.labels import collective_label, kernel_label, namer, phase_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
 MOST_ROWS = 2_000
@@ -29,11 +30,11 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A cell: the text, the number it sorts by (None: not known, sorts last), and a second, quieter line."""
+    """A cell: the text, the number it sorts by (None: not known, sorts last), and quieter lines below it."""
 
     text: str
     value: float | None = None
-    detail: str = ""
+    details: tuple[str, ...] = ()
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -53,10 +54,14 @@ def context(report: ReportData) -> dict[str, Any]:
         "source": clean(report.source.path),
         "device": clean(report.device.name) if report.device else "unknown device",
         "verdict": _prose(words.verdict(report)),
+        "title": _title(report),
         "span": words.span_word(report),
+        "span_phrase": words.span_phrase(report),
+        "total_time": format_ns(words.step_ns(report)),
+        "idle_note": words.idle_note(report),
         "step_line": _prose(trust.step_line(report)),
         "buckets": _buckets(report),
-        "findings": [_finding(finding, report) for finding in report.findings],
+        "findings": [_finding(finding, report) for finding in words.told(report)],
         "matter_most": words.MATTER_MOST,
         "nothing_found": _prose(words.nothing_found(report)),
         "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
@@ -64,6 +69,12 @@ def context(report: ReportData) -> dict[str, Any]:
         "rules_line": words.rules_line(report),
         "tables": {table.id: table for table in _tables(report)},
     }
+
+
+def _title(report: ReportData) -> str:
+    """Return what tells this page from others in a browser's tabs: the end of the path, then the tool."""
+    name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
+    return f"{name[-1] if name else 'report'} - {report.tool.name}"
 
 
 def _prose(text: str, limit: int = 2_000) -> str:
@@ -157,8 +168,8 @@ def _number(value: float | None, factor: float = 1) -> Cell:
     return Cell(words.number(value, factor), value)
 
 
-_OP_COLUMNS_BEFORE = (
-    Column("op"),
+_OP_COLUMNS = (
+    Column("op", False, "with the shapes of its tensors, and the function that calls it (for a backward op: its forward op)"),
     Column("phase"),
     Column("calls", True),
     Column("time", True, "summed time of its kernels"),
@@ -167,32 +178,31 @@ _OP_COLUMNS_BEFORE = (
     Column("of roof", True, "roofline time / measured time"),
 )
 _OP_COLUMNS_AFTER = (
-    Column("GB/s", True, "achieved, compulsory traffic"),
     Column("FLOP/B", True, "arithmetic intensity"),
     Column("cost", False, "where FLOPs and bytes come from: exact formula, derived, generic, or none"),
 )
 
 
 def _ops(report: ReportData) -> Table:
-    total = words.op_total_ns(report.ops)
+    total, name = words.op_total_ns(report.ops), namer(report)
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)
-    unit, factor = words.flop_unit(report)
-    columns = (*_OP_COLUMNS_BEFORE, Column(unit, True, "achieved"), *_OP_COLUMNS_AFTER)
-    return _table("ops", columns, [_op(row, total, factor) for row in rows])
+    units = (words.flop_unit(report), words.byte_unit(report))
+    rates = (Column(units[0][0], True, "achieved"), Column(units[1][0], True, "achieved, compulsory traffic"))
+    return _table("ops", (*_OP_COLUMNS, *rates, *_OP_COLUMNS_AFTER), [_op(row, name(row), total, units[0][1], units[1][1]) for row in rows])
 
 
-def _op(row: OpRow, total_ns: int, flop_factor: float) -> tuple[Cell, ...]:
-    detail = " ".join(text for text in (row.module, row.signature, row.where) if text)
+def _op(row: OpRow, name: str, total_ns: int, flop_factor: float, byte_factor: float) -> tuple[Cell, ...]:
+    detail = " ".join(text for text in (row.module, row.signature) if text)
     return (
-        Cell(clean(row.name, 160), detail=clean(detail, 240)),
-        _name(row.phase),
+        Cell(clean(name, 160), details=tuple(clean(text, 240) for text in (detail, site_text(row.where)) if text)),
+        _name(phase_text(row)),
         _count(row.count),
         _time(row.kernel_ns),
         _share(row.kernel_ns / total_ns if total_ns else None),
         Cell(row.bound),
         _share(row.efficiency, 0),
         _number(words.per_second(row.flops, row.kernel_ns), flop_factor),
-        _number(words.per_second(row.bytes, row.kernel_ns), 1e-9),
+        _number(words.per_second(row.bytes, row.kernel_ns), byte_factor),
         _number(words.intensity(row)),
         Cell(row.provenance),
     )
@@ -201,7 +211,7 @@ def _op(row: OpRow, total_ns: int, flop_factor: float) -> tuple[Cell, ...]:
 def _kernels(report: ReportData) -> Table:
     columns = (Column("kernel"), Column("kind"), Column("calls", True), Column("time", True), Column("bound"), Column("op"))
     rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    cells = [(_name(r.name), _name(r.kind), _count(r.count), _time(r.kernel_ns), Cell(r.bound), _name(r.op)) for r in rows]
+    cells = [(_name(kernel_label(r.name)), _name(r.kind), _count(r.count), _time(r.kernel_ns), Cell(r.bound), _name(r.op)) for r in rows]
     return _table("kernels", columns, cells)
 
 
@@ -248,7 +258,7 @@ def _collective(row: CollectiveRow) -> tuple[Cell, ...]:
     rate = words.per_second(row.bytes, row.kernel_ns)
     size = Cell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
     speed = Cell("?" if rate is None else format_rate(rate, "B"), rate)
-    return _name(row.name), _name(row.group), _count(row.size), _count(row.count), _time(row.kernel_ns), size, speed
+    return _name(collective_label(row.name)), _name(row.group), _count(row.size), _count(row.count), _time(row.kernel_ns), size, speed
 
 
 def _rules(report: ReportData) -> Table:

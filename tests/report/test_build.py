@@ -1,0 +1,90 @@
+"""From an analysis to the report: signatures as text, call sites, kernel, idle and collective rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from handmade import call, kernel, op, steps, write
+
+from gpudiag import api
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
+from gpudiag.model.report import ReportData, Source, Tool
+from gpudiag.model.signature import parse_signature
+from gpudiag.report.build import build, signature_text
+
+
+def report(folder: Path, *events: dict[str, Any]) -> ReportData:
+    return api.diagnose(str(write(folder / "t.json", *events))).data
+
+
+def test_signatures_as_people_write_them() -> None:
+    def text(shapes: str, dtypes: str) -> str:
+        return signature_text(parse_signature(shapes, dtypes, None, None))
+
+    assert text("[[141, 512], [512, 64], []]", '["c10::BFloat16", "c10::BFloat16", "Scalar"]') == "[141, 512] [512, 64] bf16"
+    assert text("[[8], [8]]", '["float", "long int"]') == "[8] [8] fp32/int64"
+    assert text("[[[2, 3], [4]], []]", '["TensorList", ""]') == "2 tensors"
+    assert text("[]", "[]") == ""
+
+
+def test_the_site_of_a_row_is_the_one_that_costs_most(tmp_path: Path) -> None:
+    events = [op("aten::relu", start, start + 10, [[100]]) for start in (0, 20, 40)]
+    launches = [call(start + 5, start + 1) for start in (0, 20, 40)]
+    kernels = [kernel(100, 110, 1), kernel(110, 120, 21), kernel(120, 150, 41)]
+    analysis, _ = analyse(
+        resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), *events, *launches, *kernels)), None), lambda _: None
+    )
+    sites = pl.Series(["a.py(1): f", "a.py(1): f", "b.py(2): g"])
+    found = build(analysis, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"), sites=sites)
+    assert [(row.count, row.where) for row in found.ops] == [(3, "b.py(2): g")]
+
+
+def test_rows_of_kernels_name_the_op_with_most_of_their_time(tmp_path: Path) -> None:
+    events = [op("aten::add", 0, 10, [[9]]), op("aten::mul", 20, 30, [[9]]), call(5, 1), call(25, 2), call(26, 3)]
+    found = report(tmp_path, *steps(0, 500), *events, kernel(100, 130, 1, "vec"), kernel(130, 150, 2, "vec"), kernel(150, 170, 3, "vec"))
+    assert [(row.name, row.kind, row.count, row.kernel_ns, row.op) for row in found.kernels] == [("vec", "kernel", 3, 70_000, "aten::mul")]
+
+
+def test_idle_rows_are_cut_to_the_steps_and_sum_to_the_idle_time(tmp_path: Path) -> None:
+    bounds = [100 * row for row in range(8)]  # the first and the last of seven steps are not analysed
+    events = [
+        op("aten::add", 0, 10, [[9]]),
+        call(5, 1),
+        kernel(50, 250, 1),
+        op("aten::mul", 260, 270, [[9]]),
+        call(265, 2),
+        kernel(450, 690, 2),
+    ]
+    found = report(tmp_path, *steps(*bounds), *events)
+    assert found.steps.wall_ns == 500_000
+    assert sum(row.idle_ns for row in found.idle) == found.breakdown.idle_ns == 200_000
+    assert {row.op for row in found.idle} == {"aten::mul"}
+
+
+def test_collectives_by_name_group_and_size_of_the_message(tmp_path: Path) -> None:
+    fields = {
+        "Collective name": "allreduce",
+        "In msg nelems": 1000,
+        "Out msg nelems": 1000,
+        "Group size": 8,
+        "dtype": "BFloat16",
+        "Process Group Name": "dp",
+    }
+    kernels = [kernel(10 * n, 10 * n + 5, n, "ncclDevKernel_AllReduce", **fields) for n in (1, 2)]
+    gather = kernel(
+        50, 90, 3, "ncclDevKernel_AllGather", **fields | {"Collective name": "allgather", "In msg nelems": 100, "dtype": "Float8_e4m3fn"}
+    )
+    found = report(tmp_path, *steps(0, 100), *kernels, gather, kernel(92, 93, 4, "ncclDevKernel_SendRecv"))
+    assert [(row.name, row.group, row.size, row.bytes, row.count, row.kernel_ns) for row in found.collectives] == [
+        ("allgather", "dp", 8, 1000, 1, 40_000),
+        ("allreduce", "dp", 8, 2000, 2, 10_000),
+        ("ncclDevKernel_SendRecv", None, None, None, 1, 1000),
+    ]  # fmt: skip
+
+
+def test_quantiles_of_the_steps(tmp_path: Path) -> None:
+    found = report(tmp_path, *steps(0, 100, 300, 600), op("aten::add", 0, 5, [[9]]))
+    assert (found.steps.median_ns, found.steps.p95_ns, found.steps.recorded) == (200_000, 290_000, 3)

@@ -1,0 +1,117 @@
+"""Names as people read them: call sites, kernels, collectives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import report_sample as sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.model.finding import Where
+from gpudiag.model.report import CollectiveRow
+from gpudiag.report import labels, words
+
+MS = sample.MS
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [
+        ("/home/me/project/models/resnet.py(89): forward", "models/resnet.py:89 forward"),
+        ("train.py(3): <module>", "train.py:3 <module>"),
+        (r"C:\work\train.py(3): main", "work/train.py:3 main"),
+        ("no site at all", "no site at all"),
+        (None, ""),
+    ],
+)
+def test_a_site_keeps_the_end_of_its_path(where: str | None, text: str) -> None:
+    assert labels.site_text(where) == text
+
+
+@given(st.text())
+def test_any_text_can_stand_as_a_site_or_kernel(text: str) -> None:
+    assert isinstance(labels.site_text(text), str)
+    assert labels.kernel_label(text) or not text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "collective"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "AllReduce"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", "SendRecv"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "generic NCCL kernel"),
+        ("allreduce", "allreduce"),
+    ],
+)
+def test_collectives_are_named_by_what_they_do(kernel: str, collective: str) -> None:
+    assert labels.collective_label(kernel) == collective
+
+
+def test_kernel_names_begin_with_what_differs() -> None:
+    name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>"
+    assert labels.kernel_label(name) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>>"
+
+
+def test_communication_records_are_named_by_the_collective_they_sum() -> None:
+    known = CollectiveRow(name="allreduce", count=16, kernel_ns=20 * MS, size=8, bytes=17_600_000)
+    other = CollectiveRow(name="broadcast", count=3, kernel_ns=MS)
+    rows = (
+        sample.op("record_param_comms", 20, count=16),
+        sample.op("record_param_comms", 7, count=16),
+        sample.op("ncclDevKernel_AllGather_RING_LL(x)", 1),
+    )
+    name = labels.namer(sample.report(ops=rows, collectives=(known, other)))
+    assert [name(row) for row in rows] == [
+        "allreduce 17.6 MB over 8 ranks (record_param_comms)",
+        "allreduce or broadcast (record_param_comms)",  # not known which of the two
+        "AllGather",
+    ]
+    only = labels.namer(sample.report(ops=rows, collectives=(known,)))
+    assert only(rows[1]) == "allreduce (record_param_comms)"
+
+
+def test_three_kinds_of_collectives_are_not_listed() -> None:
+    kinds = tuple(CollectiveRow(name=name, count=1, kernel_ns=1) for name in ("allreduce", "broadcast", "allgather"))
+    row = sample.op("record_param_comms", 7)
+    assert labels.namer(sample.report(collectives=kinds))(row) == "collective (record_param_comms)"
+    assert labels.namer(sample.report(collectives=()))(row) == "collective (record_param_comms)"
+
+
+def test_work_from_before_the_recording_is_said_in_plain_words() -> None:
+    assert labels.phase_text(sample.op("kernel", 1, phase="before the window")) == "launched before the recording"
+    assert labels.phase_text(sample.op("kernel", 1)) == ""
+
+
+def test_a_place_takes_the_site_of_the_ops_that_it_names() -> None:
+    rows = (
+        sample.op("aten::mm", 9, signature="[8, 4] [4, 2] fp32", where="src/net.py(12): forward"),
+        sample.op("aten::mm", 5, signature="[64, 4] [4, 2] fp32", where="src/other.py(5): forward"),
+        sample.op("aten::mm", 1, signature="[8, 4] [4, 2] fp32", where="src/rare.py(1): forward"),
+    )
+    report = sample.report(ops=rows)
+    assert (
+        words.where_text(Where("aten::mm [8, 4] x [4, 2]", time_ns=4 * MS), report)
+        == "aten::mm [8, 4] x [4, 2] (src/net.py:12), 1.00 ms a step"
+    )
+    assert words.where_text(Where("aten::mm, aten::add on [8, 4] x [4, 2]"), report).endswith("(src/net.py:12)")
+    for place in (Where("aten::mm"), Where("before aten::mm"), Where("aten::mm [1, 1] x [1, 1]")):
+        assert labels.placed(place, rows) == place
+    own = Where("aten::mm [8, 4] x [4, 2]", "train.py", 3)
+    assert labels.placed(own, rows) == own
+
+
+def test_a_place_of_calls_from_many_sites_stays_without_one() -> None:
+    rows = tuple(sample.op("aten::mm", 3, signature="[8, 4] [4, 2] fp32", where=f"src/net.py({k}): forward") for k in range(3))
+    place = Where("aten::mm [8, 4] x [4, 2]")
+    assert labels.placed(place, rows) == place
+
+
+def test_collectives_of_a_real_training_run_have_names(traces: Path) -> None:
+    from gpudiag import api
+
+    report = api.diagnose(str(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")).data
+    largest = max((row for row in report.ops if row.name == "record_param_comms"), key=lambda row: row.kernel_ns)
+    assert labels.namer(report)(largest) == "allreduce 17.6 MB over 8 ranks (record_param_comms)"
+    assert largest.signature == "1 tensor"
