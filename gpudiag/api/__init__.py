@@ -82,8 +82,10 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
         super().__init__(Path(path or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
 
     def report(self) -> Report:
-        """Return the diagnosis of the recorded bundle; call it after the `with` block."""
-        return diagnose(str(self.path))
+        """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see api.apart)."""
+        from gpudiag.api.apart import diagnose_apart
+
+        return Report(diagnose_apart(str(self.path)))
 
 
 class DemoResult(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +25,7 @@ class Input(NamedTuple):
 
 def resolve_input(path: str, rank: int | None) -> Input:
     """Return what `path` names: a bundle, a folder of ranks, or a trace file."""
-    if "://" in path or not Path(path).is_dir():
+    if "://" in path or not os.path.isdir(path):  # Path.is_dir raises where a name is too long or a folder closed
         if rank is not None:
             raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one trace", "leave --rank out")
         return Input(path if "://" in path else Path(path), Source(path, "trace"))

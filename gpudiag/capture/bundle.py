@@ -18,6 +18,7 @@ MAX_MANIFEST_BYTES = 16 << 20
 
 _MANIFEST = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
+_PLACE = re.compile(r" - at `(\$[\w.\[\]]+)`$")
 
 
 class _Version(msgspec.Struct):
@@ -86,7 +87,13 @@ def _read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not the manifest of a bundle ({error})", "give a bundle written by gpudiag") from error
+        raise InputError(f"{path}: not the manifest of a bundle ({_fault(error)})", "give a bundle written by gpudiag") from None
+
+
+def _fault(error: Exception) -> str:
+    """Return where the fault is, without what stands there: msgspec's own message may quote a value of the file."""
+    place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+    return f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
 
 
 def _segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -58,8 +59,8 @@ def _builtin() -> Iterator[Source]:
 def _folder(directory: str) -> Iterator[Source]:
     """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
     root = Path(directory)
-    if not root.is_dir():
-        raise InputError(f"{directory}: no such folder of rules")
+    if not os.path.isdir(directory):
+        raise InputError(f"{directory or repr(directory)}: no such folder of rules")
     found = sorted(path for path in root.rglob(f"*{SUFFIX}") if path.is_file())
     if not found:
         raise InputError(f"{directory}: no rule files", f"they end in {SUFFIX}")

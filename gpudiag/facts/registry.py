@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -49,7 +50,7 @@ def fact(name: str, *, unit: Unit) -> Callable[[Callable[[Window], FactValue]], 
 
     def define(measure: Callable[[Window], FactValue]) -> Fact:
         doc = " ".join((measure.__doc__ or "").split())
-        if not doc:
+        if not doc and sys.flags.optimize < 2:  # python -OO strips docstrings
             raise ValueError(f"fact {name} has no docstring")
         return Fact(name, unit, doc, measure)
 

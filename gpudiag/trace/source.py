@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -42,7 +42,7 @@ def open_bytes(path: str) -> BinaryIO:
     """Return `path` (a local file, or an fsspec URL with '://') opened for reading; raises InputError where it cannot be opened."""
     if "://" in path:
         return _open_url(path)
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise InputError(f"{shown(path)} is a directory, not a trace", "give a trace file (.json, .json.gz, .json.zst) or a gpudiag bundle")
     try:
         return open(path, "rb")
@@ -167,7 +167,7 @@ def _open_url(url: str) -> BinaryIO:
     try:
         opened: BinaryIO = fsspec.open(url, "rb").open()
     except ImportError as error:
-        raise InputError(f"{shown(url)} needs a package that is not installed: {error.name or 'see the fsspec documentation'}") from None
+        raise InputError(f"{shown(url)} needs a package that is not installed: {error.name or error}") from None
     except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
         raise InputError(f"{shown(url)} cannot be opened: {type(error).__name__}", "check the address and your access rights") from None
     return opened

@@ -1,0 +1,66 @@
+"""Whatever is done to a trace: a report, or one clear error. The parts of the report still sum to the whole."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+from fuzz.documents import SHAPES
+from fuzz.mutations import break_bytes, break_structure
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpudiag import api
+from gpudiag.errors import GpudiagError
+from gpudiag.model.report import from_json
+
+TEST = settings(max_examples=10, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SEEDS = st.integers(0, 2**32)
+
+
+def survives(path: Path) -> bool:
+    """Return whether `path` gave a report (which is checked) and no error; any other exception is the caller's failure."""
+    message = ""
+    try:
+        report = api.diagnose(str(path))
+    except GpudiagError as error:
+        message = str(error)
+    if message:
+        assert "\n" not in message
+        return False
+    report.data.breakdown.validate()
+    assert report.data.steps.wall_ns == report.data.breakdown.wall_ns >= 0
+    assert [outcome for outcome in report.data.rules if outcome.status == "error"] == []
+    assert [warning for warning in report.data.trust.warnings if "bug of gpudiag" in warning] == []
+    assert report.text(width=40)
+    assert report.markdown()
+    assert from_json(report.json()) == report.data
+    return True
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_unbroken_shapes_give_reports(tmp_path: Path, shape: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(SHAPES[shape]()))
+    assert survives(path)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@TEST
+@given(seed=SEEDS, times=st.integers(1, 40))
+def test_broken_structure(tmp_path: Path, shape: str, seed: int, times: int) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(break_structure(SHAPES[shape](), random.Random(seed), times)))
+    survives(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@TEST
+@given(shape=st.sampled_from(sorted(SHAPES)), seed=SEEDS, times=st.integers(1, 8))
+def test_broken_bytes(tmp_path: Path, packed: bool, shape: str, seed: int, times: int) -> None:
+    path, text = tmp_path / "trace.json", json.dumps(SHAPES[shape]()).encode()
+    path.write_bytes(break_bytes(gzip.compress(text, 1) if packed else text, random.Random(seed), times))
+    survives(path)
