@@ -36,6 +36,7 @@ def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
         "step": rows["step"],
         "collective": rows["name"].cast(pl.String).str.contains(_COLLECTIVE),
         "replay": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
+        "mapped": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
         "id": pl.int_range(rows.height, eager=True),
     }
     return pl.DataFrame(

@@ -36,6 +36,7 @@ def _ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
         step_of(steps, nesting.start_ns),
         phases(trace, nesting),
         pl.lit(None, dtype=pl.String).alias("module"),
+        pl.lit(False).alias("recompute"),
     )
 
 
@@ -62,6 +63,8 @@ def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.
         (pl.col("end_ns") - pl.col("start_ns")).alias("busy_ns"),
         pl.when(pl.col("launch_start_ns").is_null()).then(None).otherwise(launched).alias("step"),
         pl.col("replay").fill_null(False),
+        pl.lit(False).alias("mapped"),
+        pl.lit(None, dtype=pl.String).alias("kernel_class"),
         _collective(trace, ops),
     )
     return frame.select(list(tables.schema("kernels", "link")))

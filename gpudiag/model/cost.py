@@ -14,6 +14,8 @@ Provenance = Literal["exact", "derived", "generic", "none"]
 INEFFICIENT_BELOW = 0.3
 SHORT_KERNEL_NS = 10_000
 HOST_BOUND_BELOW_NS = 50_000
+OVER_ROOF_ABOVE = 1.03
+"""Above this share of a roof the peak or the count is wrong, not the hardware (devices.yaml's self-check rule)."""
 
 
 class Cost(msgspec.Struct, frozen=True):

@@ -83,6 +83,15 @@ class StepSummary(msgspec.Struct, frozen=True):
     """Complete steps in the trace, before edge steps were dropped."""
 
 
+class MfuReference(msgspec.Struct, frozen=True):
+    """A published utilisation to compare with, and what it was divided by."""
+
+    what: str
+    share: float
+    denominator: str
+    source: str
+
+
 class Mfu(msgspec.Struct, frozen=True):
     """Model FLOPs utilisation of the analysed steps."""
 
@@ -93,6 +102,13 @@ class Mfu(msgspec.Struct, frozen=True):
     provenance: Provenance
     dtype: str = ""
     modelled_share: float | None = None
+    peak_flop_per_s: float | None = None
+    """Denominator: the dense peak of `dtype`."""
+    recompute_flops: float | None = None
+    """Matrix FLOP that repeat forward work (checkpointing, scores of a flash backward); not in model_flops."""
+    hfu_share: float | None = None
+    """(model_flops + recompute_flops) / (wall time x peak): hardware FLOPs utilisation."""
+    references: tuple[MfuReference, ...] = ()
 
 
 class OpRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +129,10 @@ class OpRow(msgspec.Struct, frozen=True, kw_only=True):
     provenance: Provenance
     dtype: str | None = None
     cache_resident: bool = False
+    over_roof: float | None = None
+    """t_roof / measured where it is above 1.03: the peak or the count is wrong, and `efficiency` is null."""
+    recompute_ns: int = 0
+    """Part of kernel_ns that repeats forward work inside the backward pass (activation checkpointing)."""
     where: str | None = None
     """'file.py(line): function' of the call site that costs most."""
 
@@ -127,6 +147,8 @@ class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
     bound: Bound
     op: str | None = None
     """The op that launched most of its time."""
+    kernel_class: str | None = None
+    """Kind of work by kernel name alone; all that is known of graph replays whose capture was not recorded."""
 
 
 class IdleRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.model import tables
-from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, SHORT_KERNEL_NS, Cost
+from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, OVER_ROOF_ABOVE, SHORT_KERNEL_NS, Cost
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, TENSOR_CORE_ABOVE
@@ -25,6 +25,7 @@ def classify(trace: Trace, owners: Owners, idle: pl.DataFrame, device: Device | 
     frame = _with_copies(frame)
     frame = _with_roof(frame, device)
     frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
+    frame = frame.with_columns(over_roof=(pl.col("efficiency") > OVER_ROOF_ABOVE).fill_null(False))
     frame = frame.with_columns(_overhead(frame, trace, idle, device)).with_columns(_bound().alias("bound"))
     return msgspec.structs.replace(trace, kernels=frame.select(list(tables.schema("kernels", "cost"))))
 

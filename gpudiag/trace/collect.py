@@ -12,7 +12,19 @@ import polars as pl
 
 from gpudiag.trace import clock
 from gpudiag.trace.categories import ALL_KINDS, CODES, CodeOf, IsAnnotation
-from gpudiag.trace.columns import Names, Products, Signatures, Threads, as_integer, integer_of, integers, part_text, scalar, text_of
+from gpudiag.trace.columns import (
+    Names,
+    Products,
+    Signatures,
+    Threads,
+    as_integer,
+    integer_of,
+    integers,
+    part_text,
+    scalar,
+    shares,
+    text_of,
+)
 from gpudiag.trace.events import ABSENT, Complete, CompleteArgs, EventTimes, Instant, MemoryArgs, Metadata
 from gpudiag.trace.framing import EventChunk
 
@@ -197,6 +209,7 @@ class Collector:
             "bytes": integers([args.bytes for args in timed.args]),
             # Kineto writes 0 for kernels outside of graphs
             "graph_node": integers([args.graph_node or None for args in timed.args]),
+            "occupancy": shares([args.occupancy for args in timed.args]),
         }
         self._collectives("kernel", "kernels", timed.args)
         self._add("kernels", columns)

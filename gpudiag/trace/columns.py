@@ -34,6 +34,14 @@ def integers(values: Sequence[Number]) -> pl.Series:
         return pl.Series([None if value is None else as_integer(value) for value in values], dtype=pl.Int64)
 
 
+def shares(percentages: Sequence[Number]) -> pl.Series:
+    """Return a Float64 column of shares 0..1 from whole or fractional per cent; what is no number from 0 to 100 is null."""
+    numbers = [value if type(value) in (int, float) else None for value in percentages]
+    column = pl.Series(numbers, dtype=pl.Float64, strict=False) / 100
+    kept: pl.Series = column.set(~column.is_between(0, 1).fill_null(False), None)
+    return kept
+
+
 class Names(dict[str | None, int]):
     """Code of each distinct name, in order of appearance; a missing name is ''."""
 

@@ -30,6 +30,7 @@ class CompleteArgs(
         "python_id": "Python id",
         "python_parent": "Python parent id",
         "graph_node": "graph node id",
+        "occupancy": "est. achieved occupancy %",
         "collective": "Collective name",
         "group": "Process Group Name",
         "group_size": "Group size",
@@ -59,6 +60,7 @@ class CompleteArgs(
     block: Raw = ABSENT
     bytes: Number = None
     graph_node: Number = None
+    occupancy: Number = None
     collective: Raw = ABSENT
     group: Raw = ABSENT
     group_size: Raw = ABSENT
