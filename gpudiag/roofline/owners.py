@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -36,10 +37,15 @@ def signatures(trace: Trace) -> dict[int, Signature]:
     return {row: parse_signature(shapes, dtypes, strides, args) for row, shapes, dtypes, strides, args in rows}
 
 
-def find_owners(trace: Trace, *, on_cpu: bool) -> Owners:
-    """Return owners and costs of the kernels of `trace` (stage 'link'); collectives, copies, memsets and graph replays have none."""
+def find_owners(trace: Trace, *, on_cpu: bool, known: Mapping[str, Cost] | None = None) -> Owners:
+    """Return owners and costs of the kernels of `trace` (stage 'link').
+
+    Collectives, copies, memsets and replays of graphs whose capture was not recorded have none. `known`: costs by op name that the
+    recording itself tells (kernels that a compiler wrote); they come before the formulas.
+    """
     kernels = trace.kernels
-    free = kernels["kind"].is_in(["kernel", "cpu"]).to_numpy() & ~(kernels["collective"] | kernels["replay"]).to_numpy()
+    lost = kernels["replay"] & ~kernels["mapped"]
+    free = kernels["kind"].is_in(["kernel", "cpu"]).to_numpy() & ~(kernels["collective"] | lost).to_numpy()
     start = np.where(free, kernels["op"].fill_null(-1).to_numpy(), -1)
     calls = grade_calls(trace.ops)
     if not len(calls.parent):
@@ -48,7 +54,7 @@ def find_owners(trace: Trace, *, on_cpu: bool) -> Owners:
     owner = _own_rows(calls, start) if on_cpu and recorded else np.full(len(start), -1, dtype=np.int64)
     open_rows = owner < 0
     owner[open_rows] = _owner_rows(calls, start[open_rows], (WORK, VIEW) if on_cpu else (WORK,))
-    return _costs(trace, calls, owner, on_cpu=on_cpu)
+    return _costs(trace, calls, owner, known or {}, on_cpu=on_cpu)
 
 
 def _own_rows(calls: Calls, start: Rows) -> Rows:
@@ -78,13 +84,13 @@ def _nearest(start: Rows, parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     return np.where(own, start, np.where(over, above, -1))
 
 
-def _costs(trace: Trace, calls: Calls, owner: Rows, *, on_cpu: bool) -> Owners:
+def _costs(trace: Trace, calls: Calls, owner: Rows, known: Mapping[str, Cost], *, on_cpu: bool) -> Owners:
     """Return `owner` with one cost for each distinct (name, signature, delegates)."""
     rows = np.unique(owner[owner >= 0])
     frame = trace.ops[rows].select("id", pl.col("name").cast(pl.String), "signature")
     kinds = frame.select("name", "signature").unique(maintain_order=True).with_row_index("kind")
     parsed = signatures(trace)
-    full = [cost_of(name, parsed.get(row)) for name, row in kinds.select("name", "signature").iter_rows()]
+    full = [known.get(name) or cost_of(name, parsed.get(row)) for name, row in kinds.select("name", "signature").iter_rows()]
     frame = frame.join(kinds, on=["name", "signature"], how="left", maintain_order="left", nulls_equal=True)
     if not on_cpu:
         full = [delegation.NOTHING if isinstance(cost, Cost) and cost.is_zero else cost for cost in full]

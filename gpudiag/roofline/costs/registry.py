@@ -12,6 +12,10 @@ Formula = Callable[[Signature], Cost]
 FORMULAS: dict[str, Formula] = {}
 """Schema name without overload ('aten::addmm') -> formula."""
 
+BACKWARD_FORMULAS: dict[str, Formula] = {}
+"""Schema name of a forward op -> cost of its backward from the *forward's* signature: for autograd nodes that record no shapes or
+launch their kernels without a recorded op inside (custom and fused functions)."""
+
 WITHOUT_GENERIC: set[str] = set()
 """Ops whose work cannot be read from sizes alone: without their arguments they have no cost, not a generic one."""
 
@@ -38,6 +42,22 @@ def costs(*names: str, generic: bool = True) -> Callable[[Formula], Formula]:
             FORMULAS[name] = formula
             if not generic:
                 WITHOUT_GENERIC.add(name)
+        return formula
+
+    return register
+
+
+def backward_costs(*forward_names: str) -> Callable[[Formula], Formula]:
+    """Return a decorator that registers what the backward of `forward_names` costs, given the forward's signature.
+
+    Raises ValueError for a name that is taken.
+    """
+
+    def register(formula: Formula) -> Formula:
+        for name in forward_names:
+            if name in BACKWARD_FORMULAS:
+                raise ValueError(f"{name} has two backward formulas")
+            BACKWARD_FORMULAS[name] = formula
         return formula
 
     return register
