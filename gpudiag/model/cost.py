@@ -30,6 +30,8 @@ class Cost(msgspec.Struct, frozen=True):
     dtype: str = ""
     """Compute type of the matrix FLOPs, such as 'bf16'; '' where there are none."""
     provenance: Provenance = "exact"
+    recompute_flops: int = 0
+    """Part of `matrix_flops` that repeats forward work within the op: a fused attention backward forms the scores again."""
 
     @property
     def flops(self) -> int:

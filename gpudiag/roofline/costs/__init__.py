@@ -10,29 +10,43 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its formulas when it is imported)
     attention,
+    attention_libraries,
     batch_norm,
     convolution,
     convolution_backward,
+    convolution_relatives,
     copies,
     elementwise,
     embedding,
+    fbgemm,
+    fft,
     gemm,
+    gemm_quantised,
+    gradients,
     indexing,
+    interpolation,
+    libraries,
+    linalg,
     losses,
     norms,
     optimizers,
     pooling,
     reductions,
+    rnn,
+    selection,
     softmax,
+    sorting,
+    vision,
 )
 from gpudiag.roofline.costs.generic import NO_SHAPES, generic_cost
 from gpudiag.roofline.costs.kinds import Kind, known_kind
 from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError
+from gpudiag.roofline.costs.triton import is_generated, triton_cost
 
 
 def kind_of(name: str) -> Kind | None:
     """Return what `name` is: 'work' (has a formula), 'view', 'wrapper' (children carry the cost), 'framework', 'communication' or None."""
-    return known_kind(name) or ("work" if name in FORMULAS else None)
+    return known_kind(name) or ("work" if name in FORMULAS or is_generated(name) else None)
 
 
 def is_modelled(name: str) -> bool:
@@ -54,6 +68,8 @@ def cost_of(name: str, signature: Signature | None) -> Cost | Missing:
         return Missing("a framework node: the ops below it carry the cost")
     if signature is None:
         return Missing(NO_SHAPES)
+    if is_generated(name):
+        return triton_cost(name, signature)
     formula = FORMULAS.get(name)
     if formula is None:
         return generic_cost(name, signature)

@@ -74,6 +74,23 @@ def pairs_twice(queries: int, keys: int, mask: Mask, window: int | None = None) 
     return 2 * queries * keys if mask == "none" else _causal(queries, keys, mask)
 
 
+class Packing(msgspec.Struct, frozen=True):
+    """How sequences are packed: their number, the longest queries and keys, and the sliding window if there is one."""
+
+    sequences: int
+    longest: tuple[int, int]
+    window: int | None = None
+
+
+def mean_pairs(queries: float, keys: float, mask: Mask, window: int | None = None) -> float:
+    """Return the pairs of one sequence of mean lengths, which need not be whole (`pairs_twice` / 2 where they are)."""
+    if queries == int(queries) and keys == int(keys):
+        return pairs_twice(int(queries), int(keys), mask, window) / 2
+    if window is not None and 0 < window < keys:
+        return queries * window
+    return queries * keys / (1 if mask == "none" else 2)
+
+
 def window_keys(left: object, right: object, causal: bool) -> int | None:
     """Return how many keys a query sees in a sliding window (left + itself + right), None where a needed side has no limit."""
     if type(left) is not int or left < 0:

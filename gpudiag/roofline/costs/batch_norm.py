@@ -6,6 +6,7 @@ from __future__ import annotations
 from gpudiag.model.cost import Cost, Provenance
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs.arguments import flag, present, tensor
+from gpudiag.roofline.costs.flows import Flow, register_flows
 from gpudiag.roofline.costs.norms import STATISTIC, gradient_bytes
 from gpudiag.roofline.costs.registry import costs, require
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
@@ -81,3 +82,34 @@ def _register() -> None:
 
 
 _register()
+
+
+@costs("aten::batch_norm_stats")
+def batch_norm_stats(signature: Signature) -> Cost:
+    """Return the cost of synchronised batch norm's first part: x read, mean and reciprocal deviation a channel written."""
+    x = tensor(signature, 0, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    return Cost(vector_flops=4 * x.numel, bytes=x.distinct_bytes + 2 * STATISTIC * x.shape[1])
+
+
+@costs("aten::batch_norm_backward_reduce")
+def batch_norm_backward_reduce(signature: Signature) -> Cost:
+    """Return the cost of its backward's sums (dy 0, x 1, statistics 2-3, weight 4): both read, up to four numbers a channel written."""
+    grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    wanted = 2 + sum(signature.value(index) is True for index in (6, 7))
+    return Cost(vector_flops=5 * x.numel, bytes=read_bytes((grad, x, *present(signature, 2, 3))) + wanted * STATISTIC * x.shape[1])
+
+
+register_flows(
+    {
+        "aten::batch_norm_elemt": Flow(reads=(0, 1, 2, 3, 4), writes=(0,), operations=4),
+        "aten::batch_norm_backward_elemt": Flow(reads=(0, 1, 2, 3, 4, 5, 6, 7), writes=(1,), operations=6),
+        "aten::batch_norm_update_stats": Flow(reads=(0, 1, 2), writes=(1, 2), operations=4),
+        "aten::batch_norm_gather_stats": Flow(reads=(1, 2, 3, 4), writes=(3, 4, 3, 4), operations=8, per=1),
+        "aten::batch_norm_gather_stats_with_counts": Flow(reads=(1, 2, 3, 4, 7), writes=(3, 4, 3, 4), operations=8, per=1),
+        # weight norm: v and its norms; torch/nn/utils/parametrizations.py
+        "aten::_weight_norm_interface": Flow(reads=(0, 1), writes=(0, 1), operations=3),
+        "aten::_weight_norm_interface_backward": Flow(reads=(0, 1, 2, 3), writes=(1, 2), operations=6),
+    }
+)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs.arguments import given_output, ints, present, scalar_type, tensor
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.flows import Flow, register_flows
+from gpudiag.roofline.costs.registry import costs, require, words
 from gpudiag.roofline.costs.shapes import size_of
 
 
@@ -38,13 +39,39 @@ def to_copy(signature: Signature) -> Cost:
     return Cost(bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 1, x.dtype or "")))
 
 
-@costs("aten::fill_", "aten::zero_")
+@costs("aten::fill_", "aten::zero_", "aten::fill", "aten::zero")
 def fill_(signature: Signature) -> Cost:
     """Return the bytes of overwriting self (which is not read)."""
     return Cost(bytes=tensor(signature, 0, "self").distinct_bytes)
 
 
-@costs("aten::arange", "aten::linspace", "aten::randperm", "aten::eye")
+_LONGEST = 1e18
+"""Elements; a longer range is a broken record."""
+
+
+def _range_length(signature: Signature, out_at: int) -> int | None:
+    """Return the length of aten::arange by its numbers (end; start, end; start, end, step); None where they were not recorded."""
+    values = [item.value for item in signature.inputs[: min(out_at, 3)] if item.value is not None]
+    given = [float(value) for value in values if isinstance(value, (int, float))]
+    if not given or len(given) < len(values):
+        return None
+    start, end = (0.0, given[0]) if len(given) == 1 else (given[0], given[1])
+    step = given[2] if len(given) > 2 else 1.0
+    length = (end - start) / step if step else -1.0
+    return ceil(length) if 0 <= length < _LONGEST else None
+
+
+@costs("aten::arange")
+def arange(signature: Signature) -> Cost:
+    """Return the bytes of writing a range: its length by start, end and step (the result is resized only after its shape was recorded)."""
+    out_at = len(signature.inputs) - 1
+    out = given_output(signature, 1)
+    require(out is not None, "the result's dtype was not recorded")
+    length = _range_length(signature, out_at)
+    return Cost(bytes=(out.distinct_bytes if length is None else size_of(length, out.dtype)) if out else 0)
+
+
+@costs("aten::linspace", "aten::logspace", "aten::randperm", "aten::eye", "aten::tril_indices", "aten::triu_indices")
 def sequence(signature: Signature) -> Cost:
     """Return the bytes of writing a sequence; only the `out=` call records a tensor."""
     out = given_output(signature, 1)
@@ -52,7 +79,23 @@ def sequence(signature: Signature) -> Cost:
     return Cost(bytes=out.distinct_bytes if out else 0)
 
 
-@costs("aten::constant_pad_nd", "aten::reflection_pad1d", "aten::reflection_pad2d", "aten::reflection_pad3d")
+@costs("aten::_local_scalar_dense")
+def to_host(signature: Signature) -> Cost:
+    """Return the bytes of one number that the host asks for (aten::item)."""
+    return Cost(bytes=tensor(signature, 0, "self").item_bytes)
+
+
+@costs("aten::diag_embed")
+def diag_embed(signature: Signature) -> Cost:
+    """Return the bytes of writing diagonals into square matrices (offset 1 widens them); the zero fill is an op of its own."""
+    x = tensor(signature, 0, "self")
+    return Cost(bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+_PADS = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d", "replication_pad2d", "replication_pad3d")
+
+
+@costs("aten::constant_pad_nd", *(f"aten::{name}" for name in _PADS))
 def pad(signature: Signature) -> Cost:
     """Return the bytes of padding: x read, the padded result written (pad: pairs from the last dimension backwards)."""
     x = tensor(signature, 0, "self")
@@ -74,11 +117,14 @@ def repeat(signature: Signature) -> Cost:
     return Cost(bytes=x.distinct_bytes + size_of(x.numel * prod(times), x.dtype))
 
 
+register_flows({f"aten::{name}_backward": Flow(reads=(0,), writes=(1,)) for name in _PADS})
+
+
 def joined(signature: Signature) -> Cost:
     """Return the bytes of cat and stack: every input read, the result written.
 
-    torch does not record the dtype of a tensor list: known only from an `out=` tensor, else 4 bytes an element are assumed and the
-    provenance is `generic`.
+    The sizes stand in the tensor list, its dtype does not (torch records none): 4 bytes an element are assumed (`derived`), unless an
+    `out=` tensor tells.
     """
     listed = signature.inputs[0].tensors if signature.inputs else None
     out = next(iter(present(signature, *range(1, len(signature.inputs)))), None)
@@ -86,7 +132,34 @@ def joined(signature: Signature) -> Cost:
         return Cost(bytes=2 * out.distinct_bytes)
     require(listed is not None, "sizes of the tensor list were not recorded")
     elements = sum(prod(shape) for shape in listed or ())
-    return Cost(bytes=2 * size_of(elements, "fp32"), provenance="generic")
+    return Cost(bytes=2 * size_of(elements, "fp32"), provenance="derived")
 
 
-costs("aten::cat", "aten::_cat", "aten::concat", "aten::concatenate", "aten::stack", "aten::_stack")(joined)
+# fsdp:: torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py: gathers parameters into one buffer, and gradients for reduce-scatter
+costs(
+    "aten::cat",
+    "aten::_cat",
+    "aten::concat",
+    "aten::concatenate",
+    "aten::stack",
+    "aten::_stack",
+    "aten::_chunk_cat",
+    "aten::block_diag",
+    "fsdp::chunk_cat",
+    "fsdp::all_gather_copy_in",
+)(joined)
+
+
+@costs("aten::split_with_sizes_copy", "aten::split_copy", "aten::unbind_copy", "fsdp::split_with_sizes_copy")
+def split_copy(signature: Signature) -> Cost:
+    """Return the bytes of copying a tensor into parts: read once, written once."""
+    return Cost(bytes=2 * tensor(signature, 0, "self").distinct_bytes)
+
+
+_WHOLE_COPIES = words(
+    """
+    view_copy _reshape_copy permute_copy transpose_copy t_copy alias_copy detach_copy squeeze_copy unsqueeze_copy
+    _reshape_alias_copy view_as_real_copy view_as_complex_copy lift_fresh_copy
+    """
+)
+costs(*(f"aten::{name}" for name in _WHOLE_COPIES))(same_size)

@@ -15,7 +15,7 @@ import msgspec
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import given_output, present, scalar_type, tensor
+from gpudiag.roofline.costs.arguments import present
 from gpudiag.roofline.costs.registry import costs, require, words
 from gpudiag.roofline.costs.shapes import broadcast, category, promoted, read_bytes, size_of
 
@@ -34,30 +34,39 @@ class Pointwise(msgspec.Struct, frozen=True):
 _UNARY = words(
     """
     abs neg sgn sign relu relu6 ceil floor round trunc frac square bitwise_not logical_not clamp hardtanh threshold
-    leaky_relu nan_to_num conj_physical
+    leaky_relu nan_to_num conj_physical _conj_physical hardshrink softshrink deg2rad rad2deg angle
     """
 )
 _UNARY_FLOATING = words("sqrt rsqrt reciprocal")
 _TRANSCENDENTAL = words(
     """
     exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid silu logit erf
-    erfc erfinv log_sigmoid_forward softplus mish hardswish hardsigmoid elu celu selu lgamma digamma i0
+    erfc erfinv log_sigmoid_forward softplus mish hardswish hardsigmoid elu celu selu lgamma digamma i0 sinc mvlgamma
+    special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr special_ndtri special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_airy_ai special_spherical_bessel_j0 special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1
     """
 )
 _BINARY = words(
     """
     add sub rsub mul maximum minimum fmax fmin bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
     __and__ __or__ __xor__ __lshift__ __rshift__ clamp_min clamp_max hypot copysign remainder fmod floor_divide heaviside
+    nextafter gcd lcm _add_relu
     """
 )
 _BINARY_IN_PLACE_ONLY = ["__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"]
 _COMPARISONS = words("eq ne lt le gt ge logical_and logical_or logical_xor isclose")
 _TESTS = words("isnan isinf isfinite isposinf isneginf signbit")
-_BACKWARD = words("threshold_backward hardtanh_backward leaky_relu_backward native_dropout_backward _masked_scale")
+_BACKWARD = words(
+    """
+    threshold_backward hardtanh_backward leaky_relu_backward native_dropout_backward _masked_scale hardshrink_backward softshrink_backward
+    """
+)
 _BACKWARD_TRANSCENDENTAL = words(
     """
     sigmoid_backward tanh_backward silu_backward gelu_backward softplus_backward mish_backward hardswish_backward
-    hardsigmoid_backward elu_backward log_sigmoid_backward logit_backward
+    hardsigmoid_backward logit_backward
     """
 )
 
@@ -68,6 +77,10 @@ TABLE: dict[str, Pointwise] = {
     **dict.fromkeys(_BINARY, Pointwise(1, 2)),
     **dict.fromkeys(_BINARY_IN_PLACE_ONLY, Pointwise(1, 2)),
     **dict.fromkeys(("div", "divide", "true_divide"), Pointwise(1, 2, "floating")),
+    "polygamma": Pointwise(5, 2, "floating"),  # (n, self), in place (self, n)
+    "ldexp": Pointwise(1, 2, "floating"),
+    **dict.fromkeys(("igamma", "igammac"), Pointwise(20, 2)),
+    **dict.fromkeys(("special_zeta", "special_xlog1py"), Pointwise(5, 2, "floating")),
     **dict.fromkeys(("pow", "float_power", "atan2", "logaddexp", "logaddexp2", "xlogy"), Pointwise(5, 2)),
     **dict.fromkeys(_COMPARISONS, Pointwise(1, 2, "bool")),
     **dict.fromkeys(_TESTS, Pointwise(1, 1, "bool")),
@@ -79,11 +92,17 @@ TABLE: dict[str, Pointwise] = {
     "rrelu_with_noise": Pointwise(1, 2),
     **dict.fromkeys(_BACKWARD, Pointwise(1, 2)),
     **dict.fromkeys(_BACKWARD_TRANSCENDENTAL, Pointwise(5, 2)),
+    "log_sigmoid_backward": Pointwise(5, 3),
+    "rrelu_with_noise_backward": Pointwise(1, 3),
+    "elu_backward": Pointwise(5, 6),  # its second tensor is argument 5
+    **dict.fromkeys(("cross", "linalg_cross"), Pointwise(3, 2)),
 }
 
 _NO_IN_PLACE = {
     *_TESTS,
     *words("isclose log_sigmoid_forward softplus rsub maximum minimum fmax fmin logaddexp logaddexp2 prelu _prelu_kernel _masked_scale"),
+    *words("hardshrink softshrink angle _conj_physical cross linalg_cross"),
+    *(name for name in TABLE if name.startswith("special_")),
 }
 
 
@@ -127,73 +146,3 @@ def _register() -> None:
 
 
 _register()
-
-
-@costs("aten::where")
-def where(signature: Signature) -> Cost:
-    """Return the cost of a select: condition (1 byte) and both sides read, one operation an element."""
-    condition = tensor(signature, 0, "condition")
-    sides = present(signature, 1, 2)
-    require(bool(sides), "condition alone: the result's size depends on the data")
-    shape = broadcast(item.shape for item in (condition, *sides))
-    require(shape is not None, "operand shapes do not broadcast")
-    elements = prod(shape or ())
-    out = given_output(signature, 3)
-    return Cost(vector_flops=elements, bytes=read_bytes((condition, *sides)) + size_of(elements, out.dtype if out else promoted(sides)))
-
-
-@costs("aten::masked_fill", "aten::masked_fill_")
-def masked_fill(signature: Signature) -> Cost:
-    """Return the cost of a masked fill: self and mask read, the result written in self's dtype."""
-    source, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
-    shape = broadcast((source.shape, mask.shape))
-    require(shape is not None, "operand shapes do not broadcast")
-    elements = prod(shape or ())
-    return Cost(vector_flops=elements, bytes=read_bytes((source, mask)) + size_of(elements, source.dtype))
-
-
-@costs("aten::native_dropout", "aten::_fused_dropout")
-def native_dropout(signature: Signature) -> Cost:
-    """Return the cost of dropout in training: x read, y and a 1-byte mask written."""
-    x = tensor(signature, 0, "input")
-    return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + x.numel)
-
-
-@costs("aten::glu")
-def glu(signature: Signature) -> Cost:
-    """Return the cost of a gated linear unit: half as many results as inputs."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=6 * (x.numel // 2), bytes=x.distinct_bytes + size_of(x.numel // 2, x.dtype))
-
-
-@costs("aten::polar", "aten::complex")
-def complex_from_parts(signature: Signature) -> Cost:
-    """Return the cost of building complex numbers: two real tensors read, one complex one written."""
-    first, second = tensor(signature, 0, "first"), tensor(signature, 1, "second")
-    shape = broadcast((first.shape, second.shape))
-    require(shape is not None, "operand shapes do not broadcast")
-    elements = prod(shape or ())
-    return Cost(vector_flops=elements, bytes=read_bytes((first, second)) + 2 * size_of(elements, first.dtype))
-
-
-@costs("aten::bernoulli", "aten::rand_like", "aten::randn_like")
-def random_like(signature: Signature) -> Cost:
-    """Return the cost of drawing one number an element: written in the dtype asked for, or in self's; bernoulli reads self."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 1, x.dtype or "")))
-
-
-@costs(
-    "aten::normal_",
-    "aten::uniform_",
-    "aten::random_",
-    "aten::exponential_",
-    "aten::log_normal_",
-    "aten::cauchy_",
-    "aten::geometric_",
-    "aten::bernoulli_",
-)
-def random_fill(signature: Signature) -> Cost:
-    """Return the cost of filling self with random numbers: self written, a tensor of probabilities read."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=size_of(x.numel, x.dtype) + read_bytes(present(signature, 1)))

@@ -7,7 +7,7 @@ from math import prod
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs.arguments import flag, integer, present, tensor
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import backward_costs, costs, require
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
 
@@ -53,3 +53,38 @@ def embedding_bag_dense_backward(signature: Signature) -> Cost:
     require(len(grad.shape) == 2 and rows >= 0, "gradient is no [bags, width] tensor")
     moved = read_bytes((grad, *present(signature, 1, 2, 3, 8))) + size_of(rows * grad.shape[1], grad.dtype)
     return Cost(vector_flops=indices.numel * grad.shape[1], bytes=moved)
+
+
+@backward_costs("aten::embedding")
+def embedding_backward(signature: Signature) -> Cost:
+    """Return the cost of the dense gradient from the look-up: dy (as large as the result) and indices read, the table written once."""
+    weight, indices = tensor(signature, 0, "weight"), tensor(signature, 1, "indices")
+    rows = indices.numel * prod(weight.shape[1:])
+    return Cost(vector_flops=rows, bytes=size_of(rows + weight.numel, weight.dtype) + indices.distinct_bytes, provenance="derived")
+
+
+@backward_costs("aten::_embedding_bag", "aten::embedding_bag")
+def embedding_bag_backward(signature: Signature) -> Cost:
+    """Return the cost of the pooled look-up's dense gradient: a row a bag and the indices read, the table written once."""
+    weight, indices, offsets = (tensor(signature, index, name) for index, name in enumerate(("weight", "indices", "offsets")))
+    width = prod(weight.shape[1:])
+    bags = indices.shape[0] if len(indices.shape) == 2 else offsets.numel
+    moved = size_of(bags * width + weight.numel, weight.dtype) + read_bytes((indices, offsets))
+    return Cost(vector_flops=indices.numel * width, bytes=moved, provenance="derived")
+
+
+@costs("aten::_embedding_bag_per_sample_weights_backward")
+def per_sample_weights_backward(signature: Signature) -> Cost:
+    """Return the cost of the weights' gradient (grad 0, weight 1, indices 2): one dot product of a row and its bag's gradient an index."""
+    grad, weight, indices = (tensor(signature, index, name) for index, name in enumerate(("grad", "weight", "indices")))
+    rows = indices.numel * prod(weight.shape[1:])
+    moved = size_of(min(rows, weight.numel), weight.dtype) + read_bytes((grad, indices, *present(signature, 3, 4)))
+    return Cost(vector_flops=2 * rows, bytes=moved + size_of(indices.numel, grad.dtype))
+
+
+@costs("aten::embedding_renorm_")
+def embedding_renorm(signature: Signature) -> Cost:
+    """Return the cost of scaling looked-up rows to a norm: rows read and written (`derived`: each index another row, all too long)."""
+    weight, indices = tensor(signature, 0, "self"), tensor(signature, 1, "indices")
+    rows = min(indices.numel * prod(weight.shape[1:]), weight.numel)
+    return Cost(vector_flops=3 * rows, bytes=2 * size_of(rows, weight.dtype) + indices.distinct_bytes, provenance="derived")

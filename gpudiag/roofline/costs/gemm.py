@@ -12,7 +12,7 @@ from gpudiag.roofline.costs.arguments import flags, present, scalar_type, tensor
 from gpudiag.roofline.costs.registry import costs, require
 from gpudiag.roofline.costs.shapes import broadcast, read_bytes, size_of
 
-_MISFIT = "operand shapes do not fit a matrix product"
+MISFIT = "operand shapes do not fit a matrix product"
 
 
 def matrix_cost(multiply_adds: int, dtype: str | None, moved: int, provenance: Provenance = "exact") -> Cost:
@@ -24,17 +24,17 @@ def matrix_cost(multiply_adds: int, dtype: str | None, moved: int, provenance: P
 
 def product(a: Shape, b: Shape) -> tuple[int, int]:
     """Return (multiply-adds, elements of the result) of torch.matmul on these shapes; raises NotModelledError where they do not fit."""
-    require(bool(a) and bool(b), _MISFIT)
+    require(bool(a) and bool(b), MISFIT)
     k, inner = a[-1], b[-2] if len(b) > 1 else b[-1]
-    require(k == inner, _MISFIT)
+    require(k == inner, MISFIT)
     rows, columns = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
     batch = broadcast((a[:-2], b[:-2]))
-    require(batch is not None, _MISFIT)
+    require(batch is not None, MISFIT)
     elements = prod(batch or ()) * rows * columns
     return elements * k, elements
 
 
-def _packed(a: Input) -> int:
+def packed_values(a: Input) -> int:
     """Return the values per stored element of the reduction dimension (torch packs two fp4 values in a byte)."""
     return 2 if a.dtype == "fp4" else 1
 
@@ -42,7 +42,7 @@ def _packed(a: Input) -> int:
 def _product_cost(a: Input, b: Input, others: Sequence[Input], out_dtype: str | None) -> Cost:
     multiply_adds, elements = product(a.shape, b.shape)
     moved = read_bytes((a, b, *others)) + size_of(elements, out_dtype)
-    return matrix_cost(multiply_adds * _packed(a), a.dtype, moved)
+    return matrix_cost(multiply_adds * packed_values(a), a.dtype, moved)
 
 
 def _out_dtype(signature: Signature, functional: int, position: int, default: str | None) -> str | None:
@@ -59,6 +59,14 @@ def mm(signature: Signature) -> Cost:
     """Return the cost of a product of two tensors: 2*b*m*n*k FLOP."""
     a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
     return _product_cost(a, b, (), _out_dtype(signature, 2, 2, a.dtype))
+
+
+@costs("inductor::_mm_plus_mm", generic=False)
+def mm_plus_mm(signature: Signature) -> Cost:
+    """Return the cost of a @ b + c @ d: two products, one result."""
+    a, b, c, d = (tensor(signature, index, name) for index, name in enumerate(("a", "b", "c", "d")))
+    (first, elements), (second, _) = product(a.shape, b.shape), product(c.shape, d.shape)
+    return matrix_cost(first + second, a.dtype, read_bytes((a, b, c, d)) + size_of(elements, a.dtype))
 
 
 @costs("aten::_int_mm", generic=False)
@@ -93,7 +101,7 @@ def addbmm(signature: Signature) -> Cost:
     """Return the cost of self + the sum over the batch of products: 2*b*m*n*k FLOP, one result of m x n."""
     bias, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "batch1"), tensor(signature, 2, "batch2")
     multiply_adds, _ = product(a.shape, b.shape)
-    require(len(a.shape) == 3 and len(b.shape) == 3, _MISFIT)
+    require(len(a.shape) == 3 and len(b.shape) == 3, MISFIT)
     moved = read_bytes((bias, a, b)) + size_of(a.shape[1] * b.shape[2], a.dtype)
     return matrix_cost(multiply_adds, a.dtype, moved)
 
@@ -101,7 +109,7 @@ def addbmm(signature: Signature) -> Cost:
 def linear_product(signature: Signature, out_dtype: str | None = None) -> Cost:
     """Return the cost of input [*, k] times weight [n, k] transposed, plus an optional bias (third argument)."""
     x, weight = tensor(signature, 0, "input"), tensor(signature, 1, "weight")
-    require(len(weight.shape) in (1, 2), _MISFIT)
+    require(len(weight.shape) in (1, 2), MISFIT)
     multiply_adds, elements = product(x.shape, weight.shape[::-1])
     moved = read_bytes((x, weight, *present(signature, 2))) + size_of(elements, out_dtype or x.dtype)
     return matrix_cost(multiply_adds, x.dtype, moved)
@@ -111,12 +119,6 @@ def linear_product(signature: Signature, out_dtype: str | None = None) -> Cost:
 @costs("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise", "vllm::rocm_unquantized_gemm", generic=False)
 def linear(signature: Signature) -> Cost:
     """Return the cost of a linear layer: leading dimensions of the input fold into m."""
-    return linear_product(signature)
-
-
-@costs("aten::_weight_int8pack_mm", generic=False)
-def weight_int8pack_mm(signature: Signature) -> Cost:
-    """Return the cost of a weight-only int8 linear layer: computed in the input's dtype, weights read as int8, plus scales."""
     return linear_product(signature)
 
 
@@ -145,37 +147,6 @@ def scaled_mm(signature: Signature) -> Cost:
         return _product_cost(a, b, others, out.dtype)
     types = (scalar_type(signature, index, "") for index in range(2, len(signature.inputs)))
     return _product_cost(a, b, others, next(filter(None, types), a.dtype))
-
-
-def _grouped(a: Shape, b: Shape, groups: int) -> tuple[int, int]:
-    """Return (multiply-adds, result elements) of torch._grouped_mm: a 2-d operand holds its groups one after the other."""
-    require(2 <= len(a) <= 3 and 2 <= len(b) <= 3 and (a[-1] == b[-2]), _MISFIT)
-    results = groups if len(a) == 2 and len(b) == 2 else a[0] if len(a) == 3 and len(b) == 3 else 1
-    elements = results * a[-2] * b[-1]
-    # groups that split k share it: every k slice is used by one group only
-    multiply_adds = a[-2] * b[-1] * a[-1] * (a[0] if len(a) == 3 and len(b) == 3 else 1)
-    return multiply_adds, elements
-
-
-@costs("aten::_grouped_mm", generic=False)
-def grouped_mm(signature: Signature) -> Cost:
-    """Return the cost of a grouped product (mixture of experts), as if every row belongs to a group and every group is touched."""
-    return _grouped_cost(signature, offsets=2, out_dtype=4)
-
-
-@costs("aten::_scaled_grouped_mm", generic=False)
-def scaled_grouped_mm(signature: Signature) -> Cost:
-    """Return the cost of an fp8 grouped product; the result is bf16 unless the arguments say otherwise."""
-    return _grouped_cost(signature, offsets=4, out_dtype=7, default="bf16")
-
-
-def _grouped_cost(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
-    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
-    ends = signature.tensor(offsets)
-    multiply_adds, elements = _grouped(a.shape, b.shape, ends.numel if ends is not None else 1)
-    moved = read_bytes((a, b, *present(signature, *range(2, len(signature.inputs)))))
-    moved += size_of(elements, scalar_type(signature, out_dtype, default or a.dtype or ""))
-    return matrix_cost(multiply_adds * _packed(a), a.dtype, moved, "derived")
 
 
 @costs("aten::mkldnn_linear_backward_input", generic=False)

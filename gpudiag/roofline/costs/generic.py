@@ -16,7 +16,13 @@ from gpudiag.roofline.costs.shapes import broadcast, promoted, read_bytes, size_
 NO_SHAPES = "no tensor shapes were recorded for this call (record_shapes=True)"
 
 # Ops that touch a part of their inputs that only the data decides: the sizes say nothing about the traffic.
-_DATA_DEPENDENT = ("fbgemm::split_embedding", "fbgemm::dense_embedding", "vllm::unified_attention", "vllm::unified_kv_cache")
+_DATA_DEPENDENT = (
+    "fbgemm::split_embedding",
+    "fbgemm::dense_embedding",
+    "vllm::unified_attention",
+    "vllm::unified_kv_cache",
+    "_C_cache_ops::",
+)
 
 
 def generic_cost(name: str, signature: Signature) -> Cost | Missing:
@@ -28,9 +34,6 @@ def generic_cost(name: str, signature: Signature) -> Cost | Missing:
     if not inputs and not lists:
         return Missing(NO_SHAPES)
     read = read_bytes(inputs) + size_of(lists, "fp32")
-    if name.startswith("triton_"):
-        # a Triton kernel's arguments hold its results too
-        return Cost(vector_flops=max((item.numel for item in inputs), default=0), bytes=read, provenance="generic")
     if not inputs:
         return Cost(vector_flops=lists, bytes=read + size_of(lists, "fp32"), provenance="generic")
     if name.endswith("_") and not name.endswith("__"):

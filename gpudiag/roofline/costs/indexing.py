@@ -35,7 +35,7 @@ def gather(signature: Signature) -> Cost:
     return _taken(source, index, index.numel)
 
 
-@costs("aten::index", generic=False)
+@costs("aten::index", "aten::_unsafe_index", generic=False)
 def index(signature: Signature) -> Cost:
     """Return the cost of advanced indexing, known only where the call has an `out=` tensor: torch records no shapes of the indices."""
     source, out = tensor(signature, 0, "self"), given_output(signature, 2)
@@ -65,8 +65,13 @@ def _updated(signature: Signature, source: Input, index: Input, in_place: bool, 
     return Cost(vector_flops=source.numel if adds else 0, bytes=moved)
 
 
+_UPDATES = (
+    ("index_add", True), ("index_copy", False), ("index_reduce", True), ("scatter_add", True), ("scatter", False), ("scatter_reduce", True),
+)  # fmt: skip
+
+
 def _register() -> None:
-    for name, adds in (("index_add", True), ("index_copy", False), ("scatter_add", True), ("scatter", False), ("scatter_reduce", True)):
+    for name, adds in _UPDATES:
         for in_place in (True, False):
 
             def formula(signature: Signature, adds: bool = adds, in_place: bool = in_place) -> Cost:
@@ -84,3 +89,53 @@ def index_as_value(signature: Signature, index: Input) -> Input:
 
 
 _register()
+
+
+def _filled(signature: Signature, in_place: bool) -> Cost:
+    target, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
+    dim, rank = signature.value(1), len(target.shape)
+    require(type(dim) is int and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
+    size = target.shape[dim] if type(dim) is int else 0
+    written = min(target.numel // size * index.numel, target.numel) if size else 0
+    whole = target.distinct_bytes + size_of(target.numel, target.dtype)
+    return Cost(bytes=index.distinct_bytes + (size_of(written, target.dtype) if in_place else whole))
+
+
+@costs("aten::index_fill_")
+def index_fill_(signature: Signature) -> Cost:
+    """Return the bytes of overwriting slices with one number: the index read, the slices written."""
+    return _filled(signature, in_place=True)
+
+
+@costs("aten::index_fill")
+def index_fill(signature: Signature) -> Cost:
+    """Return the bytes of the same into a copy of self."""
+    return _filled(signature, in_place=False)
+
+
+@costs("aten::put_")
+def put_(signature: Signature) -> Cost:
+    """Return the cost of writing elements at flat positions (index 1, source 2, accumulate 3)."""
+    adds = isinstance(signature.value(3), bool) and flag(signature, 3, "accumulate")
+    return _updated(signature, tensor(signature, 2, "source"), tensor(signature, 1, "index"), in_place=True, adds=adds)
+
+
+@costs("aten::masked_select")
+def masked_select(signature: Signature) -> Cost:
+    """Return the bytes of reading self and mask; how much is selected depends on the data and is not counted (`derived`)."""
+    source, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
+    return Cost(vector_flops=mask.numel, bytes=source.distinct_bytes + mask.distinct_bytes, provenance="derived")
+
+
+@costs("aten::masked_scatter_", "aten::masked_scatter")
+def masked_scatter(signature: Signature) -> Cost:
+    """Return the bytes of filling masked places from `source` in order: mask and source read, as much written (`derived`: all fits)."""
+    target, mask, source = (tensor(signature, index, name) for index, name in enumerate(("self", "mask", "source")))
+    return Cost(bytes=mask.distinct_bytes + 2 * size_of(min(source.numel, target.numel), target.dtype), provenance="derived")
+
+
+@costs("aten::nonzero", "aten::nonzero_static")
+def nonzero(signature: Signature) -> Cost:
+    """Return the bytes of reading self; how many positions are written depends on the data and is not counted (`derived`)."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes, provenance="derived")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Signature
 from gpudiag.roofline.costs.arguments import integer, present, tensor
+from gpudiag.roofline.costs.flows import Flow, register_flows
 from gpudiag.roofline.costs.registry import costs, require
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
@@ -24,6 +25,7 @@ _PAIRWISE_BACKWARD = {
     "mse_loss_backward": (3, ()),
     "smooth_l1_loss_backward": (5, ()),
     "huber_loss_backward": (5, ()),
+    "multilabel_margin_loss_backward": (5, (4,)),
     "binary_cross_entropy_backward": (10, (3,)),
 }
 
@@ -88,3 +90,44 @@ def nll_loss_backward(signature: Signature) -> Cost:
 
 def _picked(x: Input, target: Input) -> int:
     return size_of(min(target.numel, x.numel), x.dtype)
+
+
+@costs("aten::multi_margin_loss", "aten::multilabel_margin_loss_forward")
+def margin_loss(signature: Signature) -> Cost:
+    """Return the cost of a margin between classes: input and targets read, one number (or one a sample) written; 4 FLOP an element."""
+    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    one_target = len(target.shape) < len(x.shape)
+    reduces = _reduces(signature, 5 if one_target else 2)
+    samples = x.shape[0] if len(x.shape) == 2 else 1
+    is_target = 0 if one_target else size_of(target.numel, x.dtype)
+    moved = read_bytes((x, target, *present(signature, 4))) + size_of(1 if reduces else samples, x.dtype) + is_target
+    return Cost(vector_flops=4 * x.numel, bytes=moved)
+
+
+# CTC: 6 FLOP for each cell of the forward and of the backward lattice, [batch, time, 2 * target length + 1] (Graves et al. 2006).
+register_flows(
+    {
+        "aten::multi_margin_loss_backward": Flow(reads=(0, 1, 2, 5), writes=(1,), operations=5, per=1),
+        "aten::_ctc_loss_backward": Flow(reads=(0, 1, 2, 5, 6), writes=(1,), operations=12, per=6),
+        "aten::_cudnn_ctc_loss": Flow(reads=(0, 1), writes=(0,), operations=12, provenance="derived"),
+        "aten::miopen_ctc_loss": Flow(reads=(0, 1), writes=(0,), operations=12, provenance="derived"),
+    }
+)
+
+
+@costs("aten::_ctc_loss")
+def ctc_loss(signature: Signature) -> Cost:
+    """Return the cost of the forward lattice: log-probabilities of the targets read, [batch, time, 2 * longest target + 1] written.
+
+    Targets in one row without their lengths: all as long as the mean (`derived`).
+    """
+    x, targets = tensor(signature, 0, "log_probs"), tensor(signature, 1, "targets")
+    require(len(x.shape) == 3 and x.shape[1] > 0, "log_probs is not [time, batch, classes]")
+    lengths = signature.value(3)
+    known = isinstance(lengths, tuple) and bool(lengths) and all(type(item) is int and item >= 0 for item in lengths)
+    longest = max((item for item in lengths if type(item) is int), default=0) if isinstance(lengths, tuple) and known else 0
+    if not known:
+        longest = targets.shape[1] if len(targets.shape) == 2 else -(-targets.numel // x.shape[1])
+    cells = x.shape[0] * x.shape[1] * (2 * longest + 1)
+    moved = min(x.distinct_bytes, size_of(cells, x.dtype)) + targets.distinct_bytes + size_of(cells + x.shape[1], x.dtype)
+    return Cost(vector_flops=6 * cells, bytes=moved, provenance="exact" if known else "derived")

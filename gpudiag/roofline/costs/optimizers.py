@@ -10,7 +10,8 @@ from math import prod
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.gemm import matrix_cost, product
+from gpudiag.roofline.costs.registry import costs, require, words
 
 ASSUMED_BYTES = 4
 """Bytes per element of a tensor list (fp32)."""
@@ -28,32 +29,36 @@ def _parameters(signature: Signature) -> int:
     return elements(signature, 0)
 
 
+def _listed(signature: Signature) -> bool:
+    return any(item.tensors is not None for item in signature.inputs[:2])
+
+
 def _cost(flops: int, elements_moved: int) -> Cost:
     return Cost(vector_flops=flops, bytes=ASSUMED_BYTES * elements_moved, provenance="derived")
 
 
-@costs("aten::_fused_adam_", "aten::_fused_adamw_")
+@costs("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_adam", "aten::_fused_adamw")
 def fused_adam(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter, gradient, two moments read; parameter and moments written; amsgrad's maximum both."""
     count = _parameters(signature)
     return _cost(14 * count, 7 * count + 2 * elements(signature, 4))
 
 
-@costs("aten::_fused_sgd_")
+@costs("aten::_fused_sgd_", "aten::_fused_sgd")
 def fused_sgd(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter read and written, gradient read, momentum (where there is one) read and written."""
     count, momentum = _parameters(signature), elements(signature, 2)
     return _cost(4 * count if momentum else 2 * count, 3 * count + 2 * momentum)
 
 
-@costs("aten::_fused_adagrad_")
+@costs("aten::_fused_adagrad_", "aten::_fused_adagrad")
 def fused_adagrad(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter and sum read and written, gradient read."""
     count = _parameters(signature)
     return _cost(6 * count, 5 * count)
 
 
-@costs("aten::_amp_foreach_non_finite_check_and_unscale_")
+@costs("aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_foreach_non_finite_check_and_unscale")
 def unscale(signature: Signature) -> Cost:
     """Return the cost of GradScaler's unscale: every gradient read and written."""
     count = _parameters(signature)
@@ -63,21 +68,28 @@ def unscale(signature: Signature) -> Cost:
 # name -> FLOP per element. The `foreach` ops with one pass over their lists.
 _FOREACH = {
     **dict.fromkeys(
-        ("add", "sub", "mul", "div", "neg", "abs", "reciprocal", "sqrt", "rsqrt", "maximum", "minimum", "clamp_max", "clamp_min", "sign"), 1
+        words("add sub mul div neg abs reciprocal sqrt rsqrt maximum minimum clamp_max clamp_min sign ceil floor round trunc frac"), 1
     ),
-    **dict.fromkeys(("addcmul", "lerp"), 2),
-    **dict.fromkeys(("exp", "log", "pow", "tanh", "sigmoid", "sin", "cos", "erf"), 5),
-    **dict.fromkeys(("ceil", "floor", "round", "trunc"), 1),
+    **dict.fromkeys(words("addcmul lerp"), 2),
+    **dict.fromkeys(
+        words(
+            """
+            exp expm1 log log10 log1p log2 pow tanh sigmoid sin cos tan sinh cosh asin acos atan erf erfc lgamma
+            """
+        ),
+        5,
+    ),
     "addcdiv": 3,
 }
 
 
 def foreach(signature: Signature, operations: int, same_factors: bool) -> Cost:
-    """Return the cost of one element-wise pass over lists: every list read, one written.
+    """Return the cost of one element-wise pass over lists: every list read, one written (the longest, where the first is a number).
 
     `same_factors` (addcmul): both factors are one list, as in every optimizer that uses it (gradient squared); a trace cannot tell.
     """
-    count = _parameters(signature)
+    count = elements(signature, 0) or elements(signature, 1)  # pow(number, list)
+    require(count > 0 or _listed(signature), "sizes of the tensor list were not recorded")
     read = sum(elements(signature, index) for index in range(len(signature.inputs)))
     if same_factors and len(signature.inputs) > 2:
         read -= elements(signature, 2)
@@ -96,7 +108,7 @@ def _register() -> None:
 _register()
 
 
-@costs("aten::_foreach_copy_")
+@costs("aten::_foreach_copy_", "aten::_foreach_copy")
 def foreach_copy(signature: Signature) -> Cost:
     """Return the cost of copying one list into another."""
     return _cost(0, _parameters(signature) + elements(signature, 1))
@@ -108,14 +120,24 @@ def foreach_clone(signature: Signature) -> Cost:
     return _cost(0, 2 * _parameters(signature))
 
 
-@costs("aten::_foreach_zero_")
+@costs("aten::_foreach_zero_", "aten::_foreach_zero")
 def foreach_zero(signature: Signature) -> Cost:
     """Return the cost of zeroing a list (it is not read)."""
     return _cost(0, _parameters(signature))
 
 
-@costs("aten::_foreach_norm", "aten::_foreach_max")
+@costs("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")
 def foreach_norm(signature: Signature) -> Cost:
     """Return the cost of one number a tensor: every element read."""
     count = _parameters(signature)
     return _cost(2 * count, count + len(signature.inputs[0].tensors or ()))
+
+
+@costs("aten::_foreach_mm", generic=False)
+def foreach_mm(signature: Signature) -> Cost:
+    """Return the cost of one product for each pair of matrices of two lists."""
+    first, second = (signature.inputs[index].tensors if index < len(signature.inputs) else None for index in (0, 1))
+    require(bool(first) and first is not None and second is not None and len(first) == len(second), "sizes of the lists were not recorded")
+    products = [product(a, b) for a, b in zip(first or (), second or (), strict=True)]
+    moved = ASSUMED_BYTES * (elements(signature, 0) + elements(signature, 1) + sum(results for _, results in products))
+    return matrix_cost(sum(count for count, _ in products), "fp32", moved, "derived")

@@ -1,4 +1,4 @@
-"""Pooling and interpolation (op_costs section 9): window elements per output, input read and output written once."""
+"""Pooling (op_costs section 9): window elements per output, input read and output written once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from math import prod
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Shape, Signature
 from gpudiag.roofline.costs.arguments import flag, ints, present, tensor
+from gpudiag.roofline.costs.flows import Flow, register_flows
 from gpudiag.roofline.costs.registry import costs, require
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
@@ -56,29 +57,83 @@ def _register() -> None:
         for name, dilated, indices in (
             (f"max_pool{rank}d", True, False),
             (f"max_pool{rank}d_with_indices", True, True),
+            (f"mkldnn_max_pool{rank}d", True, False),
             (f"avg_pool{rank}d", False, False),
         ):
 
             def formula(signature: Signature, rank: int = rank, dilated: bool = dilated, indices: bool = indices) -> Cost:
                 return pool(signature, rank, dilated, indices)
 
-            costs(f"aten::{name}")(formula)
+            if name != "mkldnn_max_pool1d":
+                costs(f"aten::{name}")(formula)
 
 
 _register()
 
 
-@costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d")
+def _sized(signature: Signature, size_at: int, rank: int | None = None) -> tuple[Input, int]:
+    """Return (input, elements of the result) of a pooling that is told the output's spatial size."""
+    x = tensor(signature, 0, "self")
+    size = ints(signature, size_at, "output_size (Concrete Inputs)", rank)
+    require(len(size) < len(x.shape) and min(size, default=0) >= 0, "output_size does not fit the input")
+    return x, prod(x.shape[: len(x.shape) - len(size)]) * prod(size)
+
+
+@costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d")
 def adaptive_avg_pool(signature: Signature) -> Cost:
     """Return the cost of adaptive average pooling (output size 1): every input element added once."""
-    x = tensor(signature, 0, "self")
-    size = ints(signature, 1, "output_size (Concrete Inputs)")
-    require(len(size) < len(x.shape) and min(size, default=0) >= 0, "output_size does not fit the input")
-    outputs = prod(x.shape[: len(x.shape) - len(size)]) * prod(size)
+    x, outputs = _sized(signature, 1)
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype))
 
 
-@costs("aten::max_pool2d_with_indices_backward", "aten::max_pool3d_with_indices_backward", "aten::adaptive_max_pool2d_backward")
+@costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def adaptive_max_pool(signature: Signature) -> Cost:
+    """Return the cost of adaptive maximum pooling: every input element compared once, int64 positions written too."""
+    x, outputs = _sized(signature, 1)
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype) + size_of(outputs, "int64"))
+
+
+def fractional_max_pool(signature: Signature, rank: int) -> Cost:
+    """Return the cost of pooling with random windows (kernel 1, output size 2, samples 3)."""
+    x, outputs = _sized(signature, 2, rank)
+    window = prod(ints(signature, 1, "kernel_size (Concrete Inputs)", rank))
+    moved = read_bytes((x, *present(signature, 3))) + size_of(outputs, x.dtype) + size_of(outputs, "int64")
+    return Cost(vector_flops=max(window, 0) * outputs, bytes=moved)
+
+
+@costs("aten::fractional_max_pool2d")
+def fractional_max_pool2d(signature: Signature) -> Cost:
+    """Return the cost of fractional_max_pool in two dimensions."""
+    return fractional_max_pool(signature, 2)
+
+
+@costs("aten::fractional_max_pool3d")
+def fractional_max_pool3d(signature: Signature) -> Cost:
+    """Return the cost of fractional_max_pool in three dimensions."""
+    return fractional_max_pool(signature, 3)
+
+
+# Values go back to where the maxima were; the zero fill of the result is an op of its own. Backwards: one addition for each element.
+register_flows(
+    {
+        "aten::max_unpool2d": Flow(reads=(0, 1), writes=(0,), operations=0),
+        "aten::max_unpool3d": Flow(reads=(0, 1), writes=(0,), operations=0),
+        "aten::mkldnn_max_pool2d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
+        "aten::mkldnn_max_pool3d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
+        "aten::mkldnn_adaptive_avg_pool2d_backward": Flow(reads=(0,), writes=(1,), per=1),
+        "aten::max_pool2d_backward": Flow(reads=(0, 1), writes=(1,)),
+    }
+)
+
+
+@costs(
+    "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool3d_with_indices_backward",
+    "aten::adaptive_max_pool2d_backward",
+    "aten::adaptive_max_pool3d_backward",
+    "aten::fractional_max_pool2d_backward",
+    "aten::fractional_max_pool3d_backward",
+)
 def max_pool_backward(signature: Signature) -> Cost:
     """Return the cost of max pooling's backward: dy and indices read, dx written, one addition for each dy."""
     grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
@@ -87,43 +142,13 @@ def max_pool_backward(signature: Signature) -> Cost:
 
 
 @costs(
-    "aten::avg_pool2d_backward", "aten::avg_pool3d_backward", "aten::_adaptive_avg_pool2d_backward", "aten::_adaptive_avg_pool3d_backward"
+    "aten::avg_pool2d_backward",
+    "aten::avg_pool3d_backward",
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::_adaptive_avg_pool3d_backward",
+    "aten::adaptive_avg_pool3d_backward",
 )
 def avg_pool_backward(signature: Signature) -> Cost:
     """Return the cost of average pooling's backward: dy read, dx written."""
     grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
     return Cost(vector_flops=x.numel, bytes=grad.distinct_bytes + size_of(x.numel, x.dtype))
-
-
-# Reads per output: the corners that are blended (torch.nn.functional.interpolate), 2 FLOP each; nearest copies.
-_CORNERS = {
-    "upsample_nearest1d": 0, "upsample_nearest2d": 0, "upsample_nearest3d": 0, "_upsample_nearest_exact1d": 0,
-    "_upsample_nearest_exact2d": 0, "upsample_linear1d": 2, "upsample_bilinear2d": 4, "upsample_bicubic2d": 16, "upsample_trilinear3d": 8,
-}  # fmt: skip
-
-
-def _scaled(signature: Signature, spatial: Shape) -> int:
-    """Return the elements of one output plane: from output_size (1), else from the list of scale factors (last list of numbers)."""
-    size = signature.value(1)
-    if isinstance(size, tuple) and size and all(type(item) is int and item >= 0 for item in size):
-        return prod(item for item in size if type(item) is int)
-    lists = [item.value for item in signature.inputs if isinstance(item.value, tuple)]
-    factors = [float(item) for item in lists[-1] if isinstance(item, (int, float))] if lists else []
-    require(len(factors) == len(spatial) and all(0 <= factor < 1e9 for factor in factors), "output_size was not recorded (Concrete Inputs)")
-    return prod(int(length * factor) for length, factor in zip(spatial, factors, strict=True))
-
-
-def _register_upsample() -> None:
-    for name, corners in _CORNERS.items():
-
-        def formula(signature: Signature, corners: int = corners) -> Cost:
-            x = tensor(signature, 0, "self")
-            require(len(x.shape) >= 3, "input has no spatial dimension")
-            outputs = x.shape[0] * x.shape[1] * _scaled(signature, x.shape[2:])
-            read = min(x.distinct_bytes, size_of(max(corners, 1) * outputs, x.dtype))
-            return Cost(vector_flops=2 * corners * outputs, bytes=read + size_of(outputs, x.dtype))
-
-        costs(f"aten::{name}")(formula)
-
-
-_register_upsample()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import prod
 from typing import Literal
 
 import msgspec
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import integer, present, scalar_type, tensor
+from gpudiag.roofline.costs.arguments import present, scalar_type, tensor
 from gpudiag.roofline.costs.registry import NotModelledError, costs, require
 from gpudiag.roofline.costs.shapes import category, reduced, size_of
 
@@ -53,8 +52,17 @@ TABLE: dict[str, Reduction] = {
     "var_mean": Reduction(operations=2, whole=2, outputs=2),
     "std_mean": Reduction(operations=2, whole=2, outputs=2),
     "count_nonzero": Reduction(result="int64", whole=0),
+    "nanmedian": Reduction(result="with_indices"),
+    "_aminmax": Reduction(outputs=2),
+    "_is_all_true": Reduction(result="bool"),
+    "_is_any_true": Reduction(result="bool"),
+    "linalg__powsum": Reduction(operations=2, dim=2, whole=0, dtype=2),
     "logsumexp": Reduction(operations=5, whole=0),
 }
+
+
+_NEGLIGIBLE = 8
+"""Above this ratio of read to largest possible result, the result's size decides less than 1/8 of the bytes."""
 
 
 def _dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
@@ -85,7 +93,11 @@ def _written(signature: Signature, rule: Reduction, x: Input, left: int) -> int:
 
 
 def reduction(signature: Signature, rule: Reduction) -> Cost:
-    """Return the cost of a reduction. Dimensions that were not recorded: the read alone (`generic`, a lower bound of the bytes)."""
+    """Return the cost of a reduction.
+
+    Dimensions that were not recorded: the read alone. The result then has at most 1/n of the elements, n the smallest dimension that can
+    be reduced: `derived` where that is at most an eighth of the read, else `generic`.
+    """
     x = tensor(signature, 0, "self")
     outs = present(signature, *range(1, len(signature.inputs)))
     two_operands = rule.result == "with_indices" and len(signature.inputs) == 2 and bool(outs) and bool(outs[0].shape)
@@ -96,7 +108,9 @@ def reduction(signature: Signature, rule: Reduction) -> Cost:
     try:
         dims = _dims(signature, rule)
     except NotModelledError:
-        return Cost(vector_flops=flops, bytes=x.distinct_bytes, provenance="generic")
+        smallest = min((size for size in x.shape if size > 1), default=1)
+        negligible = _NEGLIGIBLE * _written(signature, rule, x, x.numel // smallest) <= x.distinct_bytes
+        return Cost(vector_flops=flops, bytes=x.distinct_bytes, provenance="derived" if negligible else "generic")
     left = reduced(x.shape, dims)
     require(left is not None, "a reduced dimension does not exist")
     return Cost(vector_flops=flops, bytes=x.distinct_bytes + _written(signature, rule, x, left or 0))
@@ -112,30 +126,3 @@ def _register() -> None:
 
 
 _register()
-
-
-@costs("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::cumsum_", "aten::cumprod_")
-def scan(signature: Signature) -> Cost:
-    """Return the cost of a scan: as many results as elements (integers accumulate in int64)."""
-    x = tensor(signature, 0, "self")
-    default = "int64" if category(x.dtype or "") < 2 else x.dtype or ""
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 2, default)))
-
-
-@costs("aten::sort", "aten::argsort", "aten::msort", "aten::cummax", "aten::cummin")
-def sort(signature: Signature) -> Cost:
-    """Return the least traffic of a sort: values read and written, int64 indices written. Real sorts make several passes."""
-    x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + size_of(x.numel, "int64"))
-
-
-@costs("aten::topk")
-def topk(signature: Signature) -> Cost:
-    """Return the least traffic of a top-k: everything read, k values and int64 indices a row written."""
-    x, k = tensor(signature, 0, "self"), integer(signature, 1, "k")
-    dim = signature.value(2, -1)
-    rank = len(x.shape)
-    require(type(dim) is int and (-rank <= dim < rank) and k >= 0, "dim or k does not fit the shape")
-    at = dim % rank if type(dim) is int and rank else 0
-    kept = k * prod(size for index, size in enumerate(x.shape) if index != at)
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(kept, x.dtype) + size_of(kept, "int64"))

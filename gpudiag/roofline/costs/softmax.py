@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs.arguments import flag, present, scalar_type, tensor
+from gpudiag.roofline.costs.flows import Flow, register_flows
 from gpudiag.roofline.costs.registry import costs
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
@@ -31,3 +32,6 @@ def masked_softmax(signature: Signature) -> Cost:
     """Return the cost of a softmax that also reads a mask."""
     x = tensor(signature, 0, "self")
     return Cost(vector_flops=5 * x.numel, bytes=read_bytes((x, *present(signature, 1))) + size_of(x.numel, x.dtype))
+
+
+register_flows({"aten::_masked_softmax_backward": Flow(reads=(0, 1, 2), writes=(1,), operations=4, per=1)})

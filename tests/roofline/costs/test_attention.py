@@ -13,6 +13,7 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs import cost_of
 from gpudiag.roofline.costs.attention_shapes import pairs_twice, window_keys
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]
 LENGTH = st.integers(1, 60)
@@ -92,13 +93,60 @@ def test_efficient_attention_in_both_schemas(cost: CostOf) -> None:
     assert causal.bytes == 50176000 + 4 * 25 * 16 * 196
 
 
-def test_packed_sequences_are_an_upper_bound(cost: CostOf) -> None:
-    """Four sequences of 100 packed: with equal lengths the bound is exact, and it says that it is generic."""
-    q, lengths = ("bf16", (400, 8, 64)), ("int32", (5,))
-    packed = cost("aten::_flash_attention_forward", q, q, q, lengths, lengths, 100, 100, 0.0, True, False, None, None, None)
+def test_packed_sequences_count_as_equally_long(cost: CostOf) -> None:
+    """Four sequences of 100 packed are four of 100. Where the longest is longer than the mean, equal lengths are the least: `derived`."""
+    q, ends = ("bf16", (400, 8, 64)), ("int32", (5,))
+    packed = cost("aten::_flash_attention_forward", q, q, q, ends, ends, 100, 100, 0.0, True, False, None, None, None)
     q4 = ("bf16", (4, 100, 8, 64))
     padded = cost("aten::_flash_attention_forward", q4, q4, q4, None, None, 100, 100, 0.0, True, False, None, None, None)
-    assert (packed.matrix_flops, packed.bytes, packed.provenance) == (padded.matrix_flops, padded.bytes, "generic")
+    assert packed == padded
+    uneven = cost("aten::_flash_attention_forward", q, q, q, ends, ends, 250, 250, 0.0, True, False, None, None, None)
+    assert (uneven.matrix_flops, uneven.provenance) == (padded.matrix_flops, "derived")
+    lengths = (250, 50, 50, 50)
+    assert uneven.matrix_flops <= sum(2 * 8 * 64 * length * length for length in lengths)
+    odd = cost("aten::_flash_attention_forward", ("bf16", (401, 8, 64)), q, q, ends, ends, 250, 250, 0.0, False, False, None, None, None)
+    assert odd.matrix_flops == 4 * 8 * 64 * 401 * 100
+
+
+def test_every_library_names_the_same_packed_attention(cost: CostOf) -> None:
+    q, ends, lse, state = ("bf16", (400, 8, 64)), ("int32", (5,)), ("fp32", (8, 400)), ("int64", (2,))
+    sizes = (ends, ends, 100, 100)
+    forward = cost("aten::_flash_attention_forward", q, q, q, *sizes, 0.0, True, False, None, None, None)
+    assert cost("flash_attn::_flash_attn_varlen_forward", q, q, q, *sizes, 0.0, 0.125, True, -1, -1, 0.0, None, False) == forward
+    assert cost("torch_attn::_varlen_attn", q, q, q, *sizes, True, None, [-1, -1]) == forward
+    assert cost("torch_attn::_varlen_attn_out", q, q, q, q, *sizes, True, None, [-1, -1]) == forward
+    assert cost("aten::_flash_attention_forward_no_dropout_inplace", q, q, q, q, *sizes, 0.0, True, False, None, None, None) == forward
+    xformers = ("bf16", (1, 400, 8, 64))
+    rest = (None, ends, ends, 100, 0.0, True, 1, None, None, None)
+    assert cost("xformers::efficient_attention_forward_cutlass", xformers, xformers, xformers, *rest) == forward
+    backward = cost("aten::_flash_attention_backward", q, q, q, q, q, lse, *sizes, 0.0, True, state, state, None, None, None)
+    assert (2 * backward.matrix_flops, 2 * backward.recompute_flops) == (5 * forward.matrix_flops, forward.matrix_flops)
+    assert cost("torch_attn::_varlen_attn_backward", q, q, q, q, q, lse, *sizes, True, state, None, [-1, -1]) == backward
+    name = "flash_attn::_flash_attn_varlen_backward"
+    assert cost(name, q, q, q, q, q, lse, q, q, q, *sizes, 0.0, 0.125, True, -1, -1, 0.0, None, False, state) == backward
+
+
+def test_a_packed_window_sees_no_more_keys(cost: CostOf) -> None:
+    q, ends = ("bf16", (400, 8, 64)), ("int32", (5,))
+    found = cost("flash_attn::_flash_attn_varlen_forward", q, q, q, ends, ends, 100, 100, 0.0, 0.125, True, 15, 0, 0.0, None, False)
+    assert found.matrix_flops == 4 * 8 * 64 * 400 * 16
+
+
+def test_backwards_from_the_forward_are_those_of_their_own_ops(recorded: Callable[..., Signature], cost: CostOf) -> None:
+    """A node without shapes costs what its own op would."""
+    q, ends, lse, state = ("bf16", (400, 8, 64)), ("int32", (5,)), ("fp32", (8, 400)), ("int64", (2,))
+    sizes = (ends, ends, 100, 100)
+    own = cost("aten::_flash_attention_backward", q, q, q, q, q, lse, *sizes, 0.0, True, state, state, None, None, None)
+    forward = recorded(q, q, q, *sizes, 0.0, 0.125, True, -1, -1, 0.0, None, False)
+    assert BACKWARD_FORMULAS["flash_attn::_flash_attn_varlen_forward"](forward) == own
+    assert BACKWARD_FORMULAS["torch_attn::_varlen_attn"](recorded(q, q, q, *sizes, True, None, [-1, -1])) == own
+
+
+def test_relative_positions_are_read_once(cost: CostOf) -> None:
+    """segment-anything-fast: 16 heads of 4096 x 4096 x 128, and a fourth operand of the query's size."""
+    q = ("bf16", (1, 16, 4096, 128))
+    found = cost("customflash::custom_flash_aligned", q, q, q, q, 0.1118)
+    assert (found.matrix_flops, found.bytes) == (4 * 16 * 4096 * 4096 * 128, 5 * 2 * 16 * 4096 * 128)
 
 
 def test_sliding_window(cost: CostOf) -> None:

@@ -6,15 +6,15 @@ causal discount (so calls are not causal).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchcalls import record_all
 
 from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature, parse_signature
+from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs import cost_of, is_modelled
 
 torch = pytest.importorskip("torch", reason="the cross-check runs real torch ops on the CPU")
@@ -23,18 +23,6 @@ F = torch.nn.functional
 
 COUNTED = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"}
 Calls = list[tuple[str, Signature]]
-
-
-def _record(step: Callable[[], Any], folder: Path) -> Calls:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
-        step()
-    path = folder / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    events = [
-        event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "cpu_op" and "Input Dims" in event["args"]
-    ]
-    keys = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-    return [(event["name"], parse_signature(*(json.dumps(event["args"][key]) for key in keys))) for event in events]
 
 
 def _count(step: Callable[[], Any]) -> int:
@@ -85,7 +73,7 @@ GROUPED = {
 
 def test_gemms_forward_and_backward(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    assert _ours(_record(_gemms, tmp_path), COUNTED) == _count(_gemms) > 0
+    assert _ours(record_all(_gemms, tmp_path), COUNTED) == _count(_gemms) > 0
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
@@ -93,7 +81,7 @@ def test_convolutions_forward_and_backward(name: str, tmp_path: Path) -> None:
     def step() -> None:
         CONVOLUTIONS[name](_tensor).sum().backward()
 
-    assert _ours(_record(step, tmp_path), COUNTED) == _count(step) > 0
+    assert _ours(record_all(step, tmp_path), COUNTED) == _count(step) > 0
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -103,7 +91,7 @@ def test_grouped_weight_gradient_is_not_multiplied_by_groups(name: str, tmp_path
     def step() -> None:
         run(_tensor).sum().backward()
 
-    calls = _record(step, tmp_path)
+    calls = record_all(step, tmp_path)
     forward = _ours(calls, {"convolution"})
     assert _count(lambda: run(_tensor)) == forward > 0
     assert _ours(calls, {"convolution_backward"}) == 2 * forward
@@ -116,7 +104,7 @@ def test_output_mask_without_input_gradient(tmp_path: Path) -> None:
     def step() -> None:
         F.conv2d(torch.randn(2, 3, 8, 8), _tensor(4, 3, 3, 3)).sum().backward()
 
-    calls = _record(step, tmp_path)
+    calls = record_all(step, tmp_path)
     forward = _ours(calls, {"convolution"})
     assert _ours(calls, {"convolution_backward"}) == forward
     assert _count(step) == 2 * forward
@@ -125,7 +113,7 @@ def test_output_mask_without_input_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [{"stride": 2, "padding": 1}, {"padding": "same", "dilation": 2}, {"padding": "valid"}])
 def test_every_level_of_a_convolution_has_the_same_cost(arguments: dict[str, Any], tmp_path: Path) -> None:
     """conv2d, convolution, _convolution and the backend's op have their arguments in different places."""
-    calls = _record(lambda: F.conv2d(_tensor(2, 4, 9, 7), _tensor(6, 2, 3, 3), _tensor(6), groups=2, **arguments), tmp_path)
+    calls = record_all(lambda: F.conv2d(_tensor(2, 4, 9, 7), _tensor(6, 2, 3, 3), _tensor(6), groups=2, **arguments), tmp_path)
     costs = {name: cost_of(name, signature) for name, signature in calls if "conv" in name}
     assert len(costs) >= 4, costs.keys()
     assert len({found.matrix_flops for found in costs.values() if isinstance(found, Cost)}) == 1
@@ -141,7 +129,7 @@ def test_attention(heads: int, kv_heads: int, queries: int, keys: int, tmp_path:
         out, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False)
         out.sum().backward()
 
-    calls = _record(step, tmp_path)
+    calls = record_all(step, tmp_path)
     wide = (2, heads, keys, 16)  # the counter wants as many key as query heads
     name = "_scaled_dot_product_flash_attention_for_cpu"
     assert _ours(calls, {name}) == counter.sdpa_flop_count(q_shape, wide, wide)
@@ -184,7 +172,7 @@ def _training_step() -> None:
 def test_a_training_step_is_modelled(tmp_path: Path) -> None:
     """Every op of a transformer and CNN step that owns work has a formula that applies to what torch records."""
     _training_step()
-    calls = _record(_training_step, tmp_path)
+    calls = record_all(_training_step, tmp_path)
     worked = {name: cost_of(name, signature) for name, signature in calls if is_modelled(name)}
     assert len(worked) > 60
     failed = {name: found for name, found in worked.items() if not isinstance(found, Cost) or found.provenance == "generic"}

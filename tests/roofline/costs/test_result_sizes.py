@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torchcalls import distinct, record, tensors
 
 from gpudiag.model.cost import Cost
-from gpudiag.model.signature import parse_signature
 from gpudiag.roofline.costs import cost_of
 
 torch = pytest.importorskip("torch", reason="compares with real torch results")
@@ -88,61 +87,39 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 }
 
 
-def _tensors(value: Any) -> list[Any]:
-    items = value if isinstance(value, (list, tuple)) else [value]
-    return [item for item in items if isinstance(item, torch.Tensor)]
-
-
-def _distinct(tensor: Any) -> int:
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count * tensor.element_size()
-
-
-def _record(call: Callable[[], Any], folder: Path) -> tuple[str, Any, Any]:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
-        result = call()
-    path = folder / "trace.json"
-    profiler.export_chrome_trace(str(path))
-    event = next(event for event in json.loads(path.read_text())["traceEvents"] if event.get("cat") == "cpu_op")
-    keys = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
-    return event["name"], parse_signature(*(json.dumps(event["args"][key]) for key in keys)), result
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_bytes_are_the_tensors_read_and_written(name: str, tmp_path: Path) -> None:
     function, arguments = CALLS[name]
-    op, signature, result = _record(lambda: function(*arguments), tmp_path)
+    op, signature, result = record(lambda: function(*arguments), tmp_path)
     found = cost_of(op, signature)
     assert isinstance(found, Cost), found
     assert found.provenance == "exact"
-    assert found.bytes == sum(map(_distinct, _tensors(arguments))) + sum(item.nbytes for item in _tensors(result))
+    assert found.bytes == sum(map(distinct, tensors(arguments))) + sum(item.nbytes for item in tensors(result))
 
 
 def test_in_place_reads_and_writes_self_once(tmp_path: Path) -> None:
     target, other = torch.zeros(4, 8, dtype=torch.float64), torch.zeros(8)
-    op, signature, _ = _record(lambda: target.add_(other), tmp_path)
+    op, signature, _ = record(lambda: target.add_(other), tmp_path)
     assert op == "aten::add_"
     assert cost_of(op, signature) == Cost(vector_flops=32, bytes=2 * target.nbytes + other.nbytes)
 
 
 def test_an_out_tensor_is_written_not_read(tmp_path: Path) -> None:
     x, out = torch.zeros(4, 8), torch.zeros(4, 8, dtype=torch.float64)
-    op, signature, _ = _record(lambda: torch.mul(x, x, out=out), tmp_path)
+    op, signature, _ = record(lambda: torch.mul(x, x, out=out), tmp_path)
     assert cost_of(op, signature) == Cost(vector_flops=32, bytes=2 * x.nbytes + out.nbytes)
 
 
 def test_overwriting_does_not_read(tmp_path: Path) -> None:
-    op, signature, _ = _record(lambda: aten.fill_.Scalar(Y, 1.0), tmp_path)
+    op, signature, _ = record(lambda: aten.fill_.Scalar(Y, 1.0), tmp_path)
     assert cost_of(op, signature) == Cost(bytes=Y.nbytes)
 
 
 def test_gather_and_scatter(tmp_path: Path) -> None:
     table = torch.randn(4, 16)
-    op, signature, rows = _record(lambda: torch.index_select(table, 0, INDEX), tmp_path)
+    op, signature, rows = record(lambda: torch.index_select(table, 0, INDEX), tmp_path)
     # five rows are looked up in a table of four: no more than the table needs to be read
     assert cost_of(op, signature) == Cost(bytes=table.nbytes + INDEX.nbytes + rows.nbytes)
     target = torch.zeros(9, 16)
-    op, signature, _ = _record(lambda: target.index_add_(0, INDEX, rows), tmp_path)
+    op, signature, _ = record(lambda: target.index_add_(0, INDEX, rows), tmp_path)
     assert cost_of(op, signature) == Cost(vector_flops=80, bytes=3 * rows.nbytes + INDEX.nbytes)

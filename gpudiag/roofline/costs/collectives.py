@@ -1,0 +1,47 @@
+"""Algorithm and bus bandwidth of collectives (op_costs section 14; NVIDIA nccl-tests doc/PERFORMANCE.md).
+
+algbw = S / t; busbw = algbw x factor compares with the one-direction rate of the link whatever the number of ranks. S is the whole
+tensor: of all ranks' parts for all_gather (its output) and reduce_scatter (its input). A kernel's time holds the wait for the slowest
+rank, so a bandwidth from one rank is a lower bound; below about 1 MiB latency decides.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Of the letters of a name ('_allgather_base', 'all_gather_into_tensor_coalesced', 'nccl:all_gather') the first that is found.
+_KINDS: tuple[tuple[str, str], ...] = (
+    ("reducescatter", "part"),
+    ("allreduce", "twice"),
+    ("allgather", "part"),
+    ("alltoall", "part"),
+    ("broadcast", "whole"),
+    ("gather", "whole"),
+    ("scatter", "whole"),
+    ("reduce", "whole"),
+    ("send", "whole"),
+    ("recv", "whole"),
+)
+
+
+def bus_factor(name: str, ranks: int) -> float | None:
+    """Return busbw / algbw of a collective: 2(n-1)/n for all_reduce, (n-1)/n where each rank keeps its part, 1 for one-to-all.
+
+    None for a name that is no collective (a barrier, an unknown kernel) or fewer than one rank. Reductions in the network (NVLS, SHARP)
+    move less; a trace does not name them reliably, so their figure is not derated.
+    """
+    letters = re.sub(r"[^a-z0-9]", "", name.lower())
+    kind = next((kind for word, kind in _KINDS if word in letters), None)
+    if kind is None or ranks < 1:
+        return None
+    part = (ranks - 1) / ranks
+    return {"twice": 2 * part, "part": part, "whole": 1.0}[kind]
+
+
+def bandwidths(name: str, moved_bytes: int | None, ranks: int | None, time_ns: int) -> tuple[float, float] | None:
+    """Return (algbw, busbw) in byte/s of collectives that moved `moved_bytes` (S) in `time_ns`; None where one of them is not known."""
+    factor = bus_factor(name, ranks) if ranks is not None else None
+    if factor is None or moved_bytes is None or time_ns <= 0:
+        return None
+    algorithm = moved_bytes / time_ns * 1e9
+    return algorithm, algorithm * factor

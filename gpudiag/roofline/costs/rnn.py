@@ -1,0 +1,184 @@
+"""Recurrent layers and their fused cells (op_costs section 11; NVIDIA Recurrent Layers guide).
+
+Every weight matrix multiplies every time step's rows once: F = 2 * rows * elements of all weight matrices, which is 2*T*B*g*H*(I+H) for
+each layer and direction (g gates: LSTM 4, GRU 3, plain 1). Backward: the same once for the data and once for the weights. Bytes are the
+least: weights once (a kernel that does not keep the recurrent ones on chip streams them T times), states, inputs and outputs once.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import msgspec
+
+from gpudiag.model.cost import Cost, Provenance
+from gpudiag.model.signature import Input, Shape, Signature
+from gpudiag.roofline.costs.arguments import flag, present, tensor
+from gpudiag.roofline.costs.flows import Flow, register_flows
+from gpudiag.roofline.costs.gemm import matrix_cost
+from gpudiag.roofline.costs.registry import backward_costs, costs, require
+from gpudiag.roofline.costs.shapes import read_bytes, size_of
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Positions of a recurrent op's arguments. The weights are a tensor list, whose dtype is the input's."""
+
+    weights: int
+    states: tuple[int, ...]
+    """Initial hidden and cell state; the final ones are as large."""
+    bidirectional: int
+    backward_reads: tuple[int, ...] = ()
+    mask: int | None = None
+    """Position of output_mask (input, hidden, cell, weights) of a backward."""
+
+
+LAYOUTS: dict[str, Layout] = {
+    "aten::_cudnn_rnn": Layout(weights=1, states=(4, 5), bidirectional=13),
+    "aten::miopen_rnn": Layout(weights=1, states=(3, 4), bidirectional=11),
+}
+BACKWARD_LAYOUTS: dict[str, Layout] = {
+    "aten::_cudnn_rnn_backward": Layout(1, (4, 5), 16, backward_reads=(6, 7, 8, 9, 19, 20), mask=21),
+    "aten::miopen_rnn_backward": Layout(1, (4, 5), 15, backward_reads=(6, 7, 8, 9, 17, 18), mask=19),
+}
+
+
+def _rows(x: Input) -> int:
+    """Return time steps x batch; a packed sequence is [rows, features], so its own lengths count."""
+    require(len(x.shape) >= 2 and x.shape[-1] > 0, "input has no feature dimension")
+    return x.numel // x.shape[-1]
+
+
+def _weights(signature: Signature, index: int) -> tuple[Shape, ...]:
+    listed = signature.inputs[index].tensors if 0 <= index < len(signature.inputs) else None
+    require(bool(listed), "sizes of the weights were not recorded")
+    return listed or ()
+
+
+def _outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
+    """Return the elements of the last layer's output: the recurrent weight (second matrix) is [gates * hidden, output features]."""
+    matrices = [shape for shape in weights if len(shape) == 2]
+    require(len(matrices) >= 2, "the weights hold no input and recurrent matrix")
+    # a projection is a third matrix [output features, hidden] for each layer and direction
+    return rows * matrices[1][1] * (2 if both else 1)
+
+
+def layer(x: Input, weights: tuple[Shape, ...], states: list[Input], outputs: int, provenance: Provenance = "exact") -> Cost:
+    """Return the cost of a forward over all layers: rows x weight matrices."""
+    elements = sum(prod(shape) for shape in weights)
+    matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
+    moved = read_bytes((x, *states)) + size_of(elements + outputs + sum(item.numel for item in states), x.dtype)
+    return matrix_cost(_rows(x) * matrices, x.dtype, moved, provenance)
+
+
+def layer_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
+    """Return the cost of a backward: data gradients, and weight gradients where they were asked for."""
+    elements = sum(prod(shape) for shape in weights)
+    matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
+    written = x.numel + sum(item.numel for item in states) + (elements if wants_weights else 0)
+    moved = read_bytes((x, *others, *states)) + size_of(elements + written, x.dtype)
+    return matrix_cost((1 + int(wants_weights)) * _rows(x) * matrices, x.dtype, moved)
+
+
+def _forward(signature: Signature, layout: Layout) -> Cost:
+    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+    return layer(x, weights, present(signature, *layout.states), _outputs(weights, _rows(x), both))
+
+
+def _backward(signature: Signature, layout: Layout) -> Cost:
+    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+    mask = signature.value(layout.mask) if layout.mask is not None else None
+    wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
+    others = present(signature, *layout.backward_reads)
+    return layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
+
+
+def _from_forward(signature: Signature, layout: Layout) -> Cost:
+    """Return what the backward of a recorded forward costs: gradient and output have the output's size; the reserve is not known."""
+    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+    result = Input(dtype=x.dtype, shape=(_outputs(weights, _rows(x), both),))
+    cost = layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
+    return msgspec.structs.replace(cost, provenance="derived")
+
+
+def _register() -> None:
+    for name, layout in LAYOUTS.items():
+
+        def forward(signature: Signature, layout: Layout = layout) -> Cost:
+            return _forward(signature, layout)
+
+        def after(signature: Signature, layout: Layout = layout) -> Cost:
+            return _from_forward(signature, layout)
+
+        costs(name, generic=False)(forward)
+        backward_costs(name)(after)
+    for name, layout in BACKWARD_LAYOUTS.items():
+
+        def backward(signature: Signature, layout: Layout = layout) -> Cost:
+            return _backward(signature, layout)
+
+        costs(name, generic=False)(backward)
+
+
+_register()
+
+
+@costs("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", generic=False)
+def composite(signature: Signature) -> Cost:
+    """Return the cost of the whole layer stack, for where the ops inside are not recorded.
+
+    (input, states, weights, has_biases, layers, dropout, train, bidirectional, ...), or packed with batch sizes behind the input: the
+    weights are the last tensor list, the states stand before it.
+    """
+    x = tensor(signature, 0, "input")
+    lists = [index for index, item in enumerate(signature.inputs) if item.tensors and len(item.tensors[0]) == 2]
+    require(bool(lists), "sizes of the weights were not recorded")
+    at = lists[-1]
+    weights = _weights(signature, at)
+    states = [Input(dtype=x.dtype, shape=shape) for shape in signature.inputs[at - 1].tensors or ()] or present(signature, at - 1)
+    both = flag(signature, at + 5, "bidirectional (Concrete Inputs)")
+    return layer(x, weights, states, _outputs(weights, _rows(x), both))
+
+
+def _layer_weights(signature: Signature) -> tuple[Shape, ...]:
+    return tuple(item.shape for item in present(signature, 1, 2, 3, 4))
+
+
+@costs("aten::mkldnn_rnn_layer", generic=False)
+def mkldnn_layer(signature: Signature) -> Cost:
+    """Return the cost of one layer in one direction (weights and biases 1-4, states 5-6)."""
+    x, weights = tensor(signature, 0, "input"), _layer_weights(signature)
+    return layer(x, weights, present(signature, 5, 6), _outputs(weights, _rows(x), both=False))
+
+
+@costs("aten::mkldnn_rnn_layer_backward", generic=False)
+def mkldnn_layer_backward(signature: Signature) -> Cost:
+    """Return the cost of its backward (output 7, final states 8-9, gradients 10-12, workspace 22)."""
+    x, weights = tensor(signature, 0, "input"), _layer_weights(signature)
+    _outputs(weights, _rows(x), both=False)
+    return layer_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
+
+
+# Gates are [batch, g * hidden]. Results: LSTM hy, cy and the activated gates; GRU hy and a workspace of 5 * hidden.
+# aten/src/ATen/native/cuda/RNN.cu; about 5 FLOP for each activation and 3 for combining.
+register_flows(
+    {
+        "aten::_thnn_fused_lstm_cell": Flow(reads=(0, 1, 2, 3, 4), writes=(2, 2, 0), operations=8),
+        "aten::_thnn_fused_lstm_cell_backward_impl": Flow(reads=(0, 1, 2, 3, 4), writes=(4, 2), operations=8, per=4),
+    }
+)
+
+
+@costs("aten::_thnn_fused_gru_cell")
+def gru_cell(signature: Signature) -> Cost:
+    """Return the cost of the fused cell: gates and state read, new state and workspace (5 * hidden) written."""
+    gates, state = tensor(signature, 0, "input_gates"), tensor(signature, 2, "hx")
+    return Cost(vector_flops=8 * gates.numel, bytes=read_bytes(present(signature, 0, 1, 2, 3, 4)) + size_of(6 * state.numel, state.dtype))
+
+
+@costs("aten::_thnn_fused_gru_cell_backward")
+def gru_cell_backward(signature: Signature) -> Cost:
+    """Return the cost of the fused cell's backward: gradient and workspace read, two gate gradients and the state's written."""
+    grad, workspace = tensor(signature, 0, "grad_hy"), tensor(signature, 1, "workspace")
+    return Cost(vector_flops=8 * workspace.numel, bytes=read_bytes((grad, workspace)) + size_of(7 * grad.numel, grad.dtype))
