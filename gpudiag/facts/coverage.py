@@ -26,10 +26,37 @@ def linked_share(window: Window) -> float:
     return share
 
 
-@fact("shaped_share", unit="share")
-def shaped_share(window: Window) -> float:
-    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op has recorded shapes."""
+# The op around a graph launch is not the op of the kernels that it replays: that stands in the pass that captured the graph.
+_LOST = pl.col("replay").fill_null(False) & ~pl.col("mapped").fill_null(False)
+
+
+def _share_of_work(window: Window, chosen: pl.Expr) -> float:
+    """Return the part of the time in kernels (collectives, copies and memsets aside) of the analysed steps that is `chosen`."""
     work = window.kernels.filter(pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
     total = int(work["time_ns"].sum())
     require(total > 0, "no kernel ran in the analysed steps")
-    return int(work.filter(pl.col("signature").is_not_null())["time_ns"].sum()) / total
+    return int(work.filter(chosen)["time_ns"].sum()) / total
+
+
+@fact("shaped_share", unit="share")
+def shaped_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known and has shapes."""
+    return _share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)
+
+
+@fact("modelled_work_share", unit="share")
+def modelled_work_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose cost is exact or derived.
+
+    Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without ops, ops without shapes.
+    """
+    return _share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))
+
+
+@fact("attributed_work_share", unit="share")
+def attributed_work_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known.
+
+    Replayed kernels count only where the pass that captured their graph tells.
+    """
+    return _share_of_work(window, pl.col("op").is_not_null() & ~_LOST)

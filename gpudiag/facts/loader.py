@@ -7,6 +7,10 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
+from gpudiag.model.bundle import LoaderSettings
+
+DEFAULT_PREFETCH = 2
+"""prefetch_factor that torch.utils.data.DataLoader takes where none is given and there are workers."""
 
 NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with `gpudiag run`"
 
@@ -66,6 +70,35 @@ def loader_in_process(window: Window) -> bool:
     if waits is None:
         raise NotKnownError(NO_LOADER)
     return bool(waits["name"].str.contains("_SingleProcessDataLoaderIter").any())
+
+
+def _settings(window: Window) -> LoaderSettings:
+    """Return what the bundle says of the DataLoader; raises NotKnownError for a plain trace."""
+    manifest = window.analysis.manifest
+    if manifest is None or manifest.settings.loader is None:
+        raise NotKnownError("the trace does not hold the settings of the DataLoader: record with `gpudiag run`")
+    return manifest.settings.loader
+
+
+@fact("loader_prefetch_factor", unit="count")
+def loader_prefetch_factor(window: Window) -> int:
+    """Batches that each worker process of the DataLoader prepares ahead; 0 without workers."""
+    settings = _settings(window)
+    if settings.num_workers == 0:
+        return 0
+    return DEFAULT_PREFETCH if settings.prefetch_factor is None else settings.prefetch_factor
+
+
+@fact("loader_keeps_workers", unit="bool")
+def loader_keeps_workers(window: Window) -> bool:
+    """Whether the DataLoader keeps its worker processes between epochs (persistent_workers=True)."""
+    return _settings(window).persistent_workers
+
+
+@fact("loader_pins_memory", unit="bool")
+def loader_pins_memory(window: Window) -> bool:
+    """Whether the DataLoader puts batches into pinned memory (pin_memory=True)."""
+    return _settings(window).pin_memory
 
 
 @fact("loader_workers", unit="count")

@@ -24,12 +24,21 @@ ZEROED_PASSES = 3
 _FUSED = r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)"
 
 
+def _seen(window: Window) -> bool:
+    return bool((window.analysis.trace.ops["phase"] == "optimizer").any())
+
+
+@fact("optimizer_seen", unit="bool")
+def optimizer_seen(window: Window) -> bool:
+    """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
+    require(window.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    return _seen(window)
+
+
 def optimizer_work(window: Window) -> pl.DataFrame:
     """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
     work = window.work()
-    ops = window.analysis.trace.ops
-    seen = (ops["phase"] == "optimizer").any() or work["phase"].eq_missing("optimizer").any()
-    require(bool(seen), "no optimizer step was seen in the window")
+    require(_seen(window), "no optimizer step was seen in the window")
     return work.filter(pl.col("phase") == "optimizer")
 
 

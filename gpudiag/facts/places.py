@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import polars as pl
 
+from gpudiag.attribution import intervals as spans
 from gpudiag.facts import attention, copies, elementwise, gemm, host_copies, launch, optimizer, precision
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
@@ -24,9 +25,13 @@ def _calls(work: pl.DataFrame) -> tuple[Where, ...]:
 
 
 def _late_ops(window: Window) -> tuple[Where, ...]:
-    """Return the ops before which the device waited longest for the host."""
+    """Return the ops before which the device waited longest for the host; waits for the loader are left out, as in starved_ns."""
+    waits = launch.host_waits(window)
+    if window.loader_waits is not None:
+        loading = spans.covered(spans.of(window.loader_waits), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
+        waits = waits.with_columns(pl.col("time_ns") - pl.Series(loading, dtype=pl.Int64)).filter(pl.col("time_ns") > 0)
     ops = window.analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String))
-    waits = launch.host_waits(window).join(ops, on="op", how="left").with_columns(pl.col("name").fill_null("outside any op"))
+    waits = waits.join(ops, on="op", how="left").with_columns(pl.col("name").fill_null("work outside any op"))
     sums = waits.group_by("name").agg(pl.col("time_ns").sum()).sort(["time_ns", "name"], descending=[True, False])
     return tuple(Where(f"before {name}", time_ns=time) for name, time in sums.head(MOST).iter_rows())
 

@@ -88,6 +88,12 @@ def _half_peak(window: Window) -> float | None:
     return max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)
 
 
+@fact("has_bf16_path", unit="bool")
+def has_bf16_path(window: Window) -> bool:
+    """Whether the device has matrix engines for bf16 (V100 and T4 emulate it, and gain nothing)."""
+    return "bf16" in window.device.peaks
+
+
 @fact("half_precision_speedup", unit="ratio")
 def half_precision_speedup(window: Window) -> float:
     """Peak of the faster 16-bit type over the best fp32 peak (TF32 where the device has it); 1 where it has no 16-bit path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.breakdown import BUSY_BUCKETS
@@ -24,6 +25,12 @@ def step_ns(window: Window) -> float:
     """Mean wall time of an analysed step."""
     require(window.steps.height > 0, "no complete step was recorded")
     return window.wall_ns / window.steps.height
+
+
+@fact("a_step", unit="text")
+def a_step(window: Window) -> str:
+    """What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps are marked."""
+    return "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"
 
 
 @fact("device_word", unit="text")

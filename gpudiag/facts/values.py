@@ -14,6 +14,7 @@ from gpudiag.facts import (
     host_copies,
     launch,
     loader,
+    occupancy,
     optimizer,
     precision,
     steps,
@@ -27,7 +28,7 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 
 MODULES: tuple[ModuleType, ...] = (
-    steps, coverage, trust, launch, loader, host_copies, utilisation, precision, gemm, elementwise, attention, optimizer, copies,
+    steps, coverage, trust, launch, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise, attention, optimizer, copies,
     communication,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""

@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 from factories import CPU, US, analysis, gap, kernel, mark, op, table
 
+from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import LoaderSettings, Manifest, Settings
 from gpudiag.model.finding import Missing
@@ -137,3 +138,33 @@ def test_compilation_and_profiler_overhead_by_steps() -> None:
     facts = Facts(made)
     assert facts.value("compilation_step_share") == 0.5  # 100..300 touches steps 0 and 1 of 250 us each
     assert facts.value("profiler_overhead_share") == pytest.approx(0.1)
+
+
+def test_the_places_of_starved_time_are_parts_of_it() -> None:
+    work = [kernel(name, start, start + 100) for name, start in (("aten::mm", 0), ("aten::copy_", 500), ("aten::add", 900))]
+    idle = [gap(100, 500, op=1), gap(600, 900, op=2)]  # the loader holds 350 of the first 400 us
+    facts = Facts(analysis(work, idle=idle, marks=[mark(NEXT, 80, 450)]))
+    assert facts.value("starved_ns") == 350 * US
+    assert [(where.what, where.time_ns) for where in facts.places("late_ops")] == [
+        ("before aten::add", 300 * US),
+        ("before aten::copy_", 50 * US),
+    ]
+
+
+def test_the_settings_of_the_loader_stand_in_the_bundle_only() -> None:
+    loader = LoaderSettings(num_workers=3, pin_memory=True, persistent_workers=False, prefetch_factor=5)
+    facts = Facts(analysis([kernel("aten::mm", 0, 10)], manifest=Manifest(settings=Settings(loader=loader))))
+    names = ("loader_prefetch_factor", "loader_keeps_workers", "loader_pins_memory")
+    assert [facts.value(name) for name in names] == [5, False, True]
+    default = Manifest(settings=Settings(loader=LoaderSettings(num_workers=3, pin_memory=True, persistent_workers=False)))
+    assert Facts(analysis(manifest=default)).value("loader_prefetch_factor") == 2
+    for name in names:
+        missing = Facts(analysis([kernel("aten::mm", 0, 10)], marks=[mark(NEXT, 0, 5)])).value(name)
+        assert isinstance(missing, Missing)
+        assert "gpudiag run" in missing.reason
+
+
+def test_a_window_without_marked_steps_is_not_called_a_step() -> None:
+    made = analysis([kernel("aten::mm", 0, 10)])
+    assert Facts(made).value("a_step") == "a step"
+    assert Facts(msgspec.structs.replace(made, steps_source=WHOLE_TRACE)).value("a_step") == "the recorded window"

@@ -1,0 +1,163 @@
+"""Costs that a call's own record does not tell, from the other side of the autograd graph.
+
+Three ways, each `derived`; what none of them tells keeps its reason:
+
+* a forward convolution without arguments (torch before 1.12), from the gradient of its result that its node records, else from the op
+  that takes its result;
+* a convolution's weight gradient alone, from the forward's weight;
+* kernels under an autograd node that no formula inside explains, from the forward's inputs (registry.BACKWARD_FORMULAS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.nesting import nearest
+from gpudiag.model.cost import Cost
+from gpudiag.model.finding import Missing
+from gpudiag.model.signature import Signature
+from gpudiag.roofline.costs import convolution_relatives as relatives
+from gpudiag.roofline.costs import told
+from gpudiag.roofline.costs.convolution import LAYOUTS
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NotModelledError
+from gpudiag.roofline.delegation import OUTSIDE
+from gpudiag.roofline.pairing import Pairs, pair
+from gpudiag.roofline.results import result_takers
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Formula = Callable[[str, Signature, Signature], Cost]
+
+ENGINE_CALL = "autograd::engine::evaluate_function"
+"""The engine's call around a node: hooks and accumulation run in it too, so it carries no cost of a backward formula."""
+
+
+class Costs:
+    """The cost of each kernel's call while it is being completed: `owner` and `call` per kernel, `costs` and `names` per distinct call."""
+
+    def __init__(self, owner: Rows, call: Rows, costs: tuple[Cost | Missing, ...], names: tuple[str, ...]) -> None:
+        self.owner, self.call, self.costs, self.names = owner.copy(), call.copy(), list(costs), list(names)
+
+    def open(self) -> Mask:
+        """Return which kernels have no cost, or one from sizes alone; not those beside calls that carry the cost of their wrapper."""
+        good = [cost is OUTSIDE or (isinstance(cost, Cost) and cost.provenance in ("exact", "derived")) for cost in self.costs]
+        found: Mask = ~np.append(np.array(good, dtype=bool), False)[self.call]  # call -1 is the last entry
+        return found
+
+    def add(self, cost: Cost, name: str) -> int:
+        """Return the number of a new distinct call."""
+        self.costs.append(cost)
+        self.names.append(name)
+        return len(self.costs) - 1
+
+
+def complete(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, start: Rows) -> None:
+    """Give kernels of `found` that are open a cost from the other side of the autograd graph. `start`: op of each free kernel, else -1."""
+    pairs = pair(ops)
+    parent = ops["parent"].fill_null(-1).to_numpy()
+    if (found.open() & (start >= 0)).any():
+        _relate(ops, parsed, found, _gradients(ops, pairs, parent), _by_node)
+        _relate(ops, parsed, found, _results(ops, pairs), told.forward_from_gradient)
+        _relate(ops, parsed, found, _forwards(ops, pairs, parent), _weight_gradient)
+        _relate(ops, parsed, found, result_takers(ops, parent, parsed, list(LAYOUTS)), _by_taker)
+        _nodes(ops, kernels, parent, parsed, found, pairs, start)
+
+
+def _by_node(name: str, own: Signature, node: Signature) -> Cost:
+    return relatives.forward_from_node(name, own, node)
+
+
+def _by_taker(name: str, own: Signature, taker: Signature) -> Cost:
+    return relatives.forward_from_taker(name, own, taker)
+
+
+def _weight_gradient(_: str, own: Signature, forward: Signature) -> Cost:
+    return relatives.weight_gradient(own, forward)
+
+
+def _named(ops: pl.DataFrame, names: list[str]) -> Mask:
+    found: Mask = ops["name"].cast(pl.String).is_in(names).to_numpy()
+    return found
+
+
+def _gradients(ops: pl.DataFrame, pairs: Pairs, parent: Rows) -> Rows:
+    """Return for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one."""
+    convolution = _named(ops, list(LAYOUTS))
+    recorded = ops["signature"].fill_null(-1).to_numpy()
+    nodes = np.flatnonzero(pairs.named & (recorded >= 0))
+    of_forward = np.full(ops.height, -1, dtype=np.int64)
+    of_forward[pairs.forward[nodes]] = recorded[nodes]
+    around = nearest(parent, of_forward >= 0)
+    usable = convolution & (around >= 0) & convolution[around]
+    return np.where(usable, of_forward[around], -1)
+
+
+def _results(ops: pl.DataFrame, pairs: Pairs) -> Rows:
+    """Return for each call whose result a gradient tells the signature of its autograd node, -1 where there is none."""
+    telling, look_up = _named(ops, list(told.TELLING)), _named(ops, list(told.TOTAL_D))
+    recorded = ops["signature"].fill_null(-1).to_numpy()
+    sure = pairs.named | np.append(look_up, False)[pairs.forward]  # extensions name their nodes otherwise
+    nodes = np.flatnonzero(sure & (pairs.forward >= 0) & (recorded >= 0))
+    found = np.full(ops.height, -1, dtype=np.int64)
+    found[pairs.forward[nodes]] = recorded[nodes]
+    return np.where(telling, found, -1)
+
+
+def _forwards(ops: pl.DataFrame, pairs: Pairs, parent: Rows) -> Rows:
+    """Return for each weight gradient the signature of the forward call of the node around it, -1 where it is not known."""
+    around = nearest(parent, pairs.forward >= 0)
+    forward = np.where(around >= 0, pairs.forward[around], -1)
+    signature = np.append(ops["signature"].fill_null(-1).to_numpy(), -1)[forward]
+    return np.where(_named(ops, list(relatives.WEIGHT_GRADIENTS)), signature, -1)
+
+
+def _relate(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, relative: Rows, formula: Formula) -> None:
+    """Cost the open owners that have a `relative` (row of signatures, -1: none) by `formula`: once per distinct pair of signatures."""
+    rows = np.unique(found.owner[found.open() & (found.owner >= 0)])
+    rows = rows[relative[rows] >= 0]
+    frame = ops[rows].select("id", pl.col("name").cast(pl.String), "signature").with_columns(relative=relative[rows]).drop_nulls()
+    call = np.full(ops.height + 1, -1, dtype=np.int64)
+    for (name, own, other), members in frame.group_by("name", "signature", "relative", maintain_order=True):
+        try:
+            cost = formula(str(name), parsed[own], parsed[other])
+        except NotModelledError:
+            continue
+        call[members["id"].to_numpy()] = found.add(cost, str(name))
+    found.call = np.where(call[found.owner] >= 0, call[found.owner], found.call)
+
+
+def _nodes(
+    ops: pl.DataFrame, kernels: pl.DataFrame, parent: Rows, parsed: Mapping[int, Signature], found: Costs, pairs: Pairs, start: Rows
+) -> None:
+    """Give the open kernels under an autograd node the cost of its backward.
+
+    Only where they are most of the node's kernel time: beside calls with costs of their own the node's cost would count them twice. Not
+    for recomputed forward work, and not on a CPU for the node's own self time, which is dispatch.
+    """
+    name = ops["name"].cast(pl.String)
+    forward = np.where((pairs.forward >= 0) & ~name.str.starts_with(ENGINE_CALL).to_numpy(), pairs.forward, -1)
+    costed = np.append(name.is_in(list(BACKWARD_FORMULAS)) & ops["signature"].is_not_null(), False)
+    node = np.append(nearest(parent, costed[forward]), -1)[start]
+    node = np.where(np.append(ops["recompute"].to_numpy(), False)[start], -1, node)
+    wanted = (node >= 0) & found.open()
+    time = kernels["busy_ns"].to_numpy()
+    unexplained, whole = (np.bincount(node[chosen], time[chosen], minlength=ops.height) for chosen in (wanted, node >= 0))
+    wanted &= np.append(2 * unexplained > whole, False)[node]
+    rows = np.unique(node[wanted])
+    call = np.full(ops.height + 1, -1, dtype=np.int64)
+    frame = ops[forward[rows]].select(pl.col("name").cast(pl.String), "signature")
+    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows).with_columns(
+        at=pl.when(pl.col("name").is_in(list(told.TOTAL_D))).then("at")
+    )
+    for (key, signature, at), members in frame.group_by("name", "signature", "at", maintain_order=True):
+        try:
+            cost = BACKWARD_FORMULAS[str(key)](told.backward_inputs(str(key), parsed[signature], parsed.get(at)))
+        except NotModelledError:
+            continue
+        call[members["node"].to_numpy()] = found.add(cost, f"{key} backward")
+    wanted &= call[node] >= 0
+    found.owner, found.call = np.where(wanted, node, found.owner), np.where(wanted, call[node], found.call)
