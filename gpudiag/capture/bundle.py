@@ -8,13 +8,20 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from gpudiag.capture.folder import manifest_name
+from gpudiag.capture.folder import inductor_name, manifest_name
 from gpudiag.errors import InputError
 from gpudiag.model import tables
-from gpudiag.model.bundle import BUNDLE_VERSION, Manifest
+from gpudiag.model.bundle import BUNDLE_VERSION, UNFINISHED, Manifest
+from gpudiag.model.inductor import INDUCTOR_VERSION, InductorCode
+
+MAX_INDUCTOR_BYTES = 64 << 20
+"""Compiled code of a very large model is a few MB."""
 
 MAX_MANIFEST_BYTES = 16 << 20
 """A manifest is a few kB; more than this is no manifest."""
+
+_OPTIONAL = ("sm_clock_mhz", "mem_clock_mhz")
+"""Columns of telemetry that a device may not offer."""
 
 _MANIFEST = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
@@ -35,6 +42,10 @@ class OpenedBundle(msgspec.Struct, frozen=True):
     manifest: Manifest
     step_records: pl.DataFrame
     host_marks: pl.DataFrame
+    telemetry: pl.DataFrame
+    """Samples of clocks during the run; empty where none were recorded."""
+    inductor: InductorCode | None = None
+    """What torch.compile generated; None where it generated nothing or that was not recorded."""
     warnings: tuple[str, ...] = ()
 
     def windows(self, rank: int | None = None) -> tuple[Path, ...]:
@@ -99,7 +110,9 @@ def _fault(error: Exception) -> str:
 def _segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
     """Return one segment; None where it is damaged."""
     try:
-        return pl.read_parquet(path).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
+        found = pl.read_parquet(path)
+        optional = [pl.lit(None).alias(name) for name in _OPTIONAL if name in schema and name not in found.columns]
+        return found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
         return None
 
@@ -114,6 +127,20 @@ def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.Data
         else:
             frames.append(frame)
     return pl.concat(frames).sort(order, maintain_order=True) if frames else tables.empty(table)
+
+
+def _inductor(path: Path, warnings: list[str]) -> InductorCode | None:
+    """Return what is known of the compiled code; None, and a warning, where the file is damaged or of a newer version."""
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        code = msgspec.json.decode(path.read_bytes(), type=InductorCode) if path.stat().st_size <= MAX_INDUCTOR_BYTES else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError):
+        code = None
+    if code is None or code.version > INDUCTOR_VERSION:
+        warnings.append(f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes")
+        return None
+    return code
 
 
 def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
@@ -131,7 +158,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     manifest = _read_manifest(path / manifest_name(chosen))
     warnings = list(manifest.warnings)
     if not manifest.finished:
-        warnings.append("the run is still recording or was killed: this is what it had written until then")
+        warnings.append(UNFINISHED)
     return OpenedBundle(
         path=path,
         rank=chosen,
@@ -139,5 +166,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         manifest=manifest,
         step_records=_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
         host_marks=_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),
+        inductor=_inductor(path / inductor_name(chosen), warnings),
+        telemetry=_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", warnings),
         warnings=tuple(warnings),
     )

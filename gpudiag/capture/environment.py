@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpudiag.model.bundle import LoaderSettings, Machine, OptimizerSettings, Settings
+from gpudiag.model.hardware import device_key
 from gpudiag.model.trace import ObservedDevice
 
 
@@ -106,6 +107,7 @@ def observed_device() -> ObservedDevice | None:
         memory_bytes=found.total_memory,
         compute_capability=None if torch.version.hip else f"{found.major}.{found.minor}",
         warp_size=_read(lambda: found.warp_size),
+        key=_read(lambda: device_key(found.name, index, str(found.uuid), found.multi_processor_count)),
     )
 
 

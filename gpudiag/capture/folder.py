@@ -26,6 +26,11 @@ def trace_name(rank: int, window: int) -> str:
     return f"trace/rank{rank}-w{window}.json.gz"
 
 
+def inductor_name(rank: int) -> str:
+    """Return the path of what is known of a rank's compiled code, relative to the bundle."""
+    return f"inductor/rank{rank}.json"
+
+
 def segment_name(table: str, rank: int, sequence: int) -> str:
     """Return the path of a segment of `table` (step_records or host_marks), relative to the bundle."""
     folder = {"step_records": "steps", "host_marks": "marks"}[table]

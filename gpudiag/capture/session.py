@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudiag.capture import environment, folder, parquet
+from gpudiag.capture import environment, folder, inductor, parquet
 from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches, Seen, install
 from gpudiag.capture.schedule import Schedule
@@ -188,6 +188,7 @@ class Session:
         if self._background.error is not None:
             raise self._background.error
         self.warnings.extend(self._windows.missing())
+        inductor.write(self.path, self.rank, self._note)
         write_atomic(self._manifest_path(), self._encode_manifest(finished=True))
 
     # -- the loop ---------------------------------------------------------------------------------------------------
