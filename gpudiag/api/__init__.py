@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpudiag.model.report import ReportData
 
 Progress = Callable[[str], None]
+AnyPath = str | os.PathLike[str]
 
 
 class Report:
@@ -54,17 +56,23 @@ class Report:
 
         return to_json(self.data)
 
-    def save(self, path: str | Path) -> None:
-        """Write the report in the format that the suffix of `path` names: .html, .md or .json. Raises UsageError for another one."""
+    def save(self, path: AnyPath) -> None:
+        """Write the report in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
+
+        Raises UsageError for another suffix, InputError where the file cannot be written.
+        """
+        from gpudiag.report.files import write
+
         makers: dict[str, Callable[[], bytes]] = {
             ".html": lambda: self.html().encode(),
             ".md": lambda: self.markdown().encode(),
             ".json": self.json,
         }
-        maker = makers.get(Path(path).suffix.lower())
+        target = Path(os.fspath(path))
+        maker = makers.get(target.suffix.lower())
         if maker is None:
-            raise UsageError(f"{path}: cannot tell the format", f"use one of {', '.join(makers)}")
-        Path(path).write_bytes(maker())
+            raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
+        write(target, maker())
 
     def __str__(self) -> str:
         return self.text()
@@ -77,9 +85,9 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
     recording stops the training.
     """
 
-    def __init__(self, path: str | Path = "", **options: Any) -> None:
+    def __init__(self, path: AnyPath = "", **options: Any) -> None:
         options.setdefault("peaks", _cached_peaks)
-        super().__init__(Path(path or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
+        super().__init__(Path(os.fspath(path) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
 
     def report(self) -> Report:
         """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see api.apart)."""
@@ -96,10 +104,23 @@ class DemoResult(msgspec.Struct, frozen=True):
     html: str
 
 
-def diagnose(path: str, *, rank: int | None = None, rules_dirs: Sequence[str] = (), progress: Progress | None = None) -> Report:
+def diagnose(
+    path: AnyPath,
+    *,
+    rank: int | None = None,
+    rules_dirs: Sequence[AnyPath] = (),
+    graph_capture: AnyPath | None = None,
+    progress: Progress | None = None,
+    modules: bool = False,
+) -> Report:
     """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest).
 
-    `rules_dirs`: folders with further rules; `progress` is told what is being done. Raises InputError where nothing can be read.
+    `rules_dirs`: folders with further rules; `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
+    stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
+    Raises InputError where nothing can be read.
+
+    Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
+    hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
     from gpudiag.api.analysis import analyse
     from gpudiag.api.inputs import resolve_input
@@ -108,10 +129,12 @@ def diagnose(path: str, *, rank: int | None = None, rules_dirs: Sequence[str] = 
     from gpudiag.report.build import build
 
     tell = progress or (lambda _: None)
-    rules = load_rules(list(rules_dirs))
-    chosen = resolve_input(path, rank)
+    rules = load_rules([os.fspath(folder) for folder in rules_dirs])
+    chosen = resolve_input(os.fspath(path), rank)
+    if graph_capture is not None:
+        chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
     tell("reading")
-    analysis, sites = analyse(chosen, tell)
+    analysis, sites = analyse(chosen, tell, modules=modules)
     tell("judging")
     judgement = judge(analysis, rules)
     failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
@@ -144,12 +167,12 @@ def calibrate(device: str = "auto") -> Device:
     return measure(device)
 
 
-def demo(folder: str, log: Progress) -> DemoResult:
+def demo(folder: AnyPath, log: Progress) -> DemoResult:
     """Return the report on a small transformer trained for a few seconds on whatever device is there, recorded below `folder`."""
     from gpudiag.api.devices import measured_peaks
     from gpudiag.capture.demo import train_demo
 
-    run = train_demo(Path(folder), log=log, peaks=measured_peaks)
+    run = train_demo(Path(os.fspath(folder)), log=log, peaks=measured_peaks)
     log("reporting")
     report = diagnose(str(run.path))
     html = run.path / "report.html"

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.api.devices import find_device
+from gpudiag.api.captures import with_captures
+from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
 from gpudiag.attribution import cpu, gaps, intervals
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
+from gpudiag.attribution.modules import find_modules
 from gpudiag.attribution.sites import Sites, find_sites
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
@@ -21,8 +23,14 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.classify import classify
 from gpudiag.roofline.coverage import coverage
+from gpudiag.roofline.engine import engine_warnings
+from gpudiag.roofline.geometry import with_geometry
+from gpudiag.roofline.inductor import known_costs
+from gpudiag.roofline.list_types import with_list_types
 from gpudiag.roofline.oprows import op_rows
+from gpudiag.roofline.over_roof import over_roof_warnings
 from gpudiag.roofline.owners import find_owners
+from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
 from gpudiag.trace import read
 
@@ -35,8 +43,8 @@ SETTLED_AFTER = 2
 """The first steps of a run are slow for other reasons (allocation, autotuning): they are no yardstick for the profiler."""
 
 
-def analyse(chosen: Input, tell: Progress) -> tuple[Analysis, Sites]:
-    """Return the analysis of one window and the call sites of its ops."""
+def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[Analysis, Sites]:
+    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known."""
     trace = read(chosen.trace)
     run = kind_of_run(trace)
     on_cpu, silent = run.startswith("cpu"), run.endswith(("without events", "without ops"))
@@ -53,15 +61,23 @@ def analyse(chosen: Input, tell: Progress) -> tuple[Analysis, Sites]:
         trace = _one_device(trace, found.number)
         rows, spans = _kernel_spans(trace)
         idle = gaps.gaps(trace.kernels, trace.launches, window)
+    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns)
+    site_window = _site_window(chosen.sites)
+    trace, captures = with_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
-    trace = classify(trace, find_owners(trace, on_cpu=on_cpu), idle, found.device)
+    owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
+    owners = without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
+    trace = classify(trace, owners, idle, device, manifest.settings if manifest else None)
+    if modules:
+        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
+    table = op_rows(trace, steps.table)
     parts = unknown_breakdown(window) if silent else breakdown(trace.kernels["bound"].gather(rows), spans, window)
     parts.validate()
     records = chosen.bundle.step_records if chosen.bundle else None
     analysis = Analysis(
         trace=trace,
         device_kind=found.kind,
-        device=found.device,
+        device=device,
         device_index=found.number,
         steps=steps.table,
         steps_source=steps.source,
@@ -69,14 +85,22 @@ def analyse(chosen: Input, tell: Progress) -> tuple[Analysis, Sites]:
         breakdown=parts,
         device_time=device_time(trace.kernels) if run == "gpu" else None,
         coverage=coverage(trace),
-        op_rows=op_rows(trace, steps.table),
+        op_rows=table,
         manifest=manifest,
         step_records=records,
         host_marks=chosen.bundle.host_marks if chosen.bundle else None,
         profiler_slowdown=None if records is None else slowdown(records),
-        warnings=(*trace.meta.warnings, *found.warnings, *steps.warnings, *_shape_warnings(trace)),
+        warnings=(
+            *trace.meta.warnings,
+            *found.warnings,
+            *steps.warnings,
+            *_shape_warnings(trace),
+            *captures,
+            *engine_warnings(owners.costs, device),
+            *over_roof_warnings(table),
+        ),
     )
-    return analysis, find_sites(trace, steps.table, _site_window(chosen.sites))
+    return analysis, find_sites(trace, steps.table, site_window)
 
 
 def _kernel_spans(trace: Trace) -> tuple[Any, Any]:

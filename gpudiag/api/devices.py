@@ -7,6 +7,9 @@ from typing import NamedTuple
 import msgspec
 
 from gpudiag.attribution.device import Run, busiest
+from gpudiag.attribution.intervals import Spans
+from gpudiag.capture.bundle import OpenedBundle
+from gpudiag.hardware.derate import derate, observed_clock_mhz
 from gpudiag.hardware.peaks_cache import cache_key, load_cached, store_cached
 from gpudiag.hardware.resolve import resolve
 from gpudiag.model.bundle import Manifest
@@ -49,6 +52,17 @@ def find_device(trace: Trace, run: Run, manifest: Manifest | None) -> Found:
     return Found("gpu", index, device, tuple(notes))
 
 
+def at_observed_clock(device: Device | None, bundle: OpenedBundle | None, window: Spans, unix_base_ns: int | None) -> Device | None:
+    """Return `device` with its peaks at the median SM clock of the analysed steps, where the bundle's telemetry tells it."""
+    if device is None:
+        return None
+    clock = None
+    if bundle is not None and unix_base_ns is not None:
+        spans = [(int(start) + unix_base_ns, int(end) + unix_base_ns) for start, end in window]
+        clock = observed_clock_mhz(bundle.telemetry, spans)
+    return derate(device, clock)
+
+
 def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
     """Return the CPU as the device: peaks from the manifest, else measured ones kept for such a machine."""
     device = None
@@ -75,7 +89,7 @@ def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
 
 def peaks_key(manifest: Manifest) -> str:
     """Return the key under which measured peaks of such a machine are kept."""
-    gpu = manifest.device.name if manifest.device_kind == "gpu" and manifest.device else None
+    gpu = (manifest.device.key or manifest.device.name) if manifest.device_kind == "gpu" and manifest.device else None
     return cache_key(manifest.machine, threads=manifest.settings.threads, gpu=gpu)
 
 
@@ -90,7 +104,7 @@ def calibrate(device: str = "auto") -> Device:
     from gpudiag.hardware.calibrate import measure_in_child
 
     measured = measure_in_child(device)  # type: ignore[arg-type]
-    gpu = measured.name if measured.kind == "gpu" else None
+    gpu = (measured.key or measured.name) if measured.kind == "gpu" else None
     warning = store_cached(measured, cache_key(environment.machine(), threads=environment.threads(), gpu=gpu))
     return msgspec.structs.replace(measured, notes=(*measured.notes, warning)) if warning else measured
 

@@ -20,6 +20,8 @@ class Input(NamedTuple):
     source: Source
     bundle: OpenedBundle | None = None
     sites: Path | None = None
+    graph_capture: Path | None = None
+    """A trace of the capture pass of the graphs that `trace` replays."""
     warnings: tuple[str, ...] = ()
 
 
@@ -66,4 +68,4 @@ def _from_bundle(path: str, rank: int | None) -> Input:
         notes.append("the timing window is missing: times are those of the site window, which Python stacks slow down")
     elif sites is None:
         notes.append("the site window is missing: no call sites")
-    return Input(timing or sites or "", Source(path, "bundle", bundle.ranks), bundle, sites if timing else None, tuple(notes))
+    return Input(timing or sites or "", Source(path, "bundle", bundle.ranks), bundle, sites if timing else None, warnings=tuple(notes))

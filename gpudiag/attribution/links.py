@@ -9,10 +9,12 @@ import polars as pl
 from gpudiag.attribution.cpu import cpu_kernels
 from gpudiag.attribution.nesting import Nesting, innermost, nest
 from gpudiag.attribution.phases import phases
+from gpudiag.attribution.recompute import recomputed
 from gpudiag.attribution.steps import step_of
 from gpudiag.model import tables
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
+from gpudiag.trace.kernel_class import kernel_classes
 
 
 def link(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nesting]:
@@ -36,7 +38,7 @@ def _ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
         step_of(steps, nesting.start_ns),
         phases(trace, nesting),
         pl.lit(None, dtype=pl.String).alias("module"),
-        pl.lit(False).alias("recompute"),
+        recomputed(trace.ops, nesting.parent),
     )
 
 
@@ -64,7 +66,7 @@ def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.
         pl.when(pl.col("launch_start_ns").is_null()).then(None).otherwise(launched).alias("step"),
         pl.col("replay").fill_null(False),
         pl.lit(False).alias("mapped"),
-        pl.lit(None, dtype=pl.String).alias("kernel_class"),
+        pl.when(pl.col("kind") == "kernel").then(kernel_classes(frame["name"])).alias("kernel_class"),
         _collective(trace, ops),
     )
     return frame.select(list(tables.schema("kernels", "link")))

@@ -45,19 +45,39 @@ def innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
 
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
+    return _climb(nesting, _last_started(nesting, threads, times), times)
+
+
+def _last_started(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
+    """Return for each (thread, time) the row that began last, -1 where none has begun."""
     found = np.full(len(times), -1, dtype=np.int64)
-    if not len(nesting.start_ns):
-        return found
-    for thread in np.unique(threads):
+    order = np.argsort(threads, kind="stable")  # each thread's times stand together: no pass over all of them per thread
+    numbers, begins = np.unique(threads[order], return_index=True)
+    for thread, chosen in zip(numbers, np.split(order, begins[1:]), strict=False):
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
-        chosen = threads == thread
         rows = first + np.searchsorted(nesting.start_ns[first:last], times[chosen], side="right") - 1
         found[chosen] = np.where(rows >= first, rows, -1)
-    climbing = np.flatnonzero(found >= 0)
-    while len(climbing := climbing[nesting.end_ns[found[climbing]] < times[climbing]]):
-        found[climbing] = nesting.parent[found[climbing]]
-        climbing = climbing[found[climbing] >= 0]
     return found
+
+
+def _climb(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
+    """Return for each of `rows` (-1: none) the first row at or above it that ends at its limit or later, -1 where there is none.
+
+    By binary lifting: ends never fall on the way up, so halving jumps find it. A file may nest ops as deep as it is long, and one level
+    at a time would then take its square.
+    """
+    top = len(nesting.parent)
+    ends = np.append(nesting.end_ns, np.iinfo(np.int64).max)
+    jumps = [np.append(np.where(nesting.parent < 0, top, nesting.parent), top)]
+    found = np.where(rows < 0, top, rows)
+    climbing = np.flatnonzero(ends[found] < limits)
+    while len(climbing) and (jumps[-1] != top).any():
+        jumps.append(jumps[-1][jumps[-1]])
+    for jump in reversed(jumps) if len(climbing) else ():
+        further = jump[found[climbing]]
+        found[climbing] = np.where(ends[further] < limits[climbing], further, found[climbing])
+    found[climbing] = jumps[0][found[climbing]]
+    return np.where(found == top, -1, found)
 
 
 def nearest(parent: Ids, wanted: npt.NDArray[np.bool_]) -> Ids:
@@ -96,16 +116,6 @@ def self_spans(nesting: Nesting) -> tuple[Ids, npt.NDArray[np.int64]]:
         return np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
     piece = (threads[1:] == threads[:-1]) & (edges[1:] > edges[:-1])
     starts, ends = edges[:-1][piece], edges[1:][piece]
-    rows = _open_after(nesting, threads[:-1][piece], starts)
+    rows = _climb(nesting, _last_started(nesting, threads[:-1][piece], starts), starts + 1)  # open just after, not only up to the start
     busy = rows >= 0
     return rows[busy], np.stack((starts[busy], ends[busy]), axis=1)
-
-
-def _open_after(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
-    """Return the innermost op that is open just after each time."""
-    found = innermost(nesting, threads, times)
-    climbing = np.flatnonzero(found >= 0)
-    while len(climbing := climbing[nesting.end_ns[found[climbing]] <= times[climbing]]):
-        found[climbing] = nesting.parent[found[climbing]]
-        climbing = climbing[found[climbing] >= 0]
-    return found

@@ -8,12 +8,11 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.nesting import Nesting, nearest
+from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
 Mask = npt.NDArray[np.bool_]
-
-_BACKWARD = r"^autograd::engine::evaluate_function|^CompiledFunctionBackward|^torch::autograd::AccumulateGrad"
 
 
 def phases(trace: Trace, nesting: Nesting) -> pl.Series:
@@ -22,8 +21,7 @@ def phases(trace: Trace, nesting: Nesting) -> pl.Series:
     data and optimizer: inside such a mark on the same thread; backward: under an autograd node; forward: any other op with an
     autograd sequence number of its own, and what it encloses.
     """
-    names = trace.ops["name"].cast(pl.String)
-    backward = _with_descendants(names.str.contains(_BACKWARD).to_numpy(), nesting)
+    backward = _with_descendants(autograd_nodes(trace.ops), nesting)
     forward = _with_descendants(trace.ops["sequence"].is_not_null().to_numpy(), nesting) & ~backward
     optimizer = _inside(trace, kernel_names.OPTIMIZER_MARK, nesting)
     data = _inside(trace, kernel_names.LOADER_MARK, nesting)
@@ -43,7 +41,7 @@ def _inside(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
     marks = trace.marks.filter(pl.col("name").cast(pl.String).str.contains(pattern) & pl.col("thread").is_not_null())
     found = np.zeros(len(nesting.start_ns), dtype=bool)
     for (thread,), rows in marks.group_by("thread"):
-        own = nesting.thread == thread
+        own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))
         times = nesting.start_ns[own]
         found[own] = intervals.covered(intervals.of(rows), times, times + 1) > 0
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,12 @@ from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest
 from gpudiag.model.trace import Trace
 
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
-_FOREIGN = r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py|(^|/)gpudiag/(capture|api)"
+_FOREIGN = (
+    r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
+    r"|(^|/)gpudiag/(capture|api|cli|hardware|__main__)\b"
+)
+# The training loop of `gpudiag demo` plays the user's script.
+_DEMO = r"(^|/)gpudiag/capture/demo\.py\("
 _FRAME = r"\(\d+\): "
 
 
@@ -28,15 +34,22 @@ def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.
 
     Across windows an op is the n-th call of its name within a step: the same loop body runs in both.
     """
+    site = carried(timing, site_window, own_sites)
+    has_frames = timing.frames.height or (site_window is not None and site_window[0].frames.height)
+    return _shared(timing, site) if has_frames else Sites(site, None)
+
+
+def carried(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None, own: Callable[[Trace], pl.Series]) -> pl.Series:
+    """Return what `own` tells of each op of `timing` from its frames, else of the n-th call of its name in a step of the site window."""
     if timing.frames.height:
-        return _shared(timing, own_sites(timing))
+        return own(timing)
     if site_window is None or not site_window[0].frames.height:
-        return Sites(pl.repeat(None, timing.ops.height, dtype=pl.String, eager=True), None)
+        return pl.repeat(None, timing.ops.height, dtype=pl.String, eager=True)
     other = site_window[0]
-    known = _numbered(other.ops.with_columns(own_sites(other).alias("site"))).drop_nulls("site")
+    known = _numbered(other.ops.with_columns(own(other).alias("site"))).drop_nulls("site")
     known = known.unique(["name", "number"], keep="first", maintain_order=True).select("name", "number", "site")
     found = _numbered(timing.ops).join(known, on=["name", "number"], how="left", maintain_order="left")
-    return _shared(timing, found.sort("id")["site"])
+    return found.sort("id")["site"]
 
 
 def _shared(trace: Trace, site: pl.Series) -> Sites:
@@ -58,17 +71,20 @@ def _numbered(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def own_sites(trace: Trace) -> pl.Series:
-    """Return the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number)."""
+    """Return the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
+
+    Unless Python of the user's runs inside the backward node itself: an autograd.Function, recomputed forward code.
+    """
     frames = nest(trace.frames)
     ops = trace.ops
     threads, starts = ops["thread"].fill_null(-2).to_numpy(), ops["start_ns"].to_numpy()
-    row = _user_frame(trace.frames, frames, innermost(frames, _frame_threads(trace, threads), starts))
-    names = trace.frames["name"].cast(pl.String)
-    site = names.gather(pl.Series(row, dtype=pl.Int64).replace(-1, None)).alias("site")
-    return _through_sequence(ops, site)
+    row = _user_frame(trace.frames, frames, innermost(frames, frame_threads(trace, threads), starts))
+    known: pl.Series = pl.Series(row, dtype=pl.Int64).replace(-1, None)
+    site = trace.frames["name"].cast(pl.String).gather(known).alias("site")
+    return through_sequence(ops, site, trace.frames["start_ns"].gather(known))
 
 
-def _frame_threads(trace: Trace, threads: Ids) -> Ids:
+def frame_threads(trace: Trace, threads: Ids) -> Ids:
     """Return the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
     with_frames = np.unique(trace.frames["thread"].fill_null(-1).to_numpy())
     if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
@@ -80,26 +96,26 @@ def _frame_threads(trace: Trace, threads: Ids) -> Ids:
 def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
     """Return the nearest frame at or above each row that is the user's own, -1 where there is none."""
     names = table["name"].cast(pl.String)
-    own = (names.str.contains(_FRAME) & ~names.str.contains(_FOREIGN)).to_numpy()
+    own = (names.str.contains(_FRAME) & (~names.str.contains(_FOREIGN) | names.str.contains(_DEMO))).to_numpy()
     found: Ids = np.append(nearest(nesting.parent, own), -1)[rows]
     return found
 
 
-def _through_sequence(ops: pl.DataFrame, site: pl.Series) -> pl.Series:
-    """Return `site` with the ops of autograd nodes filled from the forward op of the same sequence number."""
-    frame = ops.select("id", "sequence", "parent", "phase").with_columns(site)
+def through_sequence(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Series | None = None) -> pl.Series:
+    """Return `site`, but below an autograd node that of the forward op of the same sequence number where the op has none of its own.
+
+    `entered_ns`: when the frame of each site was entered. One that was entered before the node began is not the node's own: on a CPU the
+    nodes run under the line that calls backward().
+    """
+    entered = pl.when(pl.col("site").is_not_null()).then(pl.col("start_ns")) if entered_ns is None else pl.lit(entered_ns)
+    frame = ops.select("sequence", "parent", "phase", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
     forward = frame.filter(pl.col("sequence").is_not_null() & (pl.col("phase") != "backward") & pl.col("site").is_not_null())
     forward = forward.unique("sequence", keep="last", maintain_order=True).select("sequence", pl.col("site").alias("forward_site"))
     frame = frame.join(forward, on="sequence", how="left", maintain_order="left")
-    backward = pl.col("phase") == "backward"
-    frame = frame.with_columns(pl.when(backward & pl.col("site").is_null()).then("forward_site").otherwise("site").alias("site"))
-    return _inherit(frame)
-
-
-def _inherit(frame: pl.DataFrame) -> pl.Series:
-    """Return the sites, those that are missing below an autograd node taken from the node."""
-    sites = frame["site"].to_list()
-    for row, (parent, phase) in enumerate(frame.select("parent", "phase").iter_rows()):
-        if sites[row] is None and phase == "backward" and parent is not None:
-            sites[row] = sites[parent]
-    return pl.Series("site", sites, dtype=pl.String)
+    node = ((pl.col("phase") == "backward") & pl.col("forward_site").is_not_null()).fill_null(False)
+    above: pl.Series = pl.Series(
+        nearest(frame["parent"].fill_null(-1).to_numpy(), frame.select(node).to_series().to_numpy()), dtype=pl.Int64
+    ).replace(-1, None)
+    frame = frame.with_columns(frame["forward_site"].gather(above), frame["start_ns"].gather(above).alias("began_ns"))
+    own = pl.col("began_ns").is_null() | (pl.col("entered_ns") >= pl.col("began_ns")).fill_null(False)
+    return frame.select(pl.when(own).then("site").otherwise("forward_site").alias("site")).to_series()

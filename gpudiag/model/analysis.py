@@ -15,7 +15,8 @@ class Coverage(msgspec.Struct, frozen=True):
     """How much of the kernel time is linked and modelled; shares 0..1, None where there is no kernel time.
 
     modelled + generic + unknown = 1 over the attributable kernel time: no collectives, copies, memsets; launch linked to
-    an op with shapes.
+    an op with shapes, or a replayed kernel whose captured op is known.
+    The shares of all kernel time attributable + collective + copy + without_launch + replay + outside_ops + without_shapes = 1.
     """
 
     kernels: int
@@ -30,8 +31,16 @@ class Coverage(msgspec.Struct, frozen=True):
     without_launch_share: float | None
     """Launched before the window: no launch record."""
     outside_ops_share: float | None
+    """Launched by itself while no op was open."""
     without_shapes_share: float | None
     replay_share: float | None
+    """Replayed from graphs whose captured ops are not known."""
+    mapped_replay_share: float | None = None
+    """Replayed from graphs and mapped to the ops of their capture pass; part of the attributable time where those have shapes."""
+    attributable_share: float | None = None
+    collective_share: float | None = None
+    copy_share: float | None = None
+    """Copies and memsets."""
 
 
 class Analysis(msgspec.Struct, frozen=True):

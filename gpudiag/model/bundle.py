@@ -12,6 +12,9 @@ from gpudiag.model.trace import ObservedDevice
 BUNDLE_VERSION = 1
 """Major version of the bundle layout; readers refuse newer ones."""
 
+UNFINISHED = "the run is still recording or was killed: this is what it had written until then"
+"""Warning about a bundle whose manifest was never finished."""
+
 MANIFEST_NAME = "manifest.json"
 
 

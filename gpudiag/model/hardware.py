@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal
 
 import msgspec
 
 DeviceKind = Literal["gpu", "cpu"]
 PeakProvenance = Literal["datasheet", "derived", "unverified", "measured"]
+
+
+# Weights in a type that the matrix units do not know are converted first (weight-only fp8 and fp4 on an A100); integers and fp64 are not.
+_WIDER: dict[str, tuple[str, ...]] = {
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "bf16": ("fp32",),
+    "fp16": ("fp32",),
+    "tf32": ("fp32",),
+    "uint8": ("int8",),
+    "complex64": ("fp32",),
+    "complex128": ("fp64_tensor", "fp64"),
+}
+
+
+def device_key(name: str, index: int, uuid: str | None, sm_count: int | None) -> str:
+    """Return a word that tells one device from others: a digest of its UUID and SMs (partitions of one device differ in SMs).
+
+    Without a UUID: name and index. The digest keeps serial numbers out of bundles.
+    """
+    if not uuid:
+        return f"{name} #{index}"
+    return f"{name} {hashlib.sha256(f'{uuid} {sm_count}'.encode()).hexdigest()[:16]}"
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -25,6 +49,8 @@ class Device(msgspec.Struct, frozen=True):
     compute_capability: str | None = None
     sm_count: int | None = None
     boost_clock_mhz: float | None = None
+    tensor_clock_mhz: float | None = None
+    """Clock that the published matrix peaks imply, where it is not the boost clock."""
     memory_bytes: int | None = None
     bandwidth_byte_per_s: float | None = None
     """Theoretical DRAM bandwidth (a measured one where provenance is 'measured')."""
@@ -32,24 +58,37 @@ class Device(msgspec.Struct, frozen=True):
     """Last-level cache."""
     cache_bandwidth_byte_per_s: float | None = None
     """Measured only; None: `cache_resident` is not judged."""
+    inner_cache_bytes: int | None = None
+    """CPU: the level before the last, summed over the threads' cores."""
+    inner_cache_byte_per_s: float | None = None
+    """Measured only: roof of what fits the inner cache."""
     peaks: dict[str, float] = {}
     """Dense FLOP/s by engine: 'fp32' is the vector rate, 'tf32'/'fp16'/'bf16'/'fp8'/... the matrix rate of that type."""
     pcie_byte_per_s: float | None = None
-    """Host link, one direction, theoretical."""
+    """Host link, one direction: theoretical, or the best measured copy where provenance is 'measured'."""
+    host_copy_byte_per_s: dict[str, float] = {}
+    """Measured only: 'h2d pinned', 'h2d pageable', 'd2h pinned', 'd2h pageable'."""
     link_byte_per_s: float | None = None
     """NVLink / Infinity Fabric, one direction, theoretical."""
     launch_floor_ns: float | None = None
     """Shortest useful time of one launch (GPU: empty kernel; CPU: self time of an empty op)."""
     notes: tuple[str, ...] = ()
+    key: str | None = None
+    """Tells this very device from others of its name (see device_key); measured peaks are kept under it."""
+
+    def matrix_engine(self, dtype: str) -> str | None:
+        """Return the key of `peaks` that holds for matrix work of `dtype`; None where no known engine can run it.
+
+        AMD's matrix units take fp32 as well ('fp32_tensor'). A type without a path of its own runs on that of the next wider type,
+        or on the vector units at the fp32 rate.
+        """
+        paths = (f"{dtype}_tensor", dtype, *_WIDER.get(dtype, ()))
+        return next((path for path in paths if self.peaks.get(path)), None)
 
     def matrix_peak(self, dtype: str) -> float | None:
-        """Return the peak in FLOP/s for matrix work of `dtype`; None where it is not known.
-
-        A type without a matrix path on this device runs on the vector units at the fp32 rate (fp64: its own rate).
-        AMD's matrix units take fp32 as well ('fp32_tensor').
-        """
-        peak = self.peaks.get(f"{dtype}_tensor") or self.peaks.get(dtype)
-        return peak if peak or dtype == "fp64" else self.peaks.get("fp32")
+        """Return the peak in FLOP/s for matrix work of `dtype`; None where it is not known."""
+        engine = self.matrix_engine(dtype)
+        return None if engine is None else self.peaks[engine]
 
     @property
     def vector_peak(self) -> float | None:

@@ -63,6 +63,11 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
     outside_ops_share: float | None = None
     without_shapes_share: float | None = None
     replay_share: float | None = None
+    mapped_replay_share: float | None = None
+    attributable_share: float | None = None
+    """attributable + collective + copy + without_launch + replay + outside_ops + without_shapes = 1 (shares of all kernel time)."""
+    collective_share: float | None = None
+    copy_share: float | None = None
     dropped: dict[str, int] = {}
     profiler_slowdown: float | None = None
     replay_error_share: float | None = None
@@ -96,7 +101,10 @@ class Mfu(msgspec.Struct, frozen=True):
     """Model FLOPs utilisation of the analysed steps."""
 
     model_flops: float
-    """FLOP of the ops launched in the analysed steps (matrix work)."""
+    """Matrix FLOP of the ops launched in the analysed steps, without repeated forward work.
+
+    Counted op by op: causal attention has half of its pairs, an embedding look-up nothing, the output layer is a product like any other.
+    """
     share: float
     """model_flops / (wall time x peak of the type that carries most matrix FLOP)."""
     provenance: Provenance
@@ -109,6 +117,8 @@ class Mfu(msgspec.Struct, frozen=True):
     hfu_share: float | None = None
     """(model_flops + recompute_flops) / (wall time x peak): hardware FLOPs utilisation."""
     references: tuple[MfuReference, ...] = ()
+    known_share: float | None = None
+    """Share of the time in kernels that do or may do matrix work whose FLOP are counted; below 0.95 the figures are lower bounds."""
 
 
 class OpRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +141,16 @@ class OpRow(msgspec.Struct, frozen=True, kw_only=True):
     cache_resident: bool = False
     over_roof: float | None = None
     """t_roof / measured where it is above 1.03: the peak or the count is wrong, and `efficiency` is null."""
+    over_roof_cause: Literal["cache", "algorithm", "unexplained"] | None = None
+    """Why it can be above: its data lies in the last-level cache, or a fast algorithm (Winograd, FFT) multiplies less than counted."""
+    engine: str | None = None
+    """Key of device.peaks that its matrix work was judged against, by most time; null: no matrix work, or no peak."""
+    engine_by: Literal["name", "settings", "rate", "type"] | None = None
+    """What told the engine: kernel name, recorded settings, a rate that vector units cannot reach, or only the type."""
+    occupancy: float | None = None
+    """'est. achieved occupancy', 0..1, mean over the kernel time with a record; null: not recorded."""
+    waves: float | None = None
+    """Waves of thread blocks, mean over the kernel time with a record; below 1: SMs stay empty."""
     recompute_ns: int = 0
     """Part of kernel_ns that repeats forward work inside the backward pass (activation checkpointing)."""
     where: str | None = None
@@ -171,6 +191,11 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     group: str | None = None
     size: int | None = None
     bytes: int | None = None
+    """Message of one call."""
+    algbw_byte_per_s: float | None = None
+    """Bytes of all calls / kernel_ns; a lower bound, since a kernel also waits for the other ranks."""
+    busbw_byte_per_s: float | None = None
+    """algbw x the collective's factor: comparable with the one-direction rate of the link."""
 
 
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):

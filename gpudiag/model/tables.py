@@ -62,6 +62,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         _START,
         _END,
         Column("correlation", _I64, "", "joins a call with the device work that it started"),
+        Column("kernel", _NAME, "", "kernel that the call names (ROCm); null: not recorded"),
         Column("op", _I64, "", "innermost op that was open on the calling thread", "link"),
     ),
     "kernels": (
@@ -88,6 +89,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("kernel_class", _TEXT, "", "kind of work by kernel name alone; null for copies, memsets, kind cpu", "link"),
         Column("owner", _I64, "", "op whose cost it carries (innermost with a formula, else with shapes)", "cost"),
         Column("flops", _F64, "FLOP", "its part of the owner's matrix and vector FLOPs", "cost"),
+        Column("matrix_flops", _F64, "FLOP", "the part of flops on matrix engines", "cost"),
+        Column(
+            "recompute_flops", _F64, "FLOP", "the part of matrix_flops that repeats forward work within the op (flash backward)", "cost"
+        ),
         Column("bytes_moved", _F64, "B", "its part of the owner's compulsory bytes", "cost"),
         Column("t_roof_ns", _F64, "ns", "roofline time; null where no cost or no peak is known", "cost"),
         Column("bound", _TEXT, "", "compute | memory | overhead | communication | copy | unknown", "cost"),
@@ -95,6 +100,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("provenance", _TEXT, "", "exact | derived | generic | none", "cost"),
         Column("cache_resident", _BOOL, "", "judged against the last-level cache", "cost"),
         Column("over_roof", _BOOL, "", "faster than 103 % of its roof: the peak or the count is wrong", "cost"),
+        Column("over_cause", _TEXT, "", "cache | algorithm | unexplained: why it is over its roof; null where it is not", "cost"),
+        Column("engine", _TEXT, "", "key of Device.peaks that its matrix work is judged against; null: none, or no peak", "cost"),
+        Column("engine_by", _TEXT, "", "name | settings | rate | type: what told the engine", "cost"),
+        Column("waves", _F64, "", "grid / (SMs x resident blocks an SM); null: occupancy or grid not recorded", "cost"),
     ),
     "frames": (
         _ID,
@@ -160,6 +169,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("samples", _I64, "samples", "first dimension of the batch's first tensor; null: not seen"),
         Column("window", _TEXT, "", "plain | warm | timing | sites | export: what the profiler did in this step"),
         Column("written_bytes", _I64, "B", "bytes that the process wrote (all files); null: not known"),
+    ),
+    # samples of NVML during the run (telemetry/rank<N>/*.parquet); any but the time may be null
+    "telemetry": (
+        Column("t_ns", _I64, "ns", "Unix time of the sample"),
+        Column("sm_clock_mhz", _F64, "MHz", "SM clock"),
+        Column("mem_clock_mhz", _F64, "MHz", "memory clock"),
     ),
     "host_marks": (
         Column("kind", _TEXT, "", "gc | save | file_write | loader"),

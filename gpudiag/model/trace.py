@@ -17,6 +17,8 @@ class ObservedDevice(msgspec.Struct, frozen=True):
     memory_bytes: int | None = None
     compute_capability: str | None = None
     warp_size: int | None = None
+    key: str | None = None
+    """Bundles only: tells this very device from others of its name (model.hardware.device_key)."""
 
 
 class Thread(msgspec.Struct, frozen=True):

@@ -58,6 +58,8 @@ def _joined(collector: Collector, table: str, base: int) -> pl.DataFrame:
     if table in _NAMES:
         name = _NAMES[table]
         frame = frame.with_columns(collector.names[table].categorical(frame[name]).alias(name))
+    if table == "launches":
+        frame = frame.with_columns(collector.launched.names.categorical(frame["kernel"]).alias("kernel"))
     return frame
 
 

@@ -45,6 +45,9 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
     ("_sync", "sync"),
 )
 
+GRAPH_CALL = "## Call CompiledFxGraph "
+"""Start of the annotation around a call of compiled code: on a CPU the kernels inside record nothing, their time is its own, as an op's."""
+
 # Before 2021-07 annotations had the category of ops; these are the ones that torch itself writes.
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.trace import clock
-from gpudiag.trace.categories import ALL_KINDS, CODES, CodeOf, IsAnnotation
+from gpudiag.trace.categories import ALL_KINDS, CODES, GRAPH_CALL, CodeOf, IsAnnotation
 from gpudiag.trace.columns import (
     Names,
     Products,
+    RawNames,
     Signatures,
     Threads,
     as_integer,
@@ -66,6 +67,7 @@ class Collector:
         self.frames: dict[str, list[pl.DataFrame]] = {
             table: [] for table in ("ops", "launches", "kernels", "frames", "marks", "allocations", "collectives")
         }
+        self.launched = RawNames()
         self.names = {table: Names() for table in ("ops", "launches", "kernels", "frames", "marks")}
         self.threads = Threads()
         self.thread_names: dict[tuple[str, str], str] = {}
@@ -133,12 +135,14 @@ class Collector:
         return found.at(np.flatnonzero(usable))
 
     def _kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
-        """Return the code of each event's kind; annotations that old schemas file under ops are annotations."""
+        """Return the code of each event's kind; annotations that old schemas file under ops are annotations, calls of compiled code ops."""
         code_of, is_annotation = self._code_of, self._is_annotation
         codes = np.fromiter([code_of[event.cat] for event in events], np.int8, len(events))
         ops = np.flatnonzero(codes == CODES["op"])
         moved = [row for row in ops.tolist() if is_annotation[events[row].name]]
         codes[moved] = CODES["annotation"]
+        marks = np.flatnonzero(codes == CODES["annotation"])
+        codes[[row for row in marks.tolist() if (events[row].name or "").startswith(GRAPH_CALL)]] = CODES["op"]
         return codes
 
     def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
@@ -169,6 +173,7 @@ class Collector:
         columns = self._host("launches", timed)
         columns["api"] = columns.pop("name")
         columns["correlation"] = integers([args.correlation for args in timed.args])
+        columns["kernel"] = pl.Series([self.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
         self._add("launches", columns)
 
     def _frames(self, timed: Timed) -> None:

@@ -56,6 +56,23 @@ class Names(dict[str | None, int]):
         return gathered
 
 
+class RawNames(dict[bytes, int | None]):
+    """Code of each distinct raw text of a name; None where it is no text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = Names()
+
+    def __missing__(self, text: bytes) -> int | None:
+        name = text_of(Raw(text))
+        self[text] = code = None if name is None else self.names[name]
+        return code
+
+    def of(self, field: Raw) -> int | None:
+        """Return the code of a raw field; None where it is absent or no text."""
+        return None if field is ABSENT else self[bytes(field)]
+
+
 class Threads(dict[tuple[ThreadPart, ThreadPart], int]):
     """Row of each (pid, tid); 7, "7" and 7.0 are the same thread."""
 

@@ -56,6 +56,7 @@ class CompleteArgs(
     correlation: Number = None
     device: Number = None
     stream: Number = None
+    kernel: Raw = ABSENT
     grid: Raw = ABSENT
     block: Raw = ABSENT
     bytes: Number = None

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-# Collectives. NCCL 2.x: ncclKernel_..., since 2.19 ncclDevKernel_..., symmetric: ncclSymk...; RCCL keeps the names or rccl...;
-# MSCCL; NVSHMEM; torch symmetric memory (multimem_*, one_shot/two_shot_*); DeepEP (internode/intranode dispatch and combine);
-# vLLM, SGLang and TensorRT-LLM custom all-reduce (cross_device_reduce, quickreduce, allreduce_fusion); AITER on ROCm.
+# A function whose own name holds all-reduce, all-gather, reduce-scatter or all-to-all, as a word. Template arguments and parameters do
+# not count, nor names that begin with b, t or w: block and warp reductions, and the code of Inductor, which names a kernel after the ops
+# around it (triton_poi_fused_all_reduce_0); two-shot, tree, TensorRT and tiled ones are back in.
+_PREFIX = r"(?:[ac-su-vx-zAC-SU-VX-Z_]|[Tt](?:wo|ree|rt|ile))\w*"
+_MESSAGE_WORDS = (
+    r"^(?:(?:[^<(]|\(anonymous namespace\))*[\s:])?"
+    rf"(?:(?:{_PREFIX}(?:[_\d][Aa]|[a-z]A)|[Aa])ll_?(?:[Rr]educe|[Gg]ather|[Tt]o_?[Aa]ll)"
+    rf"|(?:{_PREFIX}(?:[_\d][Rr]|[a-z]R)|[Rr])educe_?[Ss]catter)"
+)
+
+# Collectives. NCCL 2.x: ncclKernel_..., since 2.19 ncclDevKernel_..., symmetric: ncclSymk...; RCCL keeps the names or rccl...; MSCCL and
+# MSCCL++ (its types stand among the parameters); NVSHMEM; torch symmetric memory (multimem_*, one_shot/two_shot_*, its barriers and
+# signals); DeepEP, MORI and TensorRT-LLM expert dispatch and combine; user buffers of Transformer Engine; custom all-reduce of vLLM,
+# SGLang, FlashInfer and TensorRT-LLM (Lamport flags), AITER on ROCm (cross_device_*), quickreduce.
 COLLECTIVE = (
-    r"(?i)nccl|rccl|mscclKernel|nvshmem"
-    r"|(multimem|one_shot|two_shot|symm_mem)_\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
-    r"|cross_device_reduce|quick_?reduce|allreduce_fusion|allreduce_fused"
-    r"|(internode|intranode|internode_ll)::\w*(dispatch|combine)"
-    r"|deep_?ep::"
+    r"(?i:nccl|rccl|hccl|oneccl|msccl|nvshmem|rocshmem|userbuffers|lamport|cross_device_reduce|quick_?reduce"
+    r"|(?:internode|intranode|internode_ll)::\w*(?:dispatch|combine)|deep_?ep::|hybrid_ep::|pplx::|\bmori::"
+    r"|\bEp(?:Dispatch|Combine)\w*Kernel|moe_?a2a_?(?:dispatch|combine)|\ba2a_(?:dispatch|combine))"
+    r"|\b(?:barrier|put_signal|wait_signal)_kernel\(unsigned int ?\*\*"
+    rf"|{_MESSAGE_WORDS}"
 )
 
 # One such call carries the kernels of a whole graph under one correlation id.
 GRAPH_LAUNCH = r"(?i)graph_?launch"
+
+# Calls that start one kernel: cudaLaunchKernel(ExC), cudaLaunchCooperativeKernel, cuLaunchKernel(Ex), hip(Ext)ModuleLaunchKernel, ...
+KERNEL_LAUNCH = r"(?i)^(cuda|hip|cu)\w*Launch\w*Kernel"
+
+# Between these calls launches are recorded into a graph and nothing runs (stream capture of the CUDA runtime and driver and of HIP).
+CAPTURE_BEGIN = r"(?i)^(cuda|hip|cu)StreamBeginCapture"
+CAPTURE_END = r"(?i)^(cuda|hip|cu)StreamEndCapture"
 
 # Host calls that wait for the device (CUDA runtime and driver API, HIP).
 SYNC_CALL = r"(?i)synchronize|^(cuda|hip)Memcpy$|^cuMemcpy(HtoD|DtoH)(_v2)?$"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpudiag.api.inputs import resolve_input
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import Manifest, Window
 
+ROOT = Path(__file__).resolve().parents[2]
 EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("aten::mm", 60, 90, [[64, 32], [32, 16]])]
 FRAME = {"ph": "X", "cat": "python_function", "name": "train.py(12): forward", "pid": 1, "tid": 1, "ts": 1, "dur": 95, "args": {}}
 
@@ -100,3 +102,29 @@ def test_nothing_there(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.json", tmp_path):
         with pytest.raises(InputError):
             api.diagnose(str(path))
+
+
+class Folder(os.PathLike[str]):
+    """Something that names a path and is neither str nor Path."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("kind", [str, Path, Folder])
+def test_the_public_names_take_every_kind_of_path(tmp_path: Path, kind: Any) -> None:
+    trace = write(tmp_path / "t.json", *EVENTS)
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / "OVH-01.yaml").write_bytes((ROOT / "rules" / "ovh" / "OVH-01.yaml").read_bytes())
+    report = api.diagnose(kind(trace))
+    assert (report.data.source.path, report.data.source.kind) == (str(trace), "trace")
+    assert api.diagnose(kind(bundle(tmp_path / "b", ["timing"]))).data.source.kind == "bundle"
+    with pytest.raises(InputError, match="OVH-01"):
+        api.diagnose(trace, rules_dirs=[kind(rules)])
+    report.save(kind(tmp_path / "r.md"))
+    assert (tmp_path / "r.md").read_text().startswith("# gpudiag report")
+    assert api.profile(kind(tmp_path / "recorded")).path == tmp_path / "recorded"

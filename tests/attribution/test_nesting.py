@@ -108,3 +108,21 @@ def test_ops_nested_as_deep_as_the_file_is_long_cost_no_square() -> None:
     wanted = np.zeros(depth, dtype=bool)
     wanted[0] = True
     assert (nearest(found.parent, wanted) == 0).all()  # one level at a time would be 2e10 steps here
+
+
+def test_looking_up_moments_in_such_a_file_costs_no_square_either() -> None:
+    depth = 200_000
+    found = tree([(0, row, 2 * depth - row) for row in range(depth)])
+    times = np.arange(depth, 2 * depth)  # at each moment one more op has ended; its end still counts as inside
+    assert innermost(found, np.zeros(depth, dtype=np.int64), times).tolist() == [min(2 * depth - t, depth - 1) for t in times.tolist()]
+    rows, spans = self_spans(found)
+    assert sorted(rows.tolist()) == sorted([*range(depth), *range(depth - 1)])  # before and after the op inside; the last has one piece
+    assert int((spans[:, 1] - spans[:, 0]).sum()) == 2 * depth
+
+
+def test_as_many_threads_as_ops_cost_no_square() -> None:
+    count = 100_000
+    found = tree([(thread, thread, thread + 5) for thread in range(count)])
+    threads = np.arange(count)[::-1]
+    assert (innermost(found, threads, threads + 2) == threads).all()
+    assert (innermost(found, threads, threads + 6) == -1).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
 import pytest
 from handmade import op, steps, trace
 
@@ -46,6 +47,55 @@ def test_the_nearest_frame_that_is_the_users_own() -> None:
 def test_a_backward_op_has_the_site_of_its_forward_op() -> None:
     made = window(*steps(0, 200), *FRAMES, *OPS, *BACKWARD)
     assert sites(made).site.to_list()[4:] == ["model.py(7): forward"] * 2
+
+
+def test_a_missing_site_of_a_backward_op_is_that_of_the_node_above() -> None:
+    inner = [op("aten::expand", 118, 119, tid=2)]
+    made = window(*steps(0, 200), *FRAMES, *OPS, *BACKWARD, *inner, op("aten::rand", 150, 155, tid=3))
+    assert dict(zip(made.ops["name"].cast(pl.String), sites(made).site, strict=True)) == {
+        "aten::linear": "model.py(7): forward",
+        "aten::mm": "model.py(7): forward",
+        "aten::add": "train.py(40): main",
+        "aten::mul": None,
+        "autograd::engine::evaluate_function: LinearBackward0": "model.py(7): forward",
+        "aten::expand": "model.py(7): forward",
+        "aten::rand": None,
+    }
+
+
+@pytest.mark.parametrize("root", ["", "/home/me/env/lib/python3.12/site-packages/"])
+def test_the_loop_of_the_demo_is_the_users_and_the_rest_of_gpudiag_is_not(root: str) -> None:
+    frames = [
+        frame(f"{root}gpudiag/cli/demo.py(25): demo", 0, 100),
+        frame(f"{root}gpudiag/api/__init__.py(140): demo", 1, 99),
+        frame(f"{root}gpudiag/capture/demo.py(180): _train", 2, 60),
+        frame(f"{root}gpudiag/capture/session.py(90): steps", 12, 30),
+    ]
+    made = window(*steps(0, 200), *frames, op("aten::mm", 20, 25), op("aten::add", 40, 45), op("aten::mul", 70, 75))
+    loop = f"{root}gpudiag/capture/demo.py(180): _train"
+    assert sites(made).site.to_list() == [loop, loop, None]
+
+
+def test_a_users_own_folder_called_gpudiag_is_the_users() -> None:
+    made = window(*steps(0, 100), frame("/home/me/gpudiag/train.py(3): main", 0, 90), op("aten::mm", 20, 25))
+    assert sites(made).site.to_list() == ["/home/me/gpudiag/train.py(3): main"]
+
+
+def test_on_the_calling_thread_a_backward_op_has_the_site_of_its_forward_op_too() -> None:
+    backward = [op("autograd::engine::evaluate_function: LinearBackward0", 70, 90, seq=4), op("aten::mm", 72, 80)]
+    found = sites(window(*steps(0, 200), *FRAMES, *OPS, *backward)).site.to_list()
+    assert found == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main", *["model.py(7): forward"] * 2, None]
+
+
+def test_python_that_runs_inside_a_backward_node_keeps_its_own_site() -> None:
+    backward = [
+        op("autograd::engine::evaluate_function: MyFunctionBackward", 70, 90, seq=4),
+        frame("mine.py(9): backward", 74, 88),
+        op("aten::sum", 72, 73),
+        op("aten::mm", 75, 80),
+    ]
+    found = sites(window(*steps(0, 200), *FRAMES, *OPS[:2], *backward)).site.to_list()
+    assert found[2:] == ["model.py(7): forward", "model.py(7): forward", "mine.py(9): backward"]
 
 
 def test_sites_are_carried_over_by_step_name_and_order() -> None:

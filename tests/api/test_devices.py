@@ -1,0 +1,116 @@
+"""The device of a recording: clocks of the bundle's telemetry, and the key that measured peaks are kept under."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from handmade import call, kernel, op, steps, write
+
+from gpudiag import api
+from gpudiag.api.devices import at_observed_clock, peaks_key
+from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.hardware.peaks import device_from_row
+from gpudiag.hardware.table import load_table
+from gpudiag.model.bundle import Machine, Manifest, Settings, Window
+from gpudiag.model.hardware import Device, device_key
+from gpudiag.model.trace import ObservedDevice
+
+UNIX = 1_700_000_000_000_000_000
+WINDOW = np.array([[1000, 2000], [3000, 4000]])
+
+
+@pytest.fixture(scope="module")
+def a100() -> Device:
+    table = load_table()
+    return device_from_row(next(row for row in table.devices if row.id == "a100-sxm4-80gb"), table)
+
+
+def bundle(folder: Path, **segments: pl.DataFrame) -> OpenedBundle:
+    """Return a bundle with telemetry segments by file name."""
+    (folder / "telemetry" / "rank0").mkdir(parents=True)
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
+    for name, frame in segments.items():
+        frame.write_parquet(folder / "telemetry" / "rank0" / f"{name}.parquet")
+    return open_bundle(folder)
+
+
+def clocks(*pairs: tuple[int, float], **more: float) -> pl.DataFrame:
+    rows = [(UNIX + moment, clock) for moment, clock in pairs]
+    return pl.DataFrame(rows, schema={"t_ns": pl.Int64, "sm_clock_mhz": pl.Int64}, orient="row").with_columns(
+        pl.lit(value).alias(name) for name, value in more.items()
+    )
+
+
+def test_peaks_follow_the_clock_of_the_analysed_steps(tmp_path: Path, a100: Device) -> None:
+    # 1,410 before, 1,050 and 1,080 within the two steps, 210 after them; other columns of a sampler do no harm
+    opened = bundle(tmp_path, s0=clocks((0, 1410), (1000, 1050)), s1=clocks((3500, 1080), (4000, 210), power_w=400.0))
+    device = at_observed_clock(a100, opened, WINDOW, UNIX)
+    assert device is not None
+    assert device.peaks["bf16"] == pytest.approx(312e12 * 1065 / 1410)  # 1,050 still holds at 3000
+    assert device.notes[0].startswith("Peaks at the observed 1,065 of 1,410 MHz")
+    assert opened.telemetry.columns == ["t_ns", "sm_clock_mhz", "mem_clock_mhz"]
+
+
+@pytest.mark.parametrize("unix", [None, UNIX])
+def test_without_telemetry_or_a_known_clock_of_the_trace_the_boost_clock_counts(tmp_path: Path, a100: Device, unix: int | None) -> None:
+    opened = bundle(tmp_path) if unix else bundle(tmp_path, s0=clocks((1000, 1050)))
+    for found in (at_observed_clock(a100, opened, WINDOW, unix), at_observed_clock(a100, None, WINDOW, unix)):
+        assert found is not None
+        assert found.peaks == a100.peaks
+        assert "was not recorded" in found.notes[0]
+    assert at_observed_clock(None, opened, WINDOW, unix) is None
+
+
+def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) -> None:
+    (tmp_path / "telemetry" / "rank0").mkdir(parents=True)
+    (tmp_path / "telemetry" / "rank0" / "s9.parquet").write_bytes(b"PAR1 no")
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
+    opened = open_bundle(tmp_path)
+    assert opened.warnings == ("telemetry/rank0/s9.parquet could not be read and is left out",)
+    assert opened.telemetry.height == 0
+
+
+def test_measured_peaks_are_kept_for_this_very_gpu() -> None:
+    def key(device: ObservedDevice) -> str:
+        return peaks_key(Manifest(device_kind="gpu", device=device, machine=Machine(torch="2.13.0")))
+
+    one, two = (ObservedDevice(name="NVIDIA H200", key=device_key("NVIDIA H200", 0, uuid, 132)) for uuid in ("a-1", "a-2"))
+    assert len({key(one), key(two), key(ObservedDevice(name="NVIDIA H200"))}) == 3
+
+
+def test_a_key_holds_no_serial_number_and_tells_partitions_apart() -> None:
+    uuid = "GPU-6d5b3c9e-1111-2222-3333-444455556666"
+    keys = {device_key("NVIDIA H100", 0, uuid, sms) for sms in (132, 16, None)}
+    assert len(keys) == 3
+    assert all(uuid not in key and "6d5b" not in key for key in keys)
+    assert device_key("NVIDIA H100", 0, uuid, 132) == f"NVIDIA H100 {hashlib.sha256(f'{uuid} 132'.encode()).hexdigest()[:16]}"
+    assert device_key("Tesla V100", 1, None, 80) == "Tesla V100 #1"
+
+
+def test_settings_and_clock_of_a_bundle_reach_the_roofline(tmp_path: Path) -> None:
+    events = [*steps(0, 100_000), op("aten::mm", 5, 30, [[4096, 4096], [4096, 4096]]), call(10, 1), kernel(50, 4050, 1)]
+    properties = [
+        {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108, "totalGlobalMem": 85_000_000_000, "computeMajor": 8, "computeMinor": 0}
+    ]
+    (tmp_path / "trace").mkdir()
+    plain = write(tmp_path / "plain.json", *events, deviceProperties=properties, baseTimeNanoseconds=UNIX)
+    (tmp_path / "trace" / "rank0-w0.json.gz").write_bytes(gzip.compress(plain.read_bytes()))
+    settings = Settings(cuda_matmul_allow_tf32=True)
+    window = Window(
+        rank=0, index=0, kind="timing", file="trace/rank0-w0.json.gz", first_step=0, steps=1, record_shapes=True, with_stack=False
+    )
+    manifest = Manifest(finished=True, device_kind="gpu", settings=settings, windows=(window,))
+    bundle(tmp_path, s0=clocks((0, 705)))
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    report = api.diagnose(str(tmp_path)).data
+    (row,) = report.ops
+    assert (row.engine, row.engine_by) == ("tf32", "settings")
+    assert row.t_roof_ns == pytest.approx(2 * 4096**3 / (156e12 * 705 / 1410) * 1e9)  # half the clock, half the peak
+    assert report.device is not None
+    assert report.device.notes[0].startswith("Peaks at the observed 705 of 1,410 MHz")

@@ -1,0 +1,74 @@
+"""The nn.Module of each op, from frames of the same window or of another."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from handmade import op, steps, trace
+
+from gpudiag.attribution.links import link
+from gpudiag.attribution.modules import find_modules
+from gpudiag.attribution.steps import find_steps
+from gpudiag.model.trace import Trace
+
+
+def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
+    return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": tid, "ts": start, "dur": end - start, "args": {}}
+
+
+def window(*events: dict[str, Any]) -> Trace:
+    made = trace(*events)
+    return link(made, find_steps(made).table, on_cpu=True)[0]
+
+
+FRAMES = [
+    frame("train.py(40): main", 0, 100),
+    frame("nn.Module: Net_0", 5, 60),
+    frame("model.py(7): forward", 6, 59),
+    frame("nn.Module: Linear_0", 11, 20),
+    frame("nn.Module: Linear_1", 21, 30),
+    frame("nn.Module: Relu_0", 62, 70),
+]
+OPS = [
+    op("aten::randn", 1, 2),
+    op("aten::linear", 12, 18, seq=4),
+    op("aten::mm", 13, 17),
+    op("aten::linear", 22, 28, seq=5),
+    op("aten::add", 40, 50),
+    op("aten::relu", 63, 69),
+]
+BACKWARD = [op("autograd::engine::evaluate_function: LinearBackward0", 110, 140, tid=2, seq=5), op("aten::mm", 115, 120, tid=2)]
+PATHS = [None, "Net_0.Linear_0", "Net_0.Linear_0", "Net_0.Linear_1", "Net_0", "Relu_0"]
+
+
+def test_the_path_of_the_modules_around_an_op() -> None:
+    assert find_modules(window(*steps(0, 200), *FRAMES, *OPS), None).to_list() == PATHS
+
+
+def test_a_backward_op_has_the_module_of_its_forward_op() -> None:
+    found = find_modules(window(*steps(0, 200), *FRAMES, *OPS, *BACKWARD), None)
+    assert found.to_list()[6:] == ["Net_0.Linear_1"] * 2
+
+
+def test_modules_are_carried_over_from_the_window_with_stacks() -> None:
+    plain, other = window(*steps(0, 200), *OPS), window(*steps(0, 200), *FRAMES, *OPS)
+    assert find_modules(plain, (other, find_steps(other).table)).to_list() == PATHS
+    assert find_modules(plain, None).to_list() == [None] * 6
+
+
+def test_modules_within_each_other_without_end_have_a_path_of_sane_length() -> None:
+    depth = 20_000
+    frames = [frame(f"nn.Module: Block_{k}", k, 3 * depth - k) for k in range(depth)]
+    made = window(*steps(0, 4 * depth), *frames, op("aten::mm", depth + 1, depth + 2))
+    before = time.perf_counter()
+    (path,) = find_modules(made, None).to_list()
+    assert time.perf_counter() - before < 5
+    assert path.startswith("Block_0.Block_1.")
+    assert len(path) < 2_100
+
+
+@pytest.mark.parametrize("name", ["nn.Module: ", "nn.Module", "my nn.Module: Net_0"])
+def test_other_frames_are_no_modules(name: str) -> None:
+    assert find_modules(window(*steps(0, 200), frame(name, 0, 100), op("aten::mm", 5, 6)), None).to_list() == [None]
