@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check golden bench clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,9 @@ test: setup ## every test that this machine can run
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+
+golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
+	@cd tests && ../$(BIN)/python -m golden.update
 
 bench: setup ## reading and report time against a floor measured in the same run
 	@$(BIN)/python tests/benchmarks/bench_report.py

@@ -7,11 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from gpudiag.units import format_bytes, format_rate
+
 Work = Callable[[], object]
 Clock = Callable[[Work, int], float]
 """Seconds of one run of the work, as the mean of so many runs back to back."""
 
 _FLOOR_CALLS = 2000
+
+_NO_KERNEL = (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError)
+"""What torch raises where a type, a device or this version has no such product."""
 
 
 class Bench(NamedTuple):
@@ -73,10 +78,11 @@ def best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> fl
     return best
 
 
-def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float) -> float | None:
-    """Return the best rate of torch.mm on square matrices (2 n^3 FLOP); None where this torch has no such kernel.
+def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float, *, zeros: bool = False, runs: int = 1) -> float | None:
+    """Return the best rate of a product of square matrices (2 n^3 FLOP); None where this torch or device has no such kernel.
 
-    Sizes rise; one that would not fit into what is left of the budget is not tried.
+    torch.mm, torch._int_mm for int8, torch._scaled_mm for fp8. Sizes rise; one that would not fit into what is left of the budget is
+    not tried. `zeros`: matrices of zeros, which draw less power, so that a GPU holds a higher clock. `runs` back to back are timed as one.
     """
     deadline, best = time.perf_counter() + budget_s, 0.0
     for done, size in enumerate(sizes):
@@ -85,19 +91,30 @@ def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: fl
         if best and flop / best > left / 3:
             break
         try:
-            seconds = best_seconds(_matmul(bench, dtype, size), bench.clock, left / (len(sizes) - done))
-        except (RuntimeError, NotImplementedError):  # torch's answer for a dtype without a kernel
-            return None
+            seconds = best_seconds(_matmul(bench, dtype, size, zeros=zeros), bench.clock, left / (len(sizes) - done), runs)
+        except _NO_KERNEL:
+            return best or None
         best = max(best, flop / seconds)
     return best
 
 
-def _matmul(bench: Bench, dtype: str, size: int) -> Work:
+def _matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
+    """Return one product; the right matrix of the 8-bit types is column-major, which cuBLASLt asks for."""
     torch = bench.torch
     kind = getattr(torch, dtype)
-    left, right = (torch.empty(size, size, device=bench.device).uniform_(-1, 1).to(kind) for _ in range(2))
+    left, right = (_matrix(bench, kind, size, zeros=zeros) for _ in range(2))
+    if dtype == "int8":
+        return lambda: torch._int_mm(left, right.t())
+    if dtype.startswith("float8"):
+        scale = torch.ones((), device=bench.device)
+        return lambda: torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16, use_fast_accum=True)
     out = torch.empty(size, size, device=bench.device, dtype=kind)
     return lambda: torch.mm(left, right, out=out)
+
+
+def _matrix(bench: Bench, kind: Any, size: int, *, zeros: bool) -> Any:
+    matrix = bench.torch.empty(size, size, device=bench.device)
+    return (matrix.zero_() if zeros else matrix.uniform_(-1, 1)).to(kind)
 
 
 def stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, runs: int = 1) -> Streams:
@@ -160,3 +177,9 @@ def host_copy_byte_per_s(bench: Bench, nbytes: int, budget_s: float) -> dict[str
         down = best_seconds(lambda host=host: host.copy_(on_device, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
         rates |= {f"h2d {kind}": nbytes / up, f"d2h {kind}": nbytes / down}
     return rates
+
+
+def stream_note(where: str, working_set: int, rates: Streams) -> str:
+    """Return the rates as a sentence."""
+    each = ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in zip(rates._fields, rates, strict=True))
+    return f"{where}, {format_bytes(working_set)} working set: {each}."

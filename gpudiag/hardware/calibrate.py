@@ -17,18 +17,17 @@ import psutil
 
 from gpudiag.errors import GpudiagError, MissingDependencyError, UsageError
 from gpudiag.hardware import benchmarks as bench
-from gpudiag.hardware.cpu import cpu_model_name, last_level_cache_bytes
+from gpudiag.hardware.calibrate_cuda import calibrate_cuda
+from gpudiag.hardware.cpu import cpu_model_name, inner_cache_bytes, last_level_cache_bytes
 from gpudiag.hardware.peaks_cache import cache_key, load_cached, store_cached
-from gpudiag.hardware.resolve import resolve
 from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
-from gpudiag.units import format_bytes, format_flop, format_rate
+from gpudiag.units import format_bytes, format_flop
 
 __all__ = ["cache_key", "calibrate", "load_cached", "measure_in_child", "store_cached"]
 
 CalibratedDevice = Literal["auto", "cpu", "cuda"]
 
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64", "int8": "int8"}
 _MAX_WORKING_SET = 1 << 30
 _CACHE_WORKING_SET = 64 << 20
 _QUIET = 0.2  # CPUs that the rest of a quiet machine uses at most
@@ -45,7 +44,7 @@ def calibrate(device: CalibratedDevice = "auto", seconds_budget: float = 10.0) -
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         if not torch.cuda.is_available():
             raise GpudiagError("there is no CUDA device to measure", "torch.cuda.is_available() is False: use --device cpu")
-        return _calibrate_cuda(torch, seconds_budget)
+        return calibrate_cuda(torch, seconds_budget)
     return _calibrate_cpu(torch, seconds_budget)
 
 
@@ -64,12 +63,23 @@ class _CpuRates(NamedTuple):
     fma: float
     dram: bench.Streams
     cached: bench.Streams | None
+    inner: bench.Streams | None
+
+
+class _Sets(NamedTuple):
+    """Working sets of the streams in bytes: beyond the last-level cache, within it, within the level before it."""
+
+    dram: int
+    cached: int | None
+    inner: int | None
 
 
 def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
     here = bench.Bench(torch, "cpu", bench.cpu_clock)
     cache = last_level_cache_bytes()
-    sets = _dram_working_set(cache), None if cache is None else min(cache // 2, _CACHE_WORKING_SET)
+    threads = torch.get_num_threads()
+    inner = inner_cache_bytes(threads)
+    sets = _Sets(_dram_working_set(cache), cache and min(cache // 2, _CACHE_WORKING_SET), inner and inner // 2)
     before = _cpu_seconds()
     floor_ns = bench.cpu_launch_floor_ns(here)
     # Two passes: a burst of other work on the machine then lowers a figure only where it strikes the same one twice.
@@ -82,25 +92,32 @@ def _calibrate_cpu(torch: Any, budget_s: float) -> Device:
         name=cpu_model_name(),
         kind="cpu",
         provenance="measured",
-        source=f"measured with torch {torch.__version__} on {torch.get_num_threads()} thread(s), best of repeated runs: {_CPU_METHOD}",
+        source=f"measured with torch {torch.__version__} on {threads} thread{'s'[: threads != 1]}, best of repeated runs: {_CPU_METHOD}",
         architecture=platform.machine(),
         memory_bytes=psutil.virtual_memory().total,
         bandwidth_byte_per_s=rates.dram.best,
         cache_bytes=cache,
         cache_bandwidth_byte_per_s=None if rates.cached is None else rates.cached.best,
+        inner_cache_bytes=inner,
+        inner_cache_byte_per_s=None if rates.inner is None else rates.inner.best,
         peaks=peaks,
         launch_floor_ns=floor_ns,
         notes=_cpu_notes(rates, sets, cache, others),
     )
 
 
-def _measure_cpu(here: bench.Bench, sets: tuple[int, int | None], budget_s: float) -> _CpuRates:
-    share = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08}
+def _measure_cpu(here: bench.Bench, sets: _Sets, budget_s: float) -> _CpuRates:
+    share = {"fp32": 0.14, "bf16": 0.08, "fp16": 0.05, "fp64": 0.08, "int8": 0.04}
+
+    def streams(working_set: int | None, part: float) -> bench.Streams | None:
+        return None if working_set is None else bench.stream_byte_per_s(here, working_set, part * budget_s)
+
     return _CpuRates(
         {key: bench.gemm_flop_per_s(here, _DTYPES[key], (512, 1024, 2048, 4096), part * budget_s) for key, part in share.items()},
         bench.fma_flop_per_s(here, here.torch.get_num_threads() * _GRAIN, 0.03 * budget_s),
-        bench.stream_byte_per_s(here, sets[0], 0.15 * budget_s),
-        None if sets[1] is None else bench.stream_byte_per_s(here, sets[1], 0.06 * budget_s),
+        bench.stream_byte_per_s(here, sets.dram, 0.15 * budget_s),
+        streams(sets.cached, 0.06),
+        streams(sets.inner, 0.03),
     )
 
 
@@ -109,7 +126,7 @@ def _better(one: _CpuRates, two: _CpuRates) -> _CpuRates:
         {key: max(rate, two.gemm[key] or 0.0) if rate else two.gemm[key] for key, rate in one.gemm.items()},
         max(one.fma, two.fma),
         bench.Streams(*map(max, one.dram, two.dram)),
-        bench.Streams(*map(max, one.cached, two.cached)) if one.cached and two.cached else None,
+        *(bench.Streams(*map(max, a, b)) if a and b else None for a, b in ((one.cached, two.cached), (one.inner, two.inner))),
     )
 
 
@@ -137,7 +154,8 @@ def _cpus_of_others(start: _CpuSeconds, end: _CpuSeconds) -> float:
 
 _CPU_METHOD = (
     "peaks by torch.mm on square matrices (fp32 is also the vector rate: both run on the vector units), bandwidths by the fastest of copy_ "
-    "(read + write), sum (read) and add_ (2 reads + write) over tensors beyond the last-level cache and within it, launch floor by the "
+    "(read + write), sum (read) and add_ (2 reads + write) over tensors beyond the last-level cache, within it and within the level "
+    "before it, launch floor by the "
     "median self time of aten::empty under torch.profiler"
 )
 
@@ -148,96 +166,19 @@ def _dram_working_set(cache_bytes: int | None) -> int:
     return int(min(max(wanted, 1 << 28), _MAX_WORKING_SET, psutil.virtual_memory().available // 4))
 
 
-def _cpu_notes(rates: _CpuRates, sets: tuple[int, int | None], cache: int | None, others: float) -> tuple[str, ...]:
+def _cpu_notes(rates: _CpuRates, sets: _Sets, cache: int | None, others: float) -> tuple[str, ...]:
     notes = [f"Element-wise multiply-add in the inner caches (torch.addcmul): {format_flop(rates.fma)}/s, limited by loads and stores."]
     notes += [f"No {key} matrix multiplication on this CPU." for key, rate in rates.gemm.items() if not rate]
-    notes.append(_stream_note("DRAM", sets[0], rates.dram))
-    if sets[1] is not None and rates.cached is not None:
-        notes.append(_stream_note("Last-level cache", sets[1], rates.cached))
-    if cache is not None and sets[0] < 4 * cache:
-        reach = f"{format_bytes(sets[0])} is {sets[0] / cache:.1f} x the last-level cache ({format_bytes(cache)})"
+    every = (("DRAM", sets.dram, rates.dram), ("Last-level cache", sets.cached, rates.cached), ("Inner caches", sets.inner, rates.inner))
+    notes += [bench.stream_note(where, size, streams) for where, size, streams in every if size is not None and streams is not None]
+    if cache is not None and sets.dram < 4 * cache:
+        reach = f"{format_bytes(sets.dram)} is {sets.dram / cache:.1f} x the last-level cache ({format_bytes(cache)})"
         notes.append(f"{reach}: the DRAM figure may hold some cache hits.")
     if others > _QUIET:
         notes.append(
             f"Other processes kept {others:.1f} CPUs busy meanwhile: the figures may be too low; measure again on a quiet machine."
         )
     return tuple(notes)
-
-
-def _stream_note(where: str, working_set: int, rates: bench.Streams) -> str:
-    each = ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in zip(rates._fields, rates, strict=True))
-    return f"{where}, {format_bytes(working_set)} working set: {each}."
-
-
-def _calibrate_cuda(torch: Any, budget_s: float) -> Device:
-    here = bench.Bench(torch, "cuda", bench.cuda_clock(torch))
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    base = resolve(_observed(torch, properties)).device
-    peaks = _cuda_peaks(torch, here, properties, budget_s)
-    if base is not None and "fp64_tensor" in base.peaks and "fp64" in peaks:
-        peaks["fp64_tensor"] = peaks.pop("fp64")  # cuBLAS takes the tensor cores where they have fp64
-    torch.cuda.empty_cache()
-    dram = bench.stream_byte_per_s(here, _MAX_WORKING_SET, 0.1 * budget_s)
-    l2_bytes = getattr(properties, "L2_cache_size", None) or (base.cache_bytes if base else None)
-    # Half of the cache, and launches back to back, so that their latency hides behind the kernels before them.
-    cached = None if l2_bytes is None else bench.stream_byte_per_s(here, l2_bytes // 2, 0.05 * budget_s, runs=50)
-    host = bench.host_copy_byte_per_s(here, 1 << 28, 0.1 * budget_s)
-    table_only = {} if base is None else {key: rate for key, rate in base.peaks.items() if key not in peaks}
-    notes = [
-        _stream_note("DRAM", _MAX_WORKING_SET, dram),
-        "Host copies: " + ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in host.items()) + ".",
-    ]
-    if table_only:
-        notes.append(f"Not measured, from the device table: {', '.join(sorted(table_only))}.")
-    device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
-    return msgspec.structs.replace(
-        device,
-        provenance="measured",
-        source=f"measured with torch {torch.__version__}, best of repeated runs: {_CUDA_METHOD}",
-        sm_count=properties.multi_processor_count,
-        memory_bytes=properties.total_memory,
-        bandwidth_byte_per_s=dram.best,
-        cache_bytes=l2_bytes,
-        cache_bandwidth_byte_per_s=None if cached is None else cached.best,
-        peaks=table_only | peaks,
-        launch_floor_ns=bench.cuda_launch_floor_ns(here),
-        notes=(*notes, *device.notes),
-    )
-
-
-_CUDA_METHOD = (
-    "peaks by torch.mm on square matrices (fp32 with TF32 off, which is also taken as the vector rate), bandwidths by the fastest of "
-    "copy_, sum and add_, launch floor by the median duration of a one-element fill under torch.profiler; links are the table's"
-)
-
-
-def _observed(torch: Any, properties: Any) -> ObservedDevice:
-    hip = getattr(torch.version, "hip", None) is not None
-    capability = getattr(properties, "gcnArchName", None) if hip else None
-    return ObservedDevice(
-        index=torch.cuda.current_device(),
-        name=properties.name,
-        sm_count=properties.multi_processor_count,
-        memory_bytes=properties.total_memory,
-        compute_capability=capability or f"{properties.major}.{properties.minor}",
-        warp_size=getattr(properties, "warp_size", None),
-    )
-
-
-def _cuda_peaks(torch: Any, here: bench.Bench, properties: Any, budget_s: float) -> dict[str, float]:
-    """Return the GEMM rates by type; TF32 only on NVIDIA from Ampere on, where torch's 'high' precision means it."""
-    tf32 = getattr(torch.version, "hip", None) is None and properties.major >= 8
-    runs = [("bf16", "highest"), ("fp16", "highest"), ("fp32", "highest"), ("fp64", "highest"), *([("tf32", "high")] if tf32 else [])]
-    rates: dict[str, float | None] = {}
-    before = torch.get_float32_matmul_precision()
-    try:
-        for key, precision in runs:
-            torch.set_float32_matmul_precision(precision)
-            sizes = (2048, 4096) if key == "fp64" else (4096, 8192)
-            rates[key] = bench.gemm_flop_per_s(here, _DTYPES.get(key, "float32"), sizes, 0.08 * budget_s)
-    finally:
-        torch.set_float32_matmul_precision(before)
-    return {key: rate for key, rate in rates.items() if rate}
 
 
 def measure_in_child(device: CalibratedDevice = "auto", threads: int | None = None, timeout_s: float = 60.0) -> Device:

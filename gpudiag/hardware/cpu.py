@@ -27,11 +27,28 @@ def last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
 
     Caches of the highest level are counted once each (an EPYC has one L3 per core complex). A virtual machine may show more than its share.
     """
-    caches = dict(entry for cpu in _usable_cpus() for entry in _caches(system / f"cpu{cpu}" / "cache"))
-    if not caches:
+    caches = _by_level(system)
+    return sum(caches[max(caches)]) if caches else None
+
+
+def inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
+    """Return the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
+
+    Level 1 is too small to hold what an op moves.
+    """
+    caches = _by_level(system)
+    if not caches or max(caches) < 3:
         return None
-    last = max(level for level, _ in caches)
-    return sum(size for (level, _), size in caches.items() if level == last)
+    return sum(sorted(caches.get(max(caches) - 1, []), reverse=True)[:threads]) or None
+
+
+def _by_level(system: Path) -> dict[int, list[int]]:
+    """Return the sizes of the distinct caches of each level, in bytes."""
+    found = dict(entry for cpu in _usable_cpus() for entry in _caches(system / f"cpu{cpu}" / "cache"))
+    levels: dict[int, list[int]] = {}
+    for (level, _), size in found.items():
+        levels.setdefault(level, []).append(size)
+    return levels
 
 
 def _usable_cpus() -> list[int]:

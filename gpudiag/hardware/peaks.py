@@ -16,7 +16,8 @@ from gpudiag.model.trace import ObservedDevice
 GPU_LAUNCH_FLOOR_NS = 2000.0
 """A kernel shorter than about 2 us cannot be judged by a roofline: the time of an empty kernel on current GPUs, rounded up."""
 
-_VECTOR = ("fp32", "fp64")
+VECTOR = ("fp32", "fp64")
+"""Peaks of the vector units; all others are those of the matrix units."""
 
 
 def device_from_row(row: Row, table: Table) -> Device:
@@ -33,6 +34,7 @@ def device_from_row(row: Row, table: Table) -> Device:
         compute_capability=chip.compute_capability,
         sm_count=chip.sm_count,
         boost_clock_mhz=chip.boost_clock_mhz,
+        tensor_clock_mhz=chip.tensor_clock_mhz,
         memory_bytes=memory.bytes,
         bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
         cache_bytes=memory.cache_bytes,
@@ -121,7 +123,7 @@ def device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) 
     same = [row.chip for row in table.devices if row.chip.rates == key]
     boost = statistics.median(chip.boost_clock_mhz for chip in same)
     tensor = statistics.median(chip.tensor_clock_mhz or chip.boost_clock_mhz for chip in same)
-    clocks = {dtype: boost if dtype in _VECTOR else tensor for dtype in table.rates[key]}
+    clocks = {dtype: boost if dtype in VECTOR else tensor for dtype in table.rates[key]}
     label = name.text or f"{key} with {observed.sm_count} SMs"
     return Device(
         id=f"unknown-{re.sub(r'[^a-z0-9]+', '-', label.lower()).strip('-')}",
@@ -134,6 +136,7 @@ def device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) 
         compute_capability=same[0].compute_capability,
         sm_count=observed.sm_count,
         boost_clock_mhz=boost,
+        tensor_clock_mhz=tensor if tensor != boost else None,
         memory_bytes=observed.memory_bytes,
         peaks={dtype: float(rate * observed.sm_count * clocks[dtype] * 1e6) for dtype, rate in table.rates[key].items()},
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,

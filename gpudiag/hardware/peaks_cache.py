@@ -18,13 +18,14 @@ _MAX_BYTES = 1 << 20  # a real entry has about 2 kB
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    version: Literal[1]
+    version: Literal[2]
+    """Raised when more is measured, so that old entries are measured anew."""
     key: str
     device: Device
 
 
 def cache_key(machine: Machine, *, threads: int | None = None, gpu: str | None = None, driver: str | None = None) -> str:
-    """Return the key of measured peaks: CPU model, threads, torch version and ISA, or for a GPU its name, driver and torch version."""
+    """Return the key of measured peaks: CPU model, threads, torch version and ISA; for a GPU its key or name, driver, torch version."""
     parts = ("gpu", gpu, driver, machine.torch) if gpu is not None else ("cpu", machine.cpu, threads, machine.torch, machine.isa)
     return " | ".join("" if part is None else str(part) for part in parts)
 
@@ -49,7 +50,7 @@ def store_cached(device: Device, key: str) -> str | None:
         return "measured peaks are not kept: there is no home folder (set XDG_CACHE_HOME)"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, msgspec.json.encode(_Entry(1, key, device)))
+        _replace(path, msgspec.json.encode(_Entry(2, key, device)))
     except OSError as error:
         return f"measured peaks are not kept: {path.parent}: {error.strerror or error}"
     return None

@@ -8,35 +8,43 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.model import tables
-from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, OVER_ROOF_ABOVE, SHORT_KERNEL_NS, Cost
+from gpudiag.model.bundle import Settings
+from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, SHORT_KERNEL_NS, Cost
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, TENSOR_CORE_ABOVE
+from gpudiag.roofline.engine import with_engine
+from gpudiag.roofline.over_roof import with_over_roof
 from gpudiag.roofline.owners import Owners
+from gpudiag.roofline.waves import waves
 from gpudiag.trace import kernel_names
 
 
-def classify(trace: Trace, owners: Owners, idle: pl.DataFrame, device: Device | None) -> Trace:
-    """Return `trace` at stage 'cost': owner, cost, roofline time and bound of every kernel.
+def classify(trace: Trace, owners: Owners, idle: pl.DataFrame, device: Device | None, settings: Settings | None = None) -> Trace:
+    """Return `trace` at stage 'cost': owner, cost, engine, roofline time and bound of every kernel.
 
-    The cost of a call is spread over its kernels by their time, so that each has the efficiency of the call.
+    The cost of a call is spread over its kernels by their time, so that each has the efficiency of the call. `settings`: those found
+    when the run was recorded; None for a plain trace.
     """
     frame = _with_cost(trace.kernels, owners)
     frame = _with_copies(frame)
-    frame = _with_roof(frame, device)
+    frame = _with_roof(with_engine(frame, device, settings), device)
     frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
-    frame = frame.with_columns(over_roof=(pl.col("efficiency") > OVER_ROOF_ABOVE).fill_null(False))
+    frame = with_over_roof(frame, device).with_columns(waves=waves(device))
     frame = frame.with_columns(_overhead(frame, trace, idle, device)).with_columns(_bound().alias("bound"))
     return msgspec.structs.replace(trace, kernels=frame.select(list(tables.schema("kernels", "cost"))))
+
+
+def _numbers(cost: Cost) -> tuple[float, ...]:
+    return float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops), float(cost.bytes)
 
 
 def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
     known = [(row, cost) for row, cost in enumerate(owners.costs) if isinstance(cost, Cost)]
     costs = pl.DataFrame(
-        [(row, float(c.matrix_flops), float(c.vector_flops), float(c.bytes), c.dtype, c.provenance) for row, c in known],
+        [(row, owners.names[row], *_numbers(cost), cost.dtype, cost.provenance) for row, cost in known],
         schema={
-            "call": pl.Int64, "call_matrix": pl.Float64, "call_vector": pl.Float64, "call_bytes": pl.Float64,
-            "dtype": pl.String, "provenance": pl.String,
+            "call": pl.Int64, "call_name": pl.String, "call_matrix": pl.Float64, "call_again": pl.Float64, "call_vector": pl.Float64,
+            "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
         },
         orient="row",
     )  # fmt: skip
@@ -55,6 +63,8 @@ def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
     frame = frame.with_columns(part.alias("part"), total.alias("call_ns"))
     frame = frame.with_columns(
         ((pl.col("call_matrix") + pl.col("call_vector")) * pl.col("part")).alias("flops"),
+        (pl.col("call_matrix") * pl.col("part")).alias("matrix_flops"),
+        (pl.col("call_again") * pl.col("part")).alias("recompute_flops"),
         (pl.col("call_bytes") * pl.col("part")).alias("bytes_moved"),
     )
     return frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
@@ -86,10 +96,8 @@ def _number(value: float | None) -> pl.Expr:
 
 def _with_roof(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     """Return `frame` with compute_ns, memory_ns, cache_resident and t_roof_ns = max of both (null where a needed peak is not known)."""
-    frame = frame.with_columns(engine=_engine(device))
-    engines = [name for name in frame["engine"].unique().drop_nulls().to_list() if name]
-    peaks = {name: device.matrix_peak(name) if device else None for name in engines}
-    peak = pl.col("engine").replace_strict(peaks, default=None, return_dtype=pl.Float64) if peaks else _number(None)
+    known = device.peaks if device else {}
+    peak = pl.col("engine").replace_strict(known, default=None, return_dtype=pl.Float64) if known else _number(None)
     matrix = pl.when(pl.col("call_matrix") == 0).then(0.0).otherwise(pl.col("call_matrix") * pl.col("part") / peak * 1e9)
     rate = _number(device.vector_peak if device else None)
     vector = pl.when(pl.col("call_vector") == 0).then(0.0).otherwise(pl.col("call_vector") * pl.col("part") / rate * 1e9)
@@ -102,7 +110,9 @@ def _with_roof(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
 
 def _with_bytes(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     dram = _number(device.bandwidth_byte_per_s if device else None)
-    cache = _number(device.cache_bandwidth_byte_per_s if device else None)
+    inner = pl.col("call_bytes") <= _number(device.inner_cache_bytes if device else None)
+    outer = _number(device.cache_bandwidth_byte_per_s if device else None)
+    cache = pl.when(inner).then(pl.coalesce(_number(device.inner_cache_byte_per_s if device else None), outer)).otherwise(outer)
     host = _number(device.pcie_byte_per_s if device else None)
     link = pl.when("peer_copy").then(pl.coalesce(_number(device.link_byte_per_s if device else None), host)).otherwise(host)
     by_dram = pl.col("bytes_moved") / pl.when("host_copy").then(link).otherwise(dram) * 1e9
@@ -114,17 +124,6 @@ def _with_bytes(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
     known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
     return frame.with_columns(t_roof_ns=pl.when(known).then(pl.max_horizontal("compute_ns", "memory_ns")))
-
-
-def _engine(device: Device | None) -> pl.Expr:
-    """Return the type whose peak holds for the matrix work: fp32 work counts as TF32 where name or rate says so."""
-    vector = device.matrix_peak("fp32") if device else None
-    has_tf32 = device is not None and "tf32" in device.peaks
-    name = pl.col("name").cast(pl.String)
-    too_fast = (pl.col("call_matrix") / pl.col("call_ns") * 1e9 > TENSOR_CORE_ABOVE * _number(vector)).fill_null(False)
-    named = (name.str.contains(FAST_NAMES) & ~name.str.contains(SLOW_NAMES)).any().over("owner")
-    fast = pl.lit(has_tf32) & (pl.col("dtype") == "fp32") & (named | too_fast)
-    return pl.when(fast).then(pl.lit("tf32")).otherwise(pl.when(pl.col("dtype") == "").then(None).otherwise("dtype"))
 
 
 def _overhead(frame: pl.DataFrame, trace: Trace, idle: pl.DataFrame, device: Device | None) -> list[pl.Expr]:

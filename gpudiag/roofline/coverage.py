@@ -7,18 +7,18 @@ import polars as pl
 from gpudiag.model.analysis import Coverage
 from gpudiag.model.trace import Trace
 
+_WHERE = ("copy", "collective", "without_launch", "attributable", "replay", "outside_ops", "without_shapes")
+"""Where a kernel stands on its way to a cost; exactly one for each, so that the shares sum to 1."""
+
 
 def coverage(trace: Trace) -> Coverage:
     """Return the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
-    kernels = trace.kernels
+    kernels = trace.kernels.with_columns(_where().alias("where"))
     total = _sum(kernels, pl.lit(True))
-    shaped = pl.col("owner").is_not_null()
-    work = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective")
-    attributable = _sum(kernels, work & shaped)
-    modelled = _sum(kernels, work & shaped & pl.col("provenance").is_in(["exact", "derived"]))
-    generic = _sum(kernels, work & shaped & (pl.col("provenance") == "generic"))
-    on_device = pl.col("kind") != "cpu"
-    unlaunched = on_device & pl.col("launch").is_null()
+    attributable = _sum(kernels, pl.col("where") == "attributable")
+    modelled = _sum(kernels, (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]))
+    generic = _sum(kernels, (pl.col("where") == "attributable") & (pl.col("provenance") == "generic"))
+    parts = {f"{word}_share": _share(_sum(kernels, pl.col("where") == word), total) for word in _WHERE}
     return Coverage(
         kernels=kernels.height,
         kernel_ns=total,
@@ -28,11 +28,24 @@ def coverage(trace: Trace) -> Coverage:
         generic_share=_share(generic, attributable),
         unknown_share=_share(attributable - modelled - generic, attributable),
         modelled_share_of_all=_share(modelled, total),
-        without_launch_share=_share(_sum(kernels, unlaunched), total),
-        outside_ops_share=_share(_sum(kernels, on_device & ~unlaunched & pl.col("op").is_null()), total),
-        without_shapes_share=_share(_sum(kernels, work & pl.col("op").is_not_null() & ~shaped & ~pl.col("replay")), total),
-        replay_share=_share(_sum(kernels, pl.col("replay")), total),
+        mapped_replay_share=_share(_sum(kernels, pl.col("mapped")), total),
+        **parts,
     )
+
+
+def _where() -> pl.Expr:
+    chain = (
+        (pl.col("kind").is_in(["memcpy", "memset"]), "copy"),
+        (pl.col("collective"), "collective"),
+        (pl.col("owner").is_not_null(), "attributable"),
+        ((pl.col("kind") != "cpu") & pl.col("launch").is_null(), "without_launch"),
+        (pl.col("replay") & ~pl.col("mapped"), "replay"),
+        (pl.col("op").is_null(), "outside_ops"),
+    )
+    found = pl.lit("without_shapes")
+    for condition, word in reversed(chain):
+        found = pl.when(condition).then(pl.lit(word)).otherwise(found)
+    return found
 
 
 def _sum(kernels: pl.DataFrame, chosen: pl.Expr) -> int:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.roofline.grades import FORMULA_WRAPPER, FRAMEWORK, VIEW, WORK, WRAPPER, Calls, Rows, climb
+from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, VIEW, WORK, WRAPPER, Calls, Rows, climb
 
 Mask = npt.NDArray[np.bool_]
 
@@ -34,19 +34,19 @@ def on_cpu(calls: Calls, rows: Rows, costs: Sequence[Cost | Missing]) -> Mask:
 
     Views, wrappers and autograd nodes always (a wrapper with a formula only around modelled work); any other call where the calls inside
     it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around aten::copy_, but not aten::addmm around
-    the aten::copy_ of its bias.
+    the aten::copy_ of its bias. Never compiled code: its cost is that of its own kernels, without the calls of libraries inside.
     """
     grade = calls.grade[rows]
     plain = np.isin(grade, (VIEW, WRAPPER, FRAMEWORK))
     wrapper = (grade == FORMULA_WRAPPER) & _with_work_inside(calls, rows)[rows]
-    result: Mask = plain | wrapper | ((grade != FORMULA_WRAPPER) & _covered(calls, rows, costs, plain | wrapper))
+    result: Mask = plain | wrapper | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & _covered(calls, rows, costs, plain | wrapper))
     return result
 
 
 def _with_work_inside(calls: Calls, rows: Rows) -> Mask:
     """Return for every op whether one of `rows` that is modelled work lies below it."""
     inside = np.zeros(len(calls.parent), dtype=bool)
-    above = calls.parent[rows[calls.grade[rows] == WORK]]
+    above = calls.parent[rows[np.isin(calls.grade[rows], (WORK, COMPILED))]]
     while len(above := np.unique(above[above >= 0])):
         above = above[~inside[above]]  # each row is entered once
         inside[above] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +15,9 @@ from gpudiag.roofline.costs.registry import FORMULAS
 
 Rows = npt.NDArray[np.int64]
 
-WORK, VIEW, FORMULA_WRAPPER, WRAPPER, OTHER, FRAMEWORK, COMMUNICATION = range(7)
-"""FORMULA_WRAPPER: children carry the cost, but where they are not known its own formula says it. OTHER: no formula (custom ops)."""
+WORK, VIEW, FORMULA_WRAPPER, WRAPPER, OTHER, FRAMEWORK, COMMUNICATION, COMPILED = range(8)
+"""FORMULA_WRAPPER: children carry the cost, but where they are not known its own formula says it. OTHER: no formula (custom ops).
+COMPILED: the recording itself tells its cost, with or without shapes."""
 
 _GRADES = {"work": WORK, "view": VIEW, "wrapper": WRAPPER, None: OTHER, "framework": FRAMEWORK, "communication": COMMUNICATION}
 
@@ -28,13 +30,14 @@ class Calls(NamedTuple):
     grade: npt.NDArray[np.int8]
 
 
-def grade_calls(ops: pl.DataFrame) -> Calls:
-    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once."""
+def grade_calls(ops: pl.DataFrame, known: Collection[str] = ()) -> Calls:
+    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: names whose cost the recording tells."""
     codes = ops["name"].to_physical().to_numpy()
-    distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     words = ops["name"].cast(pl.String).gather(first).to_list()
-    grades = np.array([_grade(word) for word in words], dtype=np.int8) if len(distinct) else np.empty(0, dtype=np.int8)
-    return Calls(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy(), grades[inverse])
+    grades = np.array([COMPILED if word in known else _grade(word) for word in words], dtype=np.int8)
+    grade = grades[inverse]
+    return Calls(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy() | (grade == COMPILED), grade)
 
 
 def _grade(name: str) -> int:

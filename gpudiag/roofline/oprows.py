@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.model.cost import BOUNDS, Provenance
+from gpudiag.model.cost import BOUNDS, OVER_ROOF_ABOVE, Provenance
 from gpudiag.model.trace import Trace
 
 BEFORE_WINDOW = "before the window"
 """Phase of work whose launch was not recorded."""
+
+_KEYS = ("op_name", "phase", "module", "signature")
 
 _PROVENANCES: tuple[Provenance, ...] = ("exact", "derived", "generic", "none")
 
@@ -17,27 +19,68 @@ def op_rows(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return the rows, longest first: work launched in the analysed steps, and unlinked work under the phase 'before the window'.
 
     A kernel without an op stands under its own name. flops, bytes and t_roof_ns are null where they are not known for every kernel
-    (a copy or memset of unknown size beside kernels of the same row adds nothing). provenance: that of the most kernel time.
+    (a copy or memset of unknown size beside kernels of the same row adds nothing). provenance: that of the most kernel time. A row above
+    OVER_ROOF_ABOVE has no efficiency but `over_roof` (the ratio) and `over_roof_cause`.
     """
-    frame = _work(trace, steps)
+    frame = _with_times(_work(trace, steps))
     calls = pl.col("call").n_unique() + pl.col("call").is_null().sum() - pl.col("call").is_null().any().cast(pl.UInt32)
-    rows = frame.group_by("op_name", "phase", "module", "signature", maintain_order=True).agg(
+    rows = frame.group_by(_KEYS, maintain_order=True).agg(
         calls.alias("count"),
         pl.col("busy_ns").sum().alias("kernel_ns"),
+        pl.col("busy_ns").filter("recompute").sum().alias("recompute_ns"),
         _known_sum("flops").alias("flops"),
         _known_sum("bytes_moved").alias("bytes"),
         _known_sum("t_roof_ns").alias("t_roof_ns"),
         pl.col("cache_resident").any(),
+        _longest("over_cause").alias("over_roof_cause"),
+        _longest("engine"),
+        _longest("engine_by"),
+        _mean("occupancy"),
+        _mean("waves"),
         *[pl.col("busy_ns").filter(pl.col("bound") == bound).sum().alias(f"{bound}_ns") for bound in BOUNDS],
         *[pl.col("busy_ns").filter(pl.col("provenance") == word).sum().alias(f"by_{word}") for word in _PROVENANCES],
     )
     rows = rows.rename({"op_name": "name"}).with_columns(
         bound=_largest({f"{bound}_ns": bound for bound in BOUNDS}), provenance=_largest({f"by_{word}": word for word in _PROVENANCES})
     )
-    rows = rows.drop([f"by_{word}" for word in _PROVENANCES]).with_columns(
-        efficiency=pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))
-    )
+    rows = _with_efficiency(rows.drop([f"by_{word}" for word in _PROVENANCES]))
     return rows.sort("kernel_ns", "name", descending=[True, False], maintain_order=True)
+
+
+def _with_efficiency(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with efficiency, or over_roof where the ratio cannot be one."""
+    ratio = pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))
+    over = (ratio > OVER_ROOF_ABOVE).fill_null(False)
+    return rows.with_columns(
+        efficiency=pl.when(~over).then(ratio),
+        over_roof=pl.when(over).then(ratio),
+        over_roof_cause=pl.when(over).then(pl.col("over_roof_cause")),
+    )
+
+
+def _with_times(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with the kernel time of each word within its row of the op table."""
+    time = pl.col("busy_ns").sum()
+    engine = time.over(*_KEYS, "engine", "engine_by")
+    return frame.with_columns(
+        engine.alias("engine_ns"), engine.alias("engine_by_ns"), time.over(*_KEYS, "over_cause").alias("over_cause_ns")
+    )
+
+
+def _longest(name: str) -> pl.Expr:
+    """Return the word that holds most of the kernel time of a group, null where there is none."""
+    known = pl.col(name).is_not_null()
+    return pl.col(name).filter(known).sort_by(pl.col(f"{name}_ns").filter(known), descending=True).first()
+
+
+def _mean(name: str) -> pl.Expr:
+    """Return the mean over the kernel time of a group with a value, null where there is none.
+
+    0 is none: no kernel runs at an occupancy of 0; libkineto writes it where it cannot compute one (large dynamic shared memory).
+    """
+    known = (pl.col(name) > 0).fill_null(False)
+    time = pl.col("busy_ns").filter(known)
+    return pl.when(time.sum() > 0).then((pl.col(name).filter(known) * time).sum() / time.sum())
 
 
 def _known_sum(name: str) -> pl.Expr:
@@ -58,7 +101,9 @@ def _work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     unlinked = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
     frame = trace.kernels.filter(pl.col("step").is_in(analysed) | unlinked)
     frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked"))
-    ops = trace.ops.select(pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "module", "signature")
+    ops = trace.ops.select(
+        pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "module", "signature", "recompute"
+    )
     frame = frame.join(ops, on="call", how="left", maintain_order="left")
     return frame.with_columns(
         pl.coalesce("op_name", pl.col("name").cast(pl.String)).alias("op_name"),

@@ -13,9 +13,9 @@ from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature, parse_signature
 from gpudiag.model.trace import Trace
-from gpudiag.roofline import delegation
+from gpudiag.roofline import backward, delegation
 from gpudiag.roofline.costs import cost_of
-from gpudiag.roofline.grades import FORMULA_WRAPPER, FRAMEWORK, OTHER, VIEW, WORK, WRAPPER, Calls, Rows, climb, grade_calls
+from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, OTHER, VIEW, WORK, WRAPPER, Calls, Rows, climb, grade_calls
 
 
 class Owners(NamedTuple):
@@ -47,14 +47,17 @@ def find_owners(trace: Trace, *, on_cpu: bool, known: Mapping[str, Cost] | None 
     lost = kernels["replay"] & ~kernels["mapped"]
     free = kernels["kind"].is_in(["kernel", "cpu"]).to_numpy() & ~(kernels["collective"] | lost).to_numpy()
     start = np.where(free, kernels["op"].fill_null(-1).to_numpy(), -1)
-    calls = grade_calls(trace.ops)
+    calls = grade_calls(trace.ops, known or {})
     if not len(calls.parent):
         return Owners(start, np.full(len(start), -1, dtype=np.int64), (), ())
     recorded = trace.signatures.height > 0
     owner = _own_rows(calls, start) if on_cpu and recorded else np.full(len(start), -1, dtype=np.int64)
     open_rows = owner < 0
-    owner[open_rows] = _owner_rows(calls, start[open_rows], (WORK, VIEW) if on_cpu else (WORK,))
-    return _costs(trace, calls, owner, known or {}, on_cpu=on_cpu)
+    owner[open_rows] = _owner_rows(calls, start[open_rows], (WORK, COMPILED, VIEW) if on_cpu else (WORK, COMPILED))
+    parsed = signatures(trace)
+    found = _costs(trace, calls, owner, parsed, known or {}, on_cpu=on_cpu)
+    backward.complete(trace.ops, kernels, parsed, found, start)
+    return Owners(found.owner, found.call, tuple(found.costs), tuple(found.names))
 
 
 def _own_rows(calls: Calls, start: Rows) -> Rows:
@@ -84,12 +87,13 @@ def _nearest(start: Rows, parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     return np.where(own, start, np.where(over, above, -1))
 
 
-def _costs(trace: Trace, calls: Calls, owner: Rows, known: Mapping[str, Cost], *, on_cpu: bool) -> Owners:
+def _costs(
+    trace: Trace, calls: Calls, owner: Rows, parsed: Mapping[int, Signature], known: Mapping[str, Cost], *, on_cpu: bool
+) -> backward.Costs:
     """Return `owner` with one cost for each distinct (name, signature, delegates)."""
     rows = np.unique(owner[owner >= 0])
     frame = trace.ops[rows].select("id", pl.col("name").cast(pl.String), "signature")
     kinds = frame.select("name", "signature").unique(maintain_order=True).with_row_index("kind")
-    parsed = signatures(trace)
     full = [known.get(name) or cost_of(name, parsed.get(row)) for name, row in kinds.select("name", "signature").iter_rows()]
     frame = frame.join(kinds, on=["name", "signature"], how="left", maintain_order="left", nulls_equal=True)
     if not on_cpu:
@@ -105,4 +109,4 @@ def _costs(trace: Trace, calls: Calls, owner: Rows, known: Mapping[str, Cost], *
         (delegation.DISPATCH if on_cpu else delegation.OUTSIDE) if passes else full[kind]
         for kind, passes in distinct.select("kind", "passed").iter_rows()
     )
-    return Owners(owner, call[owner], costs, tuple(distinct["name"].to_list()))
+    return backward.Costs(owner, call[owner], costs, tuple(distinct["name"].to_list()))

@@ -43,6 +43,29 @@ def test_a_type_without_a_kernel_is_none() -> None:
     assert bench.gemm_flop_per_s(here, "bool", (64,), 0.01) is None
 
 
+@pytest.mark.parametrize("kind", ["int8", "float16"])
+def test_products_of_narrow_types_run_on_this_torch(kind: str) -> None:
+    here = bench.Bench(torch, "cpu", fixed(0.5))
+    for zeros in (False, True):
+        assert bench.gemm_flop_per_s(here, kind, (64,), 0.01, zeros=zeros) == 2 * 64**3 / 0.5
+
+
+def test_a_larger_size_that_fails_leaves_the_smaller_ones_rate() -> None:
+    class Small:
+        """torch with room for one size alone."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(torch, name)
+
+        def mm(self, left: object, right: object, *, out: torch.Tensor) -> object:
+            if out.shape[0] > 64:
+                raise RuntimeError("out of memory")
+            return torch.mm(left, right, out=out)
+
+    here = bench.Bench(Small(), "cpu", fixed(0.0001))
+    assert bench.gemm_flop_per_s(here, "float32", (64, 128), 0.05) == 2 * 64**3 / 0.0001
+
+
 def test_streams_count_reads_and_writes() -> None:
     here = bench.Bench(torch, "cpu", fixed(0.5))
     rates = bench.stream_byte_per_s(here, 8 * 1000, 0.005)  # two tensors of 1000 fp32

@@ -11,9 +11,7 @@ import pytest
 
 from gpudiag.errors import GpudiagError, UsageError
 from gpudiag.hardware import benchmarks, calibrate
-from gpudiag.hardware.resolve import resolve
 from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -30,7 +28,7 @@ def measured() -> Device:
 class TestThisCpu:
     def test_it_is_measured_and_says_how(self, measured: Device) -> None:
         assert (measured.id, measured.kind, measured.provenance) == ("cpu", "cpu", "measured")
-        assert "on 1 thread(s)" in measured.source
+        assert "on 1 thread, best" in measured.source
         assert "torch.mm" in measured.source
         assert any(note.startswith("DRAM, ") for note in measured.notes)
 
@@ -102,10 +100,12 @@ def test_the_command_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, 
 def test_the_better_of_two_passes_counts() -> None:
     def rates(scale: float, fp64: float | None) -> calibrate._CpuRates:
         streams = benchmarks.Streams(scale, 2 * scale, 3 * scale)
-        return calibrate._CpuRates({"fp32": 10 * scale, "fp64": fp64, "bf16": None}, scale, streams, None)
+        return calibrate._CpuRates({"fp32": 10 * scale, "fp64": fp64, "bf16": None}, scale, streams, None, streams)
 
     better = calibrate._better(rates(1, 5.0), rates(2, None))
-    assert better == calibrate._CpuRates({"fp32": 20, "fp64": 5.0, "bf16": None}, 2, benchmarks.Streams(2, 4, 6), None)
+    assert better == calibrate._CpuRates(
+        {"fp32": 20, "fp64": 5.0, "bf16": None}, 2, benchmarks.Streams(2, 4, 6), None, benchmarks.Streams(2, 4, 6)
+    )
 
 
 def test_other_work_on_the_cpus_is_noticed() -> None:
@@ -120,20 +120,3 @@ def test_other_work_on_the_cpus_is_noticed() -> None:
 def test_the_working_set_stays_within_a_gibibyte() -> None:
     assert calibrate._dram_working_set(300 << 20) <= 1 << 30
     assert calibrate._dram_working_set(None) <= 1 << 29
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: torch.cuda.is_available() is False")
-def test_the_gpu_reaches_its_data_sheet() -> None:
-    properties = torch.cuda.get_device_properties(0)
-    capability = f"{properties.major}.{properties.minor}"
-    table = resolve(ObservedDevice(0, properties.name, properties.multi_processor_count, properties.total_memory, capability)).device
-    assert table is not None, f"{properties.name} is not in the device table"
-    device = calibrate.calibrate("cuda")
-    assert device.provenance == "measured"
-    assert 0.5 <= device.peaks["bf16"] / table.peaks["bf16"] <= 1.03
-    assert device.bandwidth_byte_per_s is not None
-    assert table.bandwidth_byte_per_s is not None
-    assert 0.6 <= device.bandwidth_byte_per_s / table.bandwidth_byte_per_s <= 1.03
-    assert device.launch_floor_ns is not None
-    assert 300 < device.launch_floor_ns < 20_000

@@ -40,6 +40,20 @@ def test_only_caches_of_usable_cpus_count(two_complexes: Path, monkeypatch: pyte
 
 def test_no_cache_files_is_unknown(tmp_path: Path) -> None:
     assert cpu.last_level_cache_bytes(tmp_path) is None
+    assert cpu.inner_cache_bytes(2, tmp_path) is None
+
+
+def test_inner_caches_are_those_of_the_threads(two_complexes: Path) -> None:
+    assert cpu.inner_cache_bytes(1, two_complexes) == 512 * 2**10
+    assert cpu.inner_cache_bytes(3, two_complexes) == 3 * 512 * 2**10
+    assert cpu.inner_cache_bytes(64, two_complexes) == 4 * 512 * 2**10  # no more cores than there are
+
+
+def test_level_1_is_no_inner_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "_usable_cpus", lambda: [0])
+    _cache(tmp_path, 0, 0, "Data", 1, "32K", "0")
+    _cache(tmp_path, 0, 1, "Unified", 2, "1024K", "0")
+    assert cpu.inner_cache_bytes(1, tmp_path) is None
 
 
 def test_this_machine_has_a_model_name() -> None:

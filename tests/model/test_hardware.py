@@ -25,3 +25,17 @@ def test_an_unknown_peak_is_none_not_zero() -> None:
     assert _device().matrix_peak("bf16") is None
     assert _device().vector_peak is None
     assert _device(fp32=1e12).matrix_peak("fp64") is None
+
+
+def test_a_narrow_type_without_a_path_runs_on_the_next_wider_one() -> None:
+    a100 = _device(fp32=19.5e12, tf32=156e12, fp16=312e12, bf16=312e12)
+    assert a100.matrix_engine("fp8") == "bf16"
+    assert a100.matrix_engine("fp4") == "bf16"
+    assert _device(fp32=15.7e12, fp16=125e12).matrix_engine("fp8") == "fp16"
+    assert _device(bf16=989e12, fp8=1979e12).matrix_engine("fp4") == "fp8"
+    assert a100.matrix_engine("complex64") == "fp32"
+
+
+def test_integers_never_run_on_the_fp32_peak() -> None:
+    assert _device(fp32=19.5e12, fp16=312e12).matrix_engine("int8") is None
+    assert _device(fp32=19.5e12, int8=624e12).matrix_peak("int8") == 624e12

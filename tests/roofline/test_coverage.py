@@ -2,10 +2,34 @@
 
 from __future__ import annotations
 
-from factories import A100
-from handmade import call, costed, kernel, op, steps
+from pathlib import Path
 
+import polars as pl
+import pytest
+from factories import A100
+from handmade import call, costed, kernel, linked, op, steps
+
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
+from gpudiag.attribution.graphs import map_replays
+from gpudiag.model import tables
+from gpudiag.model.analysis import Coverage
+from gpudiag.roofline.classify import classify
 from gpudiag.roofline.coverage import coverage
+from gpudiag.roofline.owners import find_owners
+
+TRACES = (
+    "a100-80g_sam_fast_compiled_cudagraph", "a100_dlrm_train_cudagraph_triton_rank0of16", "h100_qwen1.5-0.5b_prefill",
+    "mi210_gpu_only_no_ops", "mi300x_flux1_xdit_compiled", "mi300x_resnet18_ddp8_actckpt_train_rank0",
+    "mi300x_vllm_gptoss_decode_fullgraph",
+    "rtx2080ti_resnet18_train_noshapes", "v100_resnet50_train_2021_memory_callstack",
+)  # fmt: skip
+
+
+def _parts(found: Coverage) -> list[float]:
+    """Return the shares that partition the kernel time."""
+    words = ("attributable", "collective", "copy", "without_launch", "replay", "outside_ops", "without_shapes")
+    return [getattr(found, f"{word}_share") for word in words]
 
 
 def test_shares_of_the_kernel_time() -> None:
@@ -27,9 +51,37 @@ def test_shares_of_the_kernel_time() -> None:
     assert found.modelled_share_of_all == 0.4
     assert found.linked_share == 0.8
     assert found.without_launch_share == 0.1
-    assert found.outside_ops_share == 0.1
+    assert found.outside_ops_share == 0.05
     assert found.without_shapes_share == 0.1
     assert found.replay_share == 0.05
+    assert _parts(found) == [0.6, 0.0, 0.1, 0.1, 0.05, 0.05, 0.1]
+
+
+def test_replays_mapped_to_their_ops_are_attributable() -> None:
+    capture = [call(0, 1, api="cudaStreamBeginCapture"), op("aten::mm", 10, 20, [[8, 8], [8, 8]]), call(12, 2)]
+    end = call(30, 3, api="cudaStreamEndCapture")
+    replay = [call(100, 4, api="cudaGraphLaunch"), kernel(200, 300, 4, "ampere_sgemm_64x64_nn")]
+    found = coverage(costed(*steps(0, 1000), *capture, end, *replay, device=A100))
+    assert (found.replay_share, found.mapped_replay_share, found.attributable_share) == (1.0, 0.0, 0.0)
+    mapped, _ = map_replays(linked(*steps(0, 1000), *capture, end, *replay))
+    after = coverage(classify(mapped, find_owners(mapped, on_cpu=False), mapped_idle(), A100))
+    assert (after.replay_share, after.mapped_replay_share, after.attributable_share, after.modelled_share) == (0.0, 1.0, 1.0, 1.0)
+
+
+def mapped_idle() -> pl.DataFrame:
+    """Return no idle time."""
+    return tables.empty("idle", "cost")
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_the_parts_of_real_traces_sum_to_the_whole(traces: Path, name: str) -> None:
+    analysis, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    found = analysis.coverage
+    assert sum(_parts(found)) == pytest.approx(1, abs=1e-9)
+    assert found.attributable_ns == pytest.approx(found.attributable_share * found.kernel_ns)
+    if found.attributable_ns:
+        assert found.modelled_share + found.generic_share + found.unknown_share == pytest.approx(1, abs=1e-9)
+        assert found.modelled_share_of_all == pytest.approx(found.modelled_share * found.attributable_share)
 
 
 def test_no_kernels_no_shares() -> None:
