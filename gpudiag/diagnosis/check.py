@@ -57,6 +57,7 @@ def make_rule(source: Source) -> Rule:
         withholds=tuple(
             (_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"), item) for i, item in enumerate(file.withholds)
         ),
+        needless={fix: _expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
     )
     _check_tests(source, file)
     return rule
@@ -96,6 +97,9 @@ def _check_references(source: Source, file: RuleFile) -> None:
     for index, fix in enumerate(file.fixes):
         if fix not in FIX_BY_ID:
             raise source.error(f"$.fixes[{index}]", f"no fix is named {fix!r}{nearest(fix, FIX_BY_ID)}")
+    for fix in file.needless:
+        if fix not in file.fixes:
+            raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
     if file.where is not None and file.where not in PLACES:
         raise source.error("$.where", f"no provider of places is named {file.where!r}{nearest(file.where, PLACES)}")
 

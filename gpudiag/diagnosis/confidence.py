@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import Confidence
+from gpudiag.model.finding import Confidence, Missing
+from gpudiag.model.hardware import Device
 
 GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
 
-LITTLE_MODELLED = 0.5
-WELL_MODELLED = 0.8
-"""Modelled share of the kernel time below which a rule that rests on the roofline is of low and of medium confidence (heuristic: with
-half of the time unmodelled the finding may point at the smaller half)."""
+Measurement = Literal["sound", "weak", "invalid"]
+
+MEASUREMENT_RULE = "EFF-03"
+"""The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
+
+_LOST: dict[Measurement, int] = {"sound": 0, "weak": 1, "invalid": 2}
+"""Grades that a measurement costs. An invalid one leaves the times of kernels, but not their shares of a step that it stretched."""
+
+LITTLE_SEEN = 0.5
+WELL_SEEN = 0.8
+"""Share of the kernel time below which a finding about kernels is of low and of medium confidence (heuristic: with half of the time
+not seen it may point at the smaller half)."""
+
+_ABOUT_KERNELS = ("compute", "memory", "overhead")
 
 
-def confidence_of(rule: Rule, analysis: Analysis, *, weak: bool) -> Confidence:
-    """Return the confidence of a finding of `rule`; `weak`: EFF-03 found the measurement weak, which costs one grade.
+def confidence_of(rule: Rule, device: Device | None, facts: Lookup, measured: Measurement) -> Confidence:
+    """Return the confidence of a finding of `rule`, from high down to low.
 
-    A rule on the time line starts high; one on the roofline by coverage and by what the peaks rest on. Rules that are not yet stable
-    lose one grade.
+    It follows how much of the time in kernels has a cost (rules that rest on the roofline) or the op that it belongs to (other rules
+    about kernels), what the peaks rest on, and the measurement. Rules that are not yet stable lose one grade. What is said of the
+    measurement itself is sure.
     """
-    grade = _roofline_grade(analysis) if rule.file.basis == "roofline" else 2
-    grade -= weak and rule.file.category != "eff"
-    grade -= rule.file.maturity != "stable"
+    if rule.id == MEASUREMENT_RULE:
+        return "high"
+    grade = _grade(rule, device, facts) - _LOST[measured] - (rule.file.maturity != "stable")
     return GRADES[max(grade, 0)]
 
 
-def _roofline_grade(analysis: Analysis) -> int:
-    share = analysis.coverage.modelled_share
-    if share is None or share < LITTLE_MODELLED:
+def _grade(rule: Rule, device: Device | None, facts: Lookup) -> int:
+    if rule.file.basis == "roofline":
+        unsure_peaks = device is not None and device.provenance == "unverified"
+        return min(_by_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
+    return _by_share(facts("attributed_work_share")) if rule.file.bound in _ABOUT_KERNELS else 2
+
+
+def _by_share(seen: object) -> int:
+    """Return the grade for a share of the kernel time; one that is not known counts as little."""
+    if isinstance(seen, (Missing, str)) or not isinstance(seen, (int, float)) or seen < LITTLE_SEEN:
         return 0
-    unsure_peaks = analysis.device is not None and analysis.device.provenance == "unverified"
-    return 1 if share < WELL_MODELLED or unsure_peaks else 2
+    return 1 if seen < WELL_SEEN else 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpudiag.diagnosis.confidence import GRADES, confidence_of
+from gpudiag.diagnosis.confidence import GRADES, MEASUREMENT_RULE, Measurement, confidence_of
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.verdict import Verdict, decide
 from gpudiag.diagnosis.withhold import withheld
@@ -19,9 +19,6 @@ from gpudiag.units import format_share
 SEEN_ENOUGH = 0.5
 """Below this share of the kernel time with shapes, a rule that rests on the roofline can fire but not pass: the cause may lie in the
 larger part, which was not seen (replayed graphs, kernels without ops)."""
-
-MEASUREMENT_RULE = "EFF-03"
-"""The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -43,11 +40,17 @@ def judge(analysis: Analysis, rules: Iterable[Rule]) -> Judgement:
     for identifier, reason in withheld(ordered, verdicts, facts.value).items():
         verdicts[identifier] = Verdict("suppressed", reason)
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
-    weak = MEASUREMENT_RULE in (rule.id for rule in fired) and verdicts[MEASUREMENT_RULE].severity != "critical"
-    findings = [_finding(rule, verdicts[rule.id], analysis, facts, weak=weak) for rule in fired]
+    measured = _measurement(verdicts.get(MEASUREMENT_RULE))
+    findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
     outcomes = tuple(_outcome(rule, verdicts[rule.id]) for rule in ordered)
     folded = _fold(sorted(findings, key=_rank), {rule.id: rule.file.explains for rule in fired})
     return Judgement(tuple(folded), outcomes, dict(facts.errors))
+
+
+def _measurement(verdict: Verdict | None) -> Measurement:
+    if verdict is None or verdict.status != "fired":
+        return "sound"
+    return "invalid" if verdict.severity == "critical" else "weak"
 
 
 def _verdict(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
@@ -72,7 +75,7 @@ def _outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
     return RuleOutcome(rule.id, verdict.status, verdict.message if verdict.status == "fired" else verdict.reason)
 
 
-def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, *, weak: bool) -> Finding:
+def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
     file = rule.file
     return Finding(
         rule=rule.id,
@@ -83,8 +86,8 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, *, 
         why=" ".join(file.why.split()),
         evidence=verdict.evidence,
         ceiling=_ceiling(rule, verdict, analysis.wall_ns),
-        confidence=confidence_of(rule, analysis, weak=weak),
-        fixes=file.fixes,
+        confidence=confidence_of(rule, analysis.device, facts.value, measured),
+        fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
         references=file.references,
     )

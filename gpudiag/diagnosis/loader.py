@@ -58,9 +58,11 @@ def _builtin() -> Iterator[Source]:
 
 def _folder(directory: str) -> Iterator[Source]:
     """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
+    if not directory.strip():
+        raise InputError("the folder of rules is empty text", f"give a folder that holds files *{SUFFIX}")
     root = Path(directory)
     if not os.path.isdir(directory):
-        raise InputError(f"{directory or repr(directory)}: no such folder of rules")
+        raise InputError(f"{directory}: no such folder of rules")
     found = sorted(path for path in root.rglob(f"*{SUFFIX}") if path.is_file())
     if not found:
         raise InputError(f"{directory}: no rule files", f"they end in {SUFFIX}")

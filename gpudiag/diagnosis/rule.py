@@ -87,6 +87,8 @@ class RuleFile(_Strict, frozen=True, kw_only=True):
     withholds: tuple[Withholding, ...] = ()
     where: str | None = None
     fixes: tuple[str, ...] = ()
+    needless: dict[str, str] = {}
+    """Fix id -> condition under which it is not suggested: done already, or without effect on this device."""
     references: tuple[str, ...]
     tests: tuple[RuleTest, ...]
     override: bool = False
@@ -106,6 +108,7 @@ class Rule(msgspec.Struct, frozen=True):
     details: tuple[tuple[Expression, Message], ...]
     ceiling: Expression | None
     withholds: tuple[tuple[Expression, Withholding], ...]
+    needless: dict[str, Expression] = {}
 
     @property
     def id(self) -> str:

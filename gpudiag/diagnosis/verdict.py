@@ -18,6 +18,8 @@ class Verdict(msgspec.Struct, frozen=True):
     severity: Severity | None = None
     message: str = ""
     evidence: tuple[Evidence, ...] = ()
+    fixes: tuple[str, ...] = ()
+    """Without those that are needless in this run."""
     ceiling_ns: float | None = None
     """At least 0; None where the rule has none or it is not known. Not yet cut to the wall time."""
 
@@ -54,8 +56,15 @@ def _fired(rule: Rule, lookup: Lookup) -> Verdict:
         severity=next((level for level, condition in rule.severity if condition.evaluate(lookup) is True), "info"),
         message=text,
         evidence=_evidence(rule, lookup),
+        fixes=tuple(fix for fix in rule.file.fixes if not _needless(rule, fix, lookup)),
         ceiling_ns=_ceiling_ns(rule, lookup),
     )
+
+
+def _needless(rule: Rule, fix: str, lookup: Lookup) -> bool:
+    """Return whether `fix` is known to be needless; where that is not known it is suggested."""
+    condition = rule.needless.get(fix)
+    return condition is not None and condition.evaluate(lookup) is True
 
 
 def _evidence(rule: Rule, lookup: Lookup) -> tuple[Evidence, ...]:

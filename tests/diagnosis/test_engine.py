@@ -11,6 +11,7 @@ from gpudiag.diagnosis import Judgement, judge, load_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE
 from gpudiag.facts.registry import fact
+from gpudiag.model.bundle import LoaderSettings, Manifest, Settings
 from gpudiag.model.finding import Finding
 
 NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -74,7 +75,7 @@ def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules:
     assert first.ceiling is not None
     assert first.ceiling.time_ns == 2400 * US
     assert first.ceiling.method == "formula"
-    assert "600 us (60 % of 1.00 ms)" in first.message
+    assert "In a step of 1.00 ms the GPU stands idle for 600 us (60 %)" in first.message
     assert "OVH-03" in first.folded
     assert status(judgement, "OVH-03")[0] == "fired"
     assert all(finding.rule != "OVH-03" for finding in judgement.findings)
@@ -82,7 +83,7 @@ def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules:
         "suppressed",
         "OVH-01: more than 40 % of the step the device waits for the host; faster kernels would only wait longer",
     )
-    assert first.where[0].what.startswith("outside any op") or first.where[0].what.startswith("before")
+    assert first.where[0].what.startswith("work outside any op") or first.where[0].what.startswith("before")
 
 
 def test_below_that_the_kernels_are_judged(rules: tuple[Rule, ...]) -> None:
@@ -122,10 +123,74 @@ def test_a_weak_measurement_lowers_confidence_and_withholds_nothing(rules: tuple
     assert weak.findings[-1].rule == "EFF-03"
 
 
-@pytest.mark.parametrize(("modelled", "confidence"), [(0.95, "high"), (0.6, "medium"), (0.3, "low"), (None, "low")])
-def test_confidence_of_roofline_rules_follows_coverage(rules: tuple[Rule, ...], modelled: float | None, confidence: str) -> None:
-    judgement = judge(analysis(**(starved(0.1) | {"modelled": modelled})), rules)
+def beside(seen: float, **unseen: object) -> dict[str, object]:
+    """Four steps of 1000 us whose chains take `seen` of the 900 us in kernels, and other work the rest."""
+    work: list[Work] = []
+    for start in range(0, 4000, 1000):
+        work += chain(start, 300 * seen)
+        work.append(kernel("other", start + 900 * seen, start + 900, **unseen))
+    return {"work": work, "idle": [gap(start + 900, start + 1000) for start in range(0, 4000, 1000)], "wall": 4000, **SOUND}
+
+
+@pytest.mark.parametrize(("seen", "confidence"), [(0.95, "high"), (0.6, "medium"), (0.48, "low")])
+def test_confidence_of_roofline_rules_follows_the_part_of_all_kernel_time_that_has_a_cost(
+    rules: tuple[Rule, ...], seen: float, confidence: str
+) -> None:
+    judgement = judge(analysis(**beside(seen, provenance="none", replay=True)), rules)
     assert found(judgement, "MEM-01").confidence == confidence
+
+
+def test_collectives_and_copies_are_no_unseen_work(rules: tuple[Rule, ...]) -> None:
+    for other in ({"collective": True}, {"kind": "memcpy"}):
+        judgement = judge(analysis(**beside(0.5, provenance="none", **other)), rules)
+        assert found(judgement, "MEM-01").confidence == "high"
+
+
+@pytest.mark.parametrize(("replayed", "confidence"), [(0.0, "high"), (0.3, "medium"), (0.8, "low")])
+def test_confidence_of_other_rules_about_kernels_follows_the_part_whose_op_is_known(
+    rules: tuple[Rule, ...], replayed: float, confidence: str
+) -> None:
+    work = [kernel("aten::mul_", i * 1000, i * 1000 + 1000 * (1 - replayed), phase="optimizer") for i in range(4)]
+    work += [kernel("graph", i * 1000 + 1000 * (1 - replayed), (i + 1) * 1000, replay=True) for i in range(4) if replayed]
+    judgement = judge(analysis(work, wall=4000, **SOUND), rules)
+    assert found(judgement, "MEM-05").confidence == confidence
+    assert all(finding.confidence == "high" for finding in judgement.findings if finding.bound.startswith("idle"))
+
+
+def test_the_measurement_costs_every_finding_confidence_but_its_own(rules: tuple[Rule, ...]) -> None:
+    invalid = judge(analysis(**(starved(0.3) | {"slowdown": 20.0})), rules)
+    assert found(invalid, "EFF-03").confidence == "high"
+    assert {finding.confidence for finding in invalid.findings[1:]} == {"low"}
+    mostly_products = [
+        kernel("aten::mm", i * 1000, i * 1000 + 900, shapes=[[64, 64], [64, 64]], flops=1e6, bytes_moved=1e4, t_roof=1) for i in range(4)
+    ]
+    low = analysis(mostly_products, wall=4000, **(SOUND | {"meta": {"with_stack": True}}))
+    assert found(judge(low, rules), "EFF-01").confidence == "medium"
+
+
+def test_fixes_that_are_done_already_or_have_no_effect_are_not_suggested(rules: tuple[Rule, ...]) -> None:
+    step = [mark(NEXT.replace("Single", "Multi"), i * 1000, i * 1000 + 420) for i in range(4)]
+    work = [kernel("aten::mm", i * 1000 + 420, i * 1000 + 1000) for i in range(4)]
+    idle = [gap(i * 1000, i * 1000 + 420) for i in range(4)]
+    loader = LoaderSettings(num_workers=2, pin_memory=False, persistent_workers=True)
+    made = analysis(work, wall=4000, idle=idle, marks=step, manifest=Manifest(settings=Settings(loader=loader)), **SOUND)
+    waits = found(judge(made, rules), "INP-01")
+    assert waits.fixes == ("loader-workers", "loader-prefetch", "pin-memory")
+    assert "Set now: num_workers=2, prefetch_factor=2, persistent workers: yes, pinned memory: no." in waits.message
+    in_process = analysis(work, wall=4000, idle=idle, marks=[mark(NEXT, i * 1000, i * 1000 + 420) for i in range(4)], device=CPU, **SOUND)
+    assert found(judge(in_process, rules), "INP-01").fixes == ("loader-workers",)
+
+
+def test_fixes_fit_the_device_and_what_was_recorded(rules: tuple[Rule, ...]) -> None:
+    gpu = found(judge(analysis(**starved(0.2)), rules), "OVH-01")
+    assert {"compile", "cuda-graphs", "batch-size"} <= set(gpu.fixes)
+    assert "fused-optimizer" not in gpu.fixes  # no optimizer step in this window
+    cpu = found(judge(analysis(**(starved(0.2) | {"device": CPU})), rules), "OVH-01")
+    assert "cuda-graphs" not in cpu.fixes
+    replayed = starved(0.2)
+    for work in replayed["work"]:  # type: ignore[attr-defined]
+        work.replay = True
+    assert "cuda-graphs" not in found(judge(analysis(**replayed), rules), "OVH-01").fixes
 
 
 def test_a_run_without_an_accelerator_is_no_fault(rules: tuple[Rule, ...]) -> None:
@@ -144,7 +209,7 @@ def test_a_cpu_run_that_waits_for_its_batches(rules: tuple[Rule, ...]) -> None:
     judgement = judge(analysis(work, wall=4000, idle=idle, marks=marks, device=CPU, **SOUND), rules)
     first = judgement.findings[0]
     assert (first.rule, first.bound) == ("INP-01", "idle_data")
-    assert "Each step waits 420 us (42 % of its 1.00 ms) for the next batch." in first.message
+    assert "In a step of 1.00 ms training waits 420 us (42 %) for the next batch." in first.message
     assert status(judgement, "OVH-01") == ("passed", "")
 
 
@@ -198,6 +263,8 @@ def test_what_was_not_seen_cannot_pass(rules: tuple[Rule, ...]) -> None:
     for rule in ("MEM-01", "MEM-03", "CMP-04"):
         assert status(judgement, rule) == ("not_applicable", "only 10.0 % of the kernel time belongs to ops with recorded shapes")
     assert status(judgement, "DST-01")[0] == "passed"
+    around = [kernel("aten::mm", 0, 1000, shapes=[[64, 64], [64, 64]], replay=True)]  # the op that launched a graph is not theirs
+    assert status(judge(analysis(around), rules), "MEM-03")[1].startswith("only 0.0 %")
     everything = judge(
         analysis([kernel("aten::mm", 0, 1000, shapes=[[64, 64], [64, 64]], flops=1.0, bytes_moved=1.0, name="ampere_sgemm")]), rules
     )

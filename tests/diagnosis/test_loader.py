@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudiag.diagnosis import load_rules, self_test
+from gpudiag.diagnosis import load_rules, self_test, source
 from gpudiag.diagnosis.loader import load_folder
 from gpudiag.errors import InputError
 
@@ -84,6 +84,9 @@ def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -
         ("why: It waits.", "why: It waits.\nwhy: Again.", ":14: the key why stands twice"),
         ("why: It waits.", "why: [unclosed", "no YAML that can be read: line"),
         ("why: It waits.", "why: &x It waits.\nwhere: *x", "aliases (*name) are not allowed"),
+        ("fixes: [compile]", "needless: {compile: compiled}", ":15: needless.compile: is none of the `fixes` of this rule"),
+        ("fixes: [compile]", "fixes: [compile]\nneedless: {compile: compield}", ":16: needless.compile: column 1: unknown name 'compield'"),
+        ("fixes: [compile]", "fixes: [compile]\nneedless: {compile: idle_ns}", ":16: needless.compile: yields a number, a bool is needed"),
         ("fixes: [compile]", "where: nowhere", ":15: where: no provider of places is named 'nowhere'"),
         ("fixes: [compile]", "explains: [OVH-99]", ":15: explains[0]: no rule 'OVH-99'"),
         ("fixes: [compile]", "explains: [TST-01]", ":15: explains: TST-01 explains itself"),
@@ -101,7 +104,19 @@ def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> No
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"- a\n- b\n", b"\xff\xfe", b"[" * 60_000, b"x: !!python/object/apply:os.system ['true']", b"a: " + b"x" * 70_000, b"1: 2"],
+    [
+        b"",
+        b"- a\n- b\n",
+        b"\xff\xfe",
+        b"[" * 60_000,
+        b"- " * 30_000,
+        b"? " * 30_000,
+        b"a: &a [*a]",
+        b"a: {b: " * 5_000,
+        b"x: !!python/object/apply:os.system ['true']",
+        b"a: " + b"x" * 70_000,
+        b"1: 2",
+    ],
 )
 def test_files_that_are_no_rules(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "TST-01.yaml").write_bytes(content)
@@ -115,6 +130,9 @@ def test_folders_without_rules(tmp_path: Path) -> None:
         load_rules([str(tmp_path)])
     with pytest.raises(InputError, match="no such folder"):
         load_rules([str(tmp_path / "gone")])
+    for nothing in ("", "  "):
+        with pytest.raises(InputError, match="empty text"):
+            load_folder(nothing)
 
 
 def test_the_same_id_twice_is_an_error_unless_it_overrides_and_then_gives_only_what_changes(tmp_path: Path) -> None:
@@ -165,3 +183,9 @@ def test_every_built_in_key_order_is_plain_yaml() -> None:
     for rule in load_rules():
         plain: Any = yaml.safe_load(yaml.safe_dump(rule.raw))
         assert plain["id"] == rule.id
+
+
+def test_without_libyaml_rules_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = load_rules()
+    monkeypatch.setattr(source, "_Loader", yaml.SafeLoader)
+    assert [rule.raw for rule in load_rules()] == [rule.raw for rule in fast]
