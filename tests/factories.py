@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from gpudiag.facts.families import MATRIX, family
 from gpudiag.model import tables
 from gpudiag.model.analysis import Analysis, Coverage
 from gpudiag.model.breakdown import Breakdown, BucketsNs
@@ -71,7 +72,10 @@ class Work:
     copied: int | None = None
     collective: bool = False
     replay: bool = False
+    provenance: str = "exact"
     grid: int = 1
+    occupancy: float | None = None
+    waves: float | None = None
     launched: float | None = None
 
 
@@ -137,8 +141,16 @@ def _add(rows: _Rows, work: Work, steps: pl.DataFrame, *, on_cpu: bool) -> None:
         {"name": work.name or work.op or "kernel", "kind": "cpu" if on_cpu else work.kind, "device": None if on_cpu else 0}
         | {"stream": None if on_cpu else work.stream, "start_ns": start, "end_ns": end, "busy_ns": end - start, "correlation": index}
         | {"launch": None if on_cpu or op is None else len(rows.launches) - 1, "op": op, "owner": op, "step": step, "grid": work.grid}
-        | {"bytes": work.copied, "flops": work.flops, "bytes_moved": work.bytes_moved, "bound": work.bound, "collective": work.collective}
+        | {
+            "bytes": work.copied,
+            "flops": work.flops,
+            "matrix_flops": work.flops if family(work.op or "") in MATRIX else None,
+            "bytes_moved": work.bytes_moved,
+            "bound": work.bound,
+            "collective": work.collective,
+        }
         | {"t_roof_ns": None if work.t_roof is None else work.t_roof * US, "efficiency": efficiency, "replay": work.replay}
+        | {"provenance": "none" if op is None else work.provenance, "occupancy": work.occupancy, "waves": work.waves}
     )
 
 

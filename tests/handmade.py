@@ -11,6 +11,7 @@ from gpudiag.attribution.gaps import gaps
 from gpudiag.attribution.intervals import of
 from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
+from gpudiag.model.bundle import Settings
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.classify import classify
@@ -34,10 +35,20 @@ def _event(cat: str, name: str, start: float, end: float, tid: Any, args: dict[s
 
 
 def op(
-    name: str, start: float, end: float, shapes: list[Any] | None = None, *, dtype: str = "float", tid: int = 1, seq: int | None = None
+    name: str,
+    start: float,
+    end: float,
+    shapes: list[Any] | None = None,
+    *,
+    dtype: str = "float",
+    tid: int = 1,
+    seq: int | None = None,
+    concrete: list[str] | None = None,
 ) -> Event:
-    """Return an op; `shapes` None: none were recorded."""
+    """Return an op; `shapes` None: none were recorded. `concrete`: its 'Concrete Inputs'."""
     args: dict[str, Any] = {} if seq is None else {"Sequence number": seq}
+    if concrete is not None:
+        args["Concrete Inputs"] = concrete
     if shapes is not None:
         args |= {"Input Dims": shapes, "Input type": [dtype if isinstance(shape, list) and shape else "" for shape in shapes]}
     return _event("cpu_op", name, start, end, tid, args)
@@ -86,10 +97,10 @@ def linked(*events: Event, on_cpu: bool = False) -> Trace:
     return link(made, find_steps(made).table, on_cpu=on_cpu)[0]
 
 
-def costed(*events: Event, device: Device | None, on_cpu: bool = False) -> Trace:
+def costed(*events: Event, device: Device | None, on_cpu: bool = False, settings: Settings | None = None) -> Trace:
     """Return the tables at stage 'cost'."""
     made = trace(*events)
     found = find_steps(made).table
     made = link(made, found, on_cpu=on_cpu)[0]
     idle = gaps(made.kernels if not on_cpu else made.kernels.clear(), made.launches, of(found))
-    return classify(made, find_owners(made, on_cpu=on_cpu), idle, device)
+    return classify(made, find_owners(made, on_cpu=on_cpu), idle, device, settings)

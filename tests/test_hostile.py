@@ -19,6 +19,8 @@ from gpudiag.cli import main
 
 RECORDED = json.dumps(gpu_training()).encode()
 PACKED = gzip.compress(RECORDED)
+DEEP = 100_000
+"""Levels at which one step per level would take minutes."""
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01"
 
 
@@ -239,13 +241,27 @@ def _streams() -> Document:
     return document
 
 
-def _nested(category: str, depth: int) -> Callable[[], Document]:
+def _nested(
+    category: str, depth: int, base: Callable[[], Document] = gpu_training, shift_us: float = 0.002, name: str = "aten::mm"
+) -> Callable[[], Document]:
     def make() -> Document:
-        document = gpu_training()
-        document["traceEvents"] += [complete("aten::mm", category, 0.002 * row, 4000 - 0.004 * row) for row in range(depth)]
+        document = base()
+        document["traceEvents"] += [
+            complete(name, category, shift_us * row, 4000 - 2 * shift_us * row, **{"Sequence number": row}) for row in range(depth)
+        ]
         return document
 
     return make
+
+
+def _deep_launches() -> Document:
+    """Return a trace in which each op encloses its launch and all later ops."""
+    document = _nested("cpu_op", DEEP, shift_us=0.01)()
+    for row in range(DEEP):
+        launch = complete("cudaLaunchKernel", "cuda_runtime", 0.01 * row + 0.004, 0.001, correlation=1000 + row)
+        device = {"device": 0, "stream": 7, "correlation": 1000 + row, "grid": [64, 1, 1], "block": [256, 1, 1]}
+        document["traceEvents"] += [launch, complete("gemm", "kernel", 5000 + 0.01 * row, 0.005, 7, **device) | {"pid": 0}]
+    return document
 
 
 def _gigantic_name() -> Document:
@@ -273,8 +289,11 @@ ODD: dict[str, Callable[[], Document]] = {
     "ids below zero": _events(lambda event: event.setdefault("args", {}).update(correlation=-1, stream=-1, device=-1)),
     "everything forty times": _repeated,
     "a name of 10 MB": _gigantic_name,
-    "ops 10,000 deep": _nested("cpu_op", 10_000),
-    "frames 100,000 deep": _nested("python_function", 100_000),
+    "ops 100,000 deep": _nested("cpu_op", DEEP),
+    "ops of a CPU run 100,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001),
+    "autograd nodes 100,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001, "autograd::engine::evaluate_function: MmBackward0"),
+    "launches 100,000 deep": _deep_launches,
+    "frames 100,000 deep": _nested("python_function", DEEP),
 }
 
 

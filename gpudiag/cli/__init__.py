@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, report, schema
+from gpudiag.cli import calibrate, demo, ops, report, schema
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -26,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
 )
 app.command("report")(report.report)
+app.command("ops")(ops.ops)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(rule_commands.app, name="rules")

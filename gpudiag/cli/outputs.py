@@ -1,9 +1,8 @@
-"""Files that a command writes: named by suffix, checked before the work starts, written whole or not at all."""
+"""Files that a command writes: named by suffix, checked before the work starts."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,18 +11,21 @@ from gpudiag.errors import InputError, UsageError
 SUFFIXES = (".html", ".md", ".json")
 
 
-def check_targets(targets: Sequence[Path], source: str) -> None:
+def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:
         try:
-            _check(target, source)
+            _check(target, source, suffixes)
         except OSError as error:  # a name that is too long, a folder that may not be looked into
             raise InputError(f"cannot write {target}: {error.strerror}", "choose another place") from None
 
 
-def _check(target: Path, source: str) -> None:
-    if target.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"cannot write {target}: the format is not known by its suffix", f"use one of {', '.join(SUFFIXES)}")
+def _check(target: Path, source: str, suffixes: Sequence[str]) -> None:
+    if target.suffix.lower() not in suffixes:
+        raise UsageError(
+            f"cannot write {target}: the format is not known by its suffix",
+            f"use {'one of ' if len(suffixes) > 1 else ''}{', '.join(suffixes)}",
+        )
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}", "make it first")
     if target.is_dir():
@@ -39,28 +41,3 @@ def _is_input(target: Path, source: Path) -> bool:
     if source.is_dir():
         return source.resolve() in target.resolve().parents and target.stem != "report"
     return target.samefile(source)
-
-
-def write(target: Path, data: bytes) -> None:
-    """Write `data` to `target` by a temporary file beside it and a rename. Raises InputError where that fails."""
-    try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:60]}.")
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(target)
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """Return the process's file mode mask (it can only be read by setting it); mkstemp makes files for the owner alone."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

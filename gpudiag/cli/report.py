@@ -9,6 +9,7 @@ import typer
 
 from gpudiag.cli import outputs, terminal
 from gpudiag.errors import InputError
+from gpudiag.report import files
 
 if TYPE_CHECKING:
     from gpudiag import api
@@ -37,19 +38,29 @@ def report(
     rules: Annotated[
         list[Path] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
     ] = None,
+    graph_capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--graph-capture",
+            help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
+            metavar="FILE",
+        ),
+    ] = None,
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
     if not path:  # the folder that one stands in is "."; an empty text is a variable that was not set
         raise InputError("PATH is empty", "give a trace, a bundle, or a folder of ranks")
-    outputs.check_targets(targets, path)
+    for source in (path, *([str(graph_capture)] if graph_capture else [])):
+        outputs.check_targets(targets, source)
     from gpudiag import api
 
     with terminal.progress("reading") as tell:
-        found = api.diagnose(path, rank=rank, rules_dirs=[str(folder) for folder in rules or []], progress=tell)
+        folders = [str(folder) for folder in rules or []]
+        found = api.diagnose(path, rank=rank, rules_dirs=folders, graph_capture=graph_capture, progress=tell)
         for target in targets:
             tell(f"writing {target}")
-            outputs.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
+            files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
     terminal.out(found.text(width=terminal.columns(), top=_TOP_TEXT if top is None else top, color=terminal.coloured()))
     for target in targets:
         terminal.say(f"wrote {target}")

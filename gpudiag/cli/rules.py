@@ -48,7 +48,7 @@ def check(folder: _Folder) -> None:
     from gpudiag.diagnosis.loader import load_folder
 
     found = load_folder(folder)
-    typer.echo(f"{len(found)} rule file(s) in {folder}: well formed")
+    typer.echo(f"{len(found)} rule file{'' if len(found) == 1 else 's'} in {folder}: well formed")
 
 
 @app.command()
@@ -62,7 +62,7 @@ def test(folder: _Folder) -> None:
     for failure in failures:
         typer.echo(failure, err=True)
     count = sum(len(rule.file.tests) for rule in found)
-    typer.echo(f"{count - len({failure.rsplit(': ', 1)[0] for failure in failures})} of {count} tests hold")
+    typer.echo(f"{count - len({failure.rsplit(': ', 1)[0] for failure in failures})} of {count} test{'' if count == 1 else 's'} hold")
     if failures:
         raise typer.Exit(1)
 

@@ -17,6 +17,8 @@ from gpudiag.report.escape import clean, for_encoding
 PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
 """Longer lines are hard to read, however wide the window."""
+WIDEST_TABLE = 200
+"""Columns from which a table has all that it can show."""
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
@@ -57,6 +59,11 @@ def _on_terminal(stream: TextIO | None) -> bool:
 def columns() -> int:
     """Return the width of the text to write."""
     return min(shutil.get_terminal_size().columns, WIDEST_COLUMNS) if _on_terminal(sys.stdout) else PIPED_COLUMNS
+
+
+def table_columns() -> int:
+    """Return the width of a table to write: of a wide terminal more than prose should take."""
+    return min(shutil.get_terminal_size().columns, WIDEST_TABLE) if _on_terminal(sys.stdout) else PIPED_COLUMNS
 
 
 def coloured() -> bool:

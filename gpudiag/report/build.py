@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import polars as pl
 
-from gpudiag.facts import Facts
+from gpudiag.facts import Facts, utilisation
+from gpudiag.facts.mfu_references import references
+from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.breakdown import IDLE_BUCKETS
 from gpudiag.model.cost import BOUNDS
@@ -23,8 +26,10 @@ from gpudiag.model.report import (
     Trust,
 )
 from gpudiag.model.signature import Signature, parse_signature
+from gpudiag.report.limits import capped
+from gpudiag.roofline.costs.collectives import bandwidths
 
-MAX_KERNEL_ROWS = 200
+MAX_KERNEL_ROWS = 1_000
 MAX_IDLE_ROWS = 50
 
 
@@ -41,7 +46,7 @@ def build(
     """Return the report. `sites`: the call site of each op row, where known."""
     warnings = list(analysis.warnings)
     mfu = _mfu(analysis, warnings)
-    return ReportData(
+    made = ReportData(
         tool=tool,
         source=source,
         device=_device(analysis),
@@ -57,6 +62,7 @@ def build(
         findings=findings,
         rules=outcomes,
     )
+    return capped(made)
 
 
 def _device(analysis: Analysis) -> ReportDevice | None:
@@ -104,6 +110,10 @@ def _trust(analysis: Analysis, site_match_share: float | None, warnings: list[st
         outside_ops_share=found.outside_ops_share,
         without_shapes_share=found.without_shapes_share,
         replay_share=found.replay_share,
+        mapped_replay_share=found.mapped_replay_share,
+        attributable_share=found.attributable_share,
+        collective_share=found.collective_share,
+        copy_share=found.copy_share,
         dropped=analysis.trace.meta.dropped,
         profiler_slowdown=analysis.profiler_slowdown,
         replay_error_share=None,
@@ -131,13 +141,27 @@ def _steps(analysis: Analysis) -> StepSummary:
 
 
 def _mfu(analysis: Analysis, warnings: list[str]) -> Mfu | None:
-    facts = Facts(analysis)
-    share, flop, dtype = (facts.value(name) for name in ("mfu", "matrix_flop", "matrix_dtype"))
-    for value in (share, flop, dtype):
+    facts, names = Facts(analysis), ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
+    values = {name: facts.value(name) for name in names}
+    for value in values.values():
         if isinstance(value, Missing):
             warnings.append(f"no model FLOPs utilisation: {value.reason}")
             return None
-    return Mfu(float(flop), float(share), "exact", str(dtype), analysis.coverage.modelled_share)  # type: ignore[arg-type]
+    window = Window(analysis)
+    warnings.extend(utilisation.notes(window))
+    trains = bool((analysis.trace.ops["phase"] == "backward").any())  # published figures are of training
+    return Mfu(
+        model_flops=float(values["matrix_flop"]),  # type: ignore[arg-type]  # none is Missing
+        share=float(values["mfu"]),  # type: ignore[arg-type]
+        provenance=utilisation.weakest_provenance(window),
+        dtype=str(values["matrix_dtype"]),
+        modelled_share=analysis.coverage.modelled_share,
+        peak_flop_per_s=utilisation.peak_flop_per_s(window),
+        recompute_flops=float(values["recompute_flop"]),  # type: ignore[arg-type]
+        hfu_share=float(values["hfu"]),  # type: ignore[arg-type]
+        references=references(window.device, str(values["matrix_dtype"])) if trains else (),
+        known_share=float(values["matrix_known_share"]),  # type: ignore[arg-type]
+    )
 
 
 def _ops(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
@@ -154,6 +178,7 @@ def _ops(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
                 signature=text,
                 count=row["count"],
                 kernel_ns=row["kernel_ns"],
+                recompute_ns=row["recompute_ns"],
                 flops=row["flops"],
                 bytes=row["bytes"],
                 t_roof_ns=row["t_roof_ns"],
@@ -163,6 +188,7 @@ def _ops(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
                 provenance=row["provenance"],
                 dtype=dtype,
                 cache_resident=row["cache_resident"],
+                **{name: row[name] for name in ("over_roof", "over_roof_cause", "engine", "engine_by", "occupancy", "waves")},
                 where=where.get((row["name"], row["phase"], row["signature"])),
             )
         )
@@ -217,13 +243,13 @@ def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     by_bound = by_bound.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "bound")
     by_op = frame.drop_nulls("op_name").group_by("name", "kind", "op_name").agg(largest).sort("busy_ns", "op_name", descending=True)
     by_op = by_op.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "op_name")
-    rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"))
+    rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"), pl.col("kernel_class").first())
     rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
     rows = rows.sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
-    names = ("name", "kind", "count", "kernel_ns", "bound", "op_name")
+    names = ("name", "kind", "count", "kernel_ns", "bound", "op_name", "kernel_class")
     return tuple(
-        KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op)
-        for name, kind, count, time, bound, op in rows.select(names).iter_rows()
+        KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op, kernel_class=word)
+        for name, kind, count, time, bound, op, word in rows.select(names).iter_rows()
     )
 
 
@@ -268,10 +294,15 @@ def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:
     frame = frame.with_columns(pl.coalesce("name", "kernel_name").alias("name"))
     rows = frame.group_by("name", "group", "size", "bytes").agg(pl.len().alias("count"), pl.col("busy_ns").sum().alias("kernel_ns"))
     rows = rows.sort("kernel_ns", "name", "bytes", descending=[True, False, False])
-    return tuple(
-        CollectiveRow(name=name, count=count, kernel_ns=time, group=group, size=size, bytes=moved)
-        for name, group, size, moved, count, time in rows.select("name", "group", "size", "bytes", "count", "kernel_ns").iter_rows()
-    )
+    columns = ("name", "count", "kernel_ns", "group", "size", "bytes")
+    return tuple(_collective(CollectiveRow(**row)) for row in rows.select(columns).iter_rows(named=True))
+
+
+def _collective(row: CollectiveRow) -> CollectiveRow:
+    """Return `row` with its bandwidths where name, group size and message are known."""
+    total = None if row.bytes is None else row.bytes * row.count
+    algorithm, bus = bandwidths(row.name, total, row.size, row.kernel_ns) or (None, None)
+    return msgspec.structs.replace(row, algbw_byte_per_s=algorithm, busbw_byte_per_s=bus)
 
 
 def _message_bytes(table: pl.DataFrame) -> pl.Series:

@@ -29,6 +29,11 @@ def clean(text: str, limit: int = LONGEST) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def tail(text: str, limit: int) -> str:
+    """Return the end of a path, which tells more than its beginning, in at most `limit` characters."""
+    return text if len(text) <= limit else f"…{text[len(text) - max(0, limit - 1) :]}"
+
+
 def markdown(text: str, limit: int = 2_000) -> str:
     """Return `text` as Markdown prose that shows every character as it stands (safe in a table cell too)."""
     return _MARKDOWN.sub(r"\\\1", clean(text, limit).replace("&", "&amp;")).replace("@", "&#64;")

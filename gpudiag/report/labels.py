@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.model.finding import Where
 from gpudiag.model.report import CollectiveRow, OpRow, ReportData
-from gpudiag.units import format_bytes
+from gpudiag.units import format_bytes, format_share
 
 COMMUNICATION_RECORD = "record_param_comms"
 """torch.distributed's own event around a collective; its name says nothing about which one."""
@@ -88,14 +88,22 @@ def _described(row: CollectiveRow) -> str:
 
 
 def op_detail(row: OpRow) -> str:
-    """Return what tells two op rows of one name apart: call site, module, shapes, and then the phase; '' where nothing is known."""
+    """Return what tells two op rows of one name apart: call site, module, shapes, then phase and recompute; '' where nothing is known."""
     known = [text for text in (site_text(row.where), row.module, row.signature) if text]
-    return ", ".join([*known, phase_text(row)] if known and row.phase else known)
+    told = [*known, phase_text(row)] if known and row.phase else known
+    return ", ".join([*told, recompute_text(row)] if row.recompute_ns else told)
 
 
 def phase_text(row: OpRow) -> str:
     """Return the phase of an op row in words, '' where it is not known."""
     return _BEFORE.get(row.phase or "", row.phase or "")
+
+
+def recompute_text(row: OpRow) -> str:
+    """Return how much of an op row's time repeats forward work inside the backward pass, '' where none does."""
+    if row.recompute_ns <= 0:
+        return ""
+    return "recomputed" if row.recompute_ns >= row.kernel_ns else f"{format_share(row.recompute_ns / row.kernel_ns)} recomputed"
 
 
 def placed(place: Where, rows: Sequence[OpRow]) -> Where:

@@ -8,7 +8,7 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import trust, words
 from gpudiag.report.escape import code, markdown
-from gpudiag.report.labels import namer, site_text
+from gpudiag.report.labels import namer, recompute_text, site_text
 from gpudiag.units import format_ns, format_rate, format_share
 
 _BAR_CELLS = 20
@@ -19,6 +19,7 @@ def render(report: ReportData, *, top: int = 20) -> str:
     blocks = [
         "# gpudiag report",
         f"**{markdown(words.verdict(report))}**",
+        *(markdown(text) for text in trust.headlines(report)),
         _source(report),
         _breakdown(report),
         *_findings(report),
@@ -93,11 +94,12 @@ def _ops(report: ReportData, top: int) -> str:
     if not any(row.where for row in rows):  # an empty column helps nobody
         header, cells = header[:1] + header[2:], [line[:1] + line[2:] for line in cells]
     table = _table(header, "l" * (len(header) - 8) + "rrrlrrrr", cells)
-    return f"## Ops that cost most ({len(rows)} of {len(report.ops)})\n\n{table}"
+    legend = "\n\n".join(markdown(f"{text}.") for text in words.legend(rows))
+    return "\n\n".join(part for part in (f"## Ops that cost most ({len(rows)} of {len(report.ops)})", table, legend) if part)
 
 
 def _op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
-    detail = row.module or row.signature
+    detail = " ".join(text for text in (row.module or row.signature, recompute_text(row)) if text)
     return [
         code(f"{name} {detail}" if detail else name, 120, cell=True),
         code(site_text(row.where), 80, cell=True) if row.where else "",
@@ -105,7 +107,7 @@ def _op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
         format_ns(row.kernel_ns),
         format_share(row.kernel_ns / total_ns if total_ns else None, 1),
         row.bound,
-        format_share(row.efficiency),
+        words.of_roof(row),
         format_rate(words.per_second(row.flops, row.kernel_ns), "FLOP"),
         format_rate(words.per_second(row.bytes, row.kernel_ns), "B"),
         words.number(words.intensity(row)),
@@ -114,7 +116,9 @@ def _op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
 
 def _trust(report: ReportData) -> str:
     lines = [f"{topic}: {markdown(line)}" for topic, line in trust.trust_lines(report)]
-    lines += [f"**Warning:** {markdown(warning)}" for warning in report.trust.warnings]
+    if published := trust.reference_lines(report):
+        lines.append("published, to compare with:\n" + "\n".join(f"  - {markdown(text)}" for text in published))
+    lines += [f"**Warning:** {markdown(warning)}" for warning in trust.warning_lines(report)]
     return "## How far to trust this\n\n" + "\n".join(f"- {line}" for line in lines)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from gpudiag.model.report import ReportData
+import re
+from collections import Counter
+
+from gpudiag.model.bundle import UNFINISHED
+from gpudiag.model.report import Mfu, ReportData
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
-from gpudiag.units import format_ns, format_share
+from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
 _PROVENANCE = {
     "datasheet": "peak rates from its data sheet",
@@ -12,21 +16,36 @@ _PROVENANCE = {
     "unverified": "unverified peak rates",
     "measured": "measured peak rates",
 }
+NO_MARKS = "no ProfilerStep marks: the whole trace counts as one step"
+_FEW_STEPS = re.compile(r"only \d+ complete steps?\b")
 SMALL_UTILISATION = 0.0005
 """A utilisation below this would read 0.0 %."""
 
+COUNTED_ENOUGH = 0.95
+"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.utilisation says so too)."""
+_WORTH_NAMING = 0.05
+"""Share of the time in kernels without an op from which their names are told."""
+_CLASSES_TOLD = 5
+_FASTER = 0.95
+"""A slow-down below this is noise that is worth a word."""
 # Two durations that differ by less are one to the reader.
 _SKEWED = 0.1
 
 
+def headlines(report: ReportData) -> list[str]:
+    """Return what stands beside the verdict: how much of the time the figures cover, and the utilisation where it is known."""
+    return [text for text in (coverage_line(report), mfu_line(report)) if text]
+
+
 def trust_lines(report: ReportData) -> list[tuple[str, str]]:
-    """Return (topic, plain sentence) of what was read, linked and modelled; unknown shares are said."""
+    """Return (topic, plain sentence) of what was modelled, linked and read; unknown shares are said."""
     lines = [
+        ("coverage", " ".join(part for part in (_modelled_line(report), _linked_line(report)) if part)),
+        ("by name", _classes_line(report)),
         ("measurement", measurement_line(report)),
         ("steps", step_line(report)),
         ("device", device_line(report)),
-        ("coverage", " ".join(part for part in (_coverage_line(report), _unlinked_line(report)) if part)),
-        ("utilisation", mfu_line(report)),
+        ("utilisation", _mfu_grade(report)),
         ("profiler", _slowdown_line(report)),
         ("read", _read_line(report)),
         ("replay", _replay_line(report)),
@@ -35,24 +54,82 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
     return [(topic, text) for topic, text in lines if text]
 
 
+def warning_lines(report: ReportData) -> list[str]:
+    """Return the warnings without those that only repeat what a line above them says: how many steps there are."""
+    return [text for text in report.trust.warnings if text != NO_MARKS and not _FEW_STEPS.match(text)]
+
+
 def measurement_line(report: ReportData) -> str:
     """Return what makes the measurement weak, '' where nothing does. An invalid one is a finding."""
     weak = weak_measurement(report)
     return f"Weak, so findings lose a grade of confidence. {weak.message} ({weak.rule})" if weak else ""
 
 
-def _coverage_line(report: ReportData) -> str:
-    """Return how much of the work is linked and modelled; a plain sentence where there is nothing that could be."""
+def coverage_line(report: ReportData) -> str:
+    """Return how much of the time cost models cover, and what the rest is; '' where there is no time that could be modelled."""
+    trust, work = report.trust, work_word(report, 1)
+    if trust.linked_share is None:
+        return ""
+    rest = ", ".join(f"{format_share(share)} {words}" for words, share in not_covered(report))
+    if trust.modelled_share is None:
+        return f"Cost models cover none of the {work} time{f': {rest}' if rest else ''}."
+    text = f"Cost models cover {format_share(trust.modelled_share)} of the {work} time"
+    if trust.modelled_share_of_all is not None and trust.modelled_share - trust.modelled_share_of_all >= ROUNDS_TO_ZERO:
+        text += f" that can be modelled, {format_share(trust.modelled_share_of_all)} of all"
+    return f"{text}{f'; the rest: {rest}' if rest else ''}."
+
+
+def not_covered(report: ReportData) -> list[tuple[str, float]]:
+    """Return (words, share of all kernel time) of what cost models do not cover, largest first; what rounds to 0 left out."""
+    trust = report.trust
+    guessed = None if trust.attributable_share is None else trust.attributable_share - (trust.modelled_share_of_all or 0.0)
+    parts = (
+        ("launched before the recording", trust.without_launch_share),
+        ("outside any op", trust.outside_ops_share),
+        ("in ops without shapes", trust.without_shapes_share),
+        ("replayed from captured graphs", trust.replay_share),
+        ("communication", trust.collective_share),
+        ("copies and memory fills", trust.copy_share),
+        ("in ops without a cost model", guessed),
+    )
+    known = [(words, share) for words, share in parts if share is not None and share >= ROUNDS_TO_ZERO]
+    return sorted(known, key=lambda part: -part[1])
+
+
+def _modelled_line(report: ReportData) -> str:
+    """Return how what can be modelled splits; a plain sentence where nothing can be."""
     trust, work = report.trust, work_word(report, 1)
     if trust.linked_share is None:
         return f"The recording holds no {work} time that could be linked or modelled."
-    linked = f"{format_share(trust.linked_share)} of the {work} time is linked to an op."
     if trust.modelled_share is None:
-        return f"{linked} Cost models cover none of it: no op with recorded shapes stands behind it."
-    return (
-        f"{linked} Cost models cover {format_share(trust.modelled_share)} of what can be modelled ({format_share(trust.generic_share)} "
-        f"generic, {format_share(trust.unknown_share)} unknown), {format_share(trust.modelled_share_of_all)} of all."
-    )
+        return "Cost models cover none of it: no op with recorded shapes stands behind it."
+    modelled, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
+    return f"Of the {work} time that can be modelled, {modelled} has a cost model, {generic} a generic guess, {unknown} neither."
+
+
+def _linked_line(report: ReportData) -> str:
+    """Return how much of all time is linked to the op that launched it, and how much of that by a graph's capture."""
+    share, mapped = report.trust.linked_share, report.trust.mapped_replay_share
+    if share is None:
+        return ""
+    text = f"{format_share(share)} of all {work_word(report, 1)} time is linked to the op that launched it"
+    if mapped is not None and mapped >= ROUNDS_TO_ZERO:
+        text += f", {format_share(mapped)} by way of the pass that captured the replayed graph"
+    return f"{text}."
+
+
+def _classes_line(report: ReportData) -> str:
+    """Return what the kernels without an op do, told by their names alone; '' where they have next to none of the time."""
+    total = sum(row.kernel_ns for row in report.kernels)
+    classes: Counter[str] = Counter()
+    for row in report.kernels:
+        if row.op is None and row.kernel_class is not None:
+            classes[row.kernel_class] += row.kernel_ns
+    if not total or classes.total() < _WORTH_NAMING * total:
+        return ""
+    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(_CLASSES_TOLD) if ns >= ROUNDS_TO_ZERO * total]
+    listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
+    return f"{format_share(classes.total() / total)} of the kernel time stands in kernels without an op; by their names it is {listed}."
 
 
 def step_line(report: ReportData) -> str:
@@ -61,7 +138,8 @@ def step_line(report: ReportData) -> str:
     if not has_steps(report):
         return f"No steps were found: the whole recorded window of {format_ns(steps.wall_ns)} was analysed as one."
     recorded = f" of {steps.recorded} recorded" if steps.recorded > steps.count else ""
-    text = f"{steps.count}{recorded} {plural(max(steps.count, steps.recorded), 'step')} analysed (found by {steps.source})"
+    edges = "" if recorded or steps.count == 1 or not steps.recorded else ", the first and the last included"
+    text = f"{steps.count}{recorded} {plural(max(steps.count, steps.recorded), 'step')} analysed{edges} (found by {steps.source})"
     if steps.count > 1:
         text += f", median {format_ns(steps.median_ns)}, 95th percentile {format_ns(steps.p95_ns)}"
     if steps.median_ns and abs(step_ns(report) / steps.median_ns - 1) > _SKEWED:
@@ -80,14 +158,48 @@ def device_line(report: ReportData) -> str:
 
 
 def mfu_line(report: ReportData) -> str:
-    """Return the model FLOPs utilisation in words, '' where it is not known."""
+    """Return the utilisation with what it is divided by, '' where it is not known; with recomputed work (HFU) where there is some."""
     mfu = report.mfu
     if mfu is None:
         return ""
-    covered = "" if mfu.modelled_share is None else f", cost models cover {format_share(mfu.modelled_share)} of the time"
-    peak = f" of the {mfu.dtype} peak" if mfu.dtype else ""
-    share = f"below {format_share(2 * SMALL_UTILISATION, 1)}" if mfu.share < SMALL_UTILISATION else format_share(mfu.share, 1)
-    return f"Model FLOPs utilisation {share}{peak} ({mfu.provenance}{covered})."
+    least = "at least " if mfu.known_share is not None and mfu.known_share < COUNTED_ENOUGH else ""
+    text = f"Model FLOPs utilisation (MFU): {least}{_percent(mfu.share)} of {_denominator(report, mfu)}"
+    if mfu.recompute_flops and mfu.hfu_share is not None:
+        text += f"; with recomputed work (HFU) {_percent(mfu.hfu_share)}"
+    return f"{text}."
+
+
+def _percent(share: float) -> str:
+    return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
+
+
+def _denominator(report: ReportData, mfu: Mfu) -> str:
+    """Return the peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'."""
+    device = [report.device.name] if report.device else []
+    if mfu.peak_flop_per_s is None:
+        return f"the {mfu.dtype} peak".replace("  ", " ")
+    kind = [f"{mfu.dtype} dense"] if mfu.dtype else []
+    return f"{format_rate(mfu.peak_flop_per_s, 'FLOP')}" + (f" ({', '.join([*kind, *device])})" if kind or device else "")
+
+
+def _mfu_grade(report: ReportData) -> str:
+    """Return how the utilisation was counted, '' where it is not known."""
+    mfu = report.mfu
+    if mfu is None:
+        return ""
+    how = {
+        "exact": "from recorded shapes",
+        "derived": "partly derived from other ops",
+        "generic": "partly guessed",
+    }.get(mfu.provenance, "of unknown origin")
+    known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
+    return f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
+
+
+def reference_lines(report: ReportData) -> list[str]:
+    """Return published utilisations to compare with, each with what it was divided by."""
+    references = report.mfu.references if report.mfu else ()
+    return [f"{item.what}: {format_share(item.share, 1)} of {item.denominator}" for item in references]
 
 
 def peaks_reason(report: ReportData) -> str:
@@ -96,23 +208,14 @@ def peaks_reason(report: ReportData) -> str:
     return next((warning for warning in report.trust.warnings if any(word in warning.lower() for word in words)), "")
 
 
-def _unlinked_line(report: ReportData) -> str:
-    trust = report.trust
-    parts = (
-        ("was launched before the recording", trust.without_launch_share),
-        ("ran outside any op", trust.outside_ops_share),
-        ("has no shapes", trust.without_shapes_share),
-        ("was replayed from graphs", trust.replay_share),
-    )
-    said = [f"{format_share(share)} {words}" for words, share in parts if share is not None and share >= ROUNDS_TO_ZERO]
-    return f"Of the {work_word(report, 1)} time, {', '.join(said)}." if said else ""
-
-
 def _slowdown_line(report: ReportData) -> str:
     slowdown = report.trust.profiler_slowdown
+    if slowdown is None and UNFINISHED in report.trust.warnings:
+        return "Slow-down unknown: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
     if slowdown is None:
         return "Slow-down unknown: no unprofiled steps were recorded beside the profiled ones."
-    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones."
+    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
+    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}."
 
 
 def _read_line(report: ReportData) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gpudiag.model.breakdown import BUSY_BUCKETS, IDLE_BUCKETS
+from gpudiag.model.cost import OVER_ROOF_ABOVE
 from gpudiag.model.finding import Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import OpRow, ReportData
@@ -19,6 +20,13 @@ MATTER_MOST = 3
 
 ROUNDS_TO_ZERO = 0.005
 """A share below half a percent rounds to nothing."""
+
+OVER_ROOF = "over roof"
+OVER_ROOF_LEGEND = (
+    "over roof: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is counted, "
+    "or the peak or the count is wrong"
+)
+UNKNOWN_LEGEND = "?: not known (no cost model, no shapes or no peak)"
 
 _BUSY = {
     "compute": "compute-bound {work}",
@@ -244,15 +252,17 @@ def per_second(amount: float | None, ns: int) -> float | None:
 
 def flop_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
     """Return the unit for achieved rates in a table of `rows` (default: all ops) and its factor from FLOP/s."""
-    return _unit("FLOP/s", [(per_second(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)])
+    return unit_of_rates(
+        "FLOP/s", [(per_second(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
+    )
 
 
 def byte_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
     """Return the unit for achieved traffic in a table of `rows` (default: all ops) and its factor from B/s."""
-    return _unit("B/s", [(per_second(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)])
+    return unit_of_rates("B/s", [(per_second(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)])
 
 
-def _unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:
+def unit_of_rates(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:
     """Return the unit (tera, giga or mega) in which the fastest row has two digits or more, and giga where no rate is known.
 
     Rows with next to none of the time have no say: what runs once for a microsecond would choose the unit of all.
@@ -266,6 +276,31 @@ def _unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, fl
 def intensity(row: OpRow) -> float | None:
     """Return the arithmetic intensity in FLOP/byte; None where either is not known or no byte moves."""
     return None if row.flops is None or not row.bytes else row.flops / row.bytes
+
+
+def over_roof(row: OpRow) -> float | None:
+    """Return by how much an op beats its roof, where that is more than a measurement's error: the peak or a count is wrong."""
+    if row.over_roof is not None:
+        return row.over_roof
+    return row.efficiency if row.efficiency is not None and row.efficiency > OVER_ROOF_ABOVE else None
+
+
+def of_roof(row: OpRow) -> str:
+    """Return how close an op runs to its roof: a percentage, 'over roof', or '?' where it is not known."""
+    return OVER_ROOF if over_roof(row) is not None else number(row.efficiency, 100, " %")
+
+
+def over_roof_cause(row: OpRow) -> str:
+    """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
+    causes = {"cache": "data in the cache", "algorithm": "fast algorithm", "unexplained": "wrong peak or count"}
+    return causes.get(row.over_roof_cause or "", "") if over_roof(row) is not None else ""
+
+
+def legend(rows: Sequence[OpRow]) -> list[str]:
+    """Return what the words in the op table mean that are no figures, for those that occur."""
+    beaten = [OVER_ROOF_LEGEND] if any(over_roof(row) is not None for row in rows) else []
+    missing = any(row.efficiency is None and over_roof(row) is None for row in rows)
+    return beaten + ([UNKNOWN_LEGEND] if missing else [])
 
 
 def number(value: float | None, factor: float = 1, unit: str = "") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,6 +18,9 @@ from gpudiag.model.hardware import Device
 
 class FakeReport:
     """What api.Report answers, with the arguments in it."""
+
+    def __init__(self, data: Any = None) -> None:
+        self.data = data
 
     def text(self, width: int | None = None, top: int = 10, color: bool = False) -> str:
         return f"text width={width} top={top} color={color}\n"
@@ -44,17 +48,26 @@ class FakeApi(types.ModuleType):
         super().__init__("gpudiag.api")
         self.calls: list[dict[str, Any]] = []
         self.failure: BaseException | None = None
+        self.data: Any = None
         self.device = Device("cpu", "Some CPU", "cpu", "measured", "a matrix product", peaks={"fp32": 2e12}, bandwidth_byte_per_s=None)
 
     def diagnose(
-        self, path: str, *, rank: int | None = None, rules_dirs: Sequence[str] = (), progress: Callable[[str], None] | None = None
+        self,
+        path: str,
+        *,
+        rank: int | None = None,
+        rules_dirs: Sequence[str] = (),
+        graph_capture: Path | None = None,
+        progress: Callable[[str], None] | None = None,
+        modules: bool = False,
     ) -> FakeReport:
-        self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs)})
+        more = {"graph_capture": graph_capture} if graph_capture else {}
+        self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs), **more})
         if progress:
             progress("reading \x1b[31m[bold]")
         if self.failure:
             raise self.failure
-        return FakeReport()
+        return FakeReport(self.data)
 
     def demo(self, folder: str, log: Callable[[str], None]) -> FakeDemo:
         log("step 3")

@@ -25,12 +25,12 @@ def test_version(command) -> None:
 def test_help_lists_the_commands_that_exist(command) -> None:
     result = command("--help")
     assert result.code == 0
-    for name in ("report", "demo", "calibrate", "rules", "schema"):
+    for name in ("report", "ops", "demo", "calibrate", "rules", "schema"):
         assert f"\n  {name} " in result.out
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--help",), ("report", "--help"), ("schema", "--help"), ("rules", "--help"), ("demo", "--help")]
+    "arguments", [(), ("--help",), ("report", "--help"), ("ops", "--help"), ("schema", "--help"), ("rules", "--help"), ("demo", "--help")]
 )
 def test_help_is_plain_and_fits(command, arguments: tuple[str, ...]) -> None:
     result = command(*arguments)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
 
-from gpudiag.cli import outputs
 from gpudiag.errors import InputError
 
 
@@ -80,26 +77,3 @@ def test_a_failed_report_leaves_the_old_file(command, api, trace: Path) -> None:
     api.failure = InputError("bad")
     assert command("report", trace, "-o", target).code == 2
     assert target.read_text() == "old"
-
-
-def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "r.json"
-    target.write_text("old")
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(InputError, match="No space left on device"):
-        outputs.write(target, b"new")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_written_file_has_the_usual_permissions(tmp_path: Path) -> None:
-    mask = os.umask(0o027)
-    try:
-        outputs.write(tmp_path / "r.md", b"x")
-    finally:
-        os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "r.md").stat().st_mode) == 0o640

@@ -13,6 +13,7 @@ from gpudiag.model.report import (
     IdleRow,
     KernelRow,
     Mfu,
+    MfuReference,
     OpRow,
     ReportData,
     ReportDevice,
@@ -173,6 +174,22 @@ def report(**changes: Any) -> ReportData:
     return msgspec.structs.replace(made, **changes)
 
 
+def roofline() -> ReportData:
+    """Return a report with recomputed work, published references, an op over its roof and kernels of graph replays."""
+    rows = (
+        op("aten::mm", 90, phase="backward", recompute_ns=30 * MS, engine="bf16", occupancy=0.42, waves=1.25),
+        op("aten::addmm", 10, phase="backward", recompute_ns=10 * MS),
+        op("aten::relu", 5, efficiency=None, over_roof=1.31, over_roof_cause="cache", t_roof_ns=6.55 * MS),
+    )
+    replayed = KernelRow(name="nvjet_tst_128x256", kind="kernel", count=12, kernel_ns=40 * MS, bound="unknown", kernel_class="gemm")
+    published = (
+        MfuReference("Llama 3.1 8B, FSDP, 8 H100", 0.356, "989 TFLOP/s bf16", "https://example.org/table"),
+        MfuReference("Megatron-LM, 3072 A100", 0.524, "312 TFLOP/s bf16", "SC21, table 1"),
+    )
+    mfu = Mfu(1.0e14, 0.336, "exact", "bf16", 0.97, peak_flop_per_s=989.4e12, recompute_flops=3e13, hfu_share=0.437, references=published)
+    return report(ops=rows, kernels=(replayed,), mfu=mfu)
+
+
 def no_device() -> ReportData:
     """Return a report where the device is not known, so that nothing could be judged against a roof."""
     rows = tuple(msgspec.structs.replace(row, t_roof_ns=None, bound="unknown", efficiency=None) for row in ops())
@@ -191,7 +208,10 @@ def hostile() -> ReportData:
         trust=trust(warnings=HOSTILE, dropped=dict.fromkeys(HOSTILE, 3)),
         steps=StepSummary(STEPS, everything, 300 * MS, 75 * MS, 78 * MS),
         ops=rows,
-        kernels=tuple(KernelRow(name=text, kind=text, count=1, kernel_ns=MS, bound="unknown", op=text) for text in HOSTILE),
+        mfu=Mfu(1e13, 0.1, "exact", everything, 0.9, 989e12, 1e12, 0.11, tuple(MfuReference(text, 0.4, text, text) for text in HOSTILE)),
+        kernels=tuple(
+            KernelRow(name=text, kind=text, count=1, kernel_ns=MS, bound="unknown", op=text, kernel_class=text) for text in HOSTILE
+        ),
         idle=tuple(IdleRow(cause=text, count=1, idle_ns=MS, op=text, file=text, line=1) for text in HOSTILE),
         collectives=tuple(CollectiveRow(name=text, count=1, kernel_ns=MS, group=text) for text in HOSTILE),
         findings=tuple(

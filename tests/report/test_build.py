@@ -11,9 +11,10 @@ from handmade import call, kernel, op, steps, write
 from gpudiag import api
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model.report import ReportData, Source, Tool
+from gpudiag.model.report import ReportData, Source, Tool, to_json
 from gpudiag.model.signature import parse_signature
 from gpudiag.report.build import build, signature_text
+from gpudiag.report.limits import LONGEST_TEXT
 
 
 def report(folder: Path, *events: dict[str, Any]) -> ReportData:
@@ -88,3 +89,10 @@ def test_collectives_by_name_group_and_size_of_the_message(tmp_path: Path) -> No
 def test_quantiles_of_the_steps(tmp_path: Path) -> None:
     found = report(tmp_path, *steps(0, 100, 300, 600), op("aten::add", 0, 5, [[9]]))
     assert (found.steps.median_ns, found.steps.p95_ns, found.steps.recorded) == (200_000, 290_000, 3)
+
+
+def test_a_name_of_ten_megabytes_does_not_pass_through(tmp_path: Path) -> None:
+    huge = "void kernel<" + "x" * 10_000_000
+    made = report(tmp_path, op("aten::mm", 10, 20, [[64, 32], [32, 16]]), call(12, 1), kernel(13, 18, 1, huge), *steps(0, 50))
+    assert [len(row.name) for row in made.kernels] == [LONGEST_TEXT]
+    assert len(to_json(made)) < 200_000

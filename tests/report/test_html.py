@@ -58,6 +58,7 @@ class Page(HTMLParser):
 def pages() -> dict[str, str]:
     made = {
         "full": sample.report(),
+        "roofline": sample.roofline(),
         "no device": sample.no_device(),
         "hostile": sample.hostile(),
         "nothing found": sample.report(findings=(), ops=()),
@@ -143,6 +144,22 @@ def test_ops_show_where_they_are_called() -> None:
     texts = Page(html.render(sample.report(ops=rows))).texts
     assert "models/net.py:12 forward" in texts
     assert not any("/home/me" in text for text in texts)
+
+
+def test_roofline_figures_stand_on_the_page() -> None:
+    page = html.render(sample.roofline())
+    text = " ".join(re.sub(r"<[^>]+>", " ", page.partition("</main>")[0]).replace("\u00a0", " ").split())
+    assert "(MFU): 33.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in text
+    assert "Megatron-LM, 3072 A100: 52.4 % of 312 TFLOP/s bf16 (SC21, table 1)" in text
+    assert '<a href="https://example.org/table"' in page
+    assert "over roof data in the cache" in text
+    assert "33 % recomputed" in text
+    assert "exact bf16 peak 1.25 waves, 42 % occupied" in text
+    assert "nvjet_tst_128x256 kernel gemm 12" in text  # the class of a replayed kernel
+    assert text.index("Cost models cover") < text.index("Where a step goes")
+    assert '<th scope="col"><button type="button" title="kind of work by the kernel&#39;s name alone">class' not in html.render(
+        sample.report()
+    )
 
 
 def test_every_roof_has_its_label_apart_from_the_others() -> None:

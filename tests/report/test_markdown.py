@@ -70,3 +70,12 @@ def test_call_sites_have_a_column_where_there_are_any() -> None:
 
 def test_ops_are_cut_at_top() -> None:
     assert len(re.findall(r"^\| `aten::op_", markdown.render(sample.many_ops(50), top=7), re.MULTILINE)) == 7
+
+
+def test_roofline_figures() -> None:
+    made = markdown.render(sample.roofline())
+    assert "989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in made
+    assert "\n- published, to compare with:\n  - Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16\n" in made
+    assert "| over roof |" in made
+    assert "33 % recomputed" in made
+    assert made.index("Cost models cover") < made.index("## Where a step goes")

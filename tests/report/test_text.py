@@ -15,6 +15,7 @@ from gpudiag.report.escape import for_encoding
 
 REPORTS = {
     "full": sample.report(),
+    "roofline": sample.roofline(),
     "no device": sample.no_device(),
     "hostile": sample.hostile(),
     "nothing found": sample.report(findings=()),
@@ -24,7 +25,7 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.parametrize("name", list(REPORTS))
-@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     wide = [line for line in text.render(REPORTS[name], width=width).splitlines() if cell_len(line) > width]
     assert wide == []
@@ -47,7 +48,16 @@ def test_colours_are_only_colours_and_change_no_word() -> None:
 
 def test_the_verdict_comes_before_everything_else() -> None:
     plain = " ".join(text.render(sample.report()).split())
-    order = ["A step takes", "Where a step goes", "What matters most", "How far to trust this", "Ops that cost most", "Of 3 rules"]
+    order = [
+        "A step takes",
+        "Cost models cover",
+        "(MFU)",
+        "Where a step goes",
+        "What matters most",
+        "How far to trust this",
+        "Ops that cost most",
+        "Of 3 rules",
+    ]
     assert [plain.index(words) for words in order] == sorted(plain.index(words) for words in order)
 
 
@@ -146,3 +156,34 @@ def test_what_is_not_known_is_a_question_mark_with_a_legend() -> None:
     (line,) = [line for line in plain.splitlines() if line.startswith("mylib::custom_kernel")]
     assert line.split()[-4:] == ["?", "?", "?", "?"]
     assert "?: not known" in plain
+
+
+def test_utilisation_stands_with_its_denominator_and_published_figures() -> None:
+    plain = " ".join(text.render(sample.roofline()).split())
+    assert "(MFU): 33.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in plain
+    assert "published Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16; Megatron-LM, 3072 A100: 52.4 % of 312" in plain
+    assert "published" not in text.render(sample.report())
+
+
+def test_recomputed_work_and_what_beats_its_roof_are_words() -> None:
+    lines = text.render(sample.roofline(), width=120).splitlines()
+    places = {line.split()[0]: k for k, line in enumerate(lines) if line.startswith("aten::")}
+    assert lines[places["aten::mm"] + 1].endswith("backward, 33 % recomputed")
+    assert lines[places["aten::addmm"] + 1].endswith("backward, recomputed")
+    relu = lines[places["aten::relu"]]
+    assert "over roof" in relu
+    assert "131" not in relu
+    assert "over roof: faster than the peak allows" in " ".join(lines)
+    assert "over roof" not in text.render(sample.report())
+
+
+def test_an_efficiency_that_cannot_be_is_not_shown_even_where_nothing_marked_it() -> None:
+    plain = text.render(sample.report(ops=(sample.op("aten::mm", 9, efficiency=2.16),)))
+    assert "216 %" not in plain
+    assert "over roof" in plain
+
+
+def test_warnings_that_repeat_the_steps_are_left_out() -> None:
+    repeated = ("no ProfilerStep marks: the whole trace counts as one step", "only 3 complete steps: the first and the last one count too")
+    plain = text.render(sample.report(trust=sample.trust(warnings=(*repeated, "only 3 ranks"))))
+    assert [line for line in plain.splitlines() if line.startswith("!")] == ["! only 3 ranks"]

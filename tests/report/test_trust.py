@@ -6,7 +6,8 @@ import msgspec
 import pytest
 import report_sample as sample
 
-from gpudiag.model.report import StepSummary
+from gpudiag.model.bundle import UNFINISHED
+from gpudiag.model.report import KernelRow, Mfu, MfuReference, StepSummary
 from gpudiag.report import trust
 
 MS = sample.MS
@@ -21,9 +22,8 @@ def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
 def test_unknown_shares_are_said_not_shown_as_zero() -> None:
     nothing = sample.trust(linked_share=0.0, modelled_share=None, generic_share=None, unknown_share=None, profiler_slowdown=None)
     lines = dict(trust.trust_lines(sample.report(trust=nothing)))
-    assert lines["coverage"].startswith(
-        "0 % of the kernel time is linked to an op. Cost models cover none of it: no op with recorded shapes"
-    )
+    assert lines["coverage"].startswith("Cost models cover none of it: no op with recorded shapes")
+    assert lines["coverage"].endswith(" 0 % of all kernel time is linked to the op that launched it.")
     empty = sample.trust(linked_share=None, modelled_share=None, without_launch_share=None)
     assert "no kernel time that could be linked" in dict(trust.trust_lines(sample.report(trust=empty)))["coverage"]
     assert lines["profiler"].startswith("Slow-down unknown")
@@ -50,17 +50,102 @@ def test_the_origin_of_the_peaks_is_said(provenance: str, words: str) -> None:
     assert words in trust.device_line(sample.report(device=device))
 
 
-def test_shares_that_round_to_nothing_are_not_listed() -> None:
-    lines = dict(trust.trust_lines(sample.report(trust=sample.trust(without_launch_share=0.3, replay_share=0.001, outside_ops_share=0.0))))
-    assert lines["coverage"].endswith("Of the kernel time, 30 % was launched before the recording.")
+def test_coverage_comes_first() -> None:
+    assert trust.trust_lines(sample.report())[0][0] == "coverage"
+    assert trust.headlines(sample.report())[0] == trust.coverage_line(sample.report())
+
+
+def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:
+    shares = sample.trust(
+        modelled_share=0.98, modelled_share_of_all=0.588, attributable_share=0.6, without_launch_share=0.25, collective_share=0.08,
+        copy_share=0.019, replay_share=0.001, without_shapes_share=0.05, outside_ops_share=0.0,
+    )  # fmt: skip
+    assert trust.coverage_line(sample.report(trust=shares)) == (
+        "Cost models cover 98 % of the kernel time that can be modelled, 59 % of all; the rest: 25 % launched before the recording, "
+        "8 % communication, 5 % in ops without shapes, 2 % copies and memory fills, 1 % in ops without a cost model."
+    )
+    assert sum(share for _, share in trust.not_covered(sample.report(trust=shares))) == pytest.approx(1 - 0.588 - 0.001)
+
+
+def test_replays_that_are_mapped_to_their_capture_are_said() -> None:
+    lines = dict(trust.trust_lines(sample.report(trust=sample.trust(mapped_replay_share=0.9))))
+    assert "90 % by way of the pass that captured the replayed graph" in lines["coverage"]
+    assert "by way of" not in dict(trust.trust_lines(sample.report()))["coverage"]
+
+
+def test_the_coverage_line_of_a_whole_and_of_no_recording() -> None:
+    whole = sample.trust(modelled_share=1.0, modelled_share_of_all=1.0, without_launch_share=0.0)
+    assert trust.coverage_line(sample.report(trust=whole)) == "Cost models cover 100 % of the kernel time."
+    nothing = sample.trust(modelled_share=None, modelled_share_of_all=0.0, without_launch_share=1.0)
+    assert (
+        trust.coverage_line(sample.report(trust=nothing))
+        == "Cost models cover none of the kernel time: 100 % launched before the recording."
+    )
+    assert trust.coverage_line(sample.report(trust=sample.trust(linked_share=None, modelled_share=None))) == ""
+
+
+def test_a_killed_run_is_not_said_to_lack_unprofiled_steps() -> None:
+    killed = sample.trust(profiler_slowdown=None, warnings=(UNFINISHED,))
+    assert "before the wall times of its unprofiled steps were written" in dict(trust.trust_lines(sample.report(trust=killed)))["profiler"]
+    whole = sample.trust(profiler_slowdown=None)
+    assert "no unprofiled steps were recorded" in dict(trust.trust_lines(sample.report(trust=whole)))["profiler"]
 
 
 def test_events_that_were_not_used_are_counted() -> None:
     assert dict(trust.trust_lines(sample.report()))["read"] == "216,092 events, 7,360 kernels; not used: 15,012 flow arrows."
 
 
+def _mfu(**changes: object) -> Mfu:
+    made = sample.report().mfu
+    assert made is not None
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_utilisation_names_its_denominator() -> None:
+    mfu = _mfu(share=0.356, peak_flop_per_s=989.4e12)
+    assert trust.mfu_line(sample.report(mfu=mfu)) == (
+        "Model FLOPs utilisation (MFU): 35.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3)."
+    )
+    assert trust.mfu_line(sample.report(mfu=_mfu())) == "Model FLOPs utilisation (MFU): 15.0 % of the bf16 peak."
+    assert ": below 0.1 % of" in trust.mfu_line(sample.report(mfu=_mfu(share=0.0002)))
+
+
+def test_hardware_utilisation_only_where_work_is_repeated() -> None:
+    mfu = _mfu(peak_flop_per_s=989.4e12, hfu_share=0.2, recompute_flops=0.0)
+    assert "HFU" not in trust.mfu_line(sample.report(mfu=mfu))
+    repeated = msgspec.structs.replace(mfu, recompute_flops=1e13)
+    assert trust.mfu_line(sample.report(mfu=repeated)).endswith("; with recomputed work (HFU) 20.0 %.")
+
+
+def test_utilisation_that_misses_work_is_a_lower_bound() -> None:
+    assert "(MFU): at least 15.0 % of" in trust.mfu_line(sample.report(mfu=_mfu(known_share=0.6)))
+    assert "at least" not in trust.mfu_line(sample.report(mfu=_mfu(known_share=0.99)))
+
+
 def test_utilisation_is_left_out_where_it_is_not_known() -> None:
-    assert dict(trust.trust_lines(sample.report()))["utilisation"].startswith("Model FLOPs utilisation 15.0 % of the bf16 peak")
-    tiny = msgspec.structs.replace(sample.report().mfu, share=0.0002)
-    assert "utilisation below 0.1 % of" in dict(trust.trust_lines(sample.report(mfu=tiny)))["utilisation"]
+    assert "utilisation" in dict(trust.trust_lines(sample.report()))
     assert "utilisation" not in dict(trust.trust_lines(sample.report(mfu=None)))
+    assert trust.mfu_line(sample.report(mfu=None)) == ""
+    assert trust.reference_lines(sample.report(mfu=None)) == []
+
+
+def test_published_figures_carry_their_denominators() -> None:
+    reference = MfuReference("Llama 3.1 8B, FSDP, 8 H100", 0.356, "989 TFLOP/s bf16", "https://example.org")
+    assert trust.reference_lines(sample.report(mfu=_mfu(references=(reference,)))) == [
+        "Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16"
+    ]
+
+
+def _kernel(ms: int, op: str | None, kernel_class: str | None) -> KernelRow:
+    return KernelRow(name="k", kind="kernel", count=1, kernel_ns=ms * MS, bound="unknown", op=op, kernel_class=kernel_class)
+
+
+def test_kernels_without_an_op_are_told_by_their_names() -> None:
+    kernels = (_kernel(60, None, "gemm"), _kernel(20, None, "triton_pointwise"), _kernel(20, "aten::mm", "gemm"))
+    lines = dict(trust.trust_lines(sample.report(kernels=kernels)))
+    assert lines["by name"] == (
+        "80 % of the kernel time stands in kernels without an op; by their names it is 60 % gemm, 20 % triton pointwise."
+    )
+    few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
+    assert "by name" not in dict(trust.trust_lines(sample.report(kernels=few)))
+    assert "by name" not in dict(trust.trust_lines(sample.report(kernels=())))

@@ -76,6 +76,8 @@ def roofline_note(report: ReportData) -> str:
     total = words.op_total_ns(report.ops)
     left_out = 1 - words.op_total_ns(rows) / total if total else 0.0
     text = "Each point is one op; its area grows with its time. The distance to the roof above it is what a better kernel could gain."
+    if left_out < words.ROUNDS_TO_ZERO:
+        return text
     return f"{text} Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn."
 
 
@@ -165,9 +167,13 @@ def _hover(row: OpRow, total_ns: int) -> str:
         f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
         f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
         f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {words.number(words.intensity(row))} FLOP/B",
-        f"{row.bound}{resident}, {format_share(row.efficiency)} of its roof ({row.provenance} cost)",
+        f"{row.bound}{resident}, {_judged(row)} ({row.provenance} cost)",
     ]
     return "<br>".join(lines)
+
+
+def _judged(row: OpRow) -> str:
+    return words.OVER_ROOF if words.over_roof(row) is not None else f"{format_share(row.efficiency)} of its roof"
 
 
 def _layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:

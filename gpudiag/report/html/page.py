@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from gpudiag.model.finding import Finding
-from gpudiag.model.report import CollectiveRow, OpRow, ReportData
+from gpudiag.model.report import CollectiveRow, KernelRow, MfuReference, OpRow, ReportData
 from gpudiag.report import trust, words
 from gpudiag.report.escape import clean, joined
-from gpudiag.report.labels import collective_label, kernel_label, namer, phase_text, site_text
+from gpudiag.report.labels import collective_label, kernel_label, namer, phase_text, recompute_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
 MOST_ROWS = 2_000
@@ -59,13 +59,15 @@ def context(report: ReportData) -> dict[str, Any]:
         "span_phrase": words.span_phrase(report),
         "total_time": format_ns(words.step_ns(report)),
         "idle_note": words.idle_note(report),
-        "step_line": _prose(trust.step_line(report)),
+        "headlines": [_prose(text) for text in (*trust.headlines(report), trust.step_line(report))],
+        "references": [_published(item) for item in report.mfu.references] if report.mfu else [],
         "buckets": _buckets(report),
         "findings": [_finding(finding, report) for finding in words.told(report)],
         "matter_most": words.MATTER_MOST,
         "nothing_found": _prose(words.nothing_found(report)),
         "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
-        "warnings": [_prose(warning) for warning in report.trust.warnings],
+        "warnings": [_prose(warning) for warning in trust.warning_lines(report)],
+        "op_legend": words.legend(report.ops),
         "rules_line": words.rules_line(report),
         "tables": {table.id: table for table in _tables(report)},
     }
@@ -85,7 +87,9 @@ def _notes(report: ReportData) -> list[tuple[str, str]]:
     """Return the sources of the peaks and the notes of the device table; too much for the terminal."""
     if report.device is None:
         return []
-    rows = [("peaks from", report.device.source), ("device notes", " ".join(report.device.notes))]
+    said = {report.device.source, *report.trust.warnings}
+    notes = [note for note in dict.fromkeys(report.device.notes) if note not in said]
+    rows = [("peaks from", report.device.source), ("device notes", " ".join(notes))]
     return [(topic, text) for topic, text in rows if text]
 
 
@@ -128,6 +132,11 @@ def _reference(text: str) -> tuple[str, str]:
     """Return (text, link); only https is linked, and only when a reader clicks it."""
     text = clean(text, 500)
     return text, text if text.startswith("https://") and " " not in text else ""
+
+
+def _published(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
+    """Return (what, figure with its denominator, source) of a published utilisation."""
+    return clean(item.what), _prose(f"{format_share(item.share, 1)} of {item.denominator}"), _reference(item.source)
 
 
 def _tables(report: ReportData) -> list[Table]:
@@ -179,7 +188,12 @@ _OP_COLUMNS = (
 )
 _OP_COLUMNS_AFTER = (
     Column("FLOP/B", True, "arithmetic intensity"),
-    Column("cost", False, "where FLOPs and bytes come from: exact formula, derived, generic, or none"),
+    Column(
+        "cost",
+        False,
+        "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves of thread blocks "
+        "(below 1, parts of the device stay empty) and estimated occupancy",
+    ),
 )
 
 
@@ -194,25 +208,50 @@ def _ops(report: ReportData) -> Table:
 def _op(row: OpRow, name: str, total_ns: int, flop_factor: float, byte_factor: float) -> tuple[Cell, ...]:
     detail = " ".join(text for text in (row.module, row.signature) if text)
     return (
-        Cell(clean(name, 160), details=tuple(clean(text, 240) for text in (detail, site_text(row.where)) if text)),
+        Cell(clean(name, 160), details=_told(detail, site_text(row.where), recompute_text(row))),
         _name(phase_text(row)),
         _count(row.count),
         _time(row.kernel_ns),
         _share(row.kernel_ns / total_ns if total_ns else None),
         Cell(row.bound),
-        _share(row.efficiency, 0),
+        Cell(words.of_roof(row), words.over_roof(row) or row.efficiency, _told(words.over_roof_cause(row))),
         _number(words.per_second(row.flops, row.kernel_ns), flop_factor),
         _number(words.per_second(row.bytes, row.kernel_ns), byte_factor),
         _number(words.intensity(row)),
-        Cell(row.provenance),
+        Cell(row.provenance, details=_launch(row)),
     )
 
 
+def _told(*texts: str) -> tuple[str, ...]:
+    """Return the texts that say something, cleaned."""
+    return tuple(clean(text, 240) for text in texts if text)
+
+
+def _launch(row: OpRow) -> tuple[str, ...]:
+    """Return the peak that an op was judged against and how it filled the device, where that is known."""
+    waves = "" if row.waves is None else f"{words.number(row.waves)} waves"
+    occupancy = "" if row.occupancy is None else f"{words.number(row.occupancy, 100, ' %')} occupied"
+    return _told(f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
+
+
 def _kernels(report: ReportData) -> Table:
-    columns = (Column("kernel"), Column("kind"), Column("calls", True), Column("time", True), Column("bound"), Column("op"))
+    columns = (
+        Column("kernel"),
+        Column("kind", False, "kernel, copy or memory fill"),
+        Column("class", False, "kind of work by the kernel's name alone"),
+        Column("calls", True),
+        Column("time", True),
+        Column("bound"),
+        Column("op", False, "that launched most of its time"),
+    )
     rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    cells = [(_name(kernel_label(r.name)), _name(r.kind), _count(r.count), _time(r.kernel_ns), Cell(r.bound), _name(r.op)) for r in rows]
-    return _table("kernels", columns, cells)
+    return _table("kernels", columns, [_kernel(row) for row in rows])
+
+
+def _kernel(row: KernelRow) -> tuple[Cell, ...]:
+    name, kind = _name(kernel_label(row.name)), _name(row.kind)
+    known = _name((row.kernel_class or "").replace("_", " "))
+    return name, kind, known, _count(row.count), _time(row.kernel_ns), Cell(row.bound), _name(row.op)
 
 
 def _idle(report: ReportData) -> Table:

@@ -1,0 +1,38 @@
+"""Files that hold a report: written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from gpudiag.errors import InputError
+
+_NEW_FILE = 0o666
+"""Mode of a new file before the process's mask, as open() has it."""
+
+
+def write(target: Path, data: bytes) -> None:
+    """Write `data` to `target` by a temporary file beside it and a rename. Raises InputError where that fails.
+
+    A link is followed, a file that exists keeps its permissions, a new one gets those that open() would give it.
+    """
+    try:
+        _replace(Path(os.path.realpath(target)), data)
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with suppress(FileNotFoundError):
+                os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
+            file.write(data)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
