@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.facts.families import MATRIX, family
 from gpudiag.model import tables
 from gpudiag.model.analysis import Analysis, Coverage
 from gpudiag.model.breakdown import Breakdown, BucketsNs
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace, TraceMeta
+from gpudiag.roofline.engine import with_engine
+from gpudiag.roofline.families import MATRIX, family
 
 US = 1000
 
@@ -219,7 +220,7 @@ def analysis(
         ops=table("ops", rows.ops),
         signatures=table("signatures", rows.signatures),
         launches=table("launches", rows.launches),
-        kernels=table("kernels", rows.kernels),
+        kernels=_kernels(rows, work or [], device, manifest),
         frames=tables.empty("frames", "cost"),
         marks=table("marks", marks or []),
         allocations=tables.empty("allocations", "cost"),
@@ -241,6 +242,20 @@ def analysis(
         step_records=step_records,
         profiler_slowdown=slowdown,
     )
+
+
+def _kernels(rows: _Rows, work: list[Work], device: Device | None, manifest: Manifest | None) -> pl.DataFrame:
+    """Return the kernels with the engine that the roofline names for matrix work."""
+    kernels = table("kernels", rows.kernels)
+    matrix = [item if family(item.op or "") in MATRIX else Work(item.op, 0, 0, dtype="") for item in work]
+    frame = kernels.drop("engine", "engine_by").with_columns(
+        pl.Series("call_name", [item.op or "" for item in work], dtype=pl.String),
+        pl.Series("call_matrix", [item.flops for item in matrix], dtype=pl.Float64),
+        pl.Series("dtype", [item.dtype for item in matrix], dtype=pl.String),
+        call_ns="busy_ns",
+    )
+    found = with_engine(frame, device, manifest.settings if manifest else None)
+    return kernels.with_columns(found["engine"], found["engine_by"])
 
 
 def _coverage(rows: _Rows, modelled: float | None) -> Coverage:

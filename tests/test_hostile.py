@@ -270,6 +270,26 @@ def _gigantic_name() -> Document:
     return document
 
 
+SIZED = (
+    "aten::mm", "aten::add", "aten::index", "aten::conv2d", "aten::convolution_backward", "aten::_fft_r2c", "aten::repeat", "aten::lstm",
+    "aten::_flash_attention_forward", "fbgemm::split_embedding_codegen_lookup_sgd_function", "triton_poi_fused_add_0", "my::op",
+)  # fmt: skip
+"""Ops of many families."""
+
+
+def _gigantic_sizes() -> Document:
+    """Return a trace whose tensors and plain arguments no machine holds: their products are larger than any float."""
+    document = gpu_training(8)
+    for row, name in enumerate(name for name in SIZED for _ in range(2)):
+        dims = [[2**62] * (20 if row % 2 else 2)] * 4
+        index = "void at::native::vectorized_gather_kernel<16, long>(char*, char*)"
+        events = work(name, index if name == "aten::index" else "k", 1000.0 * (row // 6) + 1500 + 50 * (row % 6), 5000 + row)
+        events[0]["args"] |= {"Input Dims": [*dims, [], []], "Input type": ["float"] * 4 + ["Scalar"] * 2, "Input Strides": []}
+        events[0]["args"]["Concrete Inputs"] = ["", "", "", "", str([2**62] * 20), "9" * 4000]
+        document["traceEvents"] += events
+    return document
+
+
 def _repeated() -> Document:
     document = distributed()
     return document | {"traceEvents": document["traceEvents"] * 40}
@@ -288,6 +308,7 @@ ODD: dict[str, Callable[[], Document]] = {
     "one id for all": _events(lambda event: event.setdefault("args", {}).update(correlation=1, **{"External id": 1, "Ev Idx": 1})),
     "ids below zero": _events(lambda event: event.setdefault("args", {}).update(correlation=-1, stream=-1, device=-1)),
     "everything forty times": _repeated,
+    "sizes that no float holds": _gigantic_sizes,
     "a name of 10 MB": _gigantic_name,
     "ops 100,000 deep": _nested("cpu_op", DEEP),
     "ops of a CPU run 100,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001),

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest
+from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
 
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
@@ -101,21 +102,28 @@ def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
     return found
 
 
+def _gathered(values: pl.Series, rows: Ids) -> pl.Series:
+    """Return the value of each row, null for row -1."""
+    found: pl.Series = values.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None))
+    return found
+
+
+def user_frames(frames: pl.DataFrame, nesting: Nesting) -> Ids:
+    """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
+    return _user_frame(frames, nesting, np.arange(frames.height))
+
+
 def through_sequence(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Series | None = None) -> pl.Series:
-    """Return `site`, but below an autograd node that of the forward op of the same sequence number where the op has none of its own.
+    """Return `site`, but below an autograd node that of its forward op (attribution/pairing.py) where the op has none of its own.
 
     `entered_ns`: when the frame of each site was entered. One that was entered before the node began is not the node's own: on a CPU the
     nodes run under the line that calls backward().
     """
     entered = pl.when(pl.col("site").is_not_null()).then(pl.col("start_ns")) if entered_ns is None else pl.lit(entered_ns)
-    frame = ops.select("sequence", "parent", "phase", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
-    forward = frame.filter(pl.col("sequence").is_not_null() & (pl.col("phase") != "backward") & pl.col("site").is_not_null())
-    forward = forward.unique("sequence", keep="last", maintain_order=True).select("sequence", pl.col("site").alias("forward_site"))
-    frame = frame.join(forward, on="sequence", how="left", maintain_order="left")
-    node = ((pl.col("phase") == "backward") & pl.col("forward_site").is_not_null()).fill_null(False)
-    above: pl.Series = pl.Series(
-        nearest(frame["parent"].fill_null(-1).to_numpy(), frame.select(node).to_series().to_numpy()), dtype=pl.Int64
-    ).replace(-1, None)
+    frame = ops.select("parent", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
+    frame = frame.with_columns(_gathered(frame["site"], pair(ops).forward).alias("forward_site"))
+    told = frame["forward_site"].is_not_null().to_numpy()
+    above: pl.Series = pl.Series(nearest(frame["parent"].fill_null(-1).to_numpy(), told), dtype=pl.Int64).replace(-1, None)
     frame = frame.with_columns(frame["forward_site"].gather(above), frame["start_ns"].gather(above).alias("began_ns"))
     own = pl.col("began_ns").is_null() | (pl.col("entered_ns") >= pl.col("began_ns")).fill_null(False)
     return frame.select(pl.when(own).then("site").otherwise("forward_site").alias("site")).to_series()

@@ -7,10 +7,10 @@ import math
 import msgspec
 import polars as pl
 
-from gpudiag.facts import families
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.signature import Input, Signature, parse_signature
+from gpudiag.roofline import families
 
 MATRIX_SHARE_OF_PEAK = 0.6
 MEMORY_SHARE_OF_PEAK = 0.85

@@ -12,7 +12,7 @@ from gpudiag.model.bundle import LoaderSettings
 DEFAULT_PREFETCH = 2
 """prefetch_factor that torch.utils.data.DataLoader takes where none is given and there are workers."""
 
-NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with `gpudiag run`"
+NO_LOADER = "no DataLoader call was seen: iterate a torch DataLoader inside the profiled window, or record with gpudiag.profile"
 
 
 def loader_spans(window: Window) -> spans.Spans:
@@ -76,7 +76,7 @@ def _settings(window: Window) -> LoaderSettings:
     """Return what the bundle says of the DataLoader; raises NotKnownError for a plain trace."""
     manifest = window.analysis.manifest
     if manifest is None or manifest.settings.loader is None:
-        raise NotKnownError("the trace does not hold the settings of the DataLoader: record with `gpudiag run`")
+        raise NotKnownError("the trace does not hold the settings of the DataLoader: record with gpudiag.profile")
     return manifest.settings.loader
 
 
@@ -110,4 +110,4 @@ def loader_workers(window: Window) -> int:
     waits = window.loader_waits
     if waits is not None and waits["name"].str.contains("_SingleProcessDataLoaderIter").all():
         return 0
-    raise NotKnownError("the trace does not hold the number of loader workers: record with `gpudiag run`")
+    raise NotKnownError("the trace does not hold the number of loader workers: record with gpudiag.profile")

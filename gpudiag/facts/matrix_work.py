@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts.families import MATRIX, family
 from gpudiag.facts.window import Window
+from gpudiag.roofline.families import MATRIX, family
 from gpudiag.trace.kernel_class import OTHER
 
 CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")

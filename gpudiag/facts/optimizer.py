@@ -98,7 +98,7 @@ def _parameters_per_window(window: Window) -> float:
         calls = ops.filter(pl.col("name") == name)
         if calls.height:
             return float(sum(_first_numel(window, row) for row in calls["signature"]))
-    raise NotKnownError("the number of parameters is not known: record with `gpudiag run`")
+    raise NotKnownError("the number of parameters is not known: record with gpudiag.profile")
 
 
 def _updates(window: Window) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts.families import MATRIX
 from gpudiag.facts.precision_paths import with_path
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window, saving_ns, targets_ns
+from gpudiag.roofline.families import MATRIX
 
 MATRIX_SHARE_OF_PEAK = 0.75
 MEMORY_SHARE_OF_PEAK = 0.85
@@ -27,7 +27,7 @@ def slow_matrix_work(window: Window) -> pl.DataFrame:
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
     require(
         untold <= max(int(slow["time_ns"].sum()), 0.01 * window.wall_ns),
-        "neither kernel names nor rates tell whether fp32 matrix work used TF32: record with `gpudiag run`",
+        "neither kernel names nor rates tell whether fp32 matrix work used TF32: record with gpudiag.profile",
     )
     return slow
 

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts.families import MATRIX
 from gpudiag.facts.window import Window
-from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, TENSOR_CORE_ABOVE
+from gpudiag.roofline.families import MATRIX
 
 
 def with_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
     """Return `work` with a column path: 'fast' | 'slow' for fp32 and fp64 matrix work, null where nothing tells, and for other work.
 
-    fp64 is always slow. fp32: by the achieved rate, then the kernel's name, then the settings found when the run was recorded.
+    fp64 is always slow. fp32: by the engine that its roofline names (roofline/engine.py), where a kernel's name, the settings or the rate
+    told it. TF32 that was merely allowed tells nothing: the library chooses.
     """
-    vector = window.analysis.device.vector_peak if window.analysis.device else None
-    too_fast = pl.lit(False) if vector is None else pl.col("flops") / pl.col("busy_ns") * 1e9 > TENSOR_CORE_ABOVE * vector
-    name = pl.col("name")
+    told, allowed = pl.col("engine_by") != "type", (pl.col("engine") == "tf32") & (pl.col("engine_by") == "settings")
     path = (
         pl.when(~pl.col("family").is_in(MATRIX))
         .then(None)
         .when(pl.col("dtype") == "fp64")
         .then(pl.lit("slow"))
-        .when(pl.col("dtype") != "fp32")
-        .then(None)
-        .when(too_fast.fill_null(False) | name.str.contains(FAST_NAMES))
-        .then(pl.lit("fast"))
-        .when(name.str.contains(SLOW_NAMES))
-        .then(pl.lit("slow"))
-        .otherwise(_by_settings(window))
+        .when((pl.col("dtype") == "fp32") & told & ~allowed)
+        .then(pl.when(pl.col("engine") == "tf32").then(pl.lit("fast")).otherwise(pl.lit("slow")))
     )
     return work.with_columns(path.alias("path"))
-
-
-def _by_settings(window: Window) -> pl.Expr:
-    """Return the path that the recorded settings force: TF32 not allowed means slow; allowed means nothing (the library chooses)."""
-    manifest = window.analysis.manifest
-    if manifest is None:
-        return pl.lit(None, dtype=pl.String)
-    settings = manifest.settings
-    gemm_off = settings.cuda_matmul_allow_tf32 is False
-    conv_off = settings.cudnn_allow_tf32 is False
-    slow = (pl.lit(gemm_off) & (pl.col("family") == "gemm")) | (pl.lit(conv_off) & (pl.col("family") == "conv"))
-    return pl.when(slow).then(pl.lit("slow")).otherwise(pl.lit(None, dtype=pl.String))

@@ -32,7 +32,7 @@ def profiler_slowdown(window: Window) -> float:
     """Median profiled step over median unprofiled step of the same run."""
     slowdown = window.analysis.profiler_slowdown
     if slowdown is None:
-        raise NotKnownError("how much the profiler slowed the run is not known: only profiled steps were recorded; use `gpudiag run`")
+        raise NotKnownError("how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile")
     return slowdown
 
 

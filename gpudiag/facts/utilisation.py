@@ -5,11 +5,12 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import precision_paths
-from gpudiag.facts.families import MATRIX
 from gpudiag.facts.matrix_work import known_share, matrix_work
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.cost import Provenance
+from gpudiag.roofline.families import MATRIX
+from gpudiag.units import format_share
 
 ENOUGH_COUNTED = 0.5
 """With less of the matrix kernels' time counted, the FLOP that were counted say little."""
@@ -28,8 +29,8 @@ def _matrix_work(window: Window) -> pl.DataFrame:
     require(share > 0, "the FLOP of the matrix work are not known: record with record_shapes=True, without graph replays")
     require(
         share >= ENOUGH_COUNTED,
-        f"the FLOP of {1 - share:.0%} of the time in kernels that may do matrix work are not known (graph replays, ops without shapes or "
-        "formula): record the capture pass too, with record_shapes=True",
+        f"the FLOP of {format_share(1 - share)} of the time in kernels that may do matrix work are not known (graph replays, ops without "
+        "shapes or formula): record the capture pass too, with record_shapes=True",
     )
     return work.filter(pl.col("matrix").is_not_null())
 
@@ -48,8 +49,9 @@ def notes(window: Window) -> tuple[str, ...]:
     said = []
     share = known_share(matrix_work(window))
     if share is not None and share < NEARLY_ALL:
-        said.append(f"the model FLOPs utilisation is a lower bound: the FLOP of {1 - share:.0%} of the matrix kernels' time are not known")
-    mix = [f"{engine} {part:.0%}" for engine, part in matrix_mix(window).items() if part >= MINOR]
+        rest = format_share(1 - share)
+        said.append(f"the model FLOPs utilisation is a lower bound: the FLOP of {rest} of the matrix kernels' time are not known")
+    mix = [f"{engine} {format_share(part)}" for engine, part in matrix_mix(window).items() if part >= MINOR]
     if len(mix) > 1:
         said.append(f"the matrix work is of several types ({', '.join(mix)}): its utilisation is of the peak of the first alone")
     return tuple(said)
@@ -147,5 +149,5 @@ def trained_parameters(window: Window) -> int:
     """Scalar parameters that the optimizers update."""
     manifest = window.analysis.manifest
     if manifest is None or not manifest.settings.optimizers:
-        raise NotKnownError("the number of trained parameters is not in a trace: record with `gpudiag run`")
+        raise NotKnownError("the number of trained parameters is not in a trace: record with gpudiag.profile")
     return sum(optimizer.parameters for optimizer in manifest.settings.optimizers)

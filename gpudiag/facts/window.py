@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts import calls
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
+from gpudiag.roofline import calls
 
 
 class Window:

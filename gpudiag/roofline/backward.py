@@ -17,15 +17,15 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.nesting import nearest
+from gpudiag.attribution.pairing import Pairs, pair
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs import convolution_relatives as relatives
 from gpudiag.roofline.costs import told
 from gpudiag.roofline.costs.convolution import LAYOUTS
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NotModelledError
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, attempt
 from gpudiag.roofline.delegation import OUTSIDE
-from gpudiag.roofline.pairing import Pairs, pair
 from gpudiag.roofline.results import result_takers
 
 Rows = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class Costs:
 
 def complete(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, start: Rows) -> None:
     """Give kernels of `found` that are open a cost from the other side of the autograd graph. `start`: op of each free kernel, else -1."""
-    pairs = pair(ops)
+    pairs = pair(ops, BACKWARD_FORMULAS)
     parent = ops["parent"].fill_null(-1).to_numpy()
     if (found.open() & (start >= 0)).any():
         _relate(ops, parsed, found, _gradients(ops, pairs, parent), _by_node)
@@ -122,11 +122,9 @@ def _relate(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, re
     frame = ops[rows].select("id", pl.col("name").cast(pl.String), "signature").with_columns(relative=relative[rows]).drop_nulls()
     call = np.full(ops.height + 1, -1, dtype=np.int64)
     for (name, own, other), members in frame.group_by("name", "signature", "relative", maintain_order=True):
-        try:
-            cost = formula(str(name), parsed[own], parsed[other])
-        except NotModelledError:
-            continue
-        call[members["id"].to_numpy()] = found.add(cost, str(name))
+        cost = attempt(formula, str(name), parsed[own], parsed[other])
+        if isinstance(cost, Cost):
+            call[members["id"].to_numpy()] = found.add(cost, str(name))
     found.call = np.where(call[found.owner] >= 0, call[found.owner], found.call)
 
 
@@ -154,10 +152,8 @@ def _nodes(
         at=pl.when(pl.col("name").is_in(list(told.TOTAL_D))).then("at")
     )
     for (key, signature, at), members in frame.group_by("name", "signature", "at", maintain_order=True):
-        try:
-            cost = BACKWARD_FORMULAS[str(key)](told.backward_inputs(str(key), parsed[signature], parsed.get(at)))
-        except NotModelledError:
-            continue
-        call[members["node"].to_numpy()] = found.add(cost, f"{key} backward")
+        cost = attempt(BACKWARD_FORMULAS[str(key)], told.backward_inputs(str(key), parsed[signature], parsed.get(at)))
+        if isinstance(cost, Cost):
+            call[members["node"].to_numpy()] = found.add(cost, f"{key} backward")
     wanted &= call[node] >= 0
     found.owner, found.call = np.where(wanted, node, found.owner), np.where(wanted, call[node], found.call)

@@ -20,6 +20,7 @@ from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Input, Signature
 from gpudiag.model.trace import Trace
+from gpudiag.roofline.costs.registry import attempt
 from gpudiag.roofline.costs.shapes import size_of
 from gpudiag.roofline.grades import Rows
 from gpudiag.roofline.owners import Owners, signatures
@@ -55,12 +56,16 @@ def with_geometry(trace: Trace, owners: Owners) -> Owners:
     distinct = frame.select("call", "signature", "name", "grid", "block").unique(maintain_order=True).drop_nulls("signature")
     parsed, costs, names, found = signatures(trace), list(owners.costs), list(owners.names), list[tuple[object, ...]]()
     for call, number, name, grid, block in distinct.iter_rows():
-        cost = _FORMULAS[owners.names[call]](parsed[number], (name, grid, block))
-        if cost is not None:
+        cost = attempt(_by_grid, owners.names[call], parsed[number], (name, grid, block))
+        if isinstance(cost, Cost):
             found.append((call, number, name, grid, block, len(costs)))
             costs.append(cost)
             names.append(owners.names[call])
     return owners._replace(call=_assigned(owners, frame, found), costs=tuple(costs), names=tuple(names))
+
+
+def _by_grid(name: str, signature: Signature, geometry: Geometry) -> Cost | Missing:
+    return _FORMULAS[name](signature, geometry) or Missing("the grid of its kernel does not tell")
 
 
 def _assigned(owners: Owners, frame: pl.DataFrame, found: list[tuple[object, ...]]) -> Rows:

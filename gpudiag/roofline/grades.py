@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.nesting import nearest
+from gpudiag.model.cost import Cost
 from gpudiag.roofline.costs import kind_of
 from gpudiag.roofline.costs.registry import FORMULAS
 
@@ -30,13 +30,22 @@ class Calls(NamedTuple):
     grade: npt.NDArray[np.int8]
 
 
-def grade_calls(ops: pl.DataFrame, known: Collection[str] = ()) -> Calls:
-    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: names whose cost the recording tells."""
+class Known(NamedTuple):
+    """Costs that the recording itself tells, before any formula: of kernels that a compiler wrote."""
+
+    costs: tuple[Cost, ...]
+    of_op: Rows
+    """Row of `costs` per op, -1 where nothing is told."""
+
+
+def grade_calls(ops: pl.DataFrame, known: Known | None = None) -> Calls:
+    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: ops whose cost the recording tells."""
     codes = ops["name"].to_physical().to_numpy()
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     words = ops["name"].cast(pl.String).gather(first).to_list()
-    grades = np.array([COMPILED if word in known else _grade(word) for word in words], dtype=np.int8)
-    grade = grades[inverse]
+    grade = np.array([_grade(word) for word in words], dtype=np.int8)[inverse]
+    if known is not None:
+        grade[known.of_op >= 0] = COMPILED
     return Calls(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy() | (grade == COMPILED), grade)
 
 

@@ -8,47 +8,80 @@ inside are ops of their own. `derived`: exact buffers, operators by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
 
 import polars as pl
 
+from gpudiag.attribution.nesting import nearest
 from gpudiag.model.cost import Cost
 from gpudiag.model.inductor import CompiledGraph, GeneratedKernel, InductorCode
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.costs.fused import Operand, fused_cost, parse_name
+from gpudiag.roofline.costs.registry import LARGEST
 from gpudiag.roofline.costs.templates import template_cost
+from gpudiag.roofline.grades import Known
 
-_GRAPH_CALL = re.compile(r"## Call CompiledFxGraph (\w+) ##")
+_GRAPH_CALL = re.compile(r"^## Call CompiledFxGraph (\w+) ##$")
 _CPP_CALL = re.compile(r"(?:graph_\w+?_)?(cpp_\w+)")  # config.cpp.enable_kernel_profile
 
 _CPP_TEMPLATE = re.compile(r"[XW]\d*|query|key")
 """Operands of the templates in torch/_inductor/codegen/cpp_*_template.py."""
 
-LARGEST = 1 << 60
-"""No kernel moves more bytes or does more FLOP than this in one call: larger figures are no figures of a recording."""
+_KEYLESS = "None"
+"""Key in the trace of a graph that torch's cache left out."""
+
+_Key = TypeVar("_Key", bound=Hashable)
 
 
-def known_costs(code: InductorCode | None, trace: Trace) -> dict[str, Cost]:
-    """Return costs by op name for the ops of `trace` that `code` tells about.
+def known_costs(code: InductorCode | None, trace: Trace) -> Known | None:
+    """Return the costs of the ops of `trace` that `code` tells about; None where it tells nothing.
 
-    A name that two graphs use for kernels of different cost is left out: the recorded shapes of the call decide.
+    Every compiled graph numbers its kernels from 0, so that models of one process share names: the call of the graph around an op says
+    which it is. Without such a call (older torch, a recording that began inside) a name must mean one cost in all graphs.
     """
-    if code is None:
-        return {}
-    names = trace.ops["name"].unique().cast(pl.String).to_list()
-    kernels = _by_name(kernel for graph in code.graphs for kernel in graph.kernels)
-    on_device = (trace.kernels["kind"] == "kernel").any()  # there a graph's own time is no work
-    graphs = {} if on_device else _distinct((graph.key, _sum_of(graph)) for graph in code.graphs if graph.key)
-    known = {}
-    in_cpp = {name: match.group(1) for name in names if (match := _CPP_CALL.fullmatch(name)) and match.group(1) in kernels}
-    for name in names:
-        graph = _GRAPH_CALL.fullmatch(name)
-        if graph and in_cpp:
-            continue  # the kernels inside were recorded themselves
-        cost = graphs.get(graph.group(1)) if graph else kernels.get(in_cpp.get(name, name))
-        if cost is not None:
-            known[name] = cost
-    return known
+    if code is None or not code.graphs:
+        return None
+    around = ops_around(trace)
+    look_up = _LookUp(
+        code, set(trace.ops["name"].unique().cast(pl.String).to_list()), on_device=bool((trace.kernels["kind"] == "kernel").any())
+    )
+    distinct = around.select("name", "graph").unique(maintain_order=True)
+    found = [look_up.cost(name, graph) for name, graph in distinct.iter_rows()]
+    costs = tuple(cost for cost in dict.fromkeys(found) if cost is not None)
+    number = {cost: row for row, cost in enumerate(costs)}
+    distinct = distinct.with_columns(told=pl.Series([-1 if cost is None else number[cost] for cost in found], dtype=pl.Int64))
+    told = around.join(distinct, on=["name", "graph"], how="left", maintain_order="left", nulls_equal=True)["told"]
+    return Known(costs, told.to_numpy()) if costs else None
+
+
+def ops_around(trace: Trace) -> pl.DataFrame:
+    """Return (name, graph) of each op: `graph` is the key of the innermost compiled graph whose call encloses it, null where none does."""
+    name = trace.ops["name"].cast(pl.String)
+    key = name.str.extract(_GRAPH_CALL.pattern, 1)
+    row = nearest(trace.ops["parent"].fill_null(-1).to_numpy(), key.is_not_null().to_numpy())
+    return pl.DataFrame({"name": name, "graph": key.gather(pl.Series(row, dtype=pl.Int64).replace(-1, None))})
+
+
+class _LookUp:
+    """The cost of an op by its name and the compiled graph around it."""
+
+    def __init__(self, code: InductorCode, names: set[str], *, on_device: bool) -> None:
+        own = [(graph.key or _KEYLESS, item) for graph in code.graphs for item in graph.kernels if item.category != "extern"]
+        costs = [(key, item.name, kernel_cost(item)) for key, item in own]
+        self._inside = _distinct(((key, name), cost) for key, name, cost in costs)
+        self._anywhere = _distinct((name, cost) for _, name, cost in costs)
+        # On a device a graph's own time is no work.
+        self._sums = _distinct(() if on_device else ((graph.key or _KEYLESS, _sum_of(graph)) for graph in code.graphs))
+        named = {item.name for _, item in own}
+        self._cpp = {name: match.group(1) for name in names if (match := _CPP_CALL.fullmatch(name)) and match.group(1) in named}
+
+    def cost(self, name: str, graph: str | None) -> Cost | None:
+        """Return the cost of op `name` in a call of `graph` (None: in none), which is the op itself for the call of a graph."""
+        if _GRAPH_CALL.fullmatch(name):
+            return None if self._cpp else self._sums.get(graph or _KEYLESS)  # else the kernels inside were recorded themselves
+        kernel = self._cpp.get(name, name)
+        return self._anywhere.get(kernel) if graph is None else self._inside.get((graph, kernel))
 
 
 def kernel_cost(kernel: GeneratedKernel) -> Cost | None:
@@ -92,16 +125,12 @@ def _plausible(cost: Cost) -> Cost | None:
     return cost if 0 <= cost.bytes <= LARGEST and 0 <= cost.flops <= LARGEST else None
 
 
-def _by_name(kernels: Iterable[GeneratedKernel]) -> dict[str, Cost]:
-    return _distinct((kernel.name, kernel_cost(kernel)) for kernel in kernels if kernel.category != "extern")
-
-
-def _distinct(pairs: Iterable[tuple[str, Cost | None]]) -> dict[str, Cost]:
-    """Return the cost of each name whose costs are all known and equal."""
-    found: dict[str, set[Cost | None]] = {}
-    for name, cost in pairs:
-        found.setdefault(name, set()).add(cost)
-    return {name: cost for name, costs in found.items() if len(costs) == 1 and (cost := next(iter(costs))) is not None}
+def _distinct(pairs: Iterable[tuple[_Key, Cost | None]]) -> dict[_Key, Cost]:
+    """Return the cost of each key whose costs are all known and equal."""
+    found: dict[_Key, set[Cost | None]] = {}
+    for key, cost in pairs:
+        found.setdefault(key, set()).add(cost)
+    return {key: cost for key, costs in found.items() if len(costs) == 1 and (cost := next(iter(costs))) is not None}
 
 
 def _sum_of(graph: CompiledGraph) -> Cost | None:

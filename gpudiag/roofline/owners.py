@@ -15,7 +15,7 @@ from gpudiag.model.signature import Signature, parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import backward, delegation
 from gpudiag.roofline.costs import cost_of
-from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, OTHER, VIEW, WORK, WRAPPER, Calls, Rows, climb, grade_calls
+from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, OTHER, VIEW, WORK, WRAPPER, Calls, Known, Rows, climb, grade_calls
 
 
 class Owners(NamedTuple):
@@ -37,17 +37,17 @@ def signatures(trace: Trace) -> dict[int, Signature]:
     return {row: parse_signature(shapes, dtypes, strides, args) for row, shapes, dtypes, strides, args in rows}
 
 
-def find_owners(trace: Trace, *, on_cpu: bool, known: Mapping[str, Cost] | None = None) -> Owners:
+def find_owners(trace: Trace, *, on_cpu: bool, known: Known | None = None) -> Owners:
     """Return owners and costs of the kernels of `trace` (stage 'link').
 
-    Collectives, copies, memsets and replays of graphs whose capture was not recorded have none. `known`: costs by op name that the
-    recording itself tells (kernels that a compiler wrote); they come before the formulas.
+    Collectives, copies, memsets and replays of graphs whose capture was not recorded have none. `known`: costs of ops that the
+    recording itself tells; they come before the formulas.
     """
     kernels = trace.kernels
     lost = kernels["replay"] & ~kernels["mapped"]
     free = kernels["kind"].is_in(["kernel", "cpu"]).to_numpy() & ~(kernels["collective"] | lost).to_numpy()
     start = np.where(free, kernels["op"].fill_null(-1).to_numpy(), -1)
-    calls = grade_calls(trace.ops, known or {})
+    calls = grade_calls(trace.ops, known)
     if not len(calls.parent):
         return Owners(start, np.full(len(start), -1, dtype=np.int64), (), ())
     recorded = trace.signatures.height > 0
@@ -55,7 +55,7 @@ def find_owners(trace: Trace, *, on_cpu: bool, known: Mapping[str, Cost] | None 
     open_rows = owner < 0
     owner[open_rows] = _owner_rows(calls, start[open_rows], (WORK, COMPILED, VIEW) if on_cpu else (WORK, COMPILED))
     parsed = signatures(trace)
-    found = _costs(trace, calls, owner, parsed, known or {}, on_cpu=on_cpu)
+    found = _costs(trace, calls, owner, parsed, known, on_cpu=on_cpu)
     backward.complete(trace.ops, kernels, parsed, found, start)
     return Owners(found.owner, found.call, tuple(found.costs), tuple(found.names))
 
@@ -88,14 +88,18 @@ def _nearest(start: Rows, parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
 
 
 def _costs(
-    trace: Trace, calls: Calls, owner: Rows, parsed: Mapping[int, Signature], known: Mapping[str, Cost], *, on_cpu: bool
+    trace: Trace, calls: Calls, owner: Rows, parsed: Mapping[int, Signature], known: Known | None, *, on_cpu: bool
 ) -> backward.Costs:
-    """Return `owner` with one cost for each distinct (name, signature, delegates)."""
+    """Return `owner` with one cost for each distinct (name, signature, told cost, delegates)."""
     rows = np.unique(owner[owner >= 0])
-    frame = trace.ops[rows].select("id", pl.col("name").cast(pl.String), "signature")
-    kinds = frame.select("name", "signature").unique(maintain_order=True).with_row_index("kind")
-    full = [known.get(name) or cost_of(name, parsed.get(row)) for name, row in kinds.select("name", "signature").iter_rows()]
-    frame = frame.join(kinds, on=["name", "signature"], how="left", maintain_order="left", nulls_equal=True)
+    told = known.of_op[rows] if known else np.full(len(rows), -1)
+    frame = trace.ops[rows].select("id", pl.col("name").cast(pl.String), "signature").with_columns(told=told)
+    kinds = frame.select("name", "signature", "told").unique(maintain_order=True).with_row_index("kind")
+    full = [
+        known.costs[number] if known and number >= 0 else cost_of(name, parsed.get(row))
+        for name, row, number in kinds.select("name", "signature", "told").iter_rows()
+    ]
+    frame = frame.join(kinds, on=["name", "signature", "told"], how="left", maintain_order="left", nulls_equal=True)
     if not on_cpu:
         full = [delegation.NOTHING if isinstance(cost, Cost) and cost.is_zero else cost for cost in full]
     of_row = [full[kind] for kind in frame["kind"].to_list()]

@@ -31,7 +31,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (
         "embedding",
         r"(?i)embedding_?bag|split_embedding|dense_embedding|ssd_embedding|embedding_(backward|forward|renorm|dense|codegen|feature)"
-        r"|EmbeddingBackward|linearize_index|permute_pooled_embs|find_long_segments|compute_grad_weight|krn_partials|krn_partial_segment"
+        r"|EmbeddingBackward|unary_embeddings|linearize_(index|cache)|permute_pooled_embs|find_long_segments|compute_grad_weight|krn_partials|krn_partial_segment"
         r"|lfu_cache|lru_cache|lxu_cache|bounds_check_indices|recat_copy|pruned_(hashmap|array)_lookup|nobag_|int_nbit",
     ),
     # Attention: FlashAttention 1-3 (also inside torch: pytorch_flash), xFormers/CUTLASS fmha, cuDNN SDPA, FlashInfer, vLLM paged
@@ -80,7 +80,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "gemm",
         r"(?i)gemm|gemv|splitk_?reduce|nvjet|\bCijk_|^Cijk|cutlass.*(tensorop|simt|wmma|sm\d+)|cutlass::device_kernel|matmul|_mm_kernel|\bmm_kernel"
         r"|grouped_mm|fused_moe|moe_(mmk|ck|gemm|kernel|wna16|stage|sum)|marlin|machete|awq_|gptq|dequant_gemm|dot_kernel|reduce_1Block_kernel|trsm|syrk|getrf|potrf"
-        r"|cublasLt|cublas|hgemm|xmma|epilogue::impl|wvSpltK|LLGemm|int4mm|int8mm|dequantize_blockwise|tinygemm|_gmm_|mxfp4|scaled_mm|ger_kernel"
+        r"|cublasLt|cublas|hgemm|xmma|epilogue::impl|wvSpltK|LLGemm|jagged_\w*bmm|int4mm|int8mm|dequantize_blockwise|tinygemm|_gmm_|mxfp4|scaled_mm|ger_kernel"
         r"|^_?(mm|bmm|addmm)(_|$)",
     ),
     # Random numbers: ATen distributions, curand, fused dropout
@@ -93,7 +93,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "index",
         r"(?i)index(ing)?_?(elementwise|put|select|add|copy|fill|func|backward|kernel)|indexSelect|indexFunc|index_\w*kernel|gather|scatter"
         r"|masked_(select|fill_sorted)|nonzero|write_indices|DeviceSelect|DeviceCompact|flag_kernel|compact|take_kernel|put_kernel|take_put"
-        r"|permute_\w*(data|indices|lengths|sequence|embeddings)_?\w*kernel|bucketize|offsets_range|to_dense_representation|one_?hot|expand_into_jagged"
+        r"|permute_\w*(data|indices|lengths|sequence|embeddings)_?\w*kernel|bucketize|reorder_batched|pack_segments|offsets_range|to_dense_representation|one_?hot|expand_into_jagged"
         r"|jagged|dense_to|segment_(sum|reduce)|tril_|triu_|TriuTril|triu_tril|roll_cuda|flip_cuda|elementwise_kernel_with_index|arange|linspace",
     ),
     # Copies: ATen direct copy and cat, fills, transposes, memcpy/memset kernels of the runtimes
@@ -115,10 +115,13 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
         "elementwise",
         r"(?i)elementwise|element_wise|multi_tensor_apply|foreach|pointwise|rotary|rope|silu|gelu|relu|swiglu|act_and_mul|activation|upsample"
         r"|interpolat|grid_sample|quantize|quant_kernel|dequant|_quant_|to_fp8|cast_|scale_kernel|add_kernel|mul_kernel|unary|binary|OpTensor|op_(generic_)?tensor"
-        r"|residual|bias_(add|act)|modulate|fused_(add|bias|mul)|where_kernel|clamp|lerp|_fill|amp_(update|non_finite|foreach)|update_scale|threshold"
+        r"|rowwise_(cuda|to)|qparam|_to_b?float|float_to_|residual|bias_(add|act)|modulate|fused_(add|bias|mul)|where_kernel|clamp|lerp|_fill|amp_(update|non_finite|foreach)|update_scale|threshold"
         r"|masked_fill|loops_kernel|Eltwise|loss",
     ),
 )  # fmt: skip
+
+_MISLEADING = r"(?i)fbgemm(_gpu|_genai)?"
+"""A library whose name says a kind of work: FBGEMM's GPU kernels are look-ups, jagged tensors and permutations more than products."""
 
 CLASSES: tuple[str, ...] = (*(word for word, _ in _PATTERNS), OTHER)
 """Every word that a kernel's class may be."""
@@ -127,7 +130,7 @@ CLASSES: tuple[str, ...] = (*(word for word, _ in _PATTERNS), OTHER)
 def kernel_classes(names: pl.Series) -> pl.Series:
     """Return the class of each name (a String column, null stays null); each distinct name is looked at once."""
     distinct = names.unique().drop_nulls()
-    text = pl.col("name").cast(pl.String)
+    text = pl.col("name").cast(pl.String).str.replace_all(_MISLEADING, "")
     chosen = pl.lit(OTHER)
     for word, pattern in reversed(_PATTERNS):
         chosen = pl.when(text.str.contains(pattern)).then(pl.lit(word)).otherwise(chosen)

@@ -87,6 +87,26 @@ def test_on_the_calling_thread_a_backward_op_has_the_site_of_its_forward_op_too(
     assert found == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main", *["model.py(7): forward"] * 2, None]
 
 
+def test_forward_threads_that_count_alike_are_told_apart() -> None:
+    # two replicas run at once, each with autograd numbers of its own (nn.DataParallel)
+    frames = [frame("left.py(1): f", 0, 60), frame("right.py(2): g", 0, 60, tid=2)]
+    forward = [op("aten::mul", 10, 20, seq=0), op("aten::sin", 30, 40, seq=1)]
+    forward += [op("aten::exp", 12, 22, tid=2, seq=0), op("aten::cos", 32, 42, tid=2, seq=1)]
+    names = {"SinBackward0": (1, 1), "CosBackward0": (2, 1), "MulBackward0": (1, 0), "ExpBackward0": (2, 0)}
+    nodes = [op(name, 100 + 10 * row, 105 + 10 * row, tid=3, seq=seq) for row, (name, (_, seq)) in enumerate(names.items())]
+    for node, (thread, _) in zip(nodes, names.values(), strict=True):
+        node["args"]["Fwd thread id"] = thread
+    made = window(*steps(0, 200), *frames, *forward, *nodes)
+    found = dict(zip(made.ops["name"].cast(pl.String), sites(made).site, strict=True))
+    left, right = "left.py(1): f", "right.py(2): g"
+    assert {name: found[name] for name in names} == {
+        "SinBackward0": left,
+        "CosBackward0": right,
+        "MulBackward0": left,
+        "ExpBackward0": right,
+    }
+
+
 def test_python_that_runs_inside_a_backward_node_keeps_its_own_site() -> None:
     backward = [
         op("autograd::engine::evaluate_function: MyFunctionBackward", 70, 90, seq=4),

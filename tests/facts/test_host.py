@@ -161,7 +161,7 @@ def test_the_settings_of_the_loader_stand_in_the_bundle_only() -> None:
     for name in names:
         missing = Facts(analysis([kernel("aten::mm", 0, 10)], marks=[mark(NEXT, 0, 5)])).value(name)
         assert isinstance(missing, Missing)
-        assert "gpudiag run" in missing.reason
+        assert "gpudiag.profile" in missing.reason
 
 
 def test_a_window_without_marked_steps_is_not_called_a_step() -> None:

@@ -1,13 +1,17 @@
-"""Published utilisations: each from figures that multiply out, shown only where device and type compare."""
+"""Published utilisations: each from figures that multiply out, shown where the type compares, and marked where the device is another."""
 
 from __future__ import annotations
 
-import msgspec
+from typing import Any
+
 import pytest
-from factories import A100, CPU
+from factories import CPU
 
 from gpudiag.facts.mfu_references import MAX_REFERENCES, PUBLISHED, references
+from gpudiag.hardware.resolve import resolve
 from gpudiag.hardware.table import load_table
+from gpudiag.model.hardware import Device
+from gpudiag.model.trace import ObservedDevice
 
 FLOP_PER_TOKEN = 6 * 8_030_261_248 + 12 * 32 * 32 * 128 * 8192
 """Llama-3.1-8B at 8192 tokens: 6N + 12LHQT."""
@@ -32,23 +36,55 @@ def test_figures_multiply_out(what: str, flop_per_s: float, share: float) -> Non
     assert found.share == pytest.approx(share, abs=6e-3)
 
 
-def test_every_figure_can_occur_and_names_denominator_and_source() -> None:
-    known = {row.chip.compute_capability for row in load_table().devices}
+def test_every_figure_names_a_device_of_the_table_its_denominator_and_source() -> None:
+    known = {row.id for row in load_table().devices}
     for item in PUBLISHED:
-        assert item.compute_capability in known
+        assert item.device in known
         assert 0 < item.share < 1
-        assert "TFLOP/s" in item.peak
-        assert "arXiv:" in item.source
-        assert f"{item.peak_flop_per_s / 1e12:g}" in item.peak
+        assert item.source
+        assert item.peak.startswith(f"{item.peak_flop_per_s / 1e12:g} TFLOP/s (")
 
 
-def test_only_figures_of_the_same_hardware_and_type_are_shown() -> None:
-    a100 = msgspec.structs.replace(A100, compute_capability="8.0")
-    assert [item.denominator for item in references(a100, "bf16")] == ["312 TFLOP/s (A100 fp16 dense)"]
-    assert references(a100, "tf32") == ()
+def _observed(name: str, **facts: Any) -> Device:
+    device = resolve(ObservedDevice(index=0, name=name, **facts)).device
+    assert device is not None
+    return device
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("NVIDIA H100 80GB HBM3", MAX_REFERENCES), ("NVIDIA A100-SXM4-80GB", 1), ("Tesla V100-SXM3-32GB", 3), ("NVIDIA GeForce RTX 4090", 2)],
+)
+def test_figures_of_the_very_device_need_no_caution(name: str, count: int) -> None:
+    found = references(_observed(name), "bf16")
+    assert [item.another_device for item in found] == [False] * count
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NVIDIA H20", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 SXM"),
+        ("NVIDIA H200", "H100 SXM"),
+        ("NVIDIA A30", "A100 SXM"),
+        ("Tesla V100-PCIE-16GB", "V100 of a DGX-2"),
+        ("NVIDIA L4", "RTX 4090"),
+        ("AMD Instinct MI210", "MI250X"),
+    ],
+)
+def test_a_device_that_only_shares_the_architecture_is_told_so(name: str, said: str) -> None:
+    found = references(_observed(name), "bf16")
+    assert found
+    assert all(item.another_device and said in item.denominator for item in found)
+
+
+def test_a_partition_is_another_device() -> None:
+    whole, part = (_observed("NVIDIA A100-SXM4-80GB", sm_count=count, compute_capability="8.0") for count in (108, 42))
+    assert [item.another_device for item in (*references(whole, "fp16"), *references(part, "fp16"))] == [False, True]
+
+
+def test_nothing_is_shown_for_other_architectures_and_types() -> None:
     assert references(CPU, "bf16") == ()
-    l4 = msgspec.structs.replace(A100, compute_capability="8.9", name="L4")
-    assert references(l4, "fp16") == ()
-    assert len(references(msgspec.structs.replace(l4, name="GeForce RTX 4090"), "fp16")) == 2
-    hopper = msgspec.structs.replace(A100, compute_capability="9.0")
-    assert len(references(hopper, "bf16")) == MAX_REFERENCES
+    assert references(_observed("NVIDIA A100-SXM4-80GB"), "tf32") == ()
+    assert references(_observed("AMD Instinct MI300X"), "bf16") == ()
+    assert references(_observed("NVIDIA A10G"), "fp16") == ()

@@ -111,7 +111,7 @@ def test_work_counts_in_the_step_that_launched_it_also_where_it_ran_after_the_wi
     assert flop == 32.2e9
 
 
-@pytest.mark.parametrize(("unknown", "bound"), [(10, ""), (200, "lower bound: the FLOP of 29%"), (700, None)])
+@pytest.mark.parametrize(("unknown", "bound"), [(10, ""), (200, "lower bound: the FLOP of 29 %"), (700, None)])
 def test_matrix_work_that_was_not_counted_makes_a_lower_bound_then_no_figure(unknown: float, bound: str | None) -> None:
     lost = kernel(None, 500, 500 + unknown, replay=True, step=0)
     found = analysis([gemm(0, 500, 31.2e9), lost], wall=2000)

@@ -42,6 +42,13 @@ def owners(trace: Trace, found: InductorCode | None, *, on_cpu: bool) -> dict[st
     }
 
 
+def told(found: InductorCode, trace: Trace) -> dict[str, Cost]:
+    """Return the cost that `found` tells of each op, by name."""
+    known = known_costs(found, trace)
+    names = trace.ops["name"].cast(pl.String).to_list()
+    return {} if known is None else {name: known.costs[row] for name, row in zip(names, known.of_op.tolist(), strict=True) if row >= 0}
+
+
 def test_each_buffer_counts_once_and_rows_not_tables() -> None:
     found = {item.name: kernel_cost(item) for item in read_graph(TRITON)}
     assert found == {
@@ -70,9 +77,30 @@ def test_the_bundle_comes_before_names_and_shapes() -> None:
 
 def test_a_name_that_means_two_kernels_is_left_to_the_recorded_shapes() -> None:
     trace = linked(*steps(0, 100), op(POI, 10, 20), call(12, 1), kernel(30, 40, 1, POI))
-    other = TRITON.replace("131072", "65536").replace("1024", "512")
-    assert known_costs(code(TRITON, TRITON), trace) == {POI: POI_COST}
-    assert known_costs(code(TRITON, other), trace) == {}
+    assert told(code(TRITON, TRITON), trace) == {POI: POI_COST}
+    assert told(code(TRITON, OTHER), trace) == {}
+
+
+OTHER = TRITON.replace("131072", "65536").replace("1024", "512")
+"""A second model in the same process: Inductor gives its kernels the same names."""
+
+
+def test_the_call_of_a_graph_tells_models_of_one_process_apart() -> None:
+    calls = [mark(f"## Call CompiledFxGraph {key} ##", 100 * row + 10, 100 * row + 90) for row, key in enumerate(("fabc", "fdef", "fgone"))]
+    kernels = [op(POI, 100 * row + 20, 100 * row + 30) for row in range(4)]  # the last is in no recorded call
+    launches = [
+        event for row in range(4) for event in (call(100 * row + 25, row + 1), kernel(100 * row + 40, 100 * row + 50, row + 1, POI))
+    ]
+    trace = linked(*steps(0, 400), *calls, *kernels, *launches)
+    found = find_owners(trace, on_cpu=False, known=known_costs(code(TRITON, OTHER), trace))
+    half = Cost(vector_flops=6 * 65536, bytes=3 * 2 * 65536, provenance="derived")
+    assert [found.costs[row] if row >= 0 else None for row in found.call.tolist()] == [POI_COST, half, None, None]
+
+
+def test_a_graph_that_the_cache_left_out_has_no_key_in_the_bundle_either() -> None:
+    trace = linked(*steps(0, 100), mark("## Call CompiledFxGraph None ##", 5, 95), op(POI, 10, 20), call(12, 1), kernel(30, 40, 1, POI))
+    assert told(code(TRITON, OTHER, keys=("", "fdef")), trace) == {POI: POI_COST}
+    assert told(code(TRITON, OTHER, keys=("", "")), trace) == {}
 
 
 def on_cpu(*inside: dict[str, Any]) -> Trace:
@@ -103,7 +131,7 @@ def test_without_its_code_the_time_of_a_graph_is_unknown_not_dispatch() -> None:
 
 def test_kernels_that_were_recorded_themselves_take_the_cost_from_the_graph() -> None:
     name = "graph_0_cpp_fused_embedding_gelu_0"  # config.cpp.enable_kernel_profile
-    assert known_costs(code(CPP), on_cpu(op(name, 30, 60))) == {name: CPP_COST}
+    assert told(code(CPP), on_cpu(op(name, 30, 60))) == {name: CPP_COST}
 
 
 def test_calls_multiply_and_unknown_kernels_make_the_sum_generic() -> None:
@@ -111,8 +139,8 @@ def test_calls_multiply_and_unknown_kernels_make_the_sum_generic() -> None:
     unknown = GeneratedKernel("cpp_fused_add_1", "cpp", buffers=(KernelBuffer("in_ptr0", "fp32", "read"),))
     graph = InductorCode(graphs=(CompiledGraph("fabc", (msgspec.structs.replace(known, calls=3), unknown)),))
     expected = Cost(vector_flops=3 * CPP_COST.vector_flops, bytes=3 * CPP_COST.bytes, provenance="generic")
-    assert known_costs(graph, on_cpu()) == {GRAPH: expected}
-    assert known_costs(InductorCode(graphs=(CompiledGraph("fabc", (unknown,)),)), on_cpu()) == {}
+    assert told(graph, on_cpu()) == {GRAPH: expected}
+    assert told(InductorCode(graphs=(CompiledGraph("fabc", (unknown,)),)), on_cpu()) == {}
 
 
 def test_a_template_has_matrix_flop() -> None:

@@ -16,7 +16,7 @@ from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.hardware import Device
 from gpudiag.roofline.oprows import op_rows
-from gpudiag.roofline.over_roof import over_roof_warnings
+from gpudiag.roofline.over_roof import CAUSES, over_roof_warnings
 
 L2 = msgspec.structs.replace(A100, cache_bytes=40_000_000)
 
@@ -56,6 +56,15 @@ def test_what_was_judged_against_the_cache_is_not_excused_by_it() -> None:
     assert judged("aten::add", [[1_000_000], [1_000_000], []], 2, device=device) == (None, 1.2, "unexplained")
 
 
+def test_what_the_caches_of_the_cores_can_hold_is_told_apart() -> None:
+    # as a CPU: 8 MB in place against 100 GB/s of the last level take 84 us; half of it may come from the cores' own 4 MB, half stay there
+    levels = {"cache_bytes": 300_000_000, "cache_bandwidth_byte_per_s": 100e9, "inner_cache_bytes": 4_200_000, "bandwidth_byte_per_s": 50e9}
+    device = msgspec.structs.replace(A100, **levels, inner_cache_byte_per_s=270e9)
+    assert judged("aten::mul_", [[1 << 20], []], 70, device=device) == (None, 1.198, "inner_cache")
+    assert judged("aten::mul_", [[1 << 22], []], 300, device=device) == (None, 1.118, "unexplained")  # eight times as much as they hold
+    assert judged("aten::mul_", [[1 << 18], []], 7, device=device) == (None, 1.11, "unexplained")  # judged against them already
+
+
 CONV = {
     "shapes": [[32, 256, 14, 14], [256, 256, 3, 3], [], [], [], [], [], [], []],
     "concrete": ["", "", "[1, 1]", "[1, 1]", "[1, 1]", "1", "False", "False", "True"],
@@ -80,9 +89,25 @@ def test_one_warning_with_the_share_and_the_worst_rows() -> None:
         events += [op("aten::add", start, start + 9, shape), call(start + 5, row + 1), kernel(start + 100, start + 100 + length, row + 1)]
     trace = costed(*events, device=L2)
     (line,) = over_roof_warnings(op_rows(trace, find_steps(trace).table))
-    assert line.startswith("83.87% of the kernel time ran faster than its roof")  # 520 of 620 us
-    assert line.index("aten::add 106%") < line.index("aten::add 147%")  # by the time that is missing
+    assert line.startswith("83.87 % of the kernel time ran faster than its roof")  # 520 of 620 us
+    said = f"aten::add 106 %: {CAUSES['unexplained']}; aten::add 147 %: {CAUSES['cache']}"  # by the time that is missing
+    assert line.endswith(f"most of it: {said}")
     assert over_roof_warnings(op_rows(costed(*steps(0, 100), device=L2), pl.DataFrame({"id": [0], "analysed": [True]}))) == ()
+
+
+def test_rows_of_one_op_are_told_once_and_the_unit_of_work_is_named() -> None:
+    rows = pl.DataFrame(
+        {
+            "name": ["aten::add_", "aten::add_", "aten::mul", "aten::mm"],
+            "over_roof": [1.71, 1.66, 1.5, None],
+            "over_roof_cause": ["unexplained", "unexplained", "unexplained", None],
+            "t_roof_ns": [171.0, 332.0, 150.0, 5e6],
+            "kernel_ns": [100, 200, 100, 10_000_000],
+        }
+    )
+    (line,) = over_roof_warnings(rows, "op")
+    assert line.startswith("under 0.01 % of the op time ran faster")
+    assert line.endswith(f"most of it: aten::add_ up to 171 % (2 rows), aten::mul 150 %: {CAUSES['unexplained']}")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ LABELLED = {
         void marlin::Marlin<c10::Half, 256, 1, 8, 8, 4, false, 8>
         void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl_cshuffle_v3<int> >
         _w8a8_block_fp8_matmul
+        void fbgemm_gpu::dense_vec_jagged_2d_bmm<long, float>
+        void cutlass::device_kernel<fbgemm_gpu::f8f8bf16_rowwise<cutlass::gemm::kernel::GemmUniversal<int> > >
     """,
     "convolution": """
         void implicit_convolve_sgemm<float, float, 1024, 6, 7, 3, 3, 5, 1, false, true, true>
@@ -77,6 +79,8 @@ LABELLED = {
         void vllm::act_and_mul_kernel<c10::BFloat16, &vllm::silu_kernel>
         void vllm::rotary_embedding_kernel<c10::BFloat16, true>(long const*, c10::BFloat16*)
         void at::native::(anonymous namespace)::upsample_bilinear2d_out_frame<double, double>
+        void fbgemm_gpu::_float_to_fused8bitrowwise_cuda_kernel<float>
+        void fbgemm_gpu::_fused8bitrowwise_to_float_cuda_kernel<float>
     """,
     "reduction": """
         void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, float, float>, unsigned int> >
@@ -95,6 +99,8 @@ LABELLED = {
         void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_warp_per_row_1<float, float, float, 1ul, 16>
         void at::native::(anonymous namespace)::EmbeddingBag_updateOutputKernel_sum_mean<long, float>
         void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>
+        void fbgemm_gpu::batched_unary_embeddings_forward_kernel<float, long>
+        void fbgemm_gpu::linearize_cache_indices_kernel<long, int>
     """,
     "optimizer": """
         void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4> >
@@ -110,6 +116,10 @@ LABELLED = {
         void at::native::(anonymous namespace)::indexSelectLargeIndex<float, long, unsigned int, 2, 2, -2, true>
         void at::native::_scatter_gather_elementwise_kernel<128, 8, at::native::_cuda_scatter_gather_internal_kernel<true, float> >
         void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)
+        void fbgemm_gpu::permute_2D_data_kernel<false, int, int, decltype(nullptr)>
+        void fbgemm_gpu::_block_bucketize_sparse_features_cuda_kernel1<int, int>
+        void fbgemm_gpu::jagged_dense_elementwise_dense_output_kernel_<2, long, float>
+        void fbgemm_gpu::reorder_batched_ad_indices_kernel<float>
     """,
     "random": """
         void at::native::(anonymous namespace)::distribution_elementwise_grid_stride_kernel<float, 4>

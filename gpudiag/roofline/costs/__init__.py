@@ -40,7 +40,7 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
 )
 from gpudiag.roofline.costs.generic import NO_SHAPES, generic_cost
 from gpudiag.roofline.costs.kinds import Kind, known_kind
-from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError
+from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError, attempt
 from gpudiag.roofline.costs.triton import is_generated, triton_cost
 
 
@@ -59,6 +59,10 @@ def cost_of(name: str, signature: Signature | None) -> Cost | Missing:
 
     `exact`: a formula on recorded shapes; `derived`: a formula with a documented assumption; `generic`: sizes alone. Never raises.
     """
+    return attempt(_cost_of, name, signature)
+
+
+def _cost_of(name: str, signature: Signature | None) -> Cost | Missing:
     kind = known_kind(name)
     if kind == "view":
         return Cost()

@@ -102,6 +102,7 @@ _NO_IN_PLACE = {
     *_TESTS,
     *words("isclose log_sigmoid_forward softplus rsub maximum minimum fmax fmin logaddexp logaddexp2 prelu _prelu_kernel _masked_scale"),
     *words("hardshrink softshrink angle _conj_physical cross linalg_cross"),
+    "addcmul",  # has a formula of its own
     *(name for name in TABLE if name.startswith("special_")),
 }
 
@@ -126,6 +127,19 @@ def pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
         require(shape is not None, "operand shapes do not broadcast")
         elements, dtype = prod(shape or ()), result_dtype(operands, op.result)
     return Cost(vector_flops=op.operations * elements, bytes=read_bytes(operands) + size_of(elements, dtype))
+
+
+@costs("aten::addcmul_")
+def addcmul_in_place(signature: Signature) -> Cost:
+    """Return the cost of self += factor * factor, as optimizers call it (the gradient squared): two factors of one size are one tensor.
+
+    A trace does not record which tensor it was, so that this is `derived` (as for the list of such updates in optimizers.py).
+    """
+    cost = pointwise(signature, TABLE["addcmul"], in_place=True)
+    first, second = signature.tensor(1), signature.tensor(2)
+    if first is None or second is None or (first.shape, first.dtype, first.strides) != (second.shape, second.dtype, second.strides):
+        return cost
+    return msgspec.structs.replace(cost, bytes=cost.bytes - second.distinct_bytes, provenance="derived")
 
 
 def _register() -> None:

@@ -1,13 +1,16 @@
-"""The registry of cost formulas by schema name, and the error with which a formula says that it does not apply."""
+"""The registry of cost formulas by schema name, the error with which one says that it does not apply, and the largest cost there is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec
 
 from gpudiag.model.cost import Cost
+from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
 
 Formula = Callable[[Signature], Cost]
+_Arguments = ParamSpec("_Arguments")
 
 FORMULAS: dict[str, Formula] = {}
 """Schema name without overload ('aten::addmm') -> formula."""
@@ -67,6 +70,24 @@ def require(condition: bool, reason: str) -> None:
     """Raise NotModelledError(reason) unless `condition` holds."""
     if not condition:
         raise NotModelledError(reason)
+
+
+LARGEST = 1 << 60
+"""No call does more FLOP or moves more bytes than this (minutes of the fastest device): larger figures are no figures of a recording."""
+
+_TOO_LARGE = Missing("the recorded sizes are larger than any tensor: the trace is damaged")
+
+
+def attempt(formula: Callable[_Arguments, Cost | Missing], *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Cost | Missing:
+    """Return what `formula` gives for the arguments; Missing where it does not apply, or where its figures are none of a recording."""
+    try:
+        cost = formula(*args, **kwargs)
+    except NotModelledError as error:
+        return Missing(error.reason)
+    except OverflowError:  # a figure that no float holds
+        return _TOO_LARGE
+    fits = isinstance(cost, Missing) or max(cost.flops, cost.bytes, cost.recompute_flops) <= LARGEST
+    return cost if fits else _TOO_LARGE
 
 
 def words(text: str) -> tuple[str, ...]:

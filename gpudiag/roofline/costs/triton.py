@@ -22,6 +22,14 @@ from gpudiag.roofline.costs.templates import template_cost
 
 NO_TENSORS = "no tensor of this kernel was recorded (record_shapes=True)"
 
+NO_LOOPS = (
+    "the sizes of its loops were not recorded, and it is given a tensor that is larger than its result: how much is read is not known"
+)
+
+_MOST_LOADS = 125
+"""Elements of one tensor that a point of the loops reads at most: larger pooling windows (5 x 5 x 5) and reductions of 8 elements are no
+element-wise loops any more (torch/_inductor/lowering.py; config.unroll_reductions_threshold). Of a larger tensor they touch a part."""
+
 _LOOPS = {"poi": (1, 2, 3), "red": (2, 3, 4), "per": (2, 3, 4)}
 """How many of the last integers are sizes of loops: x, y and z; reductions add one or two reduced dimensions."""
 
@@ -57,12 +65,28 @@ def triton_cost(name: str, signature: Signature) -> Cost | Missing:
         cost = fused_cost((), [_operand(item) for item in tensors], 0, "derived" if complete else "generic")
         return Cost(vector_flops=sum(item.numel for item in tensors), bytes=cost.bytes, provenance=cost.provenance)
     points, reduction = _points(category, tensors, signature)
-    whole = complete and bool(ops) and points is not None and not (_PART.intersection(ops) and any(item.numel > points for item in tensors))
+    if points is None and category == "poi" and any(item.numel > max(tensors[0].numel, tensors[-1].numel) for item in tensors):
+        return Missing(NO_LOOPS)
     loops = points or max(item.numel for item in tensors)
-    bound = points if _BY_INDEX.intersection(ops) else None
+    bounds = [_bound(item, ops, points) for item in tensors]
     twice = in_place(category, ops, tensors, loops, reduction)
-    operands = [_operand(item, bound, 2 if twice and index == 0 else 1) for index, item in enumerate(tensors)]
+    operands = [_operand(item, bound, 2 if twice and item is tensors[0] else 1) for item, bound in zip(tensors, bounds, strict=True)]
+    whole = complete and bool(ops) and points is not None and all(_all_counted(item, ops, points) for item in tensors)
     return fused_cost(ops or ("unknown",), operands, loops, "derived" if whole else "generic")
+
+
+def _bound(item: Input, ops: Sequence[str], points: int | None) -> int | None:
+    """Return the elements of a tensor that loops of `points` points access at most; None: all of them."""
+    if points is None:
+        return None
+    return points if _BY_INDEX.intersection(ops) or item.numel > _MOST_LOADS * points else None
+
+
+def _all_counted(item: Input, ops: Sequence[str], points: int) -> bool:
+    """Return whether the names of the ops say how much of a tensor loops of `points` points access."""
+    if item.numel <= points or _PART.intersection(ops):
+        return item.numel <= points
+    return bool(_BY_INDEX.intersection(ops)) or item.numel <= _MOST_LOADS * points
 
 
 def _operand(item: Input, touched: int | None = None, times: int = 1) -> Operand:

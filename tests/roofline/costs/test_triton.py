@@ -117,6 +117,24 @@ def test_an_embedding_reads_its_rows_not_its_table() -> None:
     assert found == Cost(vector_flops=0, bytes=512 * 8 + 2 * 4 * 512 * 768, provenance="derived")
 
 
+def test_a_table_that_the_name_does_not_tell_is_bounded_by_the_loops() -> None:
+    # a nameless kernel looks 32 rows of 2880 bf16 up: it cannot read the 201,088 rows of the table
+    found = cost("triton_poi_fused_0", [[32], [201088, 2880], [32, 2880]], [32 * 2880], ["int", BF16, BF16])
+    assert found == Cost(vector_flops=92160, bytes=4 * 32 + 2 * 2 * 92160, provenance="generic")
+    part = cost("triton_poi_fused_slice_0", [[50304, 768], [100]], [100])
+    assert part == Cost(vector_flops=0, bytes=2 * 4 * 100, provenance="generic")
+
+
+def test_without_the_sizes_of_the_loops_a_table_has_no_cost() -> None:
+    # two kernels in one (config.combo_kernels) are passed no sizes: the rows that the first one reads are not known
+    shapes = [[32], [201088, 2880], [131072, 64], [32, 2880], [131072, 64]]
+    found = cost("triton_poi_fused_0", shapes, [], ["int", BF16, "float", BF16, BF16])
+    assert isinstance(found, Missing)
+    assert "larger than its result" in found.reason
+    # nothing is larger than the result: the sizes say the traffic, as far as they go
+    assert isinstance(cost("triton_poi_fused_add_0", [[64, 8], [8], [64, 8]], []), Cost)
+
+
 def test_a_pool_reads_more_elements_than_it_has_results() -> None:
     found = cost("triton_poi_fused_avg_pool2d_0", [[8, 64, 32, 32], [8, 64, 16, 16]], [8 * 64 * 256])
     assert isinstance(found, Cost)

@@ -458,3 +458,11 @@ def test_numbers_that_need_no_file(cost: CostOf) -> None:
     assert (causal.matrix_flops, causal.bytes) == (137438953472, 269484032)
     narrow = cost("aten::embedding", ("fp32", (10_000_000, 4)), ("int64", (1_000_000,)), -1, False, False)
     assert narrow.bytes == 40_000_000
+
+
+def test_adams_square_of_the_gradient_reads_it_once(cost: CostOf) -> None:
+    # op_costs section 10, adamw-foreach-fp32: addcmul_ moves 12 bytes a parameter, whether called on a list or for each tensor
+    n = 1_000_000
+    assert cost("aten::addcmul_", ("fp32", (n,)), ("fp32", (n,)), ("fp32", (n,)), 0.1).bytes == 12 * n
+    assert cost("aten::addcmul_", ("fp32", (10, n)), ("fp32", (10, n)), ("fp32", (n,)), 0.1).bytes == 4 * (3 * 10 + 1) * n
+    assert cost("aten::addcmul", ("fp32", (n,)), ("fp32", (n,)), ("fp32", (n,)), 0.1).bytes == 16 * n

@@ -12,12 +12,12 @@ import pytest
 from handmade import linked, op, steps
 
 from gpudiag.attribution.links import link
+from gpudiag.attribution.pairing import pair
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model import tables
 from gpudiag.roofline.costs import kind_of
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
-from gpudiag.roofline.pairing import pair
 from gpudiag.trace import read
 
 Event = dict[str, Any]
@@ -34,7 +34,7 @@ def node(name: str, start: float, seq: int, thread: int | None = 1, tid: int = 1
 def paired(*events: Event) -> dict[str, tuple[str | None, bool]]:
     """Return node -> (forward op, whether the names agree), each with its start where a name occurs twice."""
     ops = linked(*steps(0, 10_000), *events).ops.with_columns(pl.col("name").cast(pl.String))
-    found = pair(ops.with_columns(pl.col("name").cast(pl.Categorical)))
+    found = pair(ops.with_columns(pl.col("name").cast(pl.Categorical)), BACKWARD_FORMULAS)
     names, starts = ops["name"].to_list(), ops["start_ns"].to_list()
     rows = np.flatnonzero(autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy())
     label = {row: f"{names[row]}@{starts[row] // 1000}" for row in range(ops.height)}
@@ -149,7 +149,7 @@ HOSTILE = 200_000
 def test_broken_numbers_cost_no_more_than_sound_ones(sequence: Any, fwd_thread: Any, thread: Any) -> None:
     ops = _table(HOSTILE, sequence, fwd_thread, thread, ["aten::mm", "MmBackward0", "fbgemm::x", "AddBackward0"])
     begun = time.perf_counter()
-    found = pair(ops)
+    found = pair(ops, BACKWARD_FORMULAS)
     assert time.perf_counter() - begun < 5
     assert len(found.forward) == HOSTILE
     paired_rows = np.flatnonzero(found.forward >= 0)
@@ -172,7 +172,7 @@ def test_every_node_of_every_real_trace_finds_its_forward(traces: Path) -> None:
         rows = autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy()
         if not rows.any():
             continue
-        found = pair(ops)
+        found = pair(ops, BACKWARD_FORMULAS)
         seen += int(rows.sum())
         assert (found.forward[rows] >= 0).all(), path.name
         assert 1 - found.named[rows].mean() <= EXPECTED_UNNAMED, path.name

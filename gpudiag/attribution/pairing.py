@@ -8,6 +8,7 @@ names fit best is taken.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,6 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.recompute import autograd_nodes
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 Rows = npt.NDArray[np.int64]
 
@@ -35,17 +35,17 @@ class Pairs(NamedTuple):
     named: npt.NDArray[np.bool_]
 
 
-def pair(ops: pl.DataFrame) -> Pairs:
+def pair(ops: pl.DataFrame, makers: Collection[str] = ()) -> Pairs:
     """Return the forward op of every autograd node of `ops` (stage 'link').
 
     An op of the node's name is preferred (AddmmBackward0: aten::addmm), then an extension's operator that is known to make a node of
-    another name (`_unnumbered`), then the last op to start under the number. Recorded numbers may be anything: the joins are as-of
-    joins, whose work does not grow with repetitions.
+    another name (one of `makers`; see `_unnumbered`), then the last op to start under the number. Recorded numbers may be anything: the
+    joins are as-of joins, whose work does not grow with repetitions.
     """
     node = autograd_nodes(ops)
     forward, named = np.full(ops.height, -1, dtype=np.int64), np.zeros(ops.height, dtype=bool)
     table = ops.select("id", "thread", "start_ns", "sequence", "fwd_thread", "name")
-    table = table.join(_bases(ops), on="name", how="left", maintain_order="left")
+    table = table.join(_bases(ops, makers), on="name", how="left", maintain_order="left")
     nodes, others = table.filter(pl.Series(node) & table["sequence"].is_not_null()), table.filter(~pl.Series(node))
     numbered = others.filter(pl.col("sequence").is_not_null())
     nodes = nodes.join(_threads(nodes, numbered), on="fwd_thread", how="inner", nulls_equal=True)
@@ -75,19 +75,19 @@ def _last_before(nodes: pl.DataFrame, others: pl.DataFrame, keys: list[str]) -> 
     return left.join_asof(right, on="start_ns", by=keys, check_sortedness=False).select("id", "row").drop_nulls()
 
 
-def _bases(ops: pl.DataFrame) -> pl.DataFrame:
+def _bases(ops: pl.DataFrame, makers: Collection[str]) -> pl.DataFrame:
     """Return (name, base, maker) for each distinct name of `ops`.
 
     base: the name without what differs between an op and its node: namespace, underscores, case, 'Backward0', '_forward'.
     'autograd::engine::evaluate_function: NllLossBackward0', 'NllLossBackward0' and 'aten::nll_loss_forward' all give 'nllloss'.
-    maker: an extension's operator with a backward formula.
+    maker: one of `makers` that is no operator of torch's own.
     """
     names = ops.select(pl.col("name").unique())
     text = names["name"].cast(pl.String)
     short = text.str.replace(r"^autograd::engine::evaluate_function: ", "").str.replace(r"^torch::autograd::CppNode<(.*)>$", "${1}")
     short = short.str.replace(r"<.*$", "").str.replace(r"^.*::", "").str.replace(r"Backwards?\d*$", "").str.replace(r"_forward$", "")
     base = short.str.replace_all("_", "").str.to_lowercase().cast(pl.Categorical)
-    return names.with_columns(base.alias("base"), (text.is_in(list(BACKWARD_FORMULAS)) & ~text.str.starts_with("aten::")).alias("maker"))
+    return names.with_columns(base.alias("base"), (text.is_in(list(makers)) & ~text.str.starts_with("aten::")).alias("maker"))
 
 
 def _threads(nodes: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import msgspec
 import polars as pl
 
-from gpudiag.facts.families import base_name, family
 from gpudiag.model.signature import ITEM_BYTES, Input, Signature, parse_signature
+from gpudiag.roofline.families import base_name, family
 
 FLOATING = ("fp64", "fp32", "fp16", "bf16", "fp8", "fp4")
 
