@@ -16,6 +16,7 @@ from gpudiag.attribution.graph_sizes import clear_winner, explained
 from gpudiag.model.signature import Shape, parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
+from gpudiag.units import format_share
 
 Rows = npt.NDArray[np.int64]
 
@@ -210,7 +211,7 @@ def _notes(replays: int, graphs: int, unseen: int, nowhere: int, many: int, foun
     if nowhere:
         yield (
             f"{nowhere} of {replays} graph launches fit none of the {recorded} that were recorded (kernel names agree with the captured "
-            f"ops in less than {ACCEPT_FROM:.0%} of the nodes): their kernels are not modelled"
+            f"ops in less than {format_share(ACCEPT_FROM)} of the nodes): their kernels are not modelled"
         )
     if many:
         yield (
@@ -219,7 +220,8 @@ def _notes(replays: int, graphs: int, unseen: int, nowhere: int, many: int, foun
         )
     worst = min((done.score for _, done, _ in found), default=1.0)
     if worst < 1:
-        yield f"replayed kernels were matched to captured ops by order; names agree in {worst:.1%} of the nodes of the least certain graph"
+        agree = format_share(worst, 1)
+        yield f"replayed kernels were matched to captured ops by order; names agree in {agree} of the nodes of the least certain graph"
 
 
 def _mapped(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:

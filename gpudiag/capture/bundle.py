@@ -150,7 +150,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     """
     if not is_bundle(path):
         what = "no manifest.json in this folder" if path.is_dir() else "no such folder"
-        raise InputError(f"{path}: {what}, so it is no bundle", "record one with gpudiag run, or give a trace file")
+        raise InputError(f"{path}: {what}, so it is no bundle", "record one with gpudiag.profile, or give a trace file")
     ranks = _ranks(path)
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import outputs, terminal
-from gpudiag.errors import InputError, UsageError
+from gpudiag.errors import UsageError
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -74,12 +74,20 @@ def ops(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     graph_capture: Annotated[
-        Path | None,
-        typer.Option("--graph-capture", help="A trace of the pass that captured the CUDA graphs which PATH replays.", metavar="FILE"),
+        str | None,
+        typer.Option(
+            "--graph-capture",
+            help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
+            metavar="FILE|FOLDER",
+        ),
     ] = None,
 ) -> None:
     """List the ops with their time, work and distance to the roofline."""
+    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    outputs.check_named("--graph-capture", [] if graph_capture is None else [graph_capture], "give a trace, or a folder of such")
     target = _target(csv, path, as_json)
+    if target is not None and graph_capture is not None:
+        outputs.check_targets([target], graph_capture, (".csv",))
     from gpudiag import api
     from gpudiag.report.optable import op_table
 
@@ -96,9 +104,7 @@ def ops(
 
 
 def _target(csv: Path | None, path: str, as_json: bool) -> Path | None:
-    """Return the file to write, None where there is none. Raises UsageError or InputError before the work starts."""
-    if not path:
-        raise InputError("PATH is empty", "give a trace, a bundle, or a folder of ranks")
+    """Return the file to write, None where there is none. Raises UsageError or InputError where it cannot be."""
     if csv == _STDOUT and as_json:
         raise UsageError("--csv - and --json both print to the standard output", "write the CSV to a file")
     if csv is None or csv == _STDOUT:

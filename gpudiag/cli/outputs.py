@@ -1,4 +1,4 @@
-"""Files that a command writes: named by suffix, checked before the work starts."""
+"""Files that a command reads and writes, checked before the work starts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from pathlib import Path
 from gpudiag.errors import InputError, UsageError
 
 SUFFIXES = (".html", ".md", ".json")
+
+
+def check_named(what: str, paths: Sequence[str], hint: str) -> None:
+    """Raise InputError where one of `paths` is empty: a variable that was not set. The folder that one stands in is '.'."""
+    if not all(path.strip() for path in paths):
+        raise InputError(f"{what} is empty", hint)
 
 
 def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = SUFFIXES) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import outputs, terminal
-from gpudiag.errors import InputError
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -36,28 +35,29 @@ def report(
         int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
     ] = None,
     rules: Annotated[
-        list[Path] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
+        list[str] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
     ] = None,
     graph_capture: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--graph-capture",
             help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
-            metavar="FILE",
+            metavar="FILE|FOLDER",
         ),
     ] = None,
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
-    if not path:  # the folder that one stands in is "."; an empty text is a variable that was not set
-        raise InputError("PATH is empty", "give a trace, a bundle, or a folder of ranks")
-    for source in (path, *([str(graph_capture)] if graph_capture else [])):
+    captures = [] if graph_capture is None else [graph_capture]
+    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    outputs.check_named("--rules", rules or [], "give a folder of rule files")
+    outputs.check_named("--graph-capture", captures, "give a trace, or a folder of such")
+    for source in (path, *captures):
         outputs.check_targets(targets, source)
     from gpudiag import api
 
     with terminal.progress("reading") as tell:
-        folders = [str(folder) for folder in rules or []]
-        found = api.diagnose(path, rank=rank, rules_dirs=folders, graph_capture=graph_capture, progress=tell)
+        found = api.diagnose(path, rank=rank, rules_dirs=rules or [], graph_capture=graph_capture, progress=tell)
         for target in targets:
             tell(f"writing {target}")
             files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))

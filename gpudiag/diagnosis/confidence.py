@@ -25,14 +25,16 @@ WELL_SEEN = 0.8
 not seen it may point at the smaller half)."""
 
 _ABOUT_KERNELS = ("compute", "memory", "overhead")
+_ABOUT_HOST = "idle"
+"""How bounds begin that name what the device waits for. A profiler slows the host, and only a bundle tells by how much."""
 
 
 def confidence_of(rule: Rule, device: Device | None, facts: Lookup, measured: Measurement) -> Confidence:
     """Return the confidence of a finding of `rule`, from high down to low.
 
     It follows how much of the time in kernels has a cost (rules that rest on the roofline) or the op that it belongs to (other rules
-    about kernels), what the peaks rest on, and the measurement. Rules that are not yet stable lose one grade. What is said of the
-    measurement itself is sure.
+    about kernels), what the peaks rest on, and the measurement; for rules about the host, whether it is known what the profiler costs.
+    Rules that are not yet stable lose one grade. What is said of the measurement itself is sure.
     """
     if rule.id == MEASUREMENT_RULE:
         return "high"
@@ -44,6 +46,8 @@ def _grade(rule: Rule, device: Device | None, facts: Lookup) -> int:
     if rule.file.basis == "roofline":
         unsure_peaks = device is not None and device.provenance == "unverified"
         return min(_by_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
+    if rule.file.bound.startswith(_ABOUT_HOST):
+        return 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
     return _by_share(facts("attributed_work_share")) if rule.file.bound in _ABOUT_KERNELS else 2
 
 

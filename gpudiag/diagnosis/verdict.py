@@ -24,6 +24,10 @@ class Verdict(msgspec.Struct, frozen=True):
     """At least 0; None where the rule has none or it is not known. Not yet cut to the wall time."""
 
 
+_WORDING = ("a_step", "device_word")
+"""Facts that are there for the words of messages alone: no evidence of anything."""
+
+
 def with_params(rule: Rule, facts: Lookup) -> Lookup:
     """Return the lookup of a rule: its own parameters, then the facts."""
     params = rule.file.params
@@ -72,7 +76,7 @@ def _evidence(rule: Rule, lookup: Lookup) -> tuple[Evidence, ...]:
     names = rule.when.names | rule.message.names
     for condition, message in rule.details:
         names |= condition.names | message.names
-    found = ((name, lookup(name)) for name in sorted(names) if name in CATALOGUE)
+    found = ((name, lookup(name)) for name in sorted(names) if name in CATALOGUE and name not in _WORDING)
     return tuple(Evidence(name, value, CATALOGUE[name].unit) for name, value in found if not isinstance(value, Missing))
 
 

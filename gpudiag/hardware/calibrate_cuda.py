@@ -12,7 +12,7 @@ from gpudiag.hardware.resolve import resolve
 from gpudiag.model.cost import OVER_ROOF_ABOVE
 from gpudiag.model.hardware import Device, device_key
 from gpudiag.model.trace import ObservedDevice
-from gpudiag.units import format_rate
+from gpudiag.units import format_rate, format_share
 
 _DRAM_WORKING_SET = 1 << 30
 _HOST_COPY = 1 << 28
@@ -150,8 +150,8 @@ def above_table(base: Device | None, peaks: dict[str, float], bandwidth: float) 
     pairs = [(f"{key} peak", rate, base.peaks.get(key), "FLOP") for key, rate in peaks.items()]
     pairs.append(("memory bandwidth", bandwidth, base.bandwidth_byte_per_s, "B"))
     return [
-        f"Measured {what} {format_rate(rate, unit)} is {rate / known - 1:.0%} above the device table ({format_rate(known, unit)}): "
-        f"the table's entry for {base.name} is wrong."
+        f"Measured {what} {format_rate(rate, unit)} is {format_share(rate / known - 1)} above the device table "
+        f"({format_rate(known, unit)}): the table's entry for {base.name} is wrong."
         for what, rate, known, unit in pairs
         if known and rate > OVER_ROOF_ABOVE * known
     ]

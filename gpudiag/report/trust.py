@@ -6,7 +6,7 @@ import re
 from collections import Counter
 
 from gpudiag.model.bundle import UNFINISHED
-from gpudiag.model.report import Mfu, ReportData
+from gpudiag.model.report import Mfu, MfuReference, ReportData
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
@@ -199,7 +199,12 @@ def _mfu_grade(report: ReportData) -> str:
 def reference_lines(report: ReportData) -> list[str]:
     """Return published utilisations to compare with, each with what it was divided by."""
     references = report.mfu.references if report.mfu else ()
-    return [f"{item.what}: {format_share(item.share, 1)} of {item.denominator}" for item in references]
+    return [f"{item.what}: {reference_figure(item)}" for item in references]
+
+
+def reference_figure(item: MfuReference) -> str:
+    """Return a published utilisation with what it was divided by; says so where that is another device."""
+    return f"{format_share(item.share, 1)} of {item.denominator}{', another device' if item.another_device else ''}"
 
 
 def peaks_reason(report: ReportData) -> str:

@@ -156,9 +156,9 @@ def verdict(report: ReportData) -> str:
 
 
 def idle_note(report: ReportData) -> str:
-    """Return what is known of idle time that no cause was derived for, '' where there is next to none."""
-    wall = report.breakdown.wall_ns
-    if not wall or report.breakdown.buckets_ns.idle_unexplained / wall < ROUNDS_TO_ZERO:
+    """Return what is known of idle time where no cause was derived for any of it, '' where some has one or there is next to none."""
+    wall, unexplained = report.breakdown.wall_ns, report.breakdown.buckets_ns.idle_unexplained
+    if not wall or unexplained / wall < ROUNDS_TO_ZERO or unexplained < report.breakdown.idle_ns:
         return ""
     if on_cpu(report):
         return "Idle is time outside any op: Python, the loader, the framework. It is not split by cause yet."
@@ -292,7 +292,12 @@ def of_roof(row: OpRow) -> str:
 
 def over_roof_cause(row: OpRow) -> str:
     """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
-    causes = {"cache": "data in the cache", "algorithm": "fast algorithm", "unexplained": "wrong peak or count"}
+    causes = {
+        "cache": "data in the cache",
+        "inner_cache": "data in the cores' caches",
+        "algorithm": "fast algorithm",
+        "unexplained": "wrong peak or count",
+    }
     return causes.get(row.over_roof_cause or "", "") if over_roof(row) is not None else ""
 
 

@@ -131,7 +131,7 @@ def test_one_kernel_more_than_was_issued_is_left_out() -> None:
     extra = [*kernels[:10], "void softmax_warp_forward<float>", *kernels[10:]]
     mapped, (note,) = map_replays(linked(begin, *body, end, *replayed(1000, 1, *extra)))
     assert ops_of_kernels(mapped) == [*names[:10], None, *names[10:]]
-    assert "96.0%" in note
+    assert "96.0 %" in note
 
 
 @pytest.mark.parametrize("api", ["cudaStreamBeginCapture", "cudaStreamEndCapture"])

@@ -77,3 +77,14 @@ def test_a_failed_report_leaves_the_old_file(command, api, trace: Path) -> None:
     api.failure = InputError("bad")
     assert command("report", trace, "-o", target).code == 2
     assert target.read_text() == "old"
+
+
+@pytest.mark.parametrize("option", ["--rules", "--graph-capture"])
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_path_never_means_the_folder_one_stands_in(command, api, trace: Path, option: str, text: str) -> None:
+    result = command("report", trace, option, text)
+    assert result.code == 2
+    assert result.err.startswith(f"gpudiag: {option} is empty")
+    assert len(result.err.splitlines()) <= 2
+    assert api.calls == []
+    assert command("report", text).code == 2

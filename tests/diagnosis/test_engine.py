@@ -157,6 +157,18 @@ def test_confidence_of_other_rules_about_kernels_follows_the_part_whose_op_is_kn
     assert all(finding.confidence == "high" for finding in judgement.findings if finding.bound.startswith("idle"))
 
 
+def test_findings_about_the_host_lose_a_grade_where_nobody_knows_what_the_profiler_costs(rules: tuple[Rule, ...]) -> None:
+    lone = judge(analysis(**(starved(0.3) | {"slowdown": None})), rules)
+    assert found(lone, "OVH-01").confidence == "medium"
+    assert found(lone, "MEM-01").confidence == "high"
+
+
+def test_words_for_messages_are_no_evidence(rules: tuple[Rule, ...]) -> None:
+    judgement = judge(analysis(**starved(0.3)), rules)
+    assert {item.fact for item in found(judgement, "OVH-01").evidence} >= {"starved_share", "step_ns"}
+    assert all(item.fact not in ("a_step", "device_word") for finding in judgement.findings for item in finding.evidence)
+
+
 def test_the_measurement_costs_every_finding_confidence_but_its_own(rules: tuple[Rule, ...]) -> None:
     invalid = judge(analysis(**(starved(0.3) | {"slowdown": 20.0})), rules)
     assert found(invalid, "EFF-03").confidence == "high"

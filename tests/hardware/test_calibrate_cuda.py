@@ -123,7 +123,7 @@ def test_a_figure_above_the_data_sheet_is_reported_as_a_wrong_entry() -> None:
         id="x", name="X", kind="gpu", provenance="datasheet", source="s", peaks={"bf16": 100e12, "fp16": 100e12}, bandwidth_byte_per_s=1e12
     )
     assert cuda.above_table(base, {"bf16": 103e12, "fp16": 110e12, "fp8": 300e12}, 1.02e12) == [
-        "Measured fp16 peak 110 TFLOP/s is 10% above the device table (100 TFLOP/s): the table's entry for X is wrong."
+        "Measured fp16 peak 110 TFLOP/s is 10 % above the device table (100 TFLOP/s): the table's entry for X is wrong."
     ]
     assert len(cuda.above_table(base, {}, 1.2e12)) == 1
     assert cuda.above_table(None, {"bf16": 1e15}, 1e15) == []

@@ -134,6 +134,7 @@ def test_published_figures_carry_their_denominators() -> None:
     assert trust.reference_lines(sample.report(mfu=_mfu(references=(reference,)))) == [
         "Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16"
     ]
+    assert trust.reference_figure(msgspec.structs.replace(reference, another_device=True)).endswith("989 TFLOP/s bf16, another device")
 
 
 def _kernel(ms: int, op: str | None, kernel_class: str | None) -> KernelRow:

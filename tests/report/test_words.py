@@ -145,6 +145,8 @@ def test_idle_time_without_causes_says_so_and_names_the_rules_that_tell() -> Non
     assert note == "Idle time is not split by cause yet; below, OVH-01 says how much of it waits for the host."
     assert words.idle_note(sample.report(breakdown=idle, findings=())) == "Idle time is not split by cause yet."
     assert words.idle_note(sample.report(breakdown=sample.breakdown({"compute": 300}))) == ""
+    split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
+    assert words.idle_note(sample.report(breakdown=split)) == ""
     cpu = msgspec.structs.replace(sample.device(), kind="cpu")
     assert words.idle_note(sample.report(breakdown=idle, device=cpu)).startswith("Idle is time outside any op")
 

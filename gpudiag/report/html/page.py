@@ -136,7 +136,7 @@ def _reference(text: str) -> tuple[str, str]:
 
 def _published(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
     """Return (what, figure with its denominator, source) of a published utilisation."""
-    return clean(item.what), _prose(f"{format_share(item.share, 1)} of {item.denominator}"), _reference(item.source)
+    return clean(item.what), _prose(trust.reference_figure(item)), _reference(item.source)
 
 
 def _tables(report: ReportData) -> list[Table]:
