@@ -32,6 +32,7 @@ from gpudiag.roofline.over_roof import over_roof_warnings
 from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
+from gpudiag.timeline.idle import explain
 from gpudiag.trace import read
 
 Progress = Callable[[str], None]
@@ -56,18 +57,18 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     found = find_device(trace, run, manifest)
     if on_cpu:
         rows, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting)
-        idle = gaps.cpu_gaps(spans, window)
+        found_gaps = gaps.cpu_gaps(spans, window)
     else:
         trace = _one_device(trace, found.number)
         rows, spans = _kernel_spans(trace)
-        idle = gaps.gaps(trace.kernels, trace.launches, window)
+        found_gaps = gaps.gaps(trace.kernels, trace.launches, window)
     device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns)
     site_window = _site_window(chosen.sites)
     trace, captures = with_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
     owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
     owners = without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
-    trace = classify(trace, owners, idle, device, manifest.settings if manifest else None)
+    trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = op_rows(trace, steps.table)
@@ -81,7 +82,8 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         device_index=found.number,
         steps=steps.table,
         steps_source=steps.source,
-        idle=idle.clear() if silent else idle,
+        idle=explain(found_gaps.clear() if silent else found_gaps, window),
+        gaps=found_gaps,
         breakdown=parts,
         device_time=device_time(trace.kernels) if run == "gpu" else None,
         coverage=coverage(trace),
@@ -97,7 +99,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
             *_shape_warnings(trace),
             *captures,
             *engine_warnings(owners.costs, device),
-            *over_roof_warnings(table),
+            *over_roof_warnings(table, "op" if on_cpu else "kernel"),
         ),
     )
     return analysis, find_sites(trace, steps.table, site_window)

@@ -7,7 +7,9 @@ import polars as pl
 
 from gpudiag.model.breakdown import Breakdown, DeviceTime
 from gpudiag.model.bundle import Manifest
+from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind
+from gpudiag.model.replay import QueueStats, ReplayTrust
 from gpudiag.model.trace import Trace
 
 
@@ -68,6 +70,15 @@ class Analysis(msgspec.Struct, frozen=True):
     profiler_slowdown: float | None = None
     """Median profiled step / median unprofiled step of the same run; None where only profiled steps exist."""
     warnings: tuple[str, ...] = ()
+    gaps: pl.DataFrame | None = None
+    """Whole gaps of the device; `idle` holds their pieces by cause, cut to the analysed steps."""
+    syncs: pl.DataFrame | None = None
+    critical_path: pl.DataFrame | None = None
+    """Of the representative steps; None where the recording has no launches or ops."""
+    queue: QueueStats | None = None
+    graphs: tuple[Graph, ...] = ()
+    """Of the representative steps (at most three); empty: no replay, and `warnings` says why."""
+    replay: ReplayTrust | None = None
 
     @property
     def wall_ns(self) -> int:

@@ -36,6 +36,8 @@ class Ceiling(msgspec.Struct, frozen=True):
     method: CeilingMethod
     what_if: str
     """What was assumed to be gone, in words."""
+    error_share: float | None = None
+    """Method replay: error of the replay with nothing changed, as a share of the step; null for a formula."""
 
 
 class Where(msgspec.Struct, frozen=True):

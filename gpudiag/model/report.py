@@ -14,6 +14,7 @@ from gpudiag.model.breakdown import Breakdown, DeviceTime
 from gpudiag.model.cost import Bound, Provenance
 from gpudiag.model.finding import Finding, RuleOutcome
 from gpudiag.model.hardware import DeviceKind, PeakProvenance
+from gpudiag.model.replay import QueueStats, ReplayTrust, WhatIf
 
 SCHEMA_VERSION = 1
 
@@ -95,6 +96,8 @@ class MfuReference(msgspec.Struct, frozen=True):
     share: float
     denominator: str
     source: str
+    another_device: bool = False
+    """True: it was reached on another device than that of the report, which `denominator` names."""
 
 
 class Mfu(msgspec.Struct, frozen=True):
@@ -141,8 +144,8 @@ class OpRow(msgspec.Struct, frozen=True, kw_only=True):
     cache_resident: bool = False
     over_roof: float | None = None
     """t_roof / measured where it is above 1.03: the peak or the count is wrong, and `efficiency` is null."""
-    over_roof_cause: Literal["cache", "algorithm", "unexplained"] | None = None
-    """Why it can be above: its data lies in the last-level cache, or a fast algorithm (Winograd, FFT) multiplies less than counted."""
+    over_roof_cause: Literal["cache", "inner_cache", "algorithm", "unexplained"] | None = None
+    """Why it can be above: its data lies in a closer cache, or a fast algorithm (Winograd, FFT) multiplies less than counted."""
     engine: str | None = None
     """Key of device.peaks that its matrix work was judged against, by most time; null: no matrix work, or no peak."""
     engine_by: Literal["name", "settings", "rate", "type"] | None = None
@@ -180,6 +183,33 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
     op: str | None = None
     file: str | None = None
     line: int | None = None
+    evidence: str | None = None
+    """The event that shows the cause."""
+
+
+class SyncRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls that waited for the device at one place: sums over its `count` calls in the analysed steps."""
+
+    api: str
+    op: str | None
+    count: int
+    wall_ns: int
+    """Time inside the calls."""
+    waited_ns: int
+    """Part of it in which useful work still ran."""
+    cost_ns: int
+    """Idle time of the device that the calls caused: at most wall_ns."""
+    file: str | None = None
+    line: int | None = None
+
+
+class CriticalRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of the longest path by kind and bound, summed over the representative steps."""
+
+    kind: str
+    bound: str
+    path_ns: int
+    share: float
 
 
 class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +251,11 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
     experiments: tuple[dict[str, Any], ...] = ()
+    syncs: tuple[SyncRow, ...] = ()
+    queue: QueueStats | None = None
+    critical_path: tuple[CriticalRow, ...] = ()
+    replay: ReplayTrust | None = None
+    what_ifs: tuple[WhatIf, ...] = ()
 
 
 def to_json(report: ReportData) -> bytes:

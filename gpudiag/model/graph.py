@@ -1,0 +1,74 @@
+"""The dependency graph of one step: what had to be over before each piece of work could begin."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+HOST_KINDS = ("host", "launch", "sync", "data", "gc", "io", "compile", "allocation", "profiler")
+"""Time of a host thread. host: Python and framework; launch: the call that starts work, up to the start of that work at most; sync: a call
+that waits, without the wait; the others: the idle causes of the same names."""
+
+DEVICE_KINDS = ("kernel", "copy", "communication")
+"""Work of a device. kernel: also memsets and copies within the device; copy: host <-> device."""
+
+NODE_KINDS = (*HOST_KINDS, *DEVICE_KINDS)
+
+EDGE_KINDS = ("thread", "handoff", "launch", "stream", "event", "sync", "queue_full")
+"""thread: the order of one host thread; handoff: one thread waits for another (backward); launch: call -> work; stream: the order of one
+stream; event: cudaStreamWaitEvent; sync: work -> the return of the call that waits for it; queue_full: work -> a launch call that had to
+wait for a free place."""
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """A step as nodes and edges. A node begins at max over its incoming edges of (end of src + lag), and at `origin_ns` at the earliest.
+
+    Nodes are in topological order: src < dst for every edge. Times in ns from the trace's base.
+    """
+
+    step: int
+    """Row of steps."""
+    kind: npt.NDArray[np.int8]
+    """Index into NODE_KINDS."""
+    lane: Ints
+    """Host thread (index into TraceMeta.threads), or -1 - k for the k-th stream of `streams`."""
+    streams: tuple[int, ...]
+    start_ns: Ints
+    """As measured."""
+    duration_ns: Ints
+    """As measured, >= 0."""
+    kernel: Ints
+    """Row of kernels, -1 for host nodes."""
+    launch: Ints
+    """Row of launches for kinds launch and sync, -1 for the others."""
+    op: Ints
+    """Row of ops: the op that was open; -1: none."""
+    src: Ints
+    dst: Ints
+    edge_kind: npt.NDArray[np.int8]
+    """Index into EDGE_KINDS."""
+    lag_ns: Ints
+    """Normal latency of the edge, >= 0: the same for all edges of its kind and surroundings, so not fitted to this one."""
+    free_ns: Ints
+    """What is left between src + lag and the measured start of dst where this edge was the last to be over: the free delay parameter."""
+    origin_ns: int
+    """Mark k: the begin of the step."""
+    end_ns: int
+    """Mark k+1, or the end of the step's last work where the run does not wait for it (see timeline.graph)."""
+    last_host: int
+    """The node whose end is mark k+1 on the thread that steps; -1: none."""
+    carried: int = 0
+    """Nodes 1 to `carried` are work of the device that was issued before the step; node 0 is the begin of the step and takes no time."""
+
+
+def node_kind(name: str) -> int:
+    """Return the code of a kind of node; raises ValueError for another word."""
+    return NODE_KINDS.index(name)
+
+
+def edge_kind(name: str) -> int:
+    """Return the code of a kind of edge; raises ValueError for another word."""
+    return EDGE_KINDS.index(name)
