@@ -8,17 +8,15 @@ import polars as pl
 from gpudiag.attribution import intervals
 from gpudiag.model import tables
 
-UNEXPLAINED = "idle_unexplained"
-
 
 def gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
-    """Return the idle table of the device whose work is `kernels`, within the extent of `window`.
+    """Return the gaps of the device whose work is `kernels`, within the extent of `window`.
 
     kind: host_wait (the call that launched the next work began after the device had fallen idle), queued (it had been issued
     before), unlinked (the next work has no launch record), edge (nothing follows within the window).
     """
     if not len(window):
-        return tables.empty("idle")
+        return tables.empty("gaps")
     extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)
     idle = intervals.subtract(extent, intervals.of(kernels))
     frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
@@ -37,22 +35,22 @@ def gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.Spans)
         .then(pl.lit("host_wait"))
         .otherwise(pl.lit("queued"))
     )
-    frame = frame.with_columns(kind=kind, cause=pl.lit(UNEXPLAINED), id=pl.int_range(frame.height, dtype=pl.Int64))
-    return frame.select(list(tables.schema("idle")))
+    frame = frame.with_columns(kind=kind, id=pl.int_range(frame.height, dtype=pl.Int64))
+    return frame.select(list(tables.schema("gaps")))
 
 
 def cpu_gaps(spans: intervals.Spans, window: intervals.Spans) -> pl.DataFrame:
-    """Return the idle table of a CPU-only run: time of the window in which no thread ran an op (`spans`: when they did)."""
+    """Return the gaps of a CPU-only run: time of the window in which no thread ran an op (`spans`: when they did)."""
     if not len(window):
-        return tables.empty("idle")
+        return tables.empty("gaps")
     extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)
     idle = intervals.subtract(extent, intervals.union(spans))
     frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
     frame = frame.with_columns(
         id=pl.int_range(frame.height, dtype=pl.Int64),
         kind=pl.lit("host_wait"),
-        cause=pl.lit(UNEXPLAINED),
         kernel=pl.lit(None, dtype=pl.Int64),
         op=pl.lit(None, dtype=pl.Int64),
+        launch=pl.lit(None, dtype=pl.Int64),
     )
-    return frame.select(list(tables.schema("idle")))
+    return frame.select(list(tables.schema("gaps")))

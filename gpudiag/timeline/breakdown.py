@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.model.breakdown import Breakdown, BucketsNs, DeviceTime
+from gpudiag.model.breakdown import IDLE_BUCKETS, Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.cost import Bound
 
 # Priority at one instant, first wins (architecture.md section 3).
@@ -20,15 +20,17 @@ _ORDER: tuple[tuple[str, Bound], ...] = (
 )
 
 
-def breakdown(bounds: pl.Series, spans: intervals.Spans, window: intervals.Spans) -> Breakdown:
+def breakdown(bounds: pl.Series, spans: intervals.Spans, window: intervals.Spans, idle: pl.DataFrame | None = None) -> Breakdown:
     """Return the partition of `window` (the analysed steps) by the bound of the work that `spans` (one per bound) covers.
 
-    What nothing covers is idle_unexplained.
+    What nothing covers goes by the causes of `idle` (its pieces are disjoint); what no piece holds is idle_unexplained.
     """
     layers = [intervals.union(spans[(bounds == bound).to_numpy()]) for _, bound in _ORDER]
-    *sums, idle = intervals.partition(window, layers)
-    buckets = {bucket: time for (bucket, _), time in zip(_ORDER, sums, strict=True)}
-    return Breakdown(intervals.total(window), BucketsNs(**buckets, idle_unexplained=idle))
+    causes = [] if idle is None else [name for name in IDLE_BUCKETS if name != "idle_unexplained" and (idle["cause"] == name).any()]
+    pieces = [] if idle is None else [intervals.of(idle.filter(pl.col("cause") == name)) for name in causes]
+    *sums, rest = intervals.partition(window, [*layers, *pieces])
+    buckets = dict(zip([*(bucket for bucket, _ in _ORDER), *causes], sums, strict=True))
+    return Breakdown(intervals.total(window), BucketsNs(**buckets, idle_unexplained=rest))
 
 
 def unknown_breakdown(window: intervals.Spans) -> Breakdown:

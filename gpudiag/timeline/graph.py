@@ -1,0 +1,248 @@
+"""The dependency graphs of the representative steps: host threads, streams, and what each piece waited for.
+
+What a graph reproduces is the time from mark k (`origin_ns`) to `end_ns`: the later of mark k+1 and the end of the last work that the step
+issued, or that earlier steps had left on the device. Work of earlier steps comes first in the graph, with its measured times.
+
+Normal latencies are the recording's own (graph_work). Where the measured start lies behind all that a node depends on by more than the
+tolerance for noise, the rest is kept as the free delay of the edge that was over last; smaller residues are not kept, so that the replay
+of an unchanged graph has an honest error.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from gpudiag.model.graph import Graph, Ints, node_kind
+from gpudiag.model.trace import Trace
+from gpudiag.timeline.graph_device import Device, Edges, device_nodes, edges_of, event_edges, joined, stream_edges
+from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_of, chain, op_pieces
+from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_thread
+from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
+from gpudiag.timeline.representatives import representatives
+
+MAX_NODES = 200_000
+"""A larger step is not replayed: a report replays each step some fifty times."""
+
+MAX_THREADS = 64
+"""Host threads of one graph: training uses a handful, only a hostile file has more."""
+
+
+class _Run(NamedTuple):
+    """What all steps of a recording share."""
+
+    trace: Trace
+    work: Work
+    normal: Normal
+    calls: Calls
+    causes: Causes
+    shown: dict[int, Thread]
+    on_cpu: bool
+
+
+def build_graphs(
+    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
+) -> tuple[Graph, ...]:
+    """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; see why_no_graph for those left out.
+
+    `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time.
+    """
+    chosen = [row for row in sorted(representatives(steps)) if why_no_graph(trace, steps, row, on_cpu=on_cpu) is None]
+    if not chosen:
+        return ()
+    work = work_of(trace) if not on_cpu else work_of(_without_device(trace))
+    normal = normal_of(work, trace.launches, syncs)
+    run = _Run(
+        trace,
+        work,
+        normal,
+        calls_of(trace, work, syncs, normal),
+        causes_of(trace, idle, host_marks, on_cpu=on_cpu),
+        activity(trace),
+        on_cpu,
+    )
+    built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
+    return tuple(graph for graph in built if graph is not None)
+
+
+def graph_warnings(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[str, ...]:
+    """Return for each representative step that has no graph why it is not replayed."""
+    reasons = [why_no_graph(trace, steps, row, on_cpu=on_cpu) for row in sorted(representatives(steps))]
+    return tuple(reason for reason in reasons if reason is not None)
+
+
+def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -> str | None:
+    """Return why the step has no graph, in words; None where it has one."""
+    inside = (pl.col("start_ns") < int(steps["end_ns"][row])) & (pl.col("end_ns") > int(steps["start_ns"][row]))
+    events = trace.ops.drop_nulls("thread") if on_cpu else trace.launches
+    count = 2 * events.filter(inside).height + (0 if on_cpu else trace.kernels.filter(inside).height)
+    if count > MAX_NODES:
+        return f"step {steps['name'][row]} is not replayed: it has about {count:,} pieces of work and calls, the limit is {MAX_NODES:,}"
+    if on_cpu:
+        return None if count else f"step {steps['name'][row]} is not replayed: no op was recorded in it"
+    if not trace.kernels["launch"].is_not_null().any():
+        return f"step {steps['name'][row]} is not replayed: no launch call was recorded, so what the device waited for is not known"
+    return None
+
+
+def _without_device(trace: Trace) -> Trace:
+    """Return `trace` with no device work: the kernels of a CPU-only run are the ops of its host threads."""
+    return msgspec.structs.replace(trace, kernels=trace.kernels.clear())
+
+
+def _graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
+    """Return the graph of one step; None where no thread shows anything in it."""
+    main = main_thread(run.trace, run.shown, origin, end)
+    if main is None:
+        return None
+    window = (origin, _host_end(run, main, origin, end))
+    waits = find_waits(run.shown, main, _workers(run, window), window)
+    pieces = op_pieces(run.trace, window, on_cpu=run.on_cpu)
+    chains = {thread: chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
+    streams = sorted(set(run.work.stream.tolist()))
+    device = device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)})
+    begin = Nodes(*(np.array([value]) for value in (node_kind("host"), main, origin, origin, -1, -1, -1)))
+    nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
+    firsts = np.cumsum([1, *(len(nodes_of.kind) for nodes_of in chains.values())])
+    edges = _edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
+    last_host = int(firsts[1]) - 1
+    return _ordered(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
+
+
+def _host_end(run: _Run, main: int, origin: int, end: int) -> int:
+    """Return mark k+1, or where the recording of the host ends before it: what follows is not host time."""
+    marks = run.trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))["end_ns"].max()
+    shown = [int(thread.edges[-1]) for thread in run.shown.values() if len(thread.edges)]
+    last = max([*shown, int(marks) if isinstance(marks, int) else origin])
+    return max(min(end, last), origin + 1)
+
+
+def _workers(run: _Run, window: tuple[int, int]) -> set[int]:
+    """Return the threads that do work of the step: those that launch, on a CPU those whose ops are the work; MAX_THREADS at most."""
+    if run.on_cpu:
+        inside = run.trace.kernels.filter((pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))["op"].drop_nulls()
+        return _busiest(run.trace.ops["thread"].gather(inside).drop_nulls().to_numpy())
+    called = (run.work.call_start >= window[0]) & (run.work.call_start < window[1]) & (run.work.thread >= 0)
+    return _busiest(run.work.thread[called])
+
+
+def _busiest(threads: Ints) -> set[int]:
+    """Return the threads that occur most often."""
+    numbers, counts = np.unique(threads, return_counts=True)
+    return set(numbers[np.argsort(-counts, kind="stable")][:MAX_THREADS].tolist())
+
+
+def _edges(run: _Run, nodes: Nodes, chains: dict[int, int], first_work: int, device: Device, handoffs: list[tuple[int, int, int]]) -> Edges:
+    """Return all edges; `chains`: the first node of each thread."""
+    host = np.arange(1, first_work)
+    same = nodes.lane[host[1:]] == nodes.lane[host[:-1]]
+    threads = edges_of(host[:-1][same], host[1:][same], "thread", 0)
+    passed = _handed_over(nodes, first_work, handoffs)
+    issued = _launch_edges(run, nodes, first_work, device)
+    ordered = _shifted(stream_edges(device, run.work, run.normal), first_work)
+    waiting = _wait_edges(run, nodes, first_work, device)
+    known = joined([issued, ordered])
+    ready = np.full(len(nodes.kind), nodes.start[0])
+    np.maximum.at(ready, known.dst, nodes.end[known.src] + known.lag)
+    events = _shifted(event_edges(device, run.work, run.trace.launches, ready[first_work:])[0], first_work)
+    found = joined([threads, passed, issued, ordered, waiting, events])
+    late = np.setdiff1d(np.arange(1, len(nodes.kind)), found.dst)
+    late = late[(nodes.start[late] > nodes.start[0]) | (late < first_work)]
+    roots = [edges_of(np.zeros(int(part.sum()), dtype=np.int64), late[part], kind, 0)
+             for kind, part in (("thread", late < first_work), ("stream", late >= first_work))]  # fmt: skip
+    return joined([found, *roots])
+
+
+def _shifted(edges: Edges, by: int) -> Edges:
+    return edges._replace(src=edges.src + by, dst=edges.dst + by)
+
+
+def _handed_over(nodes: Nodes, first_work: int, handoffs: list[tuple[int, int, int]]) -> Edges:
+    """Return the edges by which one thread goes on when another is done."""
+    src, dst = [], []
+    rows = {int(lane): np.flatnonzero(nodes.lane[1:first_work] == lane) + 1 for lane in np.unique(nodes.lane[:first_work])}
+    for taker, giver, moment in handoffs:
+        before = np.searchsorted(nodes.end[rows[giver]], moment, "right") - 1 if giver in rows else -1
+        after = np.searchsorted(nodes.start[rows[taker]], moment, "left") if taker in rows else 0
+        if before >= 0 and taker in rows and after < len(rows[taker]):
+            src.append(int(rows[giver][before]))
+            dst.append(int(rows[taker][after]))
+    return edges_of(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
+
+
+def _launch_edges(run: _Run, nodes: Nodes, first_work: int, device: Device) -> Edges:
+    """Return call -> work, with the normal latency of such a launch."""
+    call = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
+    launching = np.flatnonzero(nodes.kind[:first_work] == node_kind("launch"))
+    call[nodes.launch[launching]] = launching
+    src = call[run.work.launch[device.rows]]
+    started = np.flatnonzero((src >= 0) & ~device.carried & (run.work.launch[device.rows] >= 0))
+    lag = run.normal.launch[run.work.around[device.rows[started]]]
+    return edges_of(src[started], started + first_work, "launch", lag)
+
+
+def _wait_edges(run: _Run, nodes: Nodes, first_work: int, device: Device) -> Edges:
+    """Return work -> call that waits for it: syncs, and launches that found the queue full."""
+    position = np.full(len(run.work.start) + 1, -1, dtype=np.int64)
+    position[device.rows] = np.arange(len(device.rows)) + first_work
+    parts = []
+    for kind, edge, lag in (("sync", "sync", run.normal.sync_return), ("allocation", "sync", 0), ("launch", "queue_full", 0)):
+        waits = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
+        chosen = (run.calls.kind == node_kind(kind)) & (run.calls.kernel >= 0)
+        waits[run.calls.launch[chosen]] = run.calls.kernel[chosen]
+        calls = np.flatnonzero(nodes.kind[:first_work] == node_kind(kind))
+        src = position[waits[nodes.launch[calls]]]
+        # one call may be cut into several nodes: the last one is the return
+        fits = (src >= 0) & (nodes.end[src] <= nodes.start[calls])
+        parts.append(edges_of(src[fits], calls[fits], edge, lag))
+    return joined(parts)
+
+
+def _ordered(
+    step: int, nodes: Nodes, edges: Edges, carried: np.ndarray, first_work: int, streams: tuple[int, ...], last_host: int
+) -> Graph:
+    """Return the graph with its nodes in topological order: the begin, what was carried over, the rest by measured start."""
+    rank = np.full(len(nodes.kind), 2)
+    rank[0], rank[first_work:][carried] = 0, 1
+    order = np.lexsort((nodes.end, nodes.start, rank))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    edges = edges._replace(src=place[edges.src], dst=place[edges.dst])
+    edges = Edges(*(column[edges.src < edges.dst] for column in edges))
+    nodes = Nodes(*(column[order] for column in nodes))
+    return Graph(
+        step=step,
+        kind=nodes.kind.astype(np.int8),
+        lane=nodes.lane,
+        streams=streams,
+        start_ns=nodes.start,
+        duration_ns=nodes.end - nodes.start,
+        kernel=nodes.kernel,
+        launch=nodes.launch,
+        op=nodes.op,
+        src=edges.src,
+        dst=edges.dst,
+        edge_kind=edges.kind.astype(np.int8),
+        lag_ns=edges.lag,
+        free_ns=_free(nodes, edges),
+        origin_ns=int(nodes.start[0]),
+        end_ns=int(nodes.end.max()),
+        last_host=int(place[last_host]),
+        carried=int(carried.sum()),
+    )
+
+
+def _free(nodes: Nodes, edges: Edges) -> Ints:
+    """Return the free delay of each edge: what lies between it and the start of its node, where it was over last and noise is exceeded."""
+    over = nodes.end[edges.src] + edges.lag
+    order = np.lexsort((over, edges.dst))
+    binding = np.full(len(nodes.kind), -1, dtype=np.int64)
+    binding[edges.dst[order]] = order  # of several writes to one place the last stays
+    bound = binding[binding >= 0]
+    rest = nodes.start[edges.dst[bound]] - over[bound]
+    free = np.zeros(len(edges.src), dtype=np.int64)
+    free[bound] = np.where(rest > tolerance(edges.lag[bound]), rest, 0)
+    return free

@@ -1,0 +1,222 @@
+"""The streams of a step as chains of nodes, and what each piece of work had to wait for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.model.graph import Ints, edge_kind
+from gpudiag.timeline.graph_host import Nodes
+from gpudiag.timeline.graph_work import NEVER, Normal, Work, usual
+from gpudiag.timeline.host_patterns import STREAM_WAIT
+
+Bools = npt.NDArray[np.bool_]
+
+MAX_STREAMS = 64
+"""Streams whose work is looked up for an event: more are not used by a training run, only by a hostile file."""
+
+CLOSE_NS = 5_000
+"""Work that begins this soon after work of another stream ended, and for no other reason, waited for it: an event, or room on the device."""
+
+NEAR_NS = 25_000
+"""The same where that work ran for all the time in which nothing else held the other one up (MI300X: 19 us from a collective's end)."""
+
+
+class Device(NamedTuple):
+    """The device nodes of a step; positions are into `rows`."""
+
+    rows: Ints
+    """Rows of kernels, by stream and start."""
+    carried: Bools
+    """Issued before the step."""
+    start: Ints
+    end: Ints
+    """Cut where the next one of the stream overlaps it: see in_streams."""
+    nodes: Nodes
+
+
+class Edges(NamedTuple):
+    """Edges as columns; src and dst as the maker numbers nodes."""
+
+    src: Ints
+    dst: Ints
+    kind: Ints
+    lag: Ints
+
+
+def edges_of(src: Ints, dst: Ints, kind: str, lag: Ints | int) -> Edges:
+    """Return edges of one kind."""
+    return Edges(src, dst, np.full(len(src), edge_kind(kind)), np.broadcast_to(np.asarray(lag, dtype=np.int64), (len(src),)))
+
+
+def joined(parts: list[Edges]) -> Edges:
+    """Return all edges together."""
+    return Edges(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
+
+
+def device_nodes(work: Work, window: tuple[int, int], streams: dict[int, int]) -> Device:
+    """Return the work that was issued in the step, and before it what earlier steps had left to do.
+
+    Work without a launch record belongs to the step where it follows work of the step on its stream; on a stream of which no launch was
+    recorded, where it started in the step. Work starts when its call began at the earliest, whatever the clocks say.
+    """
+    linked = work.launch >= 0
+    own = linked & (work.call_start >= window[0]) & (work.call_start < window[1])
+    old = linked & (work.call_start < window[0]) & (work.end > window[0])
+    first, after = _bounds(work, own, linked & (work.call_start >= window[1]), window)
+    own |= ~linked & (work.start >= first) & (work.start < after)
+    old |= ~linked & (work.start < first) & (work.end > window[0])
+    rows = work.order[(own | old)[work.order]]
+    start = np.maximum(work.start[rows], np.where(old[rows], window[0], np.maximum(work.call_start[rows], NEVER)))
+    end = np.maximum(work.end[rows], start)
+    end = _cut_at_next(start, end, work.stream[rows])
+    lane = np.array([-1 - streams[stream] for stream in work.stream[rows].tolist()], dtype=np.int64)
+    nothing = np.full(len(rows), -1, dtype=np.int64)
+    nodes = Nodes(work.kind[rows].astype(np.int64), lane, start, end, rows, nothing, work.op[rows])
+    return Device(rows, old[rows], start, end, nodes)
+
+
+def _bounds(work: Work, own: Bools, later: Bools, window: tuple[int, int]) -> tuple[Ints, Ints]:
+    """Return for each row from when to when work without a launch record belongs to the step, by its stream."""
+    streams, place = np.unique(work.stream, return_inverse=True)
+    first = np.full(len(streams), np.iinfo(np.int64).max)
+    after, last = first.copy(), np.full(len(streams), window[0])
+    np.minimum.at(first, place[own], work.start[own])
+    np.minimum.at(after, place[later], work.start[later])
+    np.maximum.at(last, place[own], work.end[own])
+    seen = first < np.iinfo(np.int64).max
+    first = np.where(seen, first, window[0])
+    after = np.minimum(after, np.where(seen, np.maximum(last, window[1]), window[1]))
+    return first[place], after[place]
+
+
+def _cut_at_next(start: Ints, end: Ints, stream: Ints) -> Ints:
+    """Return the ends, cut where the next one of the stream begins earlier and ends no earlier (programmatic dependent launch).
+
+    The two then follow each other as they did. Work that ends within the one before it runs beside it (branches of a graph): no cut.
+    """
+    staggered = (stream[1:] == stream[:-1]) & (start[1:] < end[:-1]) & (end[1:] >= end[:-1])
+    found: Ints = np.where(np.append(staggered, False), np.append(start[1:], 0), end)
+    return found
+
+
+def stream_edges(device: Device, work: Work, normal: Normal) -> Edges:
+    """Return the order of the streams: each piece waits for the one before it, and for the last one to end of those before that.
+
+    Work that begins within the one before it waits for the last one that was over by then. Positions number the nodes.
+    """
+    stream, count = work.stream[device.rows], len(device.rows)
+    number = np.arange(count)
+    same = np.append(False, stream[1:] == stream[:-1]) if count else np.zeros(0, dtype=bool)
+    before = np.where(same, number - 1, -1)
+    longest = _longest_before(device.end, stream, same)
+    over = np.append(device.end, NEVER)
+    nested = (before >= 0) & (over[before] > device.start)
+    main = np.where(nested, _over_by(device, stream), before)
+    extra = (longest >= 0) & (longest != main) & (over[longest] <= device.start)
+    src, dst = np.concatenate((main[main >= 0], longest[extra])), np.concatenate((number[main >= 0], number[extra]))
+    launch, around = work.launch[device.rows], work.around[device.rows]
+    together = (launch[src] >= 0) & (launch[src] == launch[dst])
+    kind = np.where(together, 2, np.maximum(around[src] % 2, around[dst] % 2))
+    touching = work.end[device.rows][src] > device.start[dst]  # cut: they overlapped
+    return edges_of(src, dst, "stream", np.where(touching, 0, normal.spacing[kind]))
+
+
+def _longest_before(end: Ints, stream: Ints, same: Bools) -> Ints:
+    """Return for each position the one before it in its stream that ends last; -1: none."""
+    if not len(end):
+        return np.empty(0, dtype=np.int64)
+    base = int(end.min())
+    lift = np.cumsum(~same) * (int(end.max()) - base + 1)
+    running = np.maximum.accumulate(end - base + lift)
+    holder = np.maximum.accumulate(np.where(running == end - base + lift, np.arange(len(end)), 0))
+    return np.where(same, np.append(-1, holder[:-1]), -1)
+
+
+def _over_by(device: Device, stream: Ints) -> Ints:
+    """Return for each position the last one of its stream that was over when it began; -1: none."""
+    if not len(stream):
+        return np.empty(0, dtype=np.int64)
+    base, span = int(device.start.min()), int(device.end.max() - device.start.min()) + 1
+    lift = np.unique(stream, return_inverse=True)[1] * (span + 1) - base
+    order = np.argsort(device.end + lift, kind="stable")
+    found = order[np.searchsorted((device.end + lift)[order], device.start + lift, "right") - 1]
+    ok = (stream[found] == stream) & (device.end[found] <= device.start) & (found != np.arange(len(stream)))
+    return np.where(ok & (device.start[found] <= device.start), found, -1)
+
+
+def event_edges(device: Device, work: Work, launches: pl.DataFrame, ready: Ints) -> tuple[Edges, int]:
+    """Return the waits for other streams, and the usual latency of one. `ready`: when launch and stream let each piece begin.
+
+    A recording names neither the stream that waits nor the event: cudaStreamWaitEvent is taken to hold back the thread's next launch until
+    the last work of each other stream that was issued before the call is over, where that fits the times. A start that launch and stream
+    do not explain, right after the end of work of another stream, waited for that.
+    """
+    src, dst = _recorded_waits(device, work, launches)
+    over = np.append(device.end, NEVER)
+    late = over[src] > ready[dst]
+    latency = usual((device.start[dst] - over[src])[late]) if late.any() else 0
+    latency = min(latency, CLOSE_NS)
+    known = ready.copy()
+    np.maximum.at(known, dst, over[src] + latency)
+    found = _ended_just_before(device, work, known + CLOSE_NS)
+    inferred = np.flatnonzero(found >= 0)
+    pairs = np.unique(np.stack((np.concatenate((src, found[inferred])), np.concatenate((dst, inferred))), axis=1), axis=0)
+    return edges_of(pairs[:, 0], pairs[:, 1], "event", latency), latency
+
+
+def _recorded_waits(device: Device, work: Work, launches: pl.DataFrame) -> tuple[Ints, Ints]:
+    """Return (work that was waited for, work that waited) as positions, from the calls that make a stream wait."""
+    calls = launches.filter(pl.col("api").cast(pl.String).str.contains(STREAM_WAIT)).drop_nulls("thread")
+    none = np.empty(0, dtype=np.int64)
+    linked = np.flatnonzero(work.launch[device.rows] >= 0)
+    if not calls.height or not len(linked):
+        return none, none
+    called, thread = work.call_start[device.rows], work.thread[device.rows]
+    asked, asking = calls["start_ns"].to_numpy(), calls["thread"].to_numpy()
+    waiter = _next_launch(linked, called, thread, asked, asking)
+    asked, waiter = asked[waiter >= 0], waiter[waiter >= 0]
+    stream = work.stream[device.rows]
+    src, dst = [none], [none]
+    for other in np.unique(stream)[:MAX_STREAMS].tolist():
+        issued = linked[stream[linked] == other]
+        issued = issued[np.argsort(called[issued], kind="stable")]
+        last = np.append(issued, -1)[np.searchsorted(called[issued], asked, "left") - 1]
+        fits = (last >= 0) & (stream[waiter] != other) & (np.append(device.end, 0)[last] <= device.start[waiter])
+        src.append(last[fits])
+        dst.append(waiter[fits])
+    return np.concatenate(src), np.concatenate(dst)
+
+
+def _next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: Ints) -> Ints:
+    """Return the position of the first work that a thread launched after each moment; -1: none."""
+    found = np.full(len(asked), -1, dtype=np.int64)
+    for one in np.unique(asking).tolist():
+        mine = linked[thread[linked] == one]
+        mine = mine[np.argsort(called[mine], kind="stable")]
+        chosen = asking == one
+        found[chosen] = np.append(mine, -1)[np.minimum(np.searchsorted(called[mine], asked[chosen], "right"), len(mine))]
+    return found
+
+
+def _ended_just_before(device: Device, work: Work, ready: Ints) -> Ints:
+    """Return for each position that began later than `ready` the work of another stream that had ended right before; -1: none."""
+    found = np.full(len(ready), -1, dtype=np.int64)
+    late = np.flatnonzero(device.start > ready)
+    if not len(late) or len(np.unique(device.nodes.lane)) < 2:
+        return found
+    order = np.argsort(device.end, kind="stable")
+    ends, lane, called = device.end[order], device.nodes.lane, work.call_start[device.rows]
+    place = np.searchsorted(ends, device.start[late], "right") - 1
+    for back in range(4):  # the last few ends: one of them may be of the same stream
+        at = np.maximum(place - back, 0)
+        candidate = order[at]
+        near = np.where(device.start[candidate] <= ready[late], NEAR_NS, CLOSE_NS)
+        fits = (place >= back) & (lane[candidate] != lane[late]) & (ends[at] >= device.start[late] - near)
+        fits &= (called[candidate] <= called[late]) | (called[late] == NEVER)
+        fits &= (found[late] < 0) & (device.start[candidate] < device.start[late])
+        found[late[fits]] = candidate[fits]
+    return found

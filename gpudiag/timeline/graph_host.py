@@ -1,0 +1,284 @@
+"""The host threads of a step as chains of nodes: the calls that start work, wait or allocate, and the time between them by its cause."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from gpudiag.attribution import intervals
+from gpudiag.attribution.nesting import nest, self_spans
+from gpudiag.model.graph import Ints, node_kind
+from gpudiag.model.trace import Trace
+from gpudiag.timeline.graph_work import NEVER, QUEUE_PENDING, Normal, Work, pending
+from gpudiag.timeline.host_events import host_events, own_frames
+from gpudiag.trace.kernel_names import ALLOCATION_CALL
+
+CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
+"""Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
+
+Causes = dict[tuple[int | None, str], intervals.Spans]
+"""Time by (thread, cause); thread None: of every thread."""
+
+CLOCK_NS = 2_000
+"""The end of the work that a call waited for may lie this far behind the call's end: the clocks of device and host differ by so much."""
+
+FREE_CALL = r"^(cuda|hip)(Free$|FreeHost)|^cuMemFree"
+
+DEVICE_SYNC = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
+
+QUEUE_CALL_TIMES, QUEUE_CALL_NS = 10, 50_000
+"""A launch call waits for a place in the queue where it takes more than 10 times the usual and 50 us with hundreds of kernels pending."""
+
+QUEUE_FULL, FULL_CALL_TIMES = 1_000, 1.5
+"""With this many pending CUDA's queue is full (replay.QUEUE_LIMIT, less some that the clocks miss): a call that takes longer waits."""
+
+
+class Nodes(NamedTuple):
+    """Nodes as columns, as in model.graph.Graph."""
+
+    kind: Ints
+    lane: Ints
+    start: Ints
+    end: Ints
+    kernel: Ints
+    launch: Ints
+    op: Ints
+
+
+class Calls(NamedTuple):
+    """The calls of a step that are nodes, in order of thread and start; `hole`: the wait within the call, from its own time on."""
+
+    thread: Ints
+    start: Ints
+    end: Ints
+    hole_start: Ints
+    kind: Ints
+    launch: Ints
+    op: Ints
+    kernel: Ints
+    """The work that the call waited for (sync, or a full queue); -1: none."""
+
+
+def calls_of(trace: Trace, work: Work, syncs: pl.DataFrame, normal: Normal) -> Calls:
+    """Return all launch, sync and allocation calls of `trace`. A call that launches and then waits gives one of each."""
+    launches = trace.launches
+    start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
+    known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), _last_syncs(trace, work, syncs)])
+    blocking = known["launch"].to_numpy()
+    done = _launch_ends(work, start, end, normal, blocking)
+    waiting = _sync_calls(work, known, normal, done)
+    launched = _cut_launches(work, start, done, normal, blocking)
+    allocating = _allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
+    columns = [np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)]
+    thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
+    every = Calls(*columns)
+    every = every._replace(thread=thread[every.launch], op=op[every.launch])
+    return _in_turn(Calls(*(column[np.lexsort((every.end, every.start, every.thread))] for column in every)))
+
+
+def _launch_ends(work: Work, start: Ints, end: Ints, normal: Normal, blocking: Ints) -> Ints:
+    """Return when each launch call has done its part: at its end, or where its work begins before that.
+
+    Of the calls `blocking` that waited in the stream behind other work only the usual time counts, up to there they staged data.
+    """
+    first, before = np.full(len(start), np.iinfo(np.int64).max), np.full(len(start), NEVER)
+    linked = np.flatnonzero(work.launch >= 0)
+    np.minimum.at(first, work.launch[linked], work.start[linked])
+    np.maximum.at(before, work.launch[linked], np.minimum(work.reached[linked], work.start[linked]))
+    done: Ints = np.clip(first, start, end)
+    queued = blocking[before[blocking] > start[blocking]]
+    done[queued] = np.minimum(done[queued], start[queued] + normal.call)
+    return done
+
+
+def _cut_launches(work: Work, start: Ints, done: Ints, normal: Normal, blocking: Ints) -> Calls:
+    """Return the calls that start work, up to the moment `done`; where the queue was full only their usual time before that."""
+    linked = np.flatnonzero(work.launch >= 0)
+    rows = np.unique(work.launch[linked])
+    begin, stop = start[rows], done[rows]
+    waiting, lasted = pending(work, begin), stop - begin
+    long = (waiting >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
+    long |= (waiting >= QUEUE_FULL) & (lasted > FULL_CALL_TIMES * normal.call)
+    full = long & ~np.isin(rows, blocking)
+    by_end = np.argsort(work.end, kind="stable")
+    freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
+    own = np.where(full, np.maximum(stop - normal.call, begin), begin)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    return Calls(nothing, own, stop, begin, nothing + node_kind("launch"), rows, nothing, np.where(full, freed, -1))
+
+
+def _sync_calls(work: Work, known: pl.DataFrame, normal: Normal, done: Ints) -> Calls:
+    """Return the calls that wait: their own time at the end, the wait before it as a hole; without work to wait for all is their own.
+
+    A call that launches what it waits for begins to wait when that is `done`.
+    """
+    start, end = known["start_ns"].to_numpy(), known["end_ns"].to_numpy()
+    rows, kernel = known["launch"].to_numpy(), known["kernel"].fill_null(-1).to_numpy()
+    over = np.append(work.end, NEVER)[kernel]
+    waited = (over > start) & (over <= end + CLOCK_NS)
+    launching = np.isin(rows, work.launch)
+    begin = np.where(launching, np.clip(done[rows], start, end), start)
+    own = np.where(waited, np.maximum(end - normal.sync_call, np.maximum(np.minimum(over, end), begin)), begin)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    return Calls(nothing, own, end, begin, nothing + node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
+
+
+def _last_syncs(trace: Trace, work: Work, syncs: pl.DataFrame) -> pl.DataFrame:
+    """Return the waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step."""
+    found = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
+    kernel = pl.Series("kernel", _last_over(work, found["end_ns"].to_numpy()), dtype=pl.Int64).replace(-1, None)
+    return found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
+
+
+def _allocations(launches: pl.DataFrame, work: Work, taken: Ints) -> Calls:
+    """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide, Implicit Synchronization)."""
+    api = pl.col("api").cast(pl.String)
+    found = launches.filter(api.str.contains(ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
+    start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()
+    frees = found.select(api.str.contains(FREE_CALL)).to_series().to_numpy()
+    last = _last_over(work, end)
+    over = np.append(work.end, NEVER)[last]
+    waits = frees & (over > start) & (np.append(work.call_start, NEVER)[last] < start)
+    nothing = np.zeros(len(rows), dtype=np.int64)
+    own = np.where(waits, np.minimum(over, end), start)
+    return Calls(nothing, own, end, start, nothing + node_kind("allocation"), rows, nothing, np.where(waits, last, -1))
+
+
+def _last_over(work: Work, moments: Ints) -> Ints:
+    """Return the row of the work that was the last to end up to each moment (or as far behind as clocks differ); -1: none."""
+    by_end = np.argsort(work.end, kind="stable")
+    found: Ints = np.append(by_end, -1)[np.searchsorted(work.end[by_end], moments + CLOCK_NS, "right") - 1]
+    return found
+
+
+def _in_turn(calls: Calls) -> Calls:
+    """Return `calls` (by thread and start) cut so that each begins when the one before it in its thread is over."""
+    if not len(calls.start):
+        return calls
+    base = int(calls.hole_start.min())
+    group = np.concatenate(([0], np.cumsum(calls.thread[1:] != calls.thread[:-1])))
+    lift = group * (int(calls.end.max()) - base + 1)
+    reached = np.maximum.accumulate(calls.end - base + lift)
+    before = np.concatenate(([0], reached[:-1])) - lift + base
+    hole, start = np.maximum(calls.hole_start, before), np.maximum(calls.start, before)
+    return calls._replace(hole_start=hole, start=start, end=np.maximum(calls.end, start))
+
+
+def causes_of(trace: Trace, idle: pl.DataFrame, host_marks: pl.DataFrame | None = None, *, on_cpu: bool) -> Causes:
+    """Return the time of each thread that a cause of CAUSES holds: as events show it, and where idle time was explained so."""
+    events = host_events(trace, own_frames(trace), host_marks, on_cpu=on_cpu)
+    spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
+    spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(CAUSES))
+    return {(thread, str(cause)): intervals.of(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}
+
+
+class Pieces(NamedTuple):
+    """Time in which an op was the innermost one of its thread, in order of thread and start."""
+
+    thread: Ints
+    start: Ints
+    end: Ints
+    op: Ints
+    kernel: Ints
+    """CPU-only runs: the row of kernels that the op is; -1: none."""
+
+
+def op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Pieces:
+    """Return the pieces of the ops that were open between the two moments."""
+    ops = trace.ops.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))
+    nesting = nest(ops)
+    rows, spans = self_spans(nesting)
+    op = ops["id"].to_numpy()[rows]
+    kernel = np.full(trace.ops.height, -1, dtype=np.int64)
+    if on_cpu and trace.kernels.height:
+        linked = trace.kernels.filter(pl.col("op").is_not_null())
+        kernel[linked["op"].to_numpy()] = linked["id"].to_numpy()
+    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op])
+
+
+def chain(
+    thread: int,
+    covered: intervals.Spans,
+    calls: Calls,
+    pieces: Pieces,
+    causes: Causes,
+) -> Nodes:
+    """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op."""
+    mine = Calls(*(column[calls.thread == thread] for column in calls))
+    mine = _clipped(mine, covered)
+    own = Pieces(*(column[pieces.thread == thread] for column in pieces))
+    working = Pieces(*(column[own.kernel >= 0] for column in own))
+    spans = [_held(causes, thread, cause) for cause in CAUSES]
+    borders = [covered.ravel(), mine.start, mine.end, mine.hole_start, working.start, working.end, *(span.ravel() for span in spans)]
+    edges = np.unique(np.concatenate(borders))
+    start, end = edges[:-1], edges[1:]
+    call, hole = _index(mine.start, mine.end, start), _index(mine.hole_start, mine.start, start)
+    kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
+    start, end, call = start[kept], end[kept], call[kept]
+    kind = np.full(len(start), node_kind("host"), dtype=np.int64)
+    for cause, span in reversed(list(zip(CAUSES, spans, strict=True))):
+        kind[np.searchsorted(span.reshape(-1), start, "right") % 2 == 1] = node_kind(cause)
+    op = _most(start, end, own)
+    piece = _index(working.start, working.end, start)
+    kernel = np.where((piece >= 0) & (call < 0), np.append(working.kernel, -1)[piece], -1)
+    kind = np.where(call >= 0, np.append(mine.kind, 0)[call], kind)
+    op = np.where(call >= 0, np.append(mine.op, -1)[call], op)
+    nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, np.where(call >= 0, np.append(mine.launch, -1)[call], -1), op)
+    return _with_points(nodes, mine, thread)
+
+
+def _held(causes: Causes, thread: int, cause: str) -> intervals.Spans:
+    return intervals.union(np.vstack([causes.get((holder, cause), intervals.NONE) for holder in (thread, None)]))
+
+
+def _clipped(calls: Calls, covered: intervals.Spans) -> Calls:
+    """Return the calls that begin within `covered`, none longer than it."""
+    if not len(covered):
+        return Calls(*(column[:0] for column in calls))
+    place = np.searchsorted(covered[:, 0], calls.hole_start, "right") - 1
+    last = np.where(place >= 0, covered[np.maximum(place, 0), 1], NEVER)
+    inside = calls.hole_start < last
+    cut = Calls(*(column[inside] for column in calls))
+    return cut._replace(start=np.minimum(cut.start, last[inside]), end=np.minimum(cut.end, last[inside]))
+
+
+def _index(starts: Ints, ends: Ints, t: Ints) -> Ints:
+    """Return which of the spans (in order, not overlapping; some without length) holds each moment; -1: none."""
+    rows = np.flatnonzero(ends > starts)
+    if not len(rows):
+        return np.full(len(t), -1, dtype=np.int64)
+    place = np.searchsorted(starts[rows], t, "right") - 1
+    found: Ints = np.where((place >= 0) & (t < ends[rows][np.maximum(place, 0)]), rows[np.maximum(place, 0)], -1)
+    return found
+
+
+def _with_points(nodes: Nodes, calls: Calls, thread: int) -> Nodes:
+    """Return `nodes` with the calls that take no time (their work began at once), each before what begins at the same moment."""
+    rows = np.flatnonzero(calls.end == calls.start)
+    if not len(rows):
+        return nodes
+    points = Nodes(
+        calls.kind[rows], np.full(len(rows), thread), calls.start[rows], calls.end[rows], np.full(len(rows), -1), calls.launch[rows],
+        calls.op[rows],
+    )  # fmt: skip
+    both = Nodes(*(np.concatenate(pair) for pair in zip(nodes, points, strict=True)))
+    order = np.lexsort((both.end, both.start))
+    return Nodes(*(column[order] for column in both))
+
+
+def _most(start: Ints, end: Ints, pieces: Pieces) -> Ints:
+    """Return for each span (in order, apart) the op that was the innermost one for most of it; -1: no op was, or none for longer."""
+    found = np.full(len(start), -1, dtype=np.int64)
+    edges = np.unique(np.concatenate((start, end, pieces.start, pieces.end)))
+    if len(edges) < 2 or not len(start):
+        return found
+    left, length = edges[:-1], np.diff(edges)
+    span, piece = _index(start, end, left), _index(pieces.start, pieces.end, left)
+    held = (span >= 0) & (piece >= 0)
+    frame = pl.DataFrame({"span": span[held], "op": pieces.op[piece[held]], "length": length[held]})
+    best = frame.group_by("span", "op").agg(pl.col("length").sum()).sort("span", "length", "op", descending=[False, True, False])
+    best = best.unique("span", keep="first", maintain_order=True)
+    found[best["span"].to_numpy()] = best["op"].to_numpy()
+    return found

@@ -1,0 +1,150 @@
+"""When each host thread works for the step, and when it only waits for another one (main in backward() while autograd's thread works)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from gpudiag.attribution import intervals
+from gpudiag.model.graph import Ints
+from gpudiag.model.trace import Trace
+from gpudiag.trace.kernel_names import LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
+
+SILENT_NS = 20_000
+"""A thread that shows nothing for less than this is between two ops, not waiting."""
+
+FILLS = 0.5
+"""Share of a silent stretch that another thread must fill with its work to be what was waited for: waking it takes tens of us."""
+
+BURST_GAP_NS = 100_000
+"""Events of an independent thread that are further apart than this are separate pieces of work."""
+
+
+class Thread(NamedTuple):
+    """What a thread shows: starts and ends of its events, each sorted, and both together."""
+
+    starts: Ints
+    ends: Ints
+    edges: Ints
+
+    def depth(self, t: Ints) -> Ints:
+        """Return how many events are open at each moment."""
+        found: Ints = np.searchsorted(self.starts, t, "right") - np.searchsorted(self.ends, t, "right")
+        return found
+
+    def inside(self, first: int, last: int) -> Ints:
+        """Return the edges within (first, last)."""
+        found: Ints = self.edges[np.searchsorted(self.edges, first, "right") : np.searchsorted(self.edges, last, "left")]
+        return found
+
+
+class Waits(NamedTuple):
+    """The time that each thread works for the step, and who handed over to whom."""
+
+    covered: dict[int, intervals.Spans]
+    handoffs: list[tuple[int, int, int]]
+    """(thread that goes on at the moment, thread that it took over from, moment in ns)."""
+
+
+def activity(trace: Trace) -> dict[int, Thread]:
+    """Return what each thread of `trace` shows in ops and runtime calls."""
+    columns = ("thread", "start_ns", "end_ns")
+    events = pl.concat([trace.ops.select(columns), trace.launches.select(columns)]).drop_nulls()
+    found = {}
+    for (thread,), rows in events.group_by("thread"):
+        starts, ends = np.sort(rows["start_ns"].to_numpy()), np.sort(rows["end_ns"].to_numpy())
+        found[int(thread)] = Thread(starts, ends, np.unique(np.concatenate((starts, ends))))
+    return found
+
+
+def main_thread(trace: Trace, shown: dict[int, Thread], origin: int, end: int) -> int | None:
+    """Return the thread that steps: that of the step's marks, else of optimizer or loader marks, else the one that is active longest.
+
+    Of ops those of autograd's thread (with a forward thread of their own) do not speak for a thread. None: no thread shows anything.
+    """
+    inside = trace.marks.filter((pl.col("category") == "annotation") & (pl.col("start_ns") < end) & (pl.col("end_ns") > origin))
+    inside = inside.drop_nulls("thread").with_columns(pl.col("name").cast(pl.String))
+    for pattern in (STEP_MARK, OPTIMIZER_MARK, LOADER_MARK):
+        found = inside.filter(pl.col("name").str.contains(pattern))
+        if found.height:
+            return int(found["thread"][0])
+    backward = set(trace.ops.filter(pl.col("fwd_thread") > 0)["thread"].drop_nulls().unique().to_list())
+    extents = []
+    for thread, events in shown.items():
+        edges = events.inside(origin - 1, end + 1)
+        if len(edges):
+            extents.append((thread not in backward, int(edges[-1] - edges[0]), len(edges), thread))
+    return max(extents)[3] if extents else None
+
+
+def find_waits(shown: dict[int, Thread], main: int, workers: set[int], window: tuple[int, int]) -> Waits:
+    """Return who works when between the two moments: main throughout, but for silent stretches that other threads fill.
+
+    A thread that took over may wait for others in turn. What `workers` do besides stands by itself, in bursts.
+    """
+    covered = {main: np.array([window], dtype=np.int64)}
+    handoffs: list[tuple[int, int, int]] = []
+    free, queue = set(workers) - {main}, [main]
+    while queue:
+        thread = queue.pop(0)
+        if thread not in shown:
+            continue
+        stretches = _stretches(shown[thread], covered[thread])
+        holes = []
+        for other in sorted(free & shown.keys()):
+            bursts = _bursts(shown[other], stretches)
+            if not len(bursts):
+                continue
+            covered[other] = intervals.union(bursts)
+            holes.append(bursts)
+            handoffs += [(other, thread, first) for first, _ in bursts.tolist()] + [(thread, other, last) for _, last in bursts.tolist()]
+        if holes:
+            covered[thread] = intervals.subtract(covered[thread], intervals.union(np.vstack(holes)))
+        taken = {other for other in free if other in covered}
+        queue += sorted(taken)
+        free -= taken
+    for other in sorted(set(workers) - {main}):
+        covered[other] = _with_bursts(shown.get(other), covered.get(other, intervals.NONE), window)
+    return Waits(covered, handoffs)
+
+
+def _stretches(events: Thread, covered: intervals.Spans) -> intervals.Spans:
+    """Return the silent stretches of a thread within the time that it works for the step."""
+    found = [intervals.NONE]
+    for first, last in covered.tolist():
+        edges = np.concatenate(([first], events.inside(first, last), [last]))
+        long = np.flatnonzero(np.diff(edges) > SILENT_NS)
+        found.append(np.stack((edges[long], edges[long + 1]), axis=1))
+    return np.concatenate(found)
+
+
+def _bursts(events: Thread, stretches: intervals.Spans) -> intervals.Spans:
+    """Return the time in which a thread that shows nothing before a stretch fills it, for each stretch where it does.
+
+    The thread may go on for a moment when the one that waited for it has been woken: its time within the stretch counts.
+    """
+    first, last = stretches[:, 0], stretches[:, 1]
+    low, high = np.searchsorted(events.edges, first, "right"), np.searchsorted(events.edges, last, "left")
+    some = np.flatnonzero(high - low >= 2)
+    begin, end = events.edges[low[some]], events.edges[high[some] - 1]
+    end = np.where(events.depth(last[some]) > 0, last[some], end)
+    fills = (end - begin) >= FILLS * (last - first)[some]
+    return np.stack((begin, end), axis=1)[fills & (events.depth(first[some]) <= 0)]
+
+
+def _with_bursts(events: Thread | None, covered: intervals.Spans, window: tuple[int, int]) -> intervals.Spans:
+    """Return `covered` with the bursts of the thread that lie outside of it."""
+    if events is None:
+        return covered
+    edges = events.inside(window[0] - 1, window[1] + 1)
+    if len(covered):
+        place = np.searchsorted(covered.reshape(-1), edges, "right")
+        edges = edges[(place % 2 == 0) & ~np.isin(edges, covered)]
+    if not len(edges):
+        return covered
+    far = np.diff(edges) > BURST_GAP_NS
+    starts, ends = edges[np.concatenate(([True], far))], edges[np.concatenate((far, [True]))]
+    bursts = np.stack((starts, np.maximum(ends, starts + 1)), axis=1)
+    return intervals.union(np.vstack((covered, intervals.subtract(bursts, covered)))) if len(covered) else intervals.union(bursts)

@@ -1,0 +1,129 @@
+"""Which threads are responsible for issuing the device's work, and when each of them was active."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution import intervals
+from gpudiag.attribution.nesting import Nesting, nest, self_spans
+from gpudiag.attribution.recompute import autograd_nodes
+from gpudiag.attribution.sites import user_frames
+from gpudiag.model.trace import Trace
+from gpudiag.timeline import host_patterns
+from gpudiag.timeline.segments import joined, most_held
+from gpudiag.trace import kernel_names
+
+Ints = npt.NDArray[np.int64]
+
+CLOSE_NS = 200_000
+"""A pause between two recorded events of a thread up to this long is Python at work between them: some thousand bytecodes of the
+interpreter at about 50 ns each, with the profiler on."""
+
+CLOSE_FACTOR = 10
+"""Or up to this many times the median pause of the trace, where that is longer ..."""
+
+CLOSE_MOST_NS = 1_000_000
+"""... but never longer than this: in a millisecond a thread may as well have slept."""
+
+NOBODY = -1
+
+
+def main_thread(trace: Trace) -> int:
+    """Return the thread that runs the training loop: that of the step marks where it has ops, else the one with the most ops or calls."""
+    counts = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().value_counts().sort("count", "thread")
+    busy = counts["thread"].to_list()
+    marks = trace.marks.filter(pl.col("name").cast(pl.String).str.contains(kernel_names.STEP_MARK))["thread"].drop_nulls().unique()
+    stepping = [thread for thread in busy if thread in set(marks.to_list())]
+    return int((stepping or busy or [NOBODY])[-1])
+
+
+def crew(trace: Trace) -> tuple[int, ...]:
+    """Return the main thread and the threads of autograd: while one of them works, the others may wait for it."""
+    main = main_thread(trace)
+    autograd = trace.ops.filter(pl.Series(autograd_nodes(trace.ops)))["thread"].drop_nulls().unique().sort().to_list()
+    return (main, *(thread for thread in autograd if thread != main))
+
+
+class Host:
+    """What is recorded of the host threads: pieces of time in which each op, call or frame was the innermost one."""
+
+    def __init__(self, trace: Trace, frames: pl.DataFrame) -> None:
+        self.crew = crew(trace)
+        self._ops = nest(trace.ops)
+        self._calls = trace.launches
+        self._marks = trace.marks.filter(
+            pl.col("name").cast(pl.String).str.contains(f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}")
+        )
+        self.ranges = _ranges(trace)
+        self.op_rows, self.op_spans = self_spans(self._ops)
+        self.frames = frames
+        self._frames = nest(frames)
+        self.leaf_rows, self.leaf_spans = self_spans(self._frames)
+        self.user = user_frames(frames, self._frames)
+        self._leaf_names = frames["name"].cast(pl.String)
+        self._codes: Ints = frames["name"].to_physical().cast(pl.Int64).to_numpy()
+
+    def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
+        """Return (spans, op rows) of one thread: which op was the innermost, when."""
+        return _of_thread(self._ops, self.op_rows, self.op_spans, thread)
+
+    def leaves_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
+        """Return (spans, rows of frames) of one thread: which frame was the innermost, when."""
+        return _of_thread(self._frames, self.leaf_rows, self.leaf_spans, thread)
+
+    def held_frames(self, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """Return the codes (see words) of the innermost frame and of the user's own one that hold most of each [start, end), -1: none."""
+        spans, leaves = self.leaves_of(thread)
+        user = self.user[leaves]
+        leaf = most_held(start, end, spans, self._codes[leaves])[0]
+        return leaf, most_held(start, end, spans[user >= 0], self._codes[user[user >= 0]])[0]
+
+    def words(self) -> pl.DataFrame:
+        """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
+        return pl.DataFrame({"code": self._codes, "text": self._leaf_names}).unique("code").with_columns(told=plain_frame("text"))
+
+    def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
+        """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
+        recorded = joined(self.recorded(threads), close)
+        working = ~self._leaf_names.str.contains(host_patterns.HANDED_OVER).to_numpy()
+        framed = [spans[working[rows]] for spans, rows in (self.leaves_of(thread) for thread in threads)]
+        ranges = intervals.of(self.ranges.filter(pl.col("thread").is_in(list(threads))))
+        return intervals.union(np.concatenate([recorded, ranges, *framed]))
+
+    def recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
+        """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
+        ops = [self.ops_of(thread)[0] for thread in threads]
+        within = pl.col("thread").is_in(list(threads))
+        return intervals.union(np.concatenate([*ops, intervals.of(self._calls.filter(within)), intervals.of(self._marks.filter(within))]))
+
+    def close_ns(self) -> int:
+        """Return how long a pause between two events may be and still count as Python at work, by the pauses of this trace."""
+        spans = self.recorded(self.crew)
+        pauses = spans[1:, 0] - spans[:-1, 1]
+        usual = float(np.median(pauses)) if len(pauses) else 0.0
+        return int(min(max(CLOSE_FACTOR * usual, CLOSE_NS), CLOSE_MOST_NS))
+
+
+def plain_frame(column: str) -> pl.Expr:
+    """Return the name of a frame as people say it: '<built-in function sleep>' is 'sleep()', 'a/b.py(3): f' is 'f() of b.py'."""
+    name = pl.col(column)
+    builtin = name.str.extract(r"^<built-in (?:function|method) ([\w.]+)")
+    function, file = name.str.extract(r"\(\d+\): (.+)$"), name.str.extract(r"([^/]+)\(\d+\): ")
+    return pl.coalesce(pl.format("{}()", builtin), pl.format("{}() of {}", function, file), name)
+
+
+def _ranges(trace: Trace) -> pl.DataFrame:
+    """Return the record_function ranges that say where in the program a thread is: no steps, and none that holds half of the recording."""
+    name, length = pl.col("name").cast(pl.String), pl.col("end_ns") - pl.col("start_ns")
+    found = trace.marks.filter((pl.col("category") == "annotation") & ~name.str.contains(kernel_names.STEP_MARK) & (length > 0))
+    begin = [frame["start_ns"].min() for frame in (trace.ops, trace.launches, found) if frame.height]
+    end = [frame["end_ns"].max() for frame in (trace.ops, trace.launches, found) if frame.height]
+    extent = max(end, default=0) - min(begin, default=0)  # type: ignore[type-var, operator]
+    return found.filter(2 * length < extent)
+
+
+def _of_thread(nesting: Nesting, rows: Ints, spans: intervals.Spans, thread: int) -> tuple[intervals.Spans, Ints]:
+    own = nesting.thread[rows] == thread
+    return spans[own], rows[own]

@@ -1,0 +1,105 @@
+"""Pieces of time against pieces of time: which layer holds each instant, which key holds most of a piece."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.intervals import Spans, union
+
+Ints = npt.NDArray[np.int64]
+
+
+class Layered(NamedTuple):
+    """Pieces that fill the bounds they were cut from."""
+
+    row: Ints
+    """Row of the bounds."""
+    start: Ints
+    end: Ints
+    layer: Ints
+    """Index of the layer that holds the piece; the number of layers where none does."""
+
+
+def layered(bounds: Spans, layers: list[Spans]) -> Layered:
+    """Return `bounds` (sorted, disjoint) cut into pieces by the first of `layers` (each a union) that holds each instant."""
+    edges = np.unique(np.concatenate([bounds.reshape(-1), *(_near(layer, bounds).reshape(-1) for layer in layers)]))
+    starts, ends = edges[:-1], edges[1:]
+    row = np.searchsorted(bounds[:, 0], starts, side="right") - 1
+    inside = (row >= 0) & (starts < bounds[np.maximum(row, 0), 1]) if len(bounds) else np.zeros(len(starts), dtype=bool)
+    row, starts, ends = row[inside], starts[inside], ends[inside]
+    layer = np.full(len(starts), len(layers), dtype=np.int64)
+    for index in range(len(layers) - 1, -1, -1):
+        layer[_holds(layers[index], starts)] = index
+    return _merged(Layered(row, starts, ends, layer))
+
+
+def _near(layer: Spans, bounds: Spans) -> Spans:
+    """Return the spans of `layer` that meet one of `bounds`."""
+    if not len(bounds) or not len(layer):
+        return layer[:0]
+    after = np.searchsorted(bounds[:, 1], layer[:, 0], side="right")
+    near: Spans = layer[(after < len(bounds)) & (bounds[np.minimum(after, len(bounds) - 1), 0] < layer[:, 1])]
+    return near
+
+
+def _holds(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
+    return found
+
+
+def _merged(pieces: Layered) -> Layered:
+    if not len(pieces.row):
+        return pieces
+    same = (pieces.row[1:] == pieces.row[:-1]) & (pieces.layer[1:] == pieces.layer[:-1]) & (pieces.start[1:] == pieces.end[:-1])
+    first = np.concatenate(([True], ~same))
+    last = np.concatenate((~same, [True]))
+    return Layered(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
+
+
+def outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
+    """Return (disjoint spans, row of each): of rows that overlap, the one that began first (then the longest) has the time."""
+    order = np.lexsort((-end, start))
+    first, last = start[order], end[order]
+    reached = np.maximum.accumulate(np.concatenate(([np.iinfo(np.int64).min], last[:-1]))) if len(last) else last
+    spans = np.stack((np.maximum(first, reached), last), axis=1)
+    kept = spans[:, 1] > spans[:, 0]
+    return spans[kept], order[kept]
+
+
+def most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
+    """Return (key, ns): which of `keys` holds most of each [start, end), -1 and 0 where none does. `spans`: disjoint, sorted."""
+    key, held = np.full(len(start), -1, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
+    first = np.searchsorted(spans[:, 1], start, side="right")
+    count = np.maximum(np.searchsorted(spans[:, 0], end, side="left") - first, 0)
+    row = np.repeat(np.arange(len(start)), count)
+    if not len(row):
+        return key, held
+    span = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(first, count)
+    time = np.minimum(end[row], spans[span, 1]) - np.maximum(start[row], spans[span, 0])
+    order = np.lexsort((keys[span], row))
+    row, found, time = row[order], keys[span][order], time[order]
+    begin = np.flatnonzero(np.concatenate(([True], (row[1:] != row[:-1]) | (found[1:] != found[:-1]))))
+    sums = np.add.reduceat(time, begin)
+    row, found = row[begin], found[begin]
+    best = np.lexsort((sums, row))  # the last of each row is its largest
+    last = np.flatnonzero(np.concatenate((row[best][1:] != row[best][:-1], [True])))
+    chosen = best[last]
+    key[row[chosen]], held[row[chosen]] = found[chosen], sums[chosen]
+    return key, held
+
+
+def joined(spans: Spans, close: int) -> Spans:
+    """Return `spans` (a union) with the pauses of at most `close` ns between them filled."""
+    if len(spans) < 2:
+        return spans
+    pauses = np.stack((spans[:-1, 1], spans[1:, 0]), axis=1)
+    return union(np.concatenate((spans, pauses[pauses[:, 1] - pauses[:, 0] <= close])))
+
+
+def rows_of(frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
+    """Return the rows of `frame` with these numbers; a null number gives a row of nulls."""
+    return pl.DataFrame([column.gather(rows) for column in frame.get_columns()])

@@ -1,0 +1,234 @@
+"""Host calls that wait for the device: what each waited for, for how long, and who wrote it.
+
+What blocks (CUDA Runtime API, "API synchronization behavior"; HIP runtime API): every *Synchronize, plain cudaMemcpy and ROCm's
+hipMemcpyWithStream; cudaMemcpyAsync from or to pageable memory where it does not return before the copy is over. Its direction alone does
+not tell: small copies from pageable memory are staged and return at once. cudaMalloc and cudaFree are allocation, cudaEventQuery and
+cudaStreamWaitEvent do not wait.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.nesting import innermost, nearest, nest
+from gpudiag.attribution.sites import Sites, frame_threads, user_frames
+from gpudiag.attribution.steps import step_of
+from gpudiag.model import tables
+from gpudiag.model.trace import Trace
+from gpudiag.trace import kernel_names
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+CLOCK_NS = 2_000
+"""How far the end of the work may lie behind the return of the call that waited for it: files of whole microseconds, and the conversion
+between the clocks of device and host, are off by up to about this much."""
+
+MAX_STEPS_BACK = 64
+"""Pieces of work that are tried, latest end first, to find the one that a call of unknown stream waited for."""
+
+_BLOCKING_COPY = r"(?i)^(cuda|hip)Memcpy(2D|3D)?$|^hipMemcpyWithStream$|^cuMemcpy(HtoD|DtoH)(_v2)?$"
+_ASYNC_COPY = r"(?i)^(cuda|hip|cu)Memcpy\w*Async(_v2)?$"
+_WHOLE_DEVICE = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
+_ONE_STREAM = r"(?i)StreamSynchronize$"
+_PINNED = r"(?i)pinned"
+
+
+def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) -> pl.DataFrame:
+    """Return the table `syncs` of `trace` (stage 'link'), in time order; cost_ns is null until the idle time has been explained.
+
+    A call that found its work over has waited_ns 0. The wait with which the profiler itself ends a recording is left out.
+    """
+    calls = _blocking_calls(trace)
+    calls = _outermost(calls.filter(~_of_the_profiler(calls, trace, steps)))
+    if not calls.height:
+        return tables.empty("syncs")
+    kernel = _waited_for(calls, trace.kernels, trace.launches)
+    ends = np.append(trace.kernels["end_ns"].to_numpy(), 0)[kernel]
+    start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
+    waited = np.where(kernel >= 0, np.clip(np.minimum(ends, end) - start, 0, None), 0)
+    top = _outermost_op(trace.ops)[calls["op"].fill_null(-1).to_numpy()]
+    found = calls.with_columns(
+        id=pl.int_range(calls.height, dtype=pl.Int64),
+        op=_nulled(top),
+        kernel=_nulled(np.where(waited > 0, kernel, -1)),
+        waited_ns=pl.Series(waited, dtype=pl.Int64),
+        cost_ns=pl.lit(None, dtype=pl.Int64),
+        step=step_of(steps, start),
+        site=_sites(calls, trace, sites),
+    )
+    return found.select(list(tables.schema("syncs")))
+
+
+def _nulled(rows: Ints) -> pl.Series:
+    found: pl.Series = pl.Series(rows, dtype=pl.Int64).replace(-1, None)
+    return found
+
+
+def _blocking_calls(trace: Trace) -> pl.DataFrame:
+    """Return the launches that wait, in time order, with `api` as text and `copy`: the row of the copy that a call made itself."""
+    names = trace.launches["api"].cast(pl.String)
+    synchronous = names.str.contains(kernel_names.SYNC_CALL) | names.str.contains(_BLOCKING_COPY)
+    copying = names.str.contains(_ASYNC_COPY) | names.str.contains(_BLOCKING_COPY)
+    calls = trace.launches.with_columns(api=names, synchronous=synchronous).filter(synchronous | copying)
+    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & pl.col("launch").is_not_null()).unique("launch", keep="first")
+    made = copies.select(
+        pl.col("launch").alias("id"),
+        pl.col("id").alias("copy"),
+        pl.col("start_ns").alias("copy_start_ns"),
+        pl.col("end_ns").alias("copy_end_ns"),
+        pl.col("name").cast(pl.String).alias("copy_name"),
+    )
+    calls = calls.join(made, on="id", how="left", maintain_order="left")
+    blocked = pl.col("synchronous") | (_host_copy() & _held_up()).fill_null(False)
+    return calls.filter(blocked).rename({"id": "launch"}).sort("start_ns", "launch")
+
+
+def _host_copy() -> pl.Expr:
+    name = pl.col("copy_name")
+    return name.str.contains(kernel_names.HOST_COPY) & ~name.str.contains(_PINNED)
+
+
+def _held_up() -> pl.Expr:
+    """Return whether an asynchronous call waited for its copy: over within the call, or, to the device, at least half over (staging)."""
+    half = (pl.col("copy_start_ns") + pl.col("copy_end_ns")) // 2
+    to_device = pl.col("copy_name").str.contains(r"(?i)HtoD|HostToDevice|H2D")
+    return (pl.col("copy_end_ns") <= pl.col("end_ns")) | (to_device & (half <= pl.col("end_ns")))
+
+
+def _of_the_profiler(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> pl.Series:
+    """Return which call is the wait with which a recording is stopped: the last of the whole device, after all other work and every step.
+
+    torch/csrc/profiler: prepareTrace and stop wait for the device. Where no step was marked, the one step reaches to the trace's end.
+    """
+    waits = calls.filter(pl.col("api").str.contains(_WHOLE_DEVICE))
+    if not waits.height:
+        return pl.repeat(False, calls.height, dtype=pl.Boolean, eager=True)
+    last = waits.row(-1, named=True)
+    issued = trace.kernels.join(trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("t")), on="launch")["t"]
+    after_work = not (issued > last["start_ns"]).any()
+    marked = steps.filter(pl.col("name") != "whole trace")
+    outside = not ((marked["start_ns"] <= last["start_ns"]) & (last["start_ns"] < marked["end_ns"])).any()
+    found: pl.Series = (calls["launch"] == last["launch"]) & (after_work and outside)
+    return found
+
+
+def _outermost(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return `calls` without those inside another one of the same thread (the driver's call inside the runtime's)."""
+    thread = pl.col("thread").fill_null(-1)
+    reached = pl.col("end_ns").cum_max().shift(1).over(thread)
+    return calls.filter((reached.is_null() | (pl.col("end_ns") > reached)).fill_null(True))
+
+
+def _waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> Ints:
+    """Return the row of the work whose end each call waited for, -1 where none ended in it."""
+    own = calls["copy"].fill_null(-1).to_numpy()
+    work = _issued(kernels, launches)
+    if not work.height:
+        return own
+    limit = calls["end_ns"].to_numpy() + CLOCK_NS
+    found = np.where(calls["api"].str.contains(_WHOLE_DEVICE).to_numpy(), _last_issued(calls, work, None), -1)
+    hinted = calls.with_columns(stream=_stream_before(calls, kernels, launches))
+    found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _last_issued(hinted, work, "stream"), found)
+    ends = np.append(kernels["end_ns"].to_numpy(), np.iinfo(np.int64).max)
+    found = np.where(ends[found] <= limit, found, _latest_over(calls, work, limit))
+    return np.where(own >= 0, own, found)
+
+
+def _issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+    """Return the work (row, stream, issued_ns, end_ns) by time of issue; work without a launch record was issued before the window."""
+    calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("issued_ns"))
+    frame = kernels.filter(pl.col("kind") != "cpu").join(calls, on="launch", how="left", maintain_order="left")
+    issued = pl.col("issued_ns").fill_null(np.iinfo(np.int64).min)
+    return frame.select(pl.col("id").alias("row"), "stream", issued, "start_ns", "end_ns").sort("issued_ns", "start_ns", "row")
+
+
+def _last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) -> Ints:
+    """Return for each call the work that ends last among what was issued before it (on its stream), -1 where there is none."""
+    key = pl.col("stream") if stream else pl.lit(0)
+    latest = pl.col("end_ns").cum_max().over(key)
+    reached = work.with_columns(last=pl.when(pl.col("end_ns") == latest).then("row").forward_fill().over(key))
+    asked = calls.select(pl.col("start_ns").alias("issued_ns"), *(["stream"] if stream else [])).with_row_index("place")
+    joined = asked.sort("issued_ns").join_asof(
+        reached.select("issued_ns", "stream", "last") if stream else reached.select("issued_ns", "last"),
+        on="issued_ns",
+        by=stream,
+        strategy="backward",
+        allow_exact_matches=False,
+        check_sortedness=False,
+    )
+    result: Ints = joined.sort("place")["last"].fill_null(-1).to_numpy()
+    return result
+
+
+def _stream_before(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
+    """Return the stream of the copy that the same thread issued last before each call, under the same op; null where there is none.
+
+    The framework waits for the stream on which it has just put a copy (aten::_local_scalar_dense, aten::copy_).
+    """
+    copies = kernels.filter(pl.col("kind") == "memcpy").select("launch", "stream").drop_nulls("launch").unique("launch", keep="first")
+    issued = launches.join(copies, left_on="id", right_on="launch", how="inner").select("thread", "start_ns", "stream", "op")
+    asked = calls.select("thread", "start_ns", pl.col("op").alias("waiting_op")).with_row_index("place").sort("start_ns")
+    by_thread = asked.join_asof(
+        issued.sort("start_ns"), on="start_ns", by="thread", strategy="backward", allow_exact_matches=False, check_sortedness=False
+    )
+    same = pl.col("op").eq_missing(pl.col("waiting_op")) & pl.col("op").is_not_null()
+    return by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series()
+
+
+def _latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
+    """Return the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last.
+
+    Work that a call waited for ends shortly before it returns; -1 where nothing of that kind ended within the call.
+    """
+    following = work.select(pl.col("issued_ns").shift(-1).over("stream").fill_null(np.iinfo(np.int64).max)).to_series().to_numpy()
+    order = np.argsort(work["end_ns"].to_numpy(), kind="stable")
+    rows, issued, ends, then = (column[order] for column in (*(work[c].to_numpy() for c in ("row", "issued_ns", "end_ns")), following))
+    start, stream = calls["start_ns"].to_numpy(), calls["api"].str.contains(_ONE_STREAM).to_numpy()
+    place = np.searchsorted(ends, limit, side="right") - 1
+    found = np.full(len(place), -1, dtype=np.int64)
+    open_ = np.ones(len(place), dtype=bool)
+    for _ in range(MAX_STEPS_BACK):
+        open_ &= (place >= 0) & (ends[place] > start)
+        if not open_.any():
+            break
+        fits = open_ & (issued[place] < start) & (~stream | (then[place] >= start))
+        found = np.where(fits, rows[place], found)
+        open_ &= ~fits
+        place = place - 1
+    return found
+
+
+def _outermost_op(ops: pl.DataFrame) -> Ints:
+    """Return for each op the outermost aten:: op at or above it, else the outermost op; one more row at the end is -1.
+
+    That is what the user's line called: aten::item above aten::_local_scalar_dense, aten::to above aten::copy_.
+    """
+    parent = ops["parent"].fill_null(-1).to_numpy()
+    aten = ops["name"].cast(pl.String).str.starts_with("aten::").to_numpy()
+    above = np.append(nearest(parent, aten), -1)[parent]
+    top_aten, root = nearest(parent, aten & (above < 0)), nearest(parent, parent < 0)
+    return np.append(np.where(top_aten >= 0, top_aten, root), -1)
+
+
+def _sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:
+    """Return the user's line of each call: that of its op, else that of the Python frames open at its start."""
+    by_op = pl.Series([None] * calls.height, dtype=pl.String) if sites is None else sites.site.gather(calls["op"])
+    direct = _frame_sites(calls, trace) if trace.frames.height else pl.repeat(None, calls.height, dtype=pl.String, eager=True)
+    return pl.DataFrame({"by_op": by_op, "direct": direct}).select(pl.coalesce("by_op", "direct").alias("site")).to_series()
+
+
+def _frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
+    """Return the user's frame that is open on the calling thread at each call's start; only frames around some call are nested."""
+    starts = calls["start_ns"].to_numpy()
+    around = np.searchsorted(starts, trace.frames["start_ns"].to_numpy()) < np.searchsorted(
+        starts, trace.frames["end_ns"].to_numpy(), "right"
+    )
+    frames = trace.frames.filter(pl.Series(around, dtype=pl.Boolean))
+    threads = frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
+    nesting = nest(frames)
+    own = np.append(user_frames(frames, nesting), -1)[innermost(nesting, threads, starts)]
+    found: pl.Series = frames["name"].cast(pl.String).gather(_nulled(own))
+    return found

@@ -1,0 +1,1 @@
+"""What-ifs: the representative steps replayed with costs changed. One file a what-if, all listed in `registry`."""

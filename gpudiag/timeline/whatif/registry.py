@@ -1,0 +1,54 @@
+"""The what-ifs that exist, in the order in which several at once are applied. Another one is one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpudiag.errors import InputError
+from gpudiag.timeline.whatif import batch, fused, host, kernels, kinds_of_time, lanes, launch, roof, syncs
+from gpudiag.timeline.whatif.setting import Kind, Setting, parted, shown
+
+KINDS: tuple[Kind, ...] = (
+    batch.KIND,
+    kernels.KIND,
+    roof.KIND,
+    fused.KIND,
+    kinds_of_time.LOADER,
+    kinds_of_time.GC,
+    kinds_of_time.IO,
+    kinds_of_time.ALLOCATION,
+    kinds_of_time.COMPILE,
+    kinds_of_time.PROFILER,
+    host.KIND,
+    launch.KIND,
+    syncs.KIND,
+    lanes.COPIES,
+    lanes.COMMUNICATION,
+)
+
+BY_NAME = {kind.name: kind for kind in KINDS}
+_ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
+
+
+def parse(texts: Sequence[str]) -> tuple[Setting, ...]:
+    """Return the settings that `--set` names, in the order of application; raises InputError for one that does not exist."""
+    return tuple(sorted((_parse(text) for text in texts), key=lambda setting: _ORDER[setting.name]))
+
+
+def _parse(text: str) -> Setting:
+    setting = parted(text)
+    kind = BY_NAME.get(setting.name)
+    if kind is None or (setting.target and not kind.takes_target):
+        raise InputError(f"{shown(setting)}: there is no such what-if", f"there are {names()}")
+    kind.words(setting)  # raises where the value is wrong
+    return setting
+
+
+def names() -> str:
+    """Return the names with an example value, for a message."""
+    return ", ".join(f"{kind.name}:NAME=0.5" if kind.takes_target else str(Setting(kind.name, kind.standard or "")) for kind in KINDS)
+
+
+def standard() -> tuple[Setting, ...]:
+    """Return the what-ifs of the standard table with their values."""
+    return tuple(Setting(kind.name, kind.standard) for kind in KINDS if kind.standard is not None)

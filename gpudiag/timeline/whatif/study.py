@@ -1,0 +1,95 @@
+"""The representative steps with changes: each replayed in a run that goes on like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from gpudiag.errors import InputError
+from gpudiag.model.graph import Graph
+from gpudiag.model.replay import WhatIf
+from gpudiag.timeline.replay import steady_step_ns
+from gpudiag.timeline.whatif import registry
+from gpudiag.timeline.whatif.context import Context
+from gpudiag.timeline.whatif.setting import Setting
+from gpudiag.timeline.whatif.times import Floats, Times, unchanged, with_kernels
+
+
+def kernel_times(graph: Graph, new_ns: Floats) -> float:
+    """Return the time of a step in ns with row k of `kernels` taking new_ns[k] ns (NaN: as it is), in a run that goes on like it."""
+    return changed_step_ns(graph, with_kernels(graph, unchanged(graph), new_ns))
+
+
+def changed_step_ns(graph: Graph, times: Times) -> float:
+    """Return the time of a step in ns with `times`; work on a lane of its own holds nobody up, but the step lasts as long as all of it."""
+    duration = np.where(times.own_lane, 0, times.duration_ns)
+    return max(steady_step_ns(graph, duration, times.lag_ns + times.free_ns, times.dropped), _longest_lane_ns(graph, times))
+
+
+def _longest_lane_ns(graph: Graph, times: Times) -> float:
+    """Return the largest total of the work on lanes of its own, for each stream that it came from; without that of earlier steps."""
+    number = np.arange(graph.kind.size)
+    alone = times.own_lane & (number > graph.carried)
+    if not alone.any():
+        return 0.0
+    _, lane = np.unique(graph.lane[alone], return_inverse=True)
+    return float(np.bincount(lane, weights=times.duration_ns[alone]).max())
+
+
+class Study:
+    """What-ifs on the representative steps `graphs`; `step_names` by row of `steps`; `weights`: how many steps each stands for (None: one)."""
+
+    def __init__(
+        self, graphs: Sequence[Graph], step_names: Mapping[int, str], context: Context, weights: Sequence[int] | None = None
+    ) -> None:
+        self.graphs = tuple(graphs)
+        self.weights = tuple(weights or [1] * len(self.graphs))
+        self.context = context
+        self._names = step_names
+
+    @cached_property
+    def step_ns(self) -> tuple[float, ...]:
+        """Return the time of each step in ns with nothing changed."""
+        return tuple(steady_step_ns(graph) for graph in self.graphs)
+
+    def what_if(self, settings: Sequence[Setting]) -> WhatIf:
+        """Return the steps with all `settings` at once; raises InputError where one of them is about nothing that a step holds."""
+        times = [unchanged(graph) for graph in self.graphs]
+        for setting in settings:
+            times = self._with(times, setting)
+        changed = [changed_step_ns(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
+        words = "; ".join(registry.BY_NAME[setting.name].words(setting) for setting in settings)
+        return self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
+
+    def standard(self) -> tuple[WhatIf, ...]:
+        """Return every standard what-if that applies to the steps, the largest gain first."""
+        found = []
+        for setting in registry.standard():
+            try:
+                found.append(self.what_if([setting]))
+            except InputError:  # about nothing that these steps hold
+                continue
+        return tuple(sorted(found, key=lambda what_if: -what_if.share))
+
+    def kernels(self, new_ns: Floats, name: str, words: str) -> WhatIf:
+        """Return the steps with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
+        return self._result(name, words, [kernel_times(graph, new_ns) for graph in self.graphs], 1.0)
+
+    def _with(self, times: Sequence[Times], setting: Setting) -> list[Times]:
+        kind = registry.BY_NAME[setting.name]
+        found = [kind.apply(graph, before, self.context, setting) for graph, before in zip(self.graphs, times, strict=True)]
+        if all(new is None for new in found):
+            raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.names()}")
+        return [before if new is None else new for before, new in zip(times, found, strict=True)]
+
+    def _result(self, name: str, words: str, changed: Sequence[float], samples: float) -> WhatIf:
+        rows = tuple(
+            (self._names.get(graph.step, str(graph.step)), before, after)
+            for graph, before, after in zip(self.graphs, self.step_ns, changed, strict=True)
+        )
+        before, after = float(np.average(self.step_ns, weights=self.weights)), float(np.average(changed, weights=self.weights))
+        share = 1 - after / samples / before if before else 0.0
+        notes = (f"gain per sample: a step has {samples:g} x the samples",) if samples != 1 else ()
+        return WhatIf(name, words, before, after, share, rows, notes)

@@ -1,0 +1,39 @@
+"""What-ifs of an analysis: the steps that a replayed one stands for, the batch size that was recorded."""
+
+from __future__ import annotations
+
+import factories as f
+import msgspec
+import polars as pl
+import pytest
+import smallgraphs as small
+
+from gpudiag.timeline.whatif.analysed import study_of
+from gpudiag.timeline.whatif.registry import parse
+
+
+def test_without_graphs_there_is_no_study() -> None:
+    assert study_of(f.analysis(steps=2)) is None
+
+
+def test_a_rare_slow_step_counts_for_itself_alone() -> None:
+    """Nine steps of 230 us and one of 330 that waits 100 us for the loader: 10 us of the mean step."""
+    spans = [(230.0 * row, 230.0 * (row + 1)) for row in range(9)] + [(2070.0, 2400.0)]
+    slow = msgspec.structs.replace(small.launch_bound(), step=9)
+    fast = msgspec.structs.replace(small.launch_bound(), step=0, duration_ns=small.launch_bound().duration_ns.copy())
+    fast.duration_ns[1] = 0
+    made = f.analysis(steps=spans, wall=2400)
+    study = study_of(msgspec.structs.replace(made, trace=small.launch_bound_trace(), graphs=(fast, slow)))
+    assert study is not None
+    assert study.weights == (9, 1)
+    found = study.what_if(parse(["loader=0"]))
+    assert found.step_ns == pytest.approx(240_000)
+    assert found.share == pytest.approx(10 / 240)
+
+
+def test_the_batch_size_is_the_one_that_most_steps_had() -> None:
+    records = pl.DataFrame({"samples": [10, 10, None, 7]}, schema={"samples": pl.Int64})
+    made = msgspec.structs.replace(f.analysis(), graphs=(small.launch_bound(),), step_records=records)
+    study = study_of(made)
+    assert study is not None
+    assert study.context.samples == 10
