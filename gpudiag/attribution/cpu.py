@@ -13,10 +13,18 @@ from gpudiag.model import tables
 _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
 
 
+# Work of a back end of its own, on the threads of the back end.
+_BACKEND = r"^(gloo|mpi|ucc|ccl|xccl):"
+
+
 def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
-    """Return which ops lie on threads that run aten ops: only those threads are the device."""
-    aten = ops["name"].cast(pl.String).str.starts_with("aten::").to_numpy()
-    return np.isin(nesting.thread, np.unique(nesting.thread[aten]))
+    """Return which ops are work of the device: those on threads that run aten ops, and the back ends' messages wherever they run.
+
+    A thread that waits in an unknown call would make the device look busy; one that sends gradients is why the training thread waits.
+    """
+    name = ops["name"].cast(pl.String)
+    aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
+    return np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
 
 
 def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:

@@ -3,7 +3,8 @@
 An op carries a sequence number of its own only where it passed the autograd layer with grad mode on (c10 Dispatcher.h, runRecordFunction).
 The engine runs a node with grad mode off, except under create_graph=True, where it is on for all that the node does
 (torch/csrc/autograd/engine.cpp, AutoGradMode). So a node whose own ops carry no number, but which holds ops that do, repeats a forward.
-What a compiler recomputes inside its own kernels leaves no such mark and is not found. Non-reentrant checkpointing stops within the last
+Where a custom function turns grad mode on first (reversible layers), no op is without a number; but it then runs the engine within its
+own node, which nothing else does. What a compiler recomputes inside its own kernels leaves no such mark and is not found. Non-reentrant checkpointing stops within the last
 op that it needs (_StopRecomputationError): on a GPU that op launches nothing, on a CPU it counts although it did no work.
 """
 
@@ -19,6 +20,7 @@ Mask = npt.NDArray[np.bool_]
 
 _NODE = r"^autograd::engine::evaluate_function|^torch::autograd::|^[A-Za-z0-9_]+Backward\d*$"
 _ACCUMULATE = r"AccumulateGrad$"
+_ENGINE_CALL = r"^autograd::engine::evaluate_function"
 _CHECKPOINT = r"(?i)checkpoint\w*backward"
 
 # Ops without a tensor argument never pass the autograd layer: that they carry no number says nothing about grad mode.
@@ -46,6 +48,9 @@ def recomputed(ops: pl.DataFrame, parent: Ids) -> pl.Series:
     silent = direct & ~numbered & (name.str.starts_with("aten::") & ~name.str.contains(_WITHOUT_INPUT)).to_numpy()
     repeats = name.str.contains(_CHECKPOINT).to_numpy()
     repeats[around[silent]] = True
+    engine = name.str.contains(_ENGINE_CALL).to_numpy() & (parent >= 0)
+    nested = np.append(around, -1)[parent[engine]]
+    repeats[nested[nested >= 0]] = True
     repeats &= ~name.str.contains(_ACCUMULATE).to_numpy()
     seed = inside & numbered
     seed[seed] = repeats[around[seed]]

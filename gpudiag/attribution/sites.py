@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,8 +13,14 @@ from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest
 from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
 
+# Kineto cuts a path at the entry of sys.path that it lies in: the standard library's files then begin with the name of their module. These
+# are names that people give to scripts of their own.
+_OWN_NAMES = {"calendar", "code", "cmd", "copy", "profile", "random", "statistics", "test", "this", "timeit", "trace"}
+_LIBRARY = "|".join(sorted(sys.stdlib_module_names - _OWN_NAMES))
+
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
 _FOREIGN = (
+    rf"^(?:{_LIBRARY})(?:/|\.py\()|"
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
     r"|(^|/)gpudiag/(capture|api|cli|hardware|__main__)\b"
 )

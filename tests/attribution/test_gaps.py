@@ -14,7 +14,7 @@ from gpudiag.model import tables
 def found(*events: dict[str, object]) -> list[tuple[float, float, str, int | None]]:
     trace = linked(*events)
     idle = gaps(trace.kernels, trace.launches, of(find_steps(trace).table.filter("analysed")))
-    tables.check("idle", idle)
+    tables.check("gaps", idle)
     return [
         (start / 1000, end / 1000, kind, kernel)
         for start, end, kind, kernel in idle.select("start_ns", "end_ns", "kind", "kernel").iter_rows()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from handmade import op, steps, trace
 
 from gpudiag.attribution.links import link
-from gpudiag.attribution.modules import find_modules
+from gpudiag.attribution.modules import find_modules, modules_unknown, own_modules
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
+from gpudiag.trace import read
 
 
 def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
@@ -72,3 +74,53 @@ def test_modules_within_each_other_without_end_have_a_path_of_sane_length() -> N
 @pytest.mark.parametrize("name", ["nn.Module: ", "nn.Module", "my nn.Module: Net_0"])
 def test_other_frames_are_no_modules(name: str) -> None:
     assert find_modules(window(*steps(0, 200), frame(name, 0, 100), op("aten::mm", 5, 6)), None).to_list() == [None]
+
+
+def test_a_module_that_is_called_again_from_the_backward_pass_keeps_its_place() -> None:
+    again = [
+        op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 110, 190, tid=2, seq=77),
+        frame("nn.Module: Linear_1", 112, 130, tid=2),
+        op("aten::linear", 115, 120, tid=2, seq=90),
+        frame("nn.Module: Relu_0", 140, 150, tid=2),
+        op("aten::relu", 141, 149, tid=2, seq=91),
+    ]
+    found = find_modules(window(*steps(0, 200), *FRAMES, *OPS, *again), None).to_list()
+    assert found[: len(PATHS)] == PATHS
+    assert found[len(PATHS) + 1 :] == ["Net_0.Linear_1", "Relu_0"]
+
+
+def test_without_module_frames_the_users_own_forward_stands_for_the_module() -> None:
+    frames = [
+        frame("train.py(40): main", 0, 100),
+        frame("model.py(7): forward", 6, 59),
+        frame("/usr/lib/python3/site-packages/torch/nn/modules/linear.py(125): forward", 11, 20),
+    ]
+    found = find_modules(window(*steps(0, 200), *frames, *OPS[:2], OPS[5]), None).to_list()
+    assert found == [None, "model.py(7): forward", None]
+
+
+def test_why_modules_are_not_known() -> None:
+    plain, other = window(*steps(0, 200), *OPS), window(*steps(0, 200), *FRAMES, *OPS)
+    assert "with_stack=True" in (modules_unknown(plain, None) or "")
+    assert modules_unknown(other, None) is None
+    assert modules_unknown(plain, (other, find_steps(other).table)) is None
+
+
+def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass(traces: Path) -> None:
+    trace = read(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    modules = own_modules(trace)
+    forward = set(modules.filter(trace.ops["phase"] == "forward").drop_nulls())
+    again = modules.filter(trace.ops["recompute"])
+    assert again.is_not_null().mean() > 0.99
+    assert set(again.drop_nulls()) <= forward
+    assert all(path.startswith("DistributedDataParallel_0.ResNet_0") for path in again.drop_nulls())
+
+
+def test_modules_of_two_hundred_thousand_frames_take_a_part_of_a_second(traces: Path) -> None:
+    trace = read(traces / "mi300x_flux1_xdit_compiled.json.gz")
+    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    before = time.perf_counter()
+    found = own_modules(trace)
+    assert time.perf_counter() - before < 1.5
+    assert found.is_not_null().mean() > 0.9

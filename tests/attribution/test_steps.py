@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
 import numpy as np
 import polars as pl
 import pytest
 from handmade import call, kernel, mark, op, steps, trace
 
+from gpudiag.attribution import step_sources
 from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, find_steps, step_of
+from gpudiag.model.trace import Trace
+from gpudiag.trace import read
 
 US = 1000
 
@@ -66,3 +72,60 @@ def test_step_of_is_half_open_and_null_outside() -> None:
     table = find_steps(trace(mark("ProfilerStep#1", 10, 20), mark("ProfilerStep#2", 20, 30), mark("ProfilerStep#9", 40, 50))).table
     moments = np.array([9999, 10_000, 19_999, 20_000, 30_000, 45_000, 50_000])
     assert step_of(table, moments).to_list() == [None, 0, 0, 1, None, 2, None]
+
+
+SOURCES = {
+    "optimizer": step_sources.by_optimizer,
+    "loader": step_sources.by_loader,
+    "annotation": step_sources.by_annotation,
+    "kernels": lambda trace: step_sources.by_period(trace, on_cpu=False),
+    "ops": lambda trace: step_sources.by_period(trace, on_cpu=True),
+}
+MARKED = {
+    "a100_dlrm_train_rank3of8": set(SOURCES),
+    "a100_dlrm_train_cudagraph_triton_rank0of16": {"optimizer", "annotation", "kernels", "ops"},
+    "mi300x_resnet18_ddp8_actckpt_train_rank0": {"optimizer", "kernels"},
+    "v100_ddp2_inductor_train_rank1": {"optimizer", "kernels"},
+    "v100_resnet50_train_2021_memory_callstack": {"optimizer", "loader", "kernels", "ops"},
+}
+
+
+def unmarked(trace: Trace) -> Trace:
+    return msgspec.structs.replace(trace, marks=trace.marks.filter(~pl.col("name").cast(pl.String).str.starts_with("ProfilerStep")))
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name: str) -> None:
+    """One cut a mark, at the same place of each step up to a tenth of it, and the same median duration within 2 %."""
+    trace = read(traces / f"{name}.json.gz")
+    marked = find_steps(trace).table
+    starts, lengths = marked["start_ns"].to_numpy(), (marked["end_ns"] - marked["start_ns"]).to_numpy()
+    for source, find in SOURCES.items():
+        cuts = find(unmarked(trace))
+        assert (cuts is not None) == (source in MARKED[name]), source
+        if cuts is None:
+            continue
+        assert len(cuts.times) == marked.height, source
+        assert np.median(np.diff(cuts.times)) == pytest.approx(np.median(lengths), rel=0.02), source
+        # the place within a step is a circle: just before a mark is the same place as just behind it
+        shift = np.interp(cuts.times, [*starts, marked["end_ns"][-1]], np.arange(len(starts) + 1))
+        angle = np.exp(2j * np.pi * shift)
+        assert np.abs(np.angle(angle / (angle.mean() / abs(angle.mean())))).max() / (2 * np.pi) < 0.1, source
+
+
+def test_a_training_run_without_marks_is_cut_by_its_optimizer(traces: Path) -> None:
+    found = find_steps(read(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
+    assert (found.source, found.table.height, found.table["analysed"].sum()) == ("optimizer steps", 29, 27)
+    assert "40 % of the recording" in found.warnings[-1]  # the first iteration starts the workers and takes 4.8 of 14.4 s
+
+
+def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:
+    found = find_steps(read(traces / "a100-80g_sam_fast_compiled_cudagraph.json.gz"))
+    assert (found.source, found.table.height) == ("annotations 'generate_masks N N N'", 21)
+
+
+@pytest.mark.parametrize(
+    "name", ["h100_qwen1.5-0.5b_prefill", "h100_timesformer_video", "mi210_gpu_only_no_ops", "mi300x_flux1_xdit_compiled"]
+)
+def test_the_layers_of_a_real_model_are_not_taken_for_steps(traces: Path, name: str) -> None:
+    assert find_steps(unmarked(read(traces / f"{name}.json.gz"))).source == WHOLE_TRACE
