@@ -167,9 +167,9 @@ def _steps(steps: int | list[tuple[float, float]], wall: float) -> pl.DataFrame:
     )
 
 
-def gap(start: float, end: float, kind: str = "host_wait", op: int | None = None) -> dict[str, Any]:
-    """Return a gap of the device from `start` to `end` us."""
-    return {"start_ns": round(start * US), "end_ns": round(end * US), "kind": kind, "cause": "idle_unexplained", "op": op}
+def gap(start: float, end: float, kind: str = "host_wait", op: int | None = None, cause: str = "idle_unexplained", **more: Any) -> dict[str, Any]:
+    """Return a gap of the device from `start` to `end` us, of one `cause`; `more`: further columns of the table `idle`."""
+    return {"start_ns": round(start * US), "end_ns": round(end * US), "kind": kind, "cause": cause, "op": op, **more}
 
 
 def mark(name: str, start: float, end: float, category: str = "annotation") -> dict[str, Any]:
@@ -211,7 +211,8 @@ def analysis(
     gaps = table("idle", idle or [])
     total = int((frame["end_ns"] - frame["start_ns"]).sum())
     parts = {name: round(value * US) for name, value in (buckets or {}).items()}
-    parts.setdefault("idle_unexplained", int((gaps["end_ns"] - gaps["start_ns"]).sum()))
+    for name, ns in gaps.group_by("cause").agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("ns")).select("cause", "ns").iter_rows():
+        parts.setdefault(name, ns)
     parts["compute"] = total - sum(value for name, value in parts.items() if name != "compute")
     breakdown = Breakdown(total, BucketsNs(**parts))
     breakdown.validate()

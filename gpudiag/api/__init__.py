@@ -125,6 +125,7 @@ def diagnose(
     from gpudiag.api.analysis import analyse
     from gpudiag.api.inputs import resolve_input
     from gpudiag.diagnosis import judge, load_rules
+    from gpudiag.facts import Facts
     from gpudiag.model.report import Tool
     from gpudiag.report.build import build
 
@@ -136,12 +137,13 @@ def diagnose(
     tell("reading")
     analysis, sites = analyse(chosen, tell, modules=modules)
     tell("judging")
-    judgement = judge(analysis, rules)
+    facts = Facts(analysis)
+    judgement = judge(analysis, rules, facts)
     failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
     analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *failed))
     data = build(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
-        sites=sites.site, site_match_share=sites.match_share,
+        sites=sites.site, site_match_share=sites.match_share, facts=facts,
     )  # fmt: skip
     return Report(data)
 

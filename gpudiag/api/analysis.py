@@ -32,7 +32,9 @@ from gpudiag.roofline.over_roof import over_roof_warnings
 from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
+from gpudiag.timeline.charge import with_costs
 from gpudiag.timeline.idle import explain
+from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import read
 
 Progress = Callable[[str], None]
@@ -72,7 +74,14 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = op_rows(trace, steps.table)
-    parts = unknown_breakdown(window) if silent else breakdown(trace.kernels["bound"].gather(rows), spans, window)
+    sites = find_sites(trace, steps.table, site_window)
+    marks = chosen.bundle.host_marks if chosen.bundle else None
+    syncs = find_syncs(trace, steps.table, sites)
+    idle = explain(
+        trace, found_gaps.clear() if silent else found_gaps, window, steps.table,
+        syncs=syncs, host_marks=marks, sites=sites, site_window=site_window, on_cpu=on_cpu,
+    )  # fmt: skip
+    parts = unknown_breakdown(window) if silent else breakdown(trace.kernels["bound"].gather(rows), spans, window, idle)
     parts.validate()
     records = chosen.bundle.step_records if chosen.bundle else None
     analysis = Analysis(
@@ -82,15 +91,16 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         device_index=found.number,
         steps=steps.table,
         steps_source=steps.source,
-        idle=explain(found_gaps.clear() if silent else found_gaps, window),
+        idle=idle,
         gaps=found_gaps,
+        syncs=with_costs(syncs, idle),
         breakdown=parts,
         device_time=device_time(trace.kernels) if run == "gpu" else None,
         coverage=coverage(trace),
         op_rows=table,
         manifest=manifest,
         step_records=records,
-        host_marks=chosen.bundle.host_marks if chosen.bundle else None,
+        host_marks=marks,
         profiler_slowdown=None if records is None else slowdown(records),
         warnings=(
             *trace.meta.warnings,
@@ -102,7 +112,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
             *over_roof_warnings(table, "op" if on_cpu else "kernel"),
         ),
     )
-    return analysis, find_sites(trace, steps.table, site_window)
+    return analysis, sites
 
 
 def _kernel_spans(trace: Trace) -> tuple[Any, Any]:

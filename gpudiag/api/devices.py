@@ -74,7 +74,7 @@ def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
     where = (
         "run `gpudiag calibrate` on the machine that recorded it"
         if manifest
-        else "record with gpudiag.profile, then run `gpudiag calibrate`"
+        else "a plain trace does not name its machine; record with gpudiag.profile"
     )
     return Found(
         "cpu",

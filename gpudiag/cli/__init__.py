@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, ops, report, schema
+from gpudiag.cli import calibrate, demo, export, ops, report, schema, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -27,10 +27,12 @@ app = typer.Typer(
 )
 app.command("report")(report.report)
 app.command("ops")(ops.ops)
+app.command("whatif")(whatif.whatif)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")
+app.add_typer(export.app, name="export")
 
 
 def main() -> int:

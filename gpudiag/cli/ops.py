@@ -85,6 +85,7 @@ def ops(
     """List the ops with their time, work and distance to the roofline."""
     outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     outputs.check_named("--graph-capture", [] if graph_capture is None else [graph_capture], "give a trace, or a folder of such")
+    outputs.check_there([] if graph_capture is None else [graph_capture], "--graph-capture names a trace, or a folder of such")
     target = _target(csv, path, as_json)
     if target is not None and graph_capture is not None:
         outputs.check_targets([target], graph_capture, (".csv",))

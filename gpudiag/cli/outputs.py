@@ -17,6 +17,13 @@ def check_named(what: str, paths: Sequence[str], hint: str) -> None:
         raise InputError(f"{what} is empty", hint)
 
 
+def check_there(paths: Sequence[str], hint: str) -> None:
+    """Raise InputError where one of `paths` does not exist."""
+    for path in paths:
+        if not os.path.exists(path):
+            raise InputError(f"{path}: no such file or folder", hint)
+
+
 def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:

@@ -52,6 +52,7 @@ def report(
     outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     outputs.check_named("--rules", rules or [], "give a folder of rule files")
     outputs.check_named("--graph-capture", captures, "give a trace, or a folder of such")
+    outputs.check_there(captures, "--graph-capture names a trace, or a folder of such")
     for source in (path, *captures):
         outputs.check_targets(targets, source)
     from gpudiag import api

@@ -55,7 +55,12 @@ def make_rule(source: Source) -> Rule:
         ),
         ceiling=_expression(source, "$.ceiling.time_ns", file.ceiling.time_ns, kinds, "number") if file.ceiling else None,
         withholds=tuple(
-            (_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"), item) for i, item in enumerate(file.withholds)
+            (
+                _expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
+                item,
+                _message(source, f"$.withholds[{i}].reason", item.reason, units),
+            )
+            for i, item in enumerate(file.withholds)
         ),
         needless={fix: _expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
     )

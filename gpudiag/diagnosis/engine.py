@@ -8,9 +8,10 @@ import msgspec
 
 from gpudiag.diagnosis.confidence import GRADES, MEASUREMENT_RULE, Measurement, confidence_of
 from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.slowdown import explained_by_profiler
 from gpudiag.diagnosis.verdict import Verdict, decide
 from gpudiag.diagnosis.withhold import withheld
-from gpudiag.facts import Facts
+from gpudiag.facts import CATALOGUE, Facts
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Ceiling, Finding, Missing, RuleOutcome
@@ -32,13 +33,15 @@ class Judgement(msgspec.Struct, frozen=True):
     """Facts that failed (bugs) -> exception."""
 
 
-def judge(analysis: Analysis, rules: Iterable[Rule]) -> Judgement:
-    """Return findings and outcomes of `rules` over `analysis`. Deterministic; a rule that fails costs only itself."""
+def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None) -> Judgement:
+    """Return findings and outcomes of `rules` over `analysis`. Deterministic; a rule that fails costs only itself.
+
+    `facts`: those of `analysis`, where they serve others too: a what-if is then replayed once.
+    """
     ordered = tuple(sorted(rules, key=lambda rule: rule.id))
-    facts = Facts(analysis)
+    facts = facts or Facts(analysis)
     verdicts = {rule.id: _verdict(rule, analysis, facts) for rule in ordered}
-    for identifier, reason in withheld(ordered, verdicts, facts.value).items():
-        verdicts[identifier] = Verdict("suppressed", reason)
+    verdicts.update(withheld(ordered, verdicts, facts.value))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     measured = _measurement(verdicts.get(MEASUREMENT_RULE))
     findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
@@ -58,7 +61,10 @@ def _verdict(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
         return Verdict("not_applicable", NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator")
     try:
         verdict = decide(rule, facts.value)
-        return _unseen(rule, facts) or verdict if verdict.status == "passed" else verdict
+        if verdict.status == "passed":
+            return _unseen(rule, facts) or verdict
+        reason = explained_by_profiler(rule, analysis, facts.value) if verdict.status == "fired" else ""
+        return Verdict("not_applicable", reason) if reason else verdict
     except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
         return Verdict("error", f"{type(error).__name__}: {error}")
 
@@ -85,7 +91,7 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
         message=verdict.message,
         why=" ".join(file.why.split()),
         evidence=verdict.evidence,
-        ceiling=_ceiling(rule, verdict, analysis.wall_ns),
+        ceiling=_ceiling(rule, verdict, analysis, facts),
         confidence=confidence_of(rule, analysis.device, facts.value, measured),
         fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
@@ -93,12 +99,15 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
     )
 
 
-def _ceiling(rule: Rule, verdict: Verdict, wall_ns: int) -> Ceiling | None:
-    """Return the ceiling cut to the wall time of the analysed steps."""
-    if verdict.ceiling_ns is None or rule.file.ceiling is None or wall_ns <= 0:
+def _ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> Ceiling | None:
+    """Return the ceiling cut to the wall time of the analysed steps; replayed where every time that it is made of is."""
+    if verdict.ceiling_ns is None or rule.file.ceiling is None or rule.ceiling is None or analysis.wall_ns <= 0:
         return None
-    time_ns = min(round(verdict.ceiling_ns), wall_ns)
-    return Ceiling(time_ns, time_ns / wall_ns, "formula", rule.file.ceiling.what_if)
+    time_ns = min(round(verdict.ceiling_ns), analysis.wall_ns)
+    times = [name for name in rule.ceiling.names if name in CATALOGUE and CATALOGUE[name].unit == "ns"]
+    replayed = bool(times) and all(map(facts.replayed, times))
+    error = analysis.replay.error_share if replayed and analysis.replay else None
+    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
 
 
 def _rank(finding: Finding) -> tuple[bool, bool, int, int, str]:

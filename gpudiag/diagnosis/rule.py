@@ -46,7 +46,7 @@ class Detail(_Strict, frozen=True):
 
 
 class Withholding(_Strict, frozen=True):
-    """Rules (ids, with * for any characters) that are not judged while `when` holds, and why."""
+    """Rules (ids, with * for any characters) that are not judged while `when` holds, and why (`reason`: a message)."""
 
     when: str
     rules: tuple[str, ...]
@@ -107,7 +107,7 @@ class Rule(msgspec.Struct, frozen=True):
     message: Message
     details: tuple[tuple[Expression, Message], ...]
     ceiling: Expression | None
-    withholds: tuple[tuple[Expression, Withholding], ...]
+    withholds: tuple[tuple[Expression, Withholding, Message], ...]
     needless: dict[str, Expression] = {}
 
     @property

@@ -7,29 +7,37 @@ from fnmatch import fnmatchcase
 
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.slowdown import WITHHELD
 from gpudiag.diagnosis.verdict import Verdict, with_params
 
 NEVER = "HW-"
 """Rules about broken hardware are never withheld (rules.md A.5)."""
 
 
-def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Lookup) -> dict[str, str]:
-    """Return rule id -> reason for the judged rules that others withhold.
+def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Lookup) -> dict[str, Verdict]:
+    """Return rule id -> its new verdict for the judged rules that others withhold.
 
-    Rules are asked in the order of their ids; one that is itself withheld or failed withholds nothing, nor does a condition that is
-    not known.
+    A rule about the measurement makes them not applicable, for what they look at is not known; any other suppresses them. Rules are
+    asked in the order of their ids; one that is itself withheld or failed withholds nothing, nor does a condition that is not known.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Verdict] = {}
     judged = [rule for rule in rules if verdicts[rule.id].status in ("fired", "passed")]
     for rule in rules:
-        if rule.id in found or verdicts[rule.id].status == "error":
+        if rule.id in found or verdicts[rule.id].status == "error" or verdicts[rule.id].reason.startswith(WITHHELD):
             continue
-        for condition, spec in rule.withholds:
+        for condition, spec, reason in rule.withholds:
             if condition.evaluate(with_params(rule, facts)) is True:
+                verdict = _verdict(rule, reason.render(with_params(rule, facts)))
                 for other in judged:
                     if other.id != rule.id and _matches(other.id, spec.rules):
-                        found.setdefault(other.id, f"{rule.id}: {spec.reason}")
+                        found.setdefault(other.id, verdict)
     return found
+
+
+def _verdict(rule: Rule, reason: str) -> Verdict:
+    if rule.file.bound == "method":
+        return Verdict("not_applicable", f"{WITHHELD}{reason} ({rule.id})")
+    return Verdict("suppressed", f"{rule.id}: {reason}")
 
 
 def _matches(identifier: str, patterns: tuple[str, ...]) -> bool:

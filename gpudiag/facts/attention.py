@@ -135,5 +135,4 @@ def unfused_attention_saving_ns(window: Window) -> float:
     per_call = products.group_by("call").agg(pl.col("other_bytes").first())
     by_flop = float(products["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
     by_bytes = float(per_call["other_bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    time = min(float(work["time_ns"].sum()), float(window.exposed_ns(work)))
-    return max(time - max(by_flop, by_bytes), 0.0)
+    return window.saving_ns(work, pl.col("time_ns") * max(by_flop, by_bytes) / float(work["time_ns"].sum()))

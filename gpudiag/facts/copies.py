@@ -37,3 +37,9 @@ def layout_copy_ns(window: Window) -> int:
     """Time that only layout copies fill: nothing else ran on the device."""
     copies = layout_copies(window)
     return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
+
+
+@fact("without_layout_copies_ns", unit="ns")
+def without_layout_copies_ns(window: Window) -> float:
+    """Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns."""
+    return window.saving_ns(layout_copies(window), pl.lit(0.0))

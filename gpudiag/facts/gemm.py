@@ -6,7 +6,7 @@ import polars as pl
 
 from gpudiag.facts.precision_paths import with_path
 from gpudiag.facts.registry import NotKnownError, fact
-from gpudiag.facts.window import Window, saving_ns
+from gpudiag.facts.window import Window
 
 HARD_BYTES = 16
 SOFT_BYTES = 128
@@ -78,7 +78,7 @@ def alignment_saving_ns(window: Window) -> float:
     for name in _DIMENSIONS:
         padded = (pl.col(name) * pl.col("item_bytes") / pl.col("to")).ceil() * pl.col("to") / pl.col("item_bytes")
         growth = growth * (padded / pl.col(name)).fill_null(1.0)
-    return saving_ns(window, both, pl.col("t_roof_ns") * growth / PADDED_SHARE_OF_PEAK)
+    return window.saving_ns(both, pl.col("t_roof_ns") * growth / PADDED_SHARE_OF_PEAK)
 
 
 def skinny_products(window: Window) -> pl.DataFrame:
@@ -118,4 +118,4 @@ def skinny_saving_ns(window: Window) -> float:
     peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
     ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
     growth = pl.min_horizontal(FEW_ROWS / pl.col("rows"), ridge / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
-    return saving_ns(window, work, pl.col("time_ns") / growth)
+    return window.saving_ns(work, pl.col("time_ns") / growth)

@@ -30,8 +30,12 @@ def host_waits(window: Window) -> pl.DataFrame:
     return window.idle.filter(pl.col("kind") == "host_wait")
 
 
+ISSUING = ("idle_launch", "idle_unexplained")
+"""Causes of a wait for which the host was slow to issue work: no sync, allocation, compilation, collection or file stood in its way."""
+
+
 def _starved_ns(window: Window) -> int:
-    waits = spans.of(host_waits(window))
+    waits = spans.of(host_waits(window).filter(pl.col("cause").is_in(ISSUING)))
     if window.loader_waits is None:
         return spans.total(waits)
     return spans.total(waits) - spans.overlap(waits, spans.of(window.loader_waits))
@@ -45,7 +49,7 @@ def host_wait_share(window: Window) -> float:
 
 @fact("starved_ns", unit="ns")
 def starved_ns(window: Window) -> int:
-    """Time in host-wait gaps outside loader waits: the device was idle and the host had not yet issued the next work.
+    """Time in host-wait gaps outside loader waits, syncs and the like: the device was idle and the host had not yet issued the next work.
 
     On a CPU-only run: Python and framework time between ops.
     """
@@ -62,8 +66,9 @@ def starved_share(window: Window) -> float:
 def queued_gap_excess_ns(window: Window) -> int:
     """Time in gaps whose launch was already issued, beyond the 1 us a gap that a graph leaves."""
     window.require_accelerator()
-    gaps = window.idle.filter(pl.col("kind") == "queued")
-    return int((gaps["time_ns"] - NORMAL_SPACING_NS).clip(lower_bound=0).sum())
+    pieces = window.idle.filter(pl.col("kind") == "queued")
+    whole = pieces.group_by(pl.coalesce("gap", -1 - pl.col("id"))).agg(pl.col("time_ns").sum())
+    return int((whole["time_ns"] - NORMAL_SPACING_NS).clip(lower_bound=0).sum())
 
 
 @fact("kernels_per_step", unit="count")

@@ -134,7 +134,8 @@ def optimizer_saving_ns(window: Window) -> float:
     """Time of the optimizer beyond one fused pass at 85 % of the bandwidth: 28 B per parameter for Adam(W), 20 for SGD with momentum."""
     work = optimizer_work(window)
     floor = FUSED_BYTES[_kind(window)] * _parameters_per_window(window) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
-    return max(min(float(work["time_ns"].sum()), float(window.exposed_ns(work))) - floor, 0.0)
+    require(work.height > 0, "the optimizer did no work in the analysed steps")
+    return window.saving_ns(work, pl.col("time_ns") * floor / float(work["time_ns"].sum()))
 
 
 def zeroing_work(window: Window) -> pl.DataFrame:

@@ -6,13 +6,10 @@ from collections.abc import Callable
 
 import polars as pl
 
-from gpudiag.attribution import intervals as spans
-from gpudiag.facts import attention, copies, elementwise, gemm, host_copies, launch, optimizer, precision
+from gpudiag.facts import attention, copies, elementwise, gemm, host_copies, optimizer, precision, waits
+from gpudiag.facts.idle_places import MOST, call_places, idle_places
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
-
-MOST = 3
-"""Places per finding."""
 
 Provider = Callable[[Window], tuple[Where, ...]]
 
@@ -24,18 +21,6 @@ def _calls(work: pl.DataFrame) -> tuple[Where, ...]:
     return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST).iter_rows())
 
 
-def _late_ops(window: Window) -> tuple[Where, ...]:
-    """Return the ops before which the device waited longest for the host; waits for the loader are left out, as in starved_ns."""
-    waits = launch.host_waits(window)
-    if window.loader_waits is not None:
-        loading = spans.covered(spans.of(window.loader_waits), waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy())
-        waits = waits.with_columns(pl.col("time_ns") - pl.Series(loading, dtype=pl.Int64)).filter(pl.col("time_ns") > 0)
-    ops = window.analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String))
-    waits = waits.join(ops, on="op", how="left").with_columns(pl.col("name").fill_null("work outside any op"))
-    sums = waits.group_by("name").agg(pl.col("time_ns").sum()).sort(["time_ns", "name"], descending=[True, False])
-    return tuple(Where(f"before {name}", time_ns=time) for name, time in sums.head(MOST).iter_rows())
-
-
 def _chains(window: Window) -> tuple[Where, ...]:
     label = pl.concat_str([pl.col("ops"), pl.col("shapes")], separator=" on ")
     found = elementwise.chains(window).group_by(label.alias("what")).agg(pl.col("time_ns").sum())
@@ -44,13 +29,21 @@ def _chains(window: Window) -> tuple[Where, ...]:
 
 
 def _loader(window: Window) -> tuple[Where, ...]:
-    waits = window.loader_waits
-    return () if waits is None else tuple(Where(name) for name in waits["name"].unique().sort().head(MOST))
+    """Return the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)."""
+    found, calls = idle_places(window, "idle_data"), window.loader_waits
+    if found or calls is None:
+        return found
+    return tuple(Where(name) for name in calls["name"].unique().sort().head(MOST))
 
 
 PLACES: dict[str, Provider] = {
-    "late_ops": _late_ops,
+    "late_ops": lambda window: idle_places(window, "idle_launch"),
     "loader": _loader,
+    "reads": lambda window: call_places(waits.reads(window)),
+    "synchronizations": lambda window: call_places(waits.asked_for(window)),
+    "allocations": lambda window: idle_places(window, "idle_allocation"),
+    "compilations": lambda window: idle_places(window, "idle_compile"),
+    "stalls": lambda window: idle_places(window, "idle_gc", "idle_io"),
     "pageable_copies": lambda window: _calls(host_copies.pageable_copies(window)),
     "slow_matrix_work": lambda window: _calls(precision.slow_matrix_work(window)),
     "fp32_work": lambda window: _calls(precision.fp32_work(window)),

@@ -6,7 +6,7 @@ import polars as pl
 
 from gpudiag.facts.precision_paths import with_path
 from gpudiag.facts.registry import NotKnownError, fact, require
-from gpudiag.facts.window import Window, saving_ns, targets_ns
+from gpudiag.facts.window import Window, targets_ns
 from gpudiag.roofline.families import MATRIX
 
 MATRIX_SHARE_OF_PEAK = 0.75
@@ -53,7 +53,7 @@ def slow_matrix_saving_ns(window: Window) -> float:
     """Time that the slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth."""
     slow = slow_matrix_work(window)
     peak = window.device.peaks.get("tf32") or window.device.vector_peak
-    return saving_ns(window, slow, targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK))
+    return window.saving_ns(slow, targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK))
 
 
 @fact("fp64_matrix_share", unit="share")
@@ -116,4 +116,4 @@ def half_precision_saving_ns(window: Window) -> float:
     if half is None:
         raise NotKnownError("this device has no 16-bit matrix path")
     matrix = targets_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
-    return saving_ns(window, work, pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(pl.col("time_ns") / 2))
+    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(pl.col("time_ns") / 2))

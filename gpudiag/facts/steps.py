@@ -16,7 +16,7 @@ def wall_ns(window: Window) -> int:
 
 @fact("steps_analysed", unit="count")
 def steps_analysed(window: Window) -> int:
-    """Complete steps that the figures rest on; a trace without step marks counts as one."""
+    """Complete steps that the figures rest on; a trace in which no steps were found counts as one."""
     return window.steps.height
 
 
@@ -29,7 +29,7 @@ def step_ns(window: Window) -> float:
 
 @fact("a_step", unit="text")
 def a_step(window: Window) -> str:
-    """What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps are marked."""
+    """What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found."""
     return "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"
 
 

@@ -6,6 +6,8 @@ from types import ModuleType
 
 from gpudiag.facts import (
     attention,
+    causes,
+    ceilings,
     communication,
     copies,
     coverage,
@@ -17,9 +19,12 @@ from gpudiag.facts import (
     occupancy,
     optimizer,
     precision,
+    queue,
     steps,
+    syncs,
     trust,
     utilisation,
+    waits,
 )
 from gpudiag.facts.places import PLACES
 from gpudiag.facts.registry import Fact, NotKnownError
@@ -28,8 +33,8 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 
 MODULES: tuple[ModuleType, ...] = (
-    steps, coverage, trust, launch, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise, attention, optimizer, copies,
-    communication,
+    steps, coverage, trust, causes, launch, queue, syncs, waits, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise, attention,
+    optimizer, copies, communication, ceilings,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""
 
@@ -54,6 +59,7 @@ class Facts:
     def __init__(self, analysis: Analysis) -> None:
         self._window = Window(analysis)
         self._known: dict[str, FactValue | Missing] = {}
+        self._replayed: set[str] = set()
         self.errors: dict[str, str] = {}
         """Fact or provider name -> exception, for those that failed (a bug, not a gap in the recording)."""
 
@@ -63,9 +69,22 @@ class Facts:
             self._known[name] = self._measure(CATALOGUE[name])
         return self._known[name]
 
+    @property
+    def window(self) -> Window:
+        """Return what the facts are measured on."""
+        return self._window
+
+    def replayed(self, name: str) -> bool:
+        """Return whether fact `name` was measured and rests on a replay of the dependency graph."""
+        return name in self._replayed
+
     def _measure(self, wanted: Fact) -> FactValue | Missing:
+        self._window.replayed = False
         try:
-            return wanted(self._window)
+            value = wanted(self._window)
+            if self._window.replayed:
+                self._replayed.add(wanted.name)
+            return value
         except NotKnownError as unknown:
             return Missing(unknown.reason)
         except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report

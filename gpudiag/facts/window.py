@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -9,9 +10,13 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
+from gpudiag.facts.replayed import Replays
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
 from gpudiag.roofline import calls
+
+HELD = 0.5
+"""Least part of the idle time of a cause that its what-if gives back where the replay holds the cause (heuristic)."""
 
 
 class Window:
@@ -19,6 +24,9 @@ class Window:
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
+        self.replays = Replays(analysis)
+        self.replayed = False
+        """Whether anything was taken from a replay since this was last set to False: facts.values keeps it for each fact."""
 
     @property
     def on_cpu(self) -> bool:
@@ -35,6 +43,47 @@ class Window:
         require(self.analysis.wall_ns > 0, "no complete step was recorded")
         return self.analysis.wall_ns
 
+    def what_if_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
+        """Return the time in ns that the analysed steps would save with `settings` of `gpudiag whatif --set`, those that apply at once.
+
+        From the replay; `otherwise`, by formula, where there is none or no setting applies.
+        """
+        return self._replayed_ns(self.replays.saved_share(*settings), otherwise)
+
+    def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
+        """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
+
+        The device was idle for all of `idle_ns`; a replay that gives back less than half of it does not hold the calls that caused it
+        (such as code loaded inside a launch call), and the idle time itself is the better figure.
+        """
+        share, idle = self.replays.saved_share(*settings), float(idle_ns())
+        if share is not None and share * self.wall_ns < HELD * idle:
+            share = None
+        return self._replayed_ns(share, lambda: idle)
+
+    def without_syncs_ns(self, syncs: pl.DataFrame, otherwise: Callable[[], float]) -> float:
+        """Return the time in ns that would be saved where these rows of `syncs` did not wait; `otherwise` where no replay tells."""
+        return self._replayed_ns(self.replays.without_syncs(syncs["launch"].drop_nulls().to_list()), otherwise)
+
+    def _replayed_ns(self, share: float | None, otherwise: Callable[[], float]) -> float:
+        if share is None:
+            return float(otherwise())
+        self.replayed = True
+        return share * self.wall_ns
+
+    def saving_ns(self, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
+        """Return how much time in ns the analysed steps would save with `chosen` (rows of `kernels`) at `floor_ns` each.
+
+        From the replay. Where there is none: the summed saving, at most the time that only they fill. A kernel whose floor is not known
+        saves nothing.
+        """
+        each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
+        new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
+        new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
+        return self._replayed_ns(
+            self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen)))
+        )
+
     @cached_property
     def steps(self) -> pl.DataFrame:
         """Return the analysed rows of `steps`."""
@@ -50,7 +99,9 @@ class Window:
         """Return the device with its peaks."""
         device = self.analysis.device
         if device is None:
-            hint = "run `gpudiag calibrate` on the machine" if self.on_cpu else "see the device table"
+            hint = "see the device table"
+            if self.on_cpu:
+                hint = "run `gpudiag calibrate` on the machine" if self.analysis.manifest else "record with gpudiag.profile"
             raise NotKnownError(f"the peaks of this device are not known ({hint})")
         return device
 
@@ -164,12 +215,3 @@ def targets_ns(window: Window, matrix_peak: float | None, *, compute: float, mem
     if matrix_peak is None:
         return by_bytes
     return pl.max_horizontal(pl.col("flops") / (compute * matrix_peak) * 1e9, by_bytes)
-
-
-def saving_ns(window: Window, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
-    """Return how much time in ns `chosen` would save at `floor_ns` each, at most the time that only they fill.
-
-    A kernel whose floor is not known saves nothing.
-    """
-    saved = chosen.select((pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0).sum()).item()
-    return min(float(saved), float(window.exposed_ns(chosen)))

@@ -7,14 +7,11 @@ import polars as pl
 
 from gpudiag.facts import Facts, utilisation
 from gpudiag.facts.mfu_references import references
-from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.breakdown import IDLE_BUCKETS
 from gpudiag.model.cost import BOUNDS
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
 from gpudiag.model.report import (
     CollectiveRow,
-    IdleRow,
     KernelRow,
     Mfu,
     OpRow,
@@ -26,11 +23,12 @@ from gpudiag.model.report import (
     Trust,
 )
 from gpudiag.model.signature import Signature, parse_signature
+from gpudiag.report import idleness
 from gpudiag.report.limits import capped
 from gpudiag.roofline.costs.collectives import bandwidths
+from gpudiag.timeline.critical import critical_rows
 
 MAX_KERNEL_ROWS = 1_000
-MAX_IDLE_ROWS = 50
 
 
 def build(
@@ -42,10 +40,13 @@ def build(
     source: Source,
     sites: pl.Series | None = None,
     site_match_share: float | None = None,
+    facts: Facts | None = None,
 ) -> ReportData:
-    """Return the report. `sites`: the call site of each op row, where known."""
+    """Return the report. `sites`: the call site of each op row, where known; `facts`: those that the rules looked at, to measure none twice."""
     warnings = list(analysis.warnings)
-    mfu = _mfu(analysis, warnings)
+    facts = facts or Facts(analysis)
+    window = facts.window
+    mfu = _mfu(facts, warnings)
     made = ReportData(
         tool=tool,
         source=source,
@@ -57,10 +58,15 @@ def build(
         mfu=mfu,
         ops=_ops(analysis, sites),
         kernels=_kernels(analysis),
-        idle=_idle(analysis),
+        idle=idleness.idle_rows(window),
         collectives=_collectives(analysis),
         findings=findings,
         rules=outcomes,
+        syncs=idleness.sync_rows(analysis),
+        queue=analysis.queue,
+        critical_path=() if analysis.critical_path is None else critical_rows(analysis.critical_path),
+        replay=analysis.replay,
+        what_ifs=idleness.what_ifs(window.replays),
     )
     return capped(made)
 
@@ -116,7 +122,7 @@ def _trust(analysis: Analysis, site_match_share: float | None, warnings: list[st
         copy_share=found.copy_share,
         dropped=analysis.trace.meta.dropped,
         profiler_slowdown=analysis.profiler_slowdown,
-        replay_error_share=None,
+        replay_error_share=analysis.replay.error_share if analysis.replay else None,
         site_match_share=site_match_share,
         warnings=tuple(dict.fromkeys(warnings)),
     )
@@ -140,14 +146,14 @@ def _steps(analysis: Analysis) -> StepSummary:
     )
 
 
-def _mfu(analysis: Analysis, warnings: list[str]) -> Mfu | None:
-    facts, names = Facts(analysis), ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
+def _mfu(facts: Facts, warnings: list[str]) -> Mfu | None:
+    names = ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
     values = {name: facts.value(name) for name in names}
     for value in values.values():
         if isinstance(value, Missing):
             warnings.append(f"no model FLOPs utilisation: {value.reason}")
             return None
-    window = Window(analysis)
+    window, analysis = facts.window, facts.window.analysis
     warnings.extend(utilisation.notes(window))
     trains = bool((analysis.trace.ops["phase"] == "backward").any())  # published figures are of training
     return Mfu(
@@ -253,26 +259,6 @@ def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     )
 
 
-def _idle(analysis: Analysis) -> tuple[IdleRow, ...]:
-    """Return the idle time within the analysed steps by cause and by the op that ended it."""
-    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    pieces = [
-        analysis.idle.filter((pl.col("start_ns") < end) & (pl.col("end_ns") > start)).with_columns(
-            time=pl.min_horizontal("end_ns", pl.lit(end)) - pl.max_horizontal("start_ns", pl.lit(start))
-        )
-        for start, end in analysis.steps.filter(pl.col("analysed")).select("start_ns", "end_ns").iter_rows()
-    ]
-    if not pieces:
-        return ()
-    rows = pl.concat(pieces).join(ops, on="op", how="left").group_by("cause", "op_name").agg(pl.len().alias("count"), pl.col("time").sum())
-    rows = rows.sort("time", "op_name", descending=[True, False]).head(MAX_IDLE_ROWS)
-    assert all(cause in IDLE_BUCKETS for cause in rows["cause"].unique()), "an idle cause without a bucket"  # noqa: S101
-    return tuple(
-        IdleRow(cause=cause, count=count, idle_ns=time, op=op)
-        for cause, op, count, time in rows.select("cause", "op_name", "count", "time").iter_rows()
-    )
-
-
 # c10::ScalarType as record_param_comms writes it -> bytes an element.
 _ELEMENT = {
     "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
@@ -282,7 +268,8 @@ _ELEMENT = {
 
 def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:
     """Return the collectives by name, group and message size, longest first. Kernels without recorded fields go by kernel name."""
-    kernels = analysis.trace.kernels.filter(pl.col("collective") & (pl.col("kind") != "cpu"))
+    recorded = pl.col("op").is_in(analysis.trace.collectives["op"].drop_nulls().implode())  # on a CPU most are calls that only enqueue
+    kernels = analysis.trace.kernels.filter(pl.col("collective") & ((pl.col("kind") != "cpu") | recorded))
     if not kernels.height:
         return ()
     fields = analysis.trace.collectives.with_columns(bytes=_message_bytes(analysis.trace.collectives)).drop("id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,20 +20,25 @@ def write(target: Path, data: bytes) -> None:
 
     A link is followed, a file that exists keeps its permissions, a new one gets those that open() would give it.
     """
+    write_pieces(target, [data])
+
+
+def write_pieces(target: Path, pieces: Iterable[bytes]) -> None:
+    """Write `pieces`, one after the other, as `write` does: all of them or no file."""
     try:
-        _replace(Path(os.path.realpath(target)), data)
+        _replace(Path(os.path.realpath(target)), pieces)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _replace(target: Path, pieces: Iterable[bytes]) -> None:
     temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
     try:
         with os.fdopen(handle, "wb") as file:
             with suppress(FileNotFoundError):
                 os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            file.write(data)
+            file.writelines(pieces)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

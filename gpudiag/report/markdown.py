@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import trust, words
+from gpudiag.report import trust, waiting, words
 from gpudiag.report.escape import code, markdown
 from gpudiag.report.labels import namer, recompute_text, site_text
 from gpudiag.units import format_ns, format_rate, format_share
@@ -22,7 +22,9 @@ def render(report: ReportData, *, top: int = 20) -> str:
         *(markdown(text) for text in trust.headlines(report)),
         _source(report),
         _breakdown(report),
+        *_waiting(report),
         *_findings(report),
+        _changes(report),
         _ops(report, top),
         _trust(report),
         _rules(report),
@@ -50,6 +52,36 @@ def _breakdown(report: ReportData) -> str:
     title = f"## Where {words.span_phrase(report)} goes"
     table = _table(("part", "time", "share", ""), "lrrl", (*cells, total))
     return "\n\n".join(text for text in (title, table, markdown(words.idle_note(report))) if text)
+
+
+def _waiting(report: ReportData) -> Iterator[str]:
+    """Yield where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
+    found, device, steps = waiting.places(report), words.device_word(report), max(1, report.steps.count)
+    if found:
+        rows = ((markdown(p.cause), _code(p.site), markdown(p.what, 200), format_ns(p.ns), format_share(p.share, 1)) for p in found)
+        yield f"## Why the {device} was idle"
+        yield _table(("cause", "at", "what happened", "time", "share"), "lllrr", rows)
+    if rows_of := waiting.calls(report):
+        cells = (
+            (_code(waiting.call_name(row)), _code(waiting.site(row)), f"{row.count:,}", *map(format_ns, (row.wall_ns / steps, row.cost_ns / steps)))
+            for row in rows_of
+        )
+        yield f"### Calls that wait for the {device}"
+        yield _table(("call", "at", "calls", "inside", "idle after"), "llrrr", cells)
+    yield "\n\n".join(markdown(text) for text in (waiting.queue_line(report), waiting.path_line(report)) if text)
+
+
+def _changes(report: ReportData) -> str:
+    found = waiting.changes(report)
+    if not found:
+        return ""
+    rows = ((markdown(change, 100), then, gain) for change, then, gain, _ in found)
+    title = f"## What changes could give at most\n\nThe {words.span_word(report)} replayed with one thing changed.\n\n"
+    return title + _table(("change", words.span_word(report), "gain"), "lrr", rows)
+
+
+def _code(text: str) -> str:
+    return code(text, 80, cell=True) if text else ""
 
 
 def _findings(report: ReportData) -> Iterator[str]:

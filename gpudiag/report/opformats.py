@@ -15,15 +15,19 @@ from gpudiag.report.console import QUIET, cells, finished, line, new_console, ne
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.labels import kernel_label
 from gpudiag.report.optable import Group, Grouping, Known, OpTable
-from gpudiag.units import format_ns, format_share
+from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 
 LONGEST_NAME = 10_000
 """Characters of a name in CSV and JSON: what a report keeps."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
+_ONLY_SORTED = 10_000
+"""Least width of a column that is shown only where it is sorted by."""
 _GAP = 2
 """Columns between two columns of a table."""
+_SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roof", "ai": "FLOP/B"}
+"""Title of the column that shows what a table is sorted by, whatever the width."""
 _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module", "phase": "phase", "kernel": "kernel"}
 
 
@@ -42,7 +46,8 @@ def text(table: OpTable, *, width: int = 100, top: int = 20, color: bool = False
     if not groups:
         return "No op passes these filters.\n"
     console, sink = new_console(width, color)
-    columns = [column for column in _columns(table.grouping, groups) if console.width >= column.least]
+    sorted_by = _SORTED_BY.get(table.sorting, "")
+    columns = [column for column in _columns(table.grouping, groups) if console.width >= column.least or column.title == sorted_by]
     made = new_table(((_TITLES[table.grouping], "name"), *((column.title, column.align) for column in columns)))
     figures = [[column.cell(group) for column in columns] for group in groups]
     taken = sum(_GAP + max(len(text) for text in (column.title, *(row[k] for row in figures))) for k, column in enumerate(columns))
@@ -77,6 +82,8 @@ def _work_columns(groups: Sequence[Group]) -> list[_Column]:
     return [
         _Column("of roof", "right", 0, _of_roof),
         _Column("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
+        _Column("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
+        _Column("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
         _Column(flop[0], "right", 90, lambda group: words.number(_rate(group.flops), flop[1])),
         _Column(byte[0], "right", 100, lambda group: words.number(_rate(group.bytes), byte[1])),
         _Column("FLOP/B", "right", 110, lambda group: words.number(group.intensity)),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import trust, words
+from gpudiag.report import trust, waiting, words
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.labels import namer, op_detail, phase_text
@@ -34,7 +34,9 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     console, sink = new_console(width, color)
     _title(console, report)
     _breakdown(console, report)
+    _waiting(console, report)
     _findings(console, report)
+    _changes(console, report)
     _trust(console, report)
     _ops(console, report, top)
     console.print()
@@ -71,6 +73,48 @@ def _breakdown(console: Console, report: ReportData) -> None:
     console.print(table)
     if note := words.idle_note(report):
         line(console, note, QUIET)
+
+
+def _waiting(console: Console, report: ReportData) -> None:
+    """Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
+    found = waiting.places(report)
+    if found:
+        heading(console, f"Why the {words.device_word(report)} was idle")
+        table = new_table((("where the time went", "name"), ("time", "right"), ("share", "right")))
+        for place in found:
+            table.add_row(*cells(place.cause, format_ns(place.ns), format_share(place.share, 1)))
+        print_with_details(console, table, [clean(place.detail, 400) for place in found])
+    _calls(console, report)
+    lines = [text for text in (waiting.queue_line(report), waiting.path_line(report)) if text]
+    if lines:
+        console.print()
+    for text in lines:
+        line(console, text)
+
+
+def _calls(console: Console, report: ReportData) -> None:
+    found = waiting.calls(report)
+    if not found:
+        return
+    heading(console, f"Calls that wait for the {words.device_word(report)}")
+    steps = max(1, report.steps.count)
+    table = new_table((("call", "name"), ("calls", "right"), ("inside", "right"), ("idle after", "right")))
+    for row in found:
+        figures = (f"{row.count:,}", format_ns(row.wall_ns / steps), format_ns(row.cost_ns / steps))
+        table.add_row(*cells(clean(waiting.call_name(row), 100), *figures))
+    print_with_details(console, table, [clean(waiting.site(row), 400) for row in found])
+
+
+def _changes(console: Console, report: ReportData) -> None:
+    """Print what the replay gives for each cost taken away."""
+    found = waiting.changes(report)
+    if not found:
+        return
+    heading(console, f"What changes could give at most (the {words.span_word(report)} replayed with one thing changed)")
+    table = new_table((("change", "wrapped"), (words.span_word(report), "right"), ("gain", "right")))
+    for change, then, gain, _ in found:
+        table.add_row(*cells(clean(change, 100), then, gain))
+    console.print(table)
 
 
 def _findings(console: Console, report: ReportData) -> None:

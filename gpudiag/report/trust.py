@@ -7,6 +7,8 @@ from collections import Counter
 
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
+from gpudiag.diagnosis.slowdown import WITHHELD
+from gpudiag.report import waiting
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
@@ -48,7 +50,7 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
         ("utilisation", _mfu_grade(report)),
         ("profiler", _slowdown_line(report)),
         ("read", _read_line(report)),
-        ("replay", _replay_line(report)),
+        ("replay", waiting.replay_line(report)),
         ("call sites", _sites_line(report)),
     ]
     return [(topic, text) for topic, text in lines if text]
@@ -220,7 +222,16 @@ def _slowdown_line(report: ReportData) -> str:
     if slowdown is None:
         return "Slow-down unknown: no unprofiled steps were recorded beside the profiled ones."
     noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
-    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}."
+    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{_withheld(report)}."
+
+
+def _withheld(report: ReportData) -> str:
+    """Return how many findings about the host are not made because of the profiler, '' where none is withheld."""
+    found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD)]
+    if not found:
+        return ""
+    what = "nothing is said" if len(found) > 1 else "it is not said"
+    return f"; that may explain what {', '.join(found)} would say of the host, so {what} there"
 
 
 def _read_line(report: ReportData) -> str:
@@ -228,11 +239,6 @@ def _read_line(report: ReportData) -> str:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trust.dropped.items()))
     text = f"{trust.events:,} events, {trust.kernels:,} {work_word(report, trust.kernels)}"
     return f"{text}; not used: {dropped}." if dropped else f"{text}."
-
-
-def _replay_line(report: ReportData) -> str:
-    share = report.trust.replay_error_share
-    return "" if share is None else f"Replaying the recorded step misses its wall time by {format_share(share, 1)}."
 
 
 def _sites_line(report: ReportData) -> str:

@@ -21,6 +21,9 @@ MATTER_MOST = 3
 ROUNDS_TO_ZERO = 0.005
 """A share below half a percent rounds to nothing."""
 
+NOTHING = 0.0005
+"""Share of the step below which a replayed gain is none."""
+
 OVER_ROOF = "over roof"
 OVER_ROOF_LEGEND = (
     "over roof: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is counted, "
@@ -48,6 +51,7 @@ _IDLE = {
     "idle_profiler": "the profiler itself",
     "idle_unexplained": "not explained",
 }
+_NO_ROOF = "{work} with no peak rates to judge them by"
 _ON_CPU = {"idle_launch": "Python and framework between ops", "idle_sync": "waiting for another thread"}
 _CLAUSES = {
     "compute": "in compute-bound {work}",
@@ -70,9 +74,6 @@ _WORTH_SAYING = 0.05
 _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
 _NEXT_TO_NONE = 0.01
-_IDLE_RULES = {"OVH-01": "the host", "INP-01": "the DataLoader"}
-"""Rules that measure a part of the idle time, and what the device waits for in it."""
-
 
 class BucketRow(msgspec.Struct, frozen=True):
     """One line of the breakdown: mean ns per step and share of the step's wall time."""
@@ -101,12 +102,18 @@ def device_word(report: ReportData) -> str:
 def bucket_label(bucket: str, report: ReportData) -> str:
     """Return the name of a bucket as people read it, such as 'idle: waiting for data'."""
     if bucket in _BUSY:
-        return _BUSY[bucket].format(work=work_word(report), device=device_word(report))
+        text = _NO_ROOF if bucket == "unknown" and not _has_peaks(report) else _BUSY[bucket]
+        return text.format(work=work_word(report), device=device_word(report))
     words = _ON_CPU if on_cpu(report) else {}
     return f"idle: {words.get(bucket) or _IDLE.get(bucket, bucket.removeprefix('idle_'))}"
 
 
-def bucket_rows(report: ReportData, limit: int = 10) -> list[BucketRow]:
+def _has_peaks(report: ReportData) -> bool:
+    """Return whether there are peak rates to judge work against; without them its bound is not known, whatever it costs."""
+    return report.device is not None and bool(report.device.peaks)
+
+
+def bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
     """Return the non-zero buckets, busy before idle, idle causes largest first; the smallest causes merged beyond `limit`.
 
     Merged are idle causes only, never the unexplained: what is not known keeps its own line.
@@ -156,15 +163,14 @@ def verdict(report: ReportData) -> str:
 
 
 def idle_note(report: ReportData) -> str:
-    """Return what is known of idle time where no cause was derived for any of it, '' where some has one or there is next to none."""
+    """Return what to do where no cause was found for any of the idle time, '' where some has one or there is next to none."""
     wall, unexplained = report.breakdown.wall_ns, report.breakdown.buckets_ns.idle_unexplained
     if not wall or unexplained / wall < ROUNDS_TO_ZERO or unexplained < report.breakdown.idle_ns:
         return ""
-    if on_cpu(report):
-        return "Idle is time outside any op: Python, the loader, the framework. It is not split by cause yet."
-    found = [rule for finding in report.findings for rule in (finding.rule, *finding.folded)]
-    waits = [f"{rule} says how much of it waits for {what}" for rule, what in _IDLE_RULES.items() if rule in found]
-    return f"Idle time is not split by cause yet{'; below, ' if waits else ''}{' and '.join(waits)}."
+    return (
+        "Nothing was recorded on the host in the idle time, so its causes are not known: record CPU activity too, with Python stacks "
+        "(with_stack=True), or with gpudiag.profile."
+    )
 
 
 def weak_measurement(report: ReportData) -> Finding | None:
@@ -184,9 +190,22 @@ def ceiling_line(finding: Finding, report: ReportData) -> str:
     ceiling = finding.ceiling
     if ceiling is None:
         return "" if finding.bound == "method" else "Gain: not known."
-    gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
     what_if = f" if {ceiling.what_if}".rstrip(" .") if ceiling.what_if else ""
-    return f"Up to {gain} of {format_ns(step_ns(report))} ({format_share(ceiling.share)}){what_if}."
+    if ceiling.method == "replay" and ceiling.share < NOTHING:
+        return f"No gain by itself: replayed, the {span_word(report)} takes as long{what_if}; other work stands on the longest path."
+    gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
+    error = "" if ceiling.error_share is None else f" \u00b1 {error_text(ceiling.error_share)}"
+    return f"Up to {gain} of {format_ns(step_ns(report))} ({small_share(ceiling.share)}{error}){what_if}."
+
+
+def small_share(share: float) -> str:
+    """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
+    return f"<{format_share(0.01)}" if 0 < share < ROUNDS_TO_ZERO else format_share(share)
+
+
+def error_text(share: float) -> str:
+    """Return the error of the replay, such as '2 %'; no replay is exact, so what rounds to nothing reads '<1 %'."""
+    return f"<{format_share(0.01)}" if share < ROUNDS_TO_ZERO else format_share(share)
 
 
 def fix_lines(finding: Finding) -> list[tuple[str, str, str]]:
@@ -345,7 +364,8 @@ def _clauses(report: ReportData) -> list[tuple[float, str, str]]:
     """Return (share of the wall time, words, bucket) of each busy bucket and of the idle time."""
     wall = report.breakdown.wall_ns
     buckets, work = report.breakdown.buckets_ns, work_word(report)
-    parts = [(getattr(buckets, name) / wall, words.format(work=work), name) for name, words in _CLAUSES.items()]
+    clauses = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
+    parts = [(getattr(buckets, name) / wall, words.format(work=work), name) for name, words in clauses.items()]
     rows = [row for row in bucket_rows(report, 99) if row.idle]
     main = ""
     if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):

@@ -55,3 +55,11 @@ def test_memory_and_time_are_those_of_the_child() -> None:
 def test_a_failing_command_gives_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
     assert _load("bench_report").measure([sys.executable, "-c", "raise SystemExit('no')"]) is None
     assert "failed (1)" in capsys.readouterr().err
+
+
+def test_the_replay_bench_tells_error_and_time_of_each_step(traces: Path) -> None:
+    (row,) = _load("bench_replay").rows(str(traces / "h100_bert-small.json.gz"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:3] == ["h100_bert-small", "ProfilerStep#6", "fastest, median, slowest"]
+    assert abs(float(cells[6].rstrip("%"))) < 3
+    assert float(cells[-1]) < 2

@@ -53,7 +53,7 @@ def test_findings_are_sentences_over_known_numbers(traces: Path, name: str) -> N
 def test_the_places_of_starved_time_sum_to_no_more_than_it(traces: Path, name: str) -> None:
     analysis, _ = judged(traces, name)
     facts = Facts(analysis)
-    starved = facts.value("starved_ns")
+    starved = facts.value("idle_launch_ns")
     assert isinstance(starved, int)
     assert 0 <= sum(where.time_ns or 0 for where in facts.places("late_ops")) <= starved
 

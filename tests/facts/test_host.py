@@ -140,15 +140,35 @@ def test_compilation_and_profiler_overhead_by_steps() -> None:
     assert facts.value("profiler_overhead_share") == pytest.approx(0.1)
 
 
-def test_the_places_of_starved_time_are_parts_of_it() -> None:
+def test_places_of_idle_time_are_lines_of_the_program_else_events_else_ops() -> None:
     work = [kernel(name, start, start + 100) for name, start in (("aten::mm", 0), ("aten::copy_", 500), ("aten::add", 900))]
-    idle = [gap(100, 500, op=1), gap(600, 900, op=2)]  # the loader holds 350 of the first 400 us
-    facts = Facts(analysis(work, idle=idle, marks=[mark(NEXT, 80, 450)]))
-    assert facts.value("starved_ns") == 350 * US
-    assert [(where.what, where.time_ns) for where in facts.places("late_ops")] == [
-        ("before aten::add", 300 * US),
-        ("before aten::copy_", 50 * US),
+    line = {"cause": "idle_launch", "site": "/home/me/exp/train.py(41): step", "evidence": "sleep()"}
+    idle = [
+        gap(100, 300, op=1, gap=0, cause="idle_launch", evidence="in aten::copy_"),
+        gap(300, 450, op=1, gap=0, **line),
+        gap(450, 500, op=1, gap=0, cause="idle_gc", evidence="gen 2"),
+        gap(600, 700, op=2, gap=1, **line),
+        gap(720, 900, op=2, gap=1, cause="idle_launch"),
     ]
+    facts = Facts(analysis(work, idle=idle))
+    assert facts.value("idle_launch_ns") == 630 * US
+    found = [(where.what, where.file, where.line, where.time_ns) for where in facts.places("late_ops")]
+    assert found == [
+        ("sleep()", "exp/train.py", 41, 250 * US),
+        ("in aten::copy_", None, None, 200 * US),
+        ("before aten::add", None, None, 180 * US),
+    ]
+    assert [(where.what, where.time_ns) for where in facts.places("stalls")] == [("gen 2", 50 * US)]
+
+
+def test_no_rule_passes_where_most_idle_time_has_no_cause() -> None:
+    explained = Facts(analysis([kernel("aten::mm", 0, 400)], idle=[gap(400, 700, cause="idle_sync"), gap(700, 1000)]))
+    assert explained.value("causes_told") is True
+    unexplained = Facts(analysis([kernel("aten::mm", 0, 400)], idle=[gap(400, 600, cause="idle_sync"), gap(600, 1000)])).value("causes_told")
+    assert isinstance(unexplained, Missing)
+    assert "record with" in unexplained.reason
+    assert Facts(analysis([kernel("aten::mm", 0, 960)], idle=[gap(960, 1000)])).value("causes_told") is True  # little to explain
+    assert isinstance(explained.value("stalls_recorded"), Missing)  # neither a bundle nor stacks
 
 
 def test_the_settings_of_the_loader_stand_in_the_bundle_only() -> None:

@@ -66,6 +66,12 @@ def test_a_failing_child_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrate.measure_in_child("cpu")
 
 
+def test_a_device_that_is_not_there_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    _child(monkeypatch, "import sys; sys.stderr.write('there is no CUDA device\\n'); sys.exit(2)")
+    with pytest.raises(UsageError, match="^there is no CUDA device$"):
+        calibrate.measure_in_child("cuda")
+
+
 def test_a_child_that_talks_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "print('hello')")
     with pytest.raises(GpudiagError, match="no readable answer"):
@@ -93,7 +99,7 @@ def test_threads_are_checked() -> None:
 
 def test_the_command_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert calibrate.main(["--device", "cuda", "--json"]) == 3
+    assert calibrate.main(["--device", "cuda", "--json"]) == 2
     assert "there is no CUDA device to measure" in capsys.readouterr().err
 
 

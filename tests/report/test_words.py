@@ -139,16 +139,22 @@ def test_a_table_without_rates_has_a_unit() -> None:
     assert words.flop_unit(sample.report(), [])[0] == "GFLOP/s"
 
 
-def test_idle_time_without_causes_says_so_and_names_the_rules_that_tell() -> None:
+def test_idle_time_without_causes_says_what_to_record() -> None:
     idle = sample.breakdown({"compute": 200, "idle_unexplained": 100})
-    note = words.idle_note(sample.report(breakdown=idle))
-    assert note == "Idle time is not split by cause yet; below, OVH-01 says how much of it waits for the host."
-    assert words.idle_note(sample.report(breakdown=idle, findings=())) == "Idle time is not split by cause yet."
-    assert words.idle_note(sample.report(breakdown=sample.breakdown({"compute": 300}))) == ""
+    assert words.idle_note(sample.report(breakdown=idle)).startswith("Nothing was recorded on the host in the idle time, so its causes are")
     split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
     assert words.idle_note(sample.report(breakdown=split)) == ""
-    cpu = msgspec.structs.replace(sample.device(), kind="cpu")
-    assert words.idle_note(sample.report(breakdown=idle, device=cpu)).startswith("Idle is time outside any op")
+
+
+def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
+    replayed = Ceiling(100 * MS, 1 / 3, "replay", "the host were quicker", 0.018)
+    assert words.ceiling_line(sample.finding(ceiling=replayed), sample.report()) == (
+        "Up to 25.0 ms of 75.0 ms (33 % \u00b1 2 %) if the host were quicker."
+    )
+    nothing = Ceiling(0, 0.0, "replay", "the host were quicker", 0.018)
+    assert words.ceiling_line(sample.finding(ceiling=nothing), sample.report()) == (
+        "No gain by itself: replayed, the step takes as long if the host were quicker; other work stands on the longest path."
+    )
 
 
 def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:

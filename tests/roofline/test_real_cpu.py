@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, pl.DataFrame, 
     trace = read(path)
     steps = find_steps(trace).table
     trace = link(trace, steps, on_cpu=True)[0]
-    trace = classify(trace, find_owners(trace, on_cpu=True), tables.empty("idle"), CPU)
+    trace = classify(trace, find_owners(trace, on_cpu=True), tables.empty("gaps"), CPU)
     return trace, op_rows(trace, steps), counter.get_total_flops()
 
 

@@ -9,8 +9,9 @@ import msgspec
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import CollectiveRow, KernelRow, MfuReference, OpRow, ReportData
-from gpudiag.report import trust, words
+from gpudiag.report import trust, waiting, words
 from gpudiag.report.escape import clean, joined
+from gpudiag.report.html import idleness
 from gpudiag.report.labels import collective_label, kernel_label, namer, phase_text, recompute_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
@@ -70,6 +71,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "op_legend": words.legend(report.ops),
         "rules_line": words.rules_line(report),
         "tables": {table.id: table for table in _tables(report)},
+        "idleness": idleness.context(report),
     }
 
 
@@ -140,7 +142,7 @@ def _published(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
 
 
 def _tables(report: ReportData) -> list[Table]:
-    tables = [_ops(report), _kernels(report), _idle(report), _collectives(report), _rules(report)]
+    tables = [_ops(report), _kernels(report), _idle(report), _syncs(report), _collectives(report), _rules(report)]
     return [table for table in tables if table.rows]
 
 
@@ -257,7 +259,7 @@ def _kernel(row: KernelRow) -> tuple[Cell, ...]:
 def _idle(report: ReportData) -> Table:
     columns = (
         Column("cause"),
-        Column("gap ends with", False, "the op whose kernel ends the gap"),
+        Column("what happened", False, "the event that shows the cause, and the op"),
         Column("at"),
         Column("gaps", True),
         Column("idle time", True),
@@ -268,8 +270,8 @@ def _idle(report: ReportData) -> Table:
     cells = [
         (
             _name(words.bucket_label(row.cause, report).removeprefix("idle: ")),
-            _name(row.op or "not known"),
-            _name(f"{row.file}{'' if row.line is None else f':{row.line}'}" if row.file else None),
+            Cell(clean(row.evidence or "not known", 160), details=_told(row.op or "")),
+            _name(waiting.site(row)),
             _count(row.count),
             _time(row.idle_ns),
             _share(row.idle_ns / wall if wall else None),
@@ -277,6 +279,30 @@ def _idle(report: ReportData) -> Table:
         for row in rows
     ]
     return _table("idle", columns, cells)
+
+
+def _syncs(report: ReportData) -> Table:
+    columns = (
+        Column("call"),
+        Column("at"),
+        Column("calls", True),
+        Column("inside", True, "time of the host in the calls"),
+        Column("waited", True, "part of it in which the work that it waited for still ran"),
+        Column("idle after", True, "idle time of the device that the calls caused: what they really cost"),
+    )
+    rows = sorted(report.syncs, key=lambda row: (-row.cost_ns, -row.wall_ns))
+    cells = [
+        (
+            Cell(clean(waiting.call_name(row), 160), details=_told(row.api if row.op else "")),
+            _name(waiting.site(row)),
+            _count(row.count),
+            _time(row.wall_ns),
+            _time(row.waited_ns),
+            _time(row.cost_ns),
+        )
+        for row in rows
+    ]
+    return _table("syncs", columns, cells)
 
 
 def _collectives(report: ReportData) -> Table:

@@ -1,0 +1,57 @@
+"""What-ifs as text for a terminal: how far to trust them, then a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpudiag.model.replay import ReplayTrust, WhatIf
+from gpudiag.report.console import cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
+from gpudiag.units import format_ns, format_share
+
+_LISTED_STEPS = 1
+"""One what-if alone is told step by step."""
+
+
+def render(what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str = "", width: int = 100, color: bool = False) -> str:
+    """Return trust, step time now and then, gain and assumption of each of `what_ifs`; `reason`: why there is no replay."""
+    console, sink = new_console(width, color)
+    if reason:
+        line(console, f"No what-ifs: {reason}.")
+        return finished(sink)
+    for text in trust_lines(trust):
+        line(console, text)
+    if not what_ifs:
+        line(console, "No standard what-if applies to these steps.")
+        return finished(sink)
+    heading(console, f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that goes on like these")
+    error = None if trust is None else trust.error_share
+    table = new_table([("what if", "name"), ("step", "right"), ("gain", "right")])
+    for found in what_ifs:
+        table.add_row(*cells(unbroken(found.name), format_ns(found.changed_ns), gain(found, error)))
+    print_with_details(console, table, [_detail(found) for found in what_ifs])
+    if len(what_ifs) == _LISTED_STEPS:
+        for name, before, after in what_ifs[0].per_step_ns:
+            line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
+    return finished(sink)
+
+
+def trust_lines(trust: ReplayTrust | None) -> list[str]:
+    """Return which steps are replayed and how far the replay can be trusted, in words."""
+    if trust is None:
+        return ["Replay: how well it reproduces these steps is not known."]
+    steps = ", ".join(f"{step.name} ({step.role})" for step in trust.steps)
+    return [
+        f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",
+        f"With nothing changed it is off by at most {format_share(trust.error_share, 1)} of a step; "
+        f"up to {format_share(trust.free_share, 1)} of a step are waits that no dependency explains, which every what-if keeps.",
+    ]
+
+
+def gain(what_if: WhatIf, error_share: float | None) -> str:
+    """Return the gain in words, with the error of the replay where it is known."""
+    share = format_share(what_if.share, 1)
+    return share if error_share is None else f"{share} \u00b1 {format_share(error_share, 1)}"
+
+
+def _detail(what_if: WhatIf) -> str:
+    return "; ".join(unbroken(text) for text in (what_if.words, *what_if.notes))

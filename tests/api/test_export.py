@@ -1,0 +1,101 @@
+"""Exports: an exported trace is read like the original, and every table comes back from its file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import handmade as h
+import polars as pl
+import pytest
+
+from gpudiag.api.export import export_perfetto, export_tables
+from gpudiag.errors import InputError
+from gpudiag.model.trace import TRACE_TABLES, Trace
+from gpudiag.trace import read
+
+EVENTS = [
+    *h.steps(0, 100, 200, 300),
+    *(
+        event
+        for step, start in enumerate((0, 100, 200))
+        for event in (
+            h.op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
+            h.call(start + 15, step + 1),
+            h.kernel(start + 25, start + 65, step + 1),
+        )
+    ),
+]
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def _same(one: Trace, other: Trace) -> None:
+    for name in TRACE_TABLES:
+        before, after = getattr(one, name), getattr(other, name)
+        categorical = [column for column, dtype in before.schema.items() if dtype == pl.Categorical]
+        assert before.with_columns(pl.col(categorical).cast(pl.String)).equals(after.with_columns(pl.col(categorical).cast(pl.String))), (
+            name
+        )
+    assert (one.meta.base_ns, one.meta.threads, one.meta.devices) == (other.meta.base_ns, other.meta.threads, other.meta.devices)
+    assert (one.meta.dropped, one.meta.warnings) == (other.meta.dropped, other.meta.warnings)
+
+
+def _export(source: Path, target: Path, **options: bool) -> Path:
+    export_perfetto(str(source), target, progress=_silent, **options)
+    return target
+
+
+def test_an_exported_trace_is_read_like_the_original(tmp_path: Path) -> None:
+    source = h.write(tmp_path / "trace.json", *EVENTS)
+    target = _export(source, tmp_path / "out.json")
+    _same(read(source), read(target))
+    names = {event["name"] for event in json.loads(target.read_text())["traceEvents"] if event.get("cat") == "gpudiag"}
+    assert {"ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"} <= names
+
+
+@pytest.mark.parametrize("name", ["h100_bert-small", "mi210_gpu_only_no_ops", "v100_resnet50_train_2021_memory_callstack"])
+def test_real_traces_of_all_ages_are_read_like_the_original(traces: Path, tmp_path: Path, name: str) -> None:
+    """2021 (absolute times), 2024 and ROCm: times far from zero keep every nanosecond."""
+    source = traces / f"{name}.json.gz"
+    target = _export(source, tmp_path / "out.json.gz")
+    assert target.read_bytes()[:2] == b"\x1f\x8b"
+    _same(read(source), read(target))
+
+
+def test_exporting_an_export_gives_the_same_overlay_again(tmp_path: Path) -> None:
+    first = _export(h.write(tmp_path / "trace.json", *EVENTS), tmp_path / "first.json", overlay_only=True)
+    second = _export(_export(tmp_path / "trace.json", tmp_path / "whole.json"), tmp_path / "second.json", overlay_only=True)
+    assert first.read_bytes() == second.read_bytes()
+    assert all(event.get("cat", "gpudiag") == "gpudiag" for event in json.loads(first.read_text())["traceEvents"])
+
+
+def test_the_idle_pieces_of_the_overlay_are_those_of_the_device(tmp_path: Path) -> None:
+    target = _export(h.write(tmp_path / "trace.json", *EVENTS), tmp_path / "out.json.gz", overlay_only=True)
+    events = json.loads(gzip.decompress(target.read_bytes()))["traceEvents"]
+    idle = sum(event["dur"] for event in events if event["ph"] == "X" and event["tid"] == 2)
+    assert idle == pytest.approx(300 - 3 * 40)
+
+
+def test_every_table_comes_back_from_its_parquet_file(tmp_path: Path) -> None:
+    source = h.write(tmp_path / "trace.json", *EVENTS)
+    written = export_tables(str(source), tmp_path / "new" / "folder", "parquet", progress=_silent)
+    assert {path.stem for path in written} >= {"ops", "launches", "kernels", "marks", "steps", "gaps", "idle"}
+    kernels = pl.read_parquet(tmp_path / "new" / "folder" / "kernels.parquet")
+    assert kernels["busy_ns"].to_list() == [40_000] * 3
+    assert kernels["bound"].null_count() == 0
+
+
+def test_csv_has_one_line_a_row(tmp_path: Path) -> None:
+    written = export_tables(str(h.write(tmp_path / "trace.json", *EVENTS)), tmp_path, "csv", progress=_silent)
+    kernels = pl.read_csv(next(path for path in written if path.stem == "kernels"))
+    assert kernels.height == 3
+
+
+def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    source = h.write(tmp_path / "trace.json", *EVENTS)
+    with pytest.raises(InputError, match="cannot make"):
+        export_tables(str(source), source / "x", "csv", progress=_silent)

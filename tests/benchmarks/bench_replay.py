@@ -1,0 +1,59 @@
+"""How well and how fast steps replay: `python tests/benchmarks/bench_replay.py TRACE...` prints a Markdown table, one row a step.
+
+Error: replayed against measured time from mark k to the end of the step's work. Free: share of the longest path that lies in waits which
+no dependency explains. Steady: time of a step in a run that goes on like this, against the time between its marks.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+from gpudiag.api import analysis as api
+from gpudiag.attribution.device import busiest, kind_of_run
+from gpudiag.attribution.links import link
+from gpudiag.attribution.steps import find_steps
+from gpudiag.model import tables
+from gpudiag.timeline.graph import build_graphs, graph_warnings
+from gpudiag.timeline.replay import replay_trust, steady_step_ns
+from gpudiag.timeline.syncs import find_syncs
+from gpudiag.trace import read
+
+HEAD = "| trace | step | role | nodes | measured ms | replayed ms | error % | free % | marks ms | steady ms | seconds |"
+
+
+def rows(path: str) -> Iterator[str]:
+    """Yield the rows of one trace; the seconds are for all its graphs and their replay together."""
+    trace = read(path)
+    run, name = kind_of_run(trace), path.rpartition("/")[2].removesuffix(".json.gz")
+    steps = find_steps(trace).table
+    trace, _ = link(trace, steps, on_cpu=run == "cpu")
+    if run == "gpu":
+        trace = api._one_device(trace, busiest(trace.kernels)[0])
+    syncs = find_syncs(trace, steps) if run == "gpu" else tables.empty("syncs")
+    began = time.perf_counter()
+    graphs = build_graphs(trace, steps, tables.empty("idle"), syncs, run == "cpu")
+    trust = replay_trust(graphs, steps)
+    took = time.perf_counter() - began
+    for why in graph_warnings(trace, steps, on_cpu=run == "cpu"):
+        yield f"| {name} | {why} |"
+    for graph, step in zip(graphs, trust.steps if trust else (), strict=True):
+        marks = int(steps["end_ns"][graph.step]) - int(steps["start_ns"][graph.step])
+        error, free = (step.replayed_ns - step.measured_ns) / step.measured_ns, step.free_ns / step.measured_ns
+        yield (
+            f"| {name} | {step.name} | {step.role} | {len(graph.kind)} | {step.measured_ns / 1e6:.3f} | {step.replayed_ns / 1e6:.3f} "
+            f"| {error:.2%} | {free:.2%} | {marks / 1e6:.3f} | {steady_step_ns(graph) / 1e6:.3f} | {took:.2f} |"
+        )
+
+
+def main(paths: list[str]) -> None:
+    """Print the table."""
+    print(HEAD, "|---" * (HEAD.count("|") - 1) + "|", sep="\n")
+    for path in paths:
+        for row in rows(path):
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

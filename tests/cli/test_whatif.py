@@ -1,0 +1,88 @@
+"""`gpudiag whatif` and `gpudiag export`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import handmade as h
+import pytest
+
+EVENTS = [
+    *h.steps(0, 100, 200, 300),
+    *(
+        event
+        for step, start in enumerate((0, 100, 200))
+        for event in (
+            h.op("aten::mm", start + 10, start + 30, [[64, 64], [64, 64]]),
+            h.call(start + 15, step + 1),
+            h.kernel(start + 25, start + 65, step + 1),
+        )
+    ),
+]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return h.write(tmp_path / "trace.json", *EVENTS)
+
+
+def test_the_table_goes_to_stdout_and_the_whole_result_to_json(command, trace: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    result = command("whatif", trace, "--json", target)
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert lines[0].startswith("Replay of ")
+    assert any(line.startswith("host=0.5") for line in lines)
+    assert "\x1b" not in result.out
+    found = json.loads(target.read_text())
+    assert found["trust"]["error_share"] >= 0
+    assert [row["name"] for row in found["what_ifs"]]
+
+
+def test_settings_are_applied_together(command, trace: Path) -> None:
+    result = command("whatif", trace, "--set", "kernel:gemm=0.5", "--set", "host=0.5")
+    assert result.code == 0, result.err
+    assert "kernel:gemm=0.5, host=0.5" in result.out
+
+
+def test_no_replay_is_said_and_is_no_failure(command, tmp_path: Path) -> None:
+    path = h.write(tmp_path / "trace.json", *h.steps(0, 100, 200), h.kernel(10, 50, None))
+    result = command("whatif", path)
+    assert result.code == 0
+    assert result.out.startswith("No what-ifs: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("whatif", "TRACE", "--set", "lunch=0"), "no such what-if"),
+        (("whatif", "TRACE", "--set", "loader=0"), "does not apply"),
+        (("whatif", "TRACE", "--json", "x.txt"), "the format is not known"),
+        (("whatif", ""), "PATH is empty"),
+        (("whatif", "missing.json"), "does not exist"),
+        (("export", "perfetto", "TRACE", "-o", "TRACE"), "will not overwrite"),
+        (("export", "perfetto", "TRACE", "-o", "x.txt"), "the format is not known"),
+        (("export", "csv", "TRACE", "-o", "TRACE"), "it is a file"),
+        (("export", "parquet", "missing.json", "-o", "x"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_2(command, trace: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = command(*(str(trace) if argument == "TRACE" else argument for argument in arguments))
+    assert result.code == 2
+    assert message in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_perfetto_writes_a_document_with_both_and_with_the_overlay_alone(command, trace: Path, tmp_path: Path) -> None:
+    both, alone = tmp_path / "both.json", tmp_path / "alone.json"
+    assert command("export", "perfetto", trace, "-o", both).code == 0
+    assert command("export", "perfetto", trace, "-o", alone, "--overlay-only").code == 0
+    count = {path: len(json.loads(path.read_text())["traceEvents"]) for path in (trace, both, alone)}
+    assert count[both] == count[trace] + count[alone]
+
+
+def test_tables_are_written_into_a_new_folder(command, trace: Path, tmp_path: Path) -> None:
+    result = command("export", "parquet", trace, "-o", tmp_path / "tables")
+    assert result.code == 0
+    assert (tmp_path / "tables" / "kernels.parquet").is_file()

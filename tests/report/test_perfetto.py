@@ -1,0 +1,116 @@
+"""The overlay for Perfetto: format rules, exact times, what the tracks say."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from decimal import Decimal
+from typing import Any
+
+import factories as f
+import msgspec
+import polars as pl
+import pytest
+
+from gpudiag.model import tables
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.replay import QueueStats
+from gpudiag.model.trace import Thread
+from gpudiag.report import perfetto
+
+BASE = 1_712_345_678_901_234_567
+QUEUE = QueueStats(1.0, 1.0, 0, 0, 0, 1.0, 2, 0.0, 0.0, t_ns=(0, 500), depth=(1.0, 1.25))
+
+
+def _rows(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
+    schema = tables.schema(name)
+    return pl.DataFrame([{key: row.get(key) for key in schema} for row in rows], schema=schema, orient="row")
+
+
+@pytest.fixture
+def analysis() -> Analysis:
+    made = f.analysis(
+        [f.Work("aten::mm", 10, 30, name="gemm")],
+        steps=2,
+        meta={"base_ns": BASE, "threads": (Thread("67707564", "1"), Thread("7", "8"))},
+    )
+    path = [
+        {"step": 0, "start_ns": 0, "end_ns": 10_001, "kind": "host", "bound": "launch", "op": 0},
+        {"step": 0, "start_ns": 10_001, "end_ns": 30_000, "kind": "kernel", "bound": "compute", "kernel": 0, "op": 0, "stream": 7},
+    ]
+    idle = [{
+        "gap": 0, "start_ns": 30_000, "end_ns": 30_001, "kind": "host_wait", "cause": "idle_sync", "evidence": "cudaStreamSynchronize",
+        "site": "train.py(42): main",
+    }]  # fmt: skip
+    return msgspec.structs.replace(made, critical_path=_rows("critical_path", path), idle=_rows("idle", idle), queue=QUEUE)
+
+
+def _events(analysis: Analysis) -> list[dict[str, Any]]:
+    return [json.loads(text, parse_float=Decimal) for text in perfetto.overlay(analysis)]
+
+
+def test_every_event_keeps_the_rules_of_the_trace_event_format(analysis: Analysis) -> None:
+    events = _events(analysis)
+    assert {event["ph"] for event in events} == {"X", "M", "C"}
+    for event in events:
+        assert isinstance(event["args"], dict)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert isinstance(event["name"], str)
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert event["ts"] >= 0
+        if event["ph"] == "C":
+            assert all(isinstance(value, int | float | Decimal) for value in event["args"].values())
+    names = [event for event in events if event["ph"] == "M" and event["name"] == "thread_name"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {event["tid"] for event in names}
+
+
+def test_the_process_is_none_of_the_recording(analysis: Analysis) -> None:
+    assert {event["pid"] for event in _events(analysis)} == {67_707_565}
+
+
+def test_times_are_exact_in_the_clock_of_the_file(analysis: Analysis) -> None:
+    first = next(event for event in _events(analysis) if event["ph"] == "X")
+    assert first["ts"] == Decimal("1712345678901234.567")
+    assert first["dur"] == Decimal("10.001")
+    assert bytes(perfetto.microseconds(-1_005)) == b"-1.005"
+
+
+def test_tracks_do_not_overlap_themselves(analysis: Analysis) -> None:
+    """Chrome and Perfetto draw events of one track as nested: pieces must touch at most."""
+    events = sorted((event for event in _events(analysis) if event["ph"] == "X"), key=lambda event: (event["tid"], event["ts"]))
+    for before, after in itertools.pairwise(events):
+        assert before["tid"] != after["tid"] or before["ts"] + before["dur"] <= after["ts"]
+
+
+def test_tracks_say_bound_cause_place_and_depth(analysis: Analysis) -> None:
+    events = _events(analysis)
+    by_track = {tid: [event for event in events if event["ph"] == "X" and event["tid"] == tid] for tid in (1, 2, 3)}
+    assert [event["name"] for event in by_track[1]] == ["launch", "compute"]
+    assert by_track[1][1]["args"] == {"kind": "kernel", "op": "aten::mm", "kernel": "gemm", "stream": 7}
+    assert by_track[2][0]["name"] == "sync"
+    assert by_track[2][0]["args"]["site"] == "train.py(42): main"
+    assert [event["name"] for event in by_track[3]] == analysis.steps["name"].to_list()
+    counters = [event for event in events if event["ph"] == "C"]
+    assert [float(event["args"]["kernels"]) for event in counters] == [1.0, 1.25]
+
+
+def test_without_path_and_queue_the_rest_is_there(analysis: Analysis) -> None:
+    bare = msgspec.structs.replace(analysis, critical_path=None, queue=None)
+    assert {event["tid"] for event in _events(bare) if event["ph"] == "X"} == {2, 3}
+
+
+def test_the_overlay_alone_is_a_document_and_compresses(analysis: Analysis) -> None:
+    pieces = list(perfetto.document(perfetto.overlay(analysis)))
+    assert len(json.loads(b"".join(pieces))["traceEvents"]) == len(_events(analysis))
+    assert gzip.decompress(b"".join(perfetto.gzipped(pieces))) == b"".join(pieces)
+    assert json.loads(b"".join(perfetto.document([]))) == {"traceEvents": []}
+
+
+def test_names_of_the_trace_cannot_break_the_json(analysis: Analysis) -> None:
+    hostile = '"}],\x1b[31m\\ \u2028'
+    named = analysis.idle.with_columns(site=pl.lit(hostile))
+    event = next(event for event in _events(msgspec.structs.replace(analysis, idle=named)) if event.get("tid") == 2 and event["ph"] == "X")
+    assert event["args"]["site"] == hostile

@@ -1,0 +1,53 @@
+"""What-ifs as text: trust first, then now, then, gain with the error of the replay."""
+
+from __future__ import annotations
+
+from gpudiag.model.replay import ReplayedStep, ReplayTrust, WhatIf
+from gpudiag.report.whatif import render
+
+TRUST = ReplayTrust(
+    (ReplayedStep("ProfilerStep#3", "fastest", 1000, 1012, 4), ReplayedStep("ProfilerStep#5", "median, slowest", 1100, 1100, 0)),
+    0.012,
+    0.004,
+)
+LAUNCH = WhatIf(
+    "launch=0", "one CUDA graph issues the step", 12e6, 8e6, 1 / 3, (("ProfilerStep#3", 11e6, 7e6), ("ProfilerStep#5", 13e6, 9e6))
+)
+BATCH = WhatIf("batch=2", "2 x the samples", 12e6, 18e6, 0.25, (), ("gain per sample: a step has 2 x the samples",))
+
+
+def test_trust_comes_first_with_the_steps_the_error_and_the_free_share() -> None:
+    lines = render([LAUNCH, BATCH], TRUST, width=200).splitlines()
+    assert lines[0] == "Replay of 2 representative steps: ProfilerStep#3 (fastest), ProfilerStep#5 (median, slowest)."
+    assert "off by at most 1.2 %" in lines[1]
+    assert "0.4 %" in lines[1]
+
+
+def test_a_row_has_the_step_then_and_the_gain_with_the_error_and_a_line_in_words() -> None:
+    text = render([LAUNCH, BATCH], TRUST, width=120)
+    assert "A step takes 12.0 ms" in text
+    row = next(line for line in text.splitlines() if line.startswith("launch=0"))
+    assert row.split(maxsplit=1)[1].split() == ["8.00", "ms", "33.3", "%", "\u00b1", "1.2", "%"]
+    assert "one CUDA graph issues the step" in text
+    assert "2 x the samples; gain per sample" in text
+
+
+def test_one_alone_is_told_step_by_step() -> None:
+    assert "ProfilerStep#3: 11.0 ms -> 7.00 ms" in render([LAUNCH], TRUST)
+    assert "->" not in render([LAUNCH, BATCH], TRUST)
+
+
+def test_where_nothing_can_be_replayed_it_says_why() -> None:
+    assert render([], None, reason="no launch was recorded") == "No what-ifs: no launch was recorded.\n"
+    assert "No standard what-if applies" in render([], TRUST)
+
+
+def test_without_trust_the_gain_stands_alone_and_that_is_said() -> None:
+    text = render([LAUNCH], None)
+    assert "not known" in text.splitlines()[0]
+    assert "\u00b1" not in text
+
+
+def test_names_of_the_trace_are_harmless() -> None:
+    hostile = WhatIf("kernel:\x1b[31mx=0", "kernels with '\x1b]0;t\x07' in their name", 1e6, 1e6, 0.0)
+    assert "\x1b" not in render([hostile], TRUST)
