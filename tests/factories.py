@@ -167,7 +167,9 @@ def _steps(steps: int | list[tuple[float, float]], wall: float) -> pl.DataFrame:
     )
 
 
-def gap(start: float, end: float, kind: str = "host_wait", op: int | None = None, cause: str = "idle_unexplained", **more: Any) -> dict[str, Any]:
+def gap(
+    start: float, end: float, kind: str = "host_wait", op: int | None = None, cause: str = "idle_unexplained", **more: Any
+) -> dict[str, Any]:
     """Return a gap of the device from `start` to `end` us, of one `cause`; `more`: further columns of the table `idle`."""
     return {"start_ns": round(start * US), "end_ns": round(end * US), "kind": kind, "cause": cause, "op": op, **more}
 

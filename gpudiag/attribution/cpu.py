@@ -24,7 +24,8 @@ def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
     """
     name = ops["name"].cast(pl.String)
     aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
-    return np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
+    found: np.ndarray = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
+    return found
 
 
 def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:

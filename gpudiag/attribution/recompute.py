@@ -4,8 +4,9 @@ An op carries a sequence number of its own only where it passed the autograd lay
 The engine runs a node with grad mode off, except under create_graph=True, where it is on for all that the node does
 (torch/csrc/autograd/engine.cpp, AutoGradMode). So a node whose own ops carry no number, but which holds ops that do, repeats a forward.
 Where a custom function turns grad mode on first (reversible layers), no op is without a number; but it then runs the engine within its
-own node, which nothing else does. What a compiler recomputes inside its own kernels leaves no such mark and is not found. Non-reentrant checkpointing stops within the last
-op that it needs (_StopRecomputationError): on a GPU that op launches nothing, on a CPU it counts although it did no work.
+own node, which nothing else does. What a compiler recomputes inside its own kernels leaves no such mark and is not found. Non-reentrant
+checkpointing stops within the last op that it needs (_StopRecomputationError): on a GPU that op launches nothing, on a CPU it counts
+although it did no work.
 """
 
 from __future__ import annotations

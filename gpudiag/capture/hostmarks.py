@@ -1,4 +1,4 @@
-"""What else the process does while it trains: garbage collection, torch.save, files opened for writing."""
+"""What else the process does while it trains: waiting for batches, garbage collection, torch.save, files opened for writing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from gpudiag.model import tables
 
-GC_FLOOR_NS = 20_000
-"""Collections shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
+FLOOR_NS = 20_000
+"""Collections and loader waits shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
 
 MAX_MARKS = 20_000
 """Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)."""
@@ -61,6 +61,11 @@ class HostMarks:
         else:
             self.dropped += 1
 
+    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
+        """Keep a mark of a wait for a batch that has just ended; `frame`: whoever asked for it."""
+        if self.on and wait_ns >= FLOOR_NS:
+            self.add("loader", what, time.time_ns() - wait_ns, wait_ns, caller_site(frame))
+
     def take(self) -> dict[str, list[Any]] | None:
         """Return the columns of the marks since the last call, None where there are none."""
         rows, self._rows = self._rows, []
@@ -92,8 +97,8 @@ class HostMarks:
         elif self.on:
             begun, unix = self._gc_start
             duration = time.perf_counter_ns() - begun
-            if begun and duration >= GC_FLOOR_NS:
-                self.add("gc", f"gen {info['generation']}", unix, duration, None)
+            if begun and duration >= FLOOR_NS:
+                self.add("gc", f"gen {info['generation']}", unix, duration, caller_site(sys._getframe(1)))
 
     def opened(self, path: object, mode: object, flags: object) -> None:
         """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""

@@ -111,6 +111,8 @@ def _next_of(seen: Seen, samples_of: Callable[[object], int | None]) -> Callable
             batch = original(self)
             wait = time.perf_counter_ns() - begun
             _quietly(lambda: loader.add(self, wait, samples_of(batch)))
+            frame = sys._getframe(1)
+            _quietly(lambda: seen.marks.waited(type(self).__name__, wait, frame))
             return batch
 
         return timed_next
@@ -128,7 +130,8 @@ def _save_of(seen: Seen) -> Callable[[Any], Any]:
                 if seen.marks.on:
                     duration = time.perf_counter_ns() - begun
                     frame = sys._getframe(1)
-                    _quietly(lambda: seen.marks.add("save", "torch.save", unix, duration, caller_site(frame)))
+                    name = "torch.save" if threading.get_ident() == seen.loader.thread else "torch.save in another thread"
+                    _quietly(lambda: seen.marks.add("save", name, unix, duration, caller_site(frame)))
 
         return timed_save
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -257,6 +258,7 @@ class Session:
         self._seen.loader.muted = False
         self._rows.wait_ns = time.perf_counter_ns() - self._asked_ns
         self._rows.samples = samples_of(batch)
+        self._marks.waited("steps()", self._rows.wait_ns, sys._getframe(1))
 
     def _end_epoch(self) -> None:
         """The step that runs has no end: it is not counted, and what follows belongs to no step."""

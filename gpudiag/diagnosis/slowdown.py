@@ -30,6 +30,6 @@ def explained_by_profiler(rule: Rule, analysis: Analysis, facts: Lookup) -> str:
     if own_ns >= added_ns:
         return ""
     return (
-        f"{WITHHELD}a step is {slowdown:.2f} times as long with the profiler, {format_ns(added_ns)} more; the {format_ns(own_ns)} of idle time "
-        "that this is about may be no more than that"
+        f"{WITHHELD}a step is {slowdown:.2f} times as long with the profiler, {format_ns(added_ns)} more; the {format_ns(own_ns)} "
+        "of idle time that this is about may be no more than that"
     )

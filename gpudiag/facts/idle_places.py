@@ -62,5 +62,9 @@ def _where(op: str | None, evidence: str | None, site: str | None, time_ns: int)
 def call_places(calls: pl.DataFrame) -> tuple[Where, ...]:
     """Return the places of `calls` (rows of syncs with op_name) by what they cost."""
     label = pl.coalesce("op_name", pl.col("api").cast(pl.String)).alias("what")
-    sums = calls.group_by(label, "site").agg(pl.col("cost_ns").sum()).sort(["cost_ns", "what", "site"], descending=[True, False, False], nulls_last=True)
+    sums = (
+        calls.group_by(label, "site")
+        .agg(pl.col("cost_ns").sum())
+        .sort(["cost_ns", "what", "site"], descending=[True, False, False], nulls_last=True)
+    )
     return tuple(Where(what, *split_site(site), time) for what, site, time in sums.head(MOST).iter_rows())

@@ -33,8 +33,8 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 
 MODULES: tuple[ModuleType, ...] = (
-    steps, coverage, trust, causes, launch, queue, syncs, waits, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise, attention,
-    optimizer, copies, communication, ceilings,
+    steps, coverage, trust, causes, launch, queue, syncs, waits, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise,
+    attention, optimizer, copies, communication, ceilings,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""
 

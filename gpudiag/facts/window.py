@@ -80,9 +80,7 @@ class Window:
         each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
-        return self._replayed_ns(
-            self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen)))
-        )
+        return self._replayed_ns(self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
 
     @cached_property
     def steps(self) -> pl.DataFrame:

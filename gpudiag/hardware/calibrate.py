@@ -43,7 +43,7 @@ def calibrate(device: CalibratedDevice = "auto", seconds_budget: float = 10.0) -
     torch = _torch()
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         if not torch.cuda.is_available():
-            raise GpudiagError("there is no CUDA device to measure", "torch.cuda.is_available() is False: use --device cpu")
+            raise UsageError("there is no CUDA device to measure", "torch.cuda.is_available() is False: use --device cpu")
         return calibrate_cuda(torch, seconds_budget)
     return _calibrate_cpu(torch, seconds_budget)
 
@@ -208,6 +208,8 @@ def measure_in_child(device: CalibratedDevice = "auto", threads: int | None = No
 def _decode(done: subprocess.CompletedProcess[bytes]) -> Device:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        if done.returncode == UsageError.exit_code:  # what was asked for is not there: the child's line says it
+            raise UsageError(lines[-1][:300])
         raise GpudiagError(f"measuring the peaks failed with exit code {done.returncode}: {lines[-1][:300]}")
     answer = (done.stdout.strip().splitlines() or [b""])[-1]  # libraries may print above it
     try:

@@ -39,7 +39,7 @@ class Graph(msgspec.Struct, frozen=True):
     start_ns: Ints
     """As measured."""
     duration_ns: Ints
-    """As measured, >= 0."""
+    """As measured, >= 0; of work that the next piece of its stream overlaps and outlasts, up to the begin of that."""
     kernel: Ints
     """Row of kernels, -1 for host nodes."""
     launch: Ints

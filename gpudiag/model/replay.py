@@ -35,7 +35,8 @@ class WhatIf(msgspec.Struct, frozen=True):
     words: str
     """What was assumed, in words."""
     step_ns: float
-    """Time of a step with nothing changed: mean over the representative steps in a run that repeats them."""
+    """Time of a step with nothing changed: mean over the representative steps, each in a run that repeats it; each counts for the analysed
+    steps whose length is nearest to its own."""
     changed_ns: float
     """The same with the change."""
     share: float

@@ -42,7 +42,7 @@ def build(
     site_match_share: float | None = None,
     facts: Facts | None = None,
 ) -> ReportData:
-    """Return the report. `sites`: the call site of each op row, where known; `facts`: those that the rules looked at, to measure none twice."""
+    """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
     warnings = list(analysis.warnings)
     facts = facts or Facts(analysis)
     window = facts.window

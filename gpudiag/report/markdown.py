@@ -63,7 +63,12 @@ def _waiting(report: ReportData) -> Iterator[str]:
         yield _table(("cause", "at", "what happened", "time", "share"), "lllrr", rows)
     if rows_of := waiting.calls(report):
         cells = (
-            (_code(waiting.call_name(row)), _code(waiting.site(row)), f"{row.count:,}", *map(format_ns, (row.wall_ns / steps, row.cost_ns / steps)))
+            (
+                _code(waiting.call_name(row)),
+                _code(waiting.site(row)),
+                f"{row.count:,}",
+                *map(format_ns, (row.wall_ns / steps, row.cost_ns / steps)),
+            )
             for row in rows_of
         )
         yield f"### Calls that wait for the {device}"

@@ -82,7 +82,7 @@ def _waiting(console: Console, report: ReportData) -> None:
         heading(console, f"Why the {words.device_word(report)} was idle")
         table = new_table((("where the time went", "name"), ("time", "right"), ("share", "right")))
         for place in found:
-            table.add_row(*cells(place.cause, format_ns(place.ns), format_share(place.share, 1)))
+            table.add_row(*cells(clean(place.cause), format_ns(place.ns), format_share(place.share, 1)))
         print_with_details(console, table, [clean(place.detail, 400) for place in found])
     _calls(console, report)
     lines = [text for text in (waiting.queue_line(report), waiting.path_line(report)) if text]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from gpudiag.diagnosis.slowdown import WITHHELD
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
-from gpudiag.diagnosis.slowdown import WITHHELD
 from gpudiag.report import waiting
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_flop, format_ns, format_rate, format_share

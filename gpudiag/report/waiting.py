@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import msgspec
@@ -18,6 +19,8 @@ _PARTS = 5
 _HOST_BOUND = 0.5
 """Share of the kernels that the device waits for from which the host is called the slower one."""
 
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_ON_CPU = {"launch": "Python and framework between ops", "sync": "waiting for another thread"}
 _PATH = {
     "launch": "the host issuing work",
     "data": "waiting for data",
@@ -37,9 +40,9 @@ _PATH = {
 }
 _CHANGES = {
     "launch": "issuing work at no cost (one CUDA graph)",
-    "host": "{value} x the time in Python and the framework",
+    "host": "{percent} of the time in Python and the framework",
     "fused": "element-wise chains fused",
-    "roof": "every kernel at {value} of its roof",
+    "roof": "every {work} at {percent} of its roof",
     "loader": "the next batch always ready",
     "copies": "host-device copies beside other work",
     "communication": "communication beside other work",
@@ -123,7 +126,8 @@ def path_parts(report: ReportData) -> list[tuple[str, str, float]]:
     for row in report.critical_path:
         sums[row.bound] += row.share  # type: ignore[assignment]
     fill = {"device": words.device_word(report), "work": words.work_word(report)}
-    return [(bound, _PATH.get(bound, bound).format(**fill), float(share)) for bound, share in sums.most_common()]
+    known = {**_PATH, **_ON_CPU} if words.on_cpu(report) else _PATH
+    return [(bound, known[bound].format(**fill) if bound in known else bound, float(share)) for bound, share in sums.most_common()]
 
 
 def path_line(report: ReportData) -> str:
@@ -141,7 +145,10 @@ def change_label(what_if: WhatIf, report: ReportData) -> str:
     """Return a what-if in a few words; one that is not known by its name."""
     name, _, value = what_if.name.partition("=")
     known = _CHANGES.get(name)
-    return what_if.name if known is None else known.format(value=value, device=words.device_word(report))
+    if known is None:
+        return what_if.name
+    percent = format_share(float(value)) if _NUMBER.fullmatch(value) else value
+    return known.format(value=value, percent=percent, device=words.device_word(report), work=words.work_word(report, 1))
 
 
 def changes(report: ReportData, most: int = MOST_CHANGES) -> list[tuple[str, str, str, float]]:
@@ -150,7 +157,8 @@ def changes(report: ReportData, most: int = MOST_CHANGES) -> list[tuple[str, str
     plus_minus = "" if error is None else f" \u00b1 {words.error_text(error)}"
     ranked = sorted(report.what_ifs, key=lambda found: -found.share)[:most]
     return [
-        (change_label(found, report), format_ns(found.changed_ns), f"{words.small_share(found.share)}{plus_minus}", found.share) for found in ranked
+        (change_label(found, report), format_ns(found.changed_ns), f"{words.small_share(found.share)}{plus_minus}", found.share)
+        for found in ranked
     ]
 
 
@@ -160,9 +168,8 @@ def replay_line(report: ReportData) -> str:
     if replay is None:
         return ""
     steps = ", ".join(f"{step.name} ({step.role})" for step in replay.steps)
-    several = ""
-    if words.has_steps(report):
-        several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. " if len(replay.steps) < report.steps.count else ""
+    few = words.has_steps(report) and len(replay.steps) < report.steps.count
+    several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. " if few else ""
     return (
         f"{several}Replayed with nothing changed, the measured time is missed by {words.error_text(replay.error_share)} at most; "
         f"{words.error_text(replay.free_share)} of it are waits that no dependency explains."

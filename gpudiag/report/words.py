@@ -75,6 +75,7 @@ _PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
 """Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
 _NEXT_TO_NONE = 0.01
 
+
 class BucketRow(msgspec.Struct, frozen=True):
     """One line of the breakdown: mean ns per step and share of the step's wall time."""
 

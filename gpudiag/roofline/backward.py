@@ -1,6 +1,6 @@
-"""Costs that a call's own record does not tell, from the other side of the autograd graph.
+"""Costs that a call's own record does not tell, from the other side of the autograd graph or from the calls inside it.
 
-Three ways, each `derived`; what none of them tells keeps its reason:
+Each `derived`; what none of them tells keeps its reason:
 
 * a forward convolution without arguments (torch before 1.12), from the gradient of its result that its node records, else from the op
   that takes its result;
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -23,14 +24,22 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs import convolution_relatives as relatives
 from gpudiag.roofline.costs import told
+from gpudiag.roofline.costs.arguments import is_sparse
 from gpudiag.roofline.costs.convolution import LAYOUTS
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, attempt
+from gpudiag.roofline.costs.gemm_quantised import PACKED_LINEAR, packed_linear
+from gpudiag.roofline.costs.gradients import PRODUCTS
+from gpudiag.roofline.costs.indexing import index_by_view
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NAMED_BACKWARD, NotModelledError, attempt
 from gpudiag.roofline.delegation import OUTSIDE
-from gpudiag.roofline.results import result_takers
+from gpudiag.roofline.results import inside, result_takers
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Formula = Callable[[str, Signature, Signature], Cost]
+
+_INDEXING = ["aten::index", "aten::_unsafe_index"]
+_ALLOCATIONS = ["aten::empty", "aten::_empty_affine_quantized"]
+_SINGLE_PRODUCTS = ["aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::mv", "aten::addmv", "aten::dot", "aten::ger"]
 
 ENGINE_CALL = "autograd::engine::evaluate_function"
 """The engine's call around a node: hooks and accumulation run in it too, so it carries no cost of a backward formula."""
@@ -63,8 +72,20 @@ def complete(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int, Sign
         _relate(ops, parsed, found, _gradients(ops, pairs, parent), _by_node)
         _relate(ops, parsed, found, _results(ops, pairs), told.forward_from_gradient)
         _relate(ops, parsed, found, _forwards(ops, pairs, parent), _weight_gradient)
+        _relate(ops, parsed, found, inside(ops, parent, _INDEXING, ["aten::as_strided"], last=True), _by_view)
+        _relate(ops, parsed, found, inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False), packed_linear)
         _relate(ops, parsed, found, result_takers(ops, parent, parsed, list(LAYOUTS)), _by_taker)
         _nodes(ops, kernels, parent, parsed, found, pairs, start)
+
+
+def _node_cost(name: str, forward: Signature, node: Signature | None, products: int | None) -> Cost:
+    """Return the cost of the backward of `name`; `products`: those that ran inside, each of which is one of its two gradients."""
+    if is_sparse(name, forward):
+        raise NotModelledError("a sparse operand")
+    cost = BACKWARD_FORMULAS[name](told.backward_inputs(name, forward, node))
+    if products != 1:
+        return cost
+    return msgspec.structs.replace(cost, matrix_flops=cost.matrix_flops // 2, bytes=cost.bytes // 2)
 
 
 def _by_node(name: str, own: Signature, node: Signature) -> Cost:
@@ -73,6 +94,10 @@ def _by_node(name: str, own: Signature, node: Signature) -> Cost:
 
 def _by_taker(name: str, own: Signature, taker: Signature) -> Cost:
     return relatives.forward_from_taker(name, own, taker)
+
+
+def _by_view(_: str, own: Signature, view: Signature) -> Cost:
+    return index_by_view(own, view)
 
 
 def _weight_gradient(_: str, own: Signature, forward: Signature) -> Cost:
@@ -115,6 +140,12 @@ def _forwards(ops: pl.DataFrame, pairs: Pairs, parent: Rows) -> Rows:
     return np.where(_named(ops, list(relatives.WEIGHT_GRADIENTS)), signature, -1)
 
 
+def _products_inside(ops: pl.DataFrame, around: Rows) -> Rows:
+    """Return for each op the number of products whose node (`around`, row for each op, -1: none) it is."""
+    node = around[_named(ops, _SINGLE_PRODUCTS)]
+    return np.bincount(node[node >= 0], minlength=ops.height)
+
+
 def _relate(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, relative: Rows, formula: Formula) -> None:
     """Cost the open owners that have a `relative` (row of signatures, -1: none) by `formula`: once per distinct pair of signatures."""
     rows = np.unique(found.owner[found.open() & (found.owner >= 0)])
@@ -139,7 +170,9 @@ def _nodes(
     name = ops["name"].cast(pl.String)
     forward = np.where((pairs.forward >= 0) & ~name.str.starts_with(ENGINE_CALL).to_numpy(), pairs.forward, -1)
     costed = np.append(name.is_in(list(BACKWARD_FORMULAS)) & ops["signature"].is_not_null(), False)
-    node = np.append(nearest(parent, costed[forward]), -1)[start]
+    needs_name = np.append(name.is_in(list(NAMED_BACKWARD)), False)
+    around = nearest(parent, costed[forward] & (pairs.named | ~needs_name[forward]))
+    node = np.append(around, -1)[start]
     node = np.where(np.append(ops["recompute"].to_numpy(), False)[start], -1, node)
     wanted = (node >= 0) & found.open()
     time = kernels["busy_ns"].to_numpy()
@@ -148,11 +181,12 @@ def _nodes(
     rows = np.unique(node[wanted])
     call = np.full(ops.height + 1, -1, dtype=np.int64)
     frame = ops[forward[rows]].select(pl.col("name").cast(pl.String), "signature")
-    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows).with_columns(
-        at=pl.when(pl.col("name").is_in(list(told.TOTAL_D))).then("at")
+    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=_products_inside(ops, around)[rows]).with_columns(
+        at=pl.when(pl.col("name").is_in(list(told.TOTAL_D))).then("at"),
+        products=pl.when(pl.col("name").is_in(list(PRODUCTS))).then("products"),
     )
-    for (key, signature, at), members in frame.group_by("name", "signature", "at", maintain_order=True):
-        cost = attempt(BACKWARD_FORMULAS[str(key)], told.backward_inputs(str(key), parsed[signature], parsed.get(at)))
+    for (key, signature, at, products), members in frame.group_by("name", "signature", "at", "products", maintain_order=True):
+        cost = attempt(_node_cost, str(key), parsed[signature], parsed.get(at), products)
         if isinstance(cost, Cost):
             call[members["node"].to_numpy()] = found.add(cost, f"{key} backward")
     wanted &= call[node] >= 0

@@ -22,31 +22,56 @@ OUTSIDE = Missing("a kernel directly under a call whose other kernels carry its 
 NOTHING = Missing("its recorded inputs say that nothing was done, but a kernel ran")
 """Such as aten::arange.out, whose result still has size 0 when its shape is recorded."""
 
+MOVES, VECTOR, MATRIX, UNKNOWN = range(4)
+"""The greatest kind of work in a cost; each holds those before it, and nobody knows what UNKNOWN holds."""
 
-def on_device(calls: Calls, rows: Rows) -> Mask:
-    """Return which owning calls `rows` are wrappers that also have modelled work with kernels of its own inside."""
-    wrapper = np.isin(calls.grade[rows], (FORMULA_WRAPPER, WRAPPER))
-    return wrapper & _with_work_inside(calls, rows)[rows]
+
+def on_device(calls: Calls, rows: Rows, costs: Sequence[Cost | Missing]) -> Mask:
+    """Return which owning calls `rows` (with their `costs`) are wrappers that have their work, with kernels of its own, inside."""
+    return np.isin(calls.grade[rows], (FORMULA_WRAPPER, WRAPPER)) & _holding_their_work(calls, rows, costs)
 
 
 def on_cpu(calls: Calls, rows: Rows, costs: Sequence[Cost | Missing]) -> Mask:
     """Return which owning calls `rows` (with their `costs`) have a self time that is dispatch alone.
 
-    Views, wrappers and autograd nodes always (a wrapper with a formula only around modelled work); any other call where the calls inside
+    Views, wrappers and autograd nodes always (a wrapper with a formula only around its work); any other call where the calls inside
     it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around aten::copy_, but not aten::addmm around
     the aten::copy_ of its bias. Never compiled code: its cost is that of its own kernels, without the calls of libraries inside.
     """
     grade = calls.grade[rows]
     plain = np.isin(grade, (VIEW, WRAPPER, FRAMEWORK))
-    wrapper = (grade == FORMULA_WRAPPER) & _with_work_inside(calls, rows)[rows]
+    wrapper = (grade == FORMULA_WRAPPER) & _holding_their_work(calls, rows, costs)
     result: Mask = plain | wrapper | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & _covered(calls, rows, costs, plain | wrapper))
     return result
 
 
-def _with_work_inside(calls: Calls, rows: Rows) -> Mask:
-    """Return for every op whether one of `rows` that is modelled work lies below it."""
+def _holding_their_work(calls: Calls, rows: Rows, costs: Sequence[Cost | Missing]) -> Mask:
+    """Return around which of `rows` lies modelled work of the kind that they cost: products where they cost products, else arithmetic.
+
+    An aten::copy_ of a bias says nothing: a transposed convolution on a CPU computes within aten::_convolution itself. Work of unknown
+    cost may be what the wrapper stands for. A wrapper with a formula carries its work for the wrappers around it.
+    """
+    working = np.isin(calls.grade[rows], (WORK, COMPILED, FORMULA_WRAPPER))
+    own = np.array([_kind(cost) for cost in costs], dtype=np.int64)
+    result = np.zeros(len(rows), dtype=bool)
+    for kind in (MATRIX, VECTOR, MOVES):
+        holding = _around(calls, rows[working & (own >= kind)])
+        result |= (own == kind) & holding[rows]
+    unknown = own == UNKNOWN
+    result |= unknown & _around(calls, rows[working & (~unknown | (calls.grade[rows] != FORMULA_WRAPPER))])[rows]
+    return result
+
+
+def _kind(cost: Cost | Missing) -> int:
+    if isinstance(cost, Missing) or cost.provenance == "generic":
+        return UNKNOWN
+    return MATRIX if cost.matrix_flops else VECTOR if cost.vector_flops else MOVES
+
+
+def _around(calls: Calls, rows: Rows) -> Mask:
+    """Return for every op whether one of `rows` lies below it."""
     inside = np.zeros(len(calls.parent), dtype=bool)
-    above = calls.parent[rows[np.isin(calls.grade[rows], (WORK, COMPILED))]]
+    above = calls.parent[rows]
     while len(above := np.unique(above[above >= 0])):
         above = above[~inside[above]]  # each row is entered once
         inside[above] = True

@@ -103,7 +103,7 @@ def _costs(
     if not on_cpu:
         full = [delegation.NOTHING if isinstance(cost, Cost) and cost.is_zero else cost for cost in full]
     of_row = [full[kind] for kind in frame["kind"].to_list()]
-    passed = delegation.on_cpu(calls, rows, of_row) if on_cpu else delegation.on_device(calls, rows)
+    passed = delegation.on_cpu(calls, rows, of_row) if on_cpu else delegation.on_device(calls, rows, of_row)
     frame = frame.with_columns(pl.Series("passed", passed, dtype=pl.Boolean))
     distinct = frame.select("kind", "name", "passed").unique(maintain_order=True).with_row_index("call")
     frame = frame.join(distinct, on=["kind", "passed"], how="left", maintain_order="left")

@@ -30,7 +30,7 @@ def result_takers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, Signatur
     top = nearest(parent, chosen & ~np.append(chosen, False)[parent])[rows]
     found, looking = np.full(ops.height, -1, dtype=np.int64), top
     for _ in range(LOOK_AHEAD):
-        looking = _next(ops, looking)
+        looking = next_rows(ops, looking)
         here = looking >= 0
         rows, looking = rows[here], looking[here]
         fits = rank[looking] == rank[rows]
@@ -49,7 +49,7 @@ def _ranks(parsed: Mapping[int, Signature]) -> Rows:
     return ranks
 
 
-def _next(ops: pl.DataFrame, rows: Rows) -> Rows:
+def next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
     """Return for each row the first op of its thread that starts at or after its end, -1 where there is none (ops: by thread, start)."""
     thread, start = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     ends = ops["end_ns"].to_numpy()[rows]
@@ -61,3 +61,14 @@ def _next(ops: pl.DataFrame, rows: Rows) -> Rows:
         place = first + np.searchsorted(start[first:last], ends[chosen], side="left")
         found[chosen] = np.where(place < last, place, -1)
     return found
+
+
+def inside(ops: pl.DataFrame, parent: Rows, names: Sequence[str], inner: Sequence[str], *, last: bool) -> Rows:
+    """Return for each call of one of `names` the signature of the first (or last) call of `inner` directly inside it, -1: none."""
+    name = ops["name"].cast(pl.String)
+    recorded = ops["signature"].fill_null(-1).to_numpy()
+    rows = np.flatnonzero(name.is_in(list(inner)).to_numpy() & (parent >= 0) & (recorded >= 0))
+    rows = rows if last else rows[::-1]  # of equal places the last assignment stays
+    found = np.full(ops.height, -1, dtype=np.int64)
+    found[parent[rows]] = recorded[rows]
+    return np.where(name.is_in(list(names)).to_numpy(), found, -1)

@@ -16,8 +16,9 @@ _EVENTS = {
 }  # fmt: skip
 
 
-LIKE = 2
-"""A pause is like its twin in the site window where it is at most this many times as long: stacks make that one longer, not shorter."""
+LIKE = 4
+"""A twin in the site window explains a pause up to this many times its own length (other programs on the machine stretch pauses; stacks
+make the twin longer, not shorter). What is beyond it the site window does not show."""
 
 
 class Carried:
@@ -38,7 +39,7 @@ class Carried:
             return
         told = self._told(*site_window, on_cpu=on_cpu)
         pauses = _pauses(trace, steps, host.crew[0]).join(told, on=["name", "number"], how="inner", maintain_order="left")
-        pauses = pauses.filter(LIKE * pl.col("told_ns") >= pl.col("end_ns") - pl.col("start_ns"))
+        pauses = pauses.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + LIKE * pl.col("told_ns")))
         self._pauses = pauses.with_columns(thread=pl.lit(host.crew[0], dtype=pl.Int64)).select(list(_EVENTS))
         seen = [_mostly_seen(self._pauses, known, cause) for cause in CAUSES]
         self.events = self._pauses.filter(pl.col("cause").is_in(CAUSES) & ~pl.any_horizontal(*seen))

@@ -30,6 +30,9 @@ MAX_NODES = 200_000
 MAX_THREADS = 64
 """Host threads of one graph: training uses a handful, only a hostile file has more."""
 
+MAX_SPAN_NS, MAX_LANES = 24 * 3600 * 10**9, 10_000
+"""A recording of more than a day has a broken time stamp, one of more streams or threads no device (both keep sums within 64 bits)."""
+
 
 class _Run(NamedTuple):
     """What all steps of a recording share."""
@@ -81,11 +84,21 @@ def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -
     count = 2 * events.filter(inside).height + (0 if on_cpu else trace.kernels.filter(inside).height)
     if count > MAX_NODES:
         return f"step {steps['name'][row]} is not replayed: it has about {count:,} pieces of work and calls, the limit is {MAX_NODES:,}"
+    if not _plausible(trace, steps):
+        return f"step {steps['name'][row]} is not replayed: the recording spans more than a day, or holds more than {MAX_LANES:,} streams"
     if on_cpu:
         return None if count else f"step {steps['name'][row]} is not replayed: no op was recorded in it"
     if not trace.kernels["launch"].is_not_null().any():
         return f"step {steps['name'][row]} is not replayed: no launch call was recorded, so what the device waited for is not known"
     return None
+
+
+def _plausible(trace: Trace, steps: pl.DataFrame) -> bool:
+    """Return whether the times of `trace` lie close enough together, and its streams and threads are few enough, to be sorted as one."""
+    frames = [frame for frame in (trace.ops, trace.launches, trace.kernels, trace.marks, steps) if frame.height]
+    first = min((int(frame["start_ns"].min()) for frame in frames), default=0)  # type: ignore[arg-type]
+    last = max((int(frame["end_ns"].max()) for frame in frames), default=0)  # type: ignore[arg-type]
+    return last - first <= MAX_SPAN_NS and max(trace.kernels["stream"].n_unique(), len(trace.meta.threads)) <= MAX_LANES
 
 
 def _without_device(trace: Trace) -> Trace:

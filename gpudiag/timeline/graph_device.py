@@ -19,7 +19,7 @@ MAX_STREAMS = 64
 """Streams whose work is looked up for an event: more are not used by a training run, only by a hostile file."""
 
 CLOSE_NS = 5_000
-"""Work that begins this soon after work of another stream ended, and for no other reason, waited for it: an event, or room on the device."""
+"""Work that begins this soon after work of another stream ended, for no other reason, waited for it: an event, or room on the device."""
 
 NEAR_NS = 25_000
 """The same where that work ran for all the time in which nothing else held the other one up (MI300X: 19 us from a collective's end)."""

@@ -133,7 +133,7 @@ def _last_syncs(trace: Trace, work: Work, syncs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _allocations(launches: pl.DataFrame, work: Work, taken: Ints) -> Calls:
-    """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide, Implicit Synchronization)."""
+    """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide)."""
     api = pl.col("api").cast(pl.String)
     found = launches.filter(api.str.contains(ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
     start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()

@@ -20,6 +20,7 @@ KINDS: dict[str, Kind] = {
     "overhead": "overhead",
     # the profiler's own span, copies of annotations on the device, counters, and the ends of arrows that some schemas write as "X"
     "trace": "ignored",
+    "gpudiag": "ignored",  # the overlay of `gpudiag export perfetto`
     "cpu_instant_event": "ignored",
     "external_correlation": "ignored",
     "cuda_profiler_range": "ignored",
@@ -44,6 +45,10 @@ _SUFFIXES: tuple[tuple[str, Kind], ...] = (
     ("_memset", "memset"),
     ("_sync", "sync"),
 )
+
+BACKEND_CALLS = ("gloo:", "mpi:", "ucc:")
+"""How the profiler names the work of torch.distributed's CPU back ends (c10d::Work; ProcessGroupGloo.cpp, ProcessGroupMPI.cpp). Since
+torch 2.13 the category is that of annotations, but they are calls: the threads of a back end record nothing else."""
 
 GRAPH_CALL = "## Call CompiledFxGraph "
 """Start of the annotation around a call of compiled code: on a CPU the kernels inside record nothing, their time is its own, as an op's."""

@@ -11,9 +11,11 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.trace import clock
-from gpudiag.trace.categories import ALL_KINDS, CODES, GRAPH_CALL, CodeOf, IsAnnotation
+from gpudiag.trace.backend_calls import backend_collectives
+from gpudiag.trace.categories import ALL_KINDS, BACKEND_CALLS, CODES, GRAPH_CALL, CodeOf, IsAnnotation
 from gpudiag.trace.columns import (
     Names,
+    OperatorNames,
     Products,
     RawNames,
     Signatures,
@@ -59,6 +61,14 @@ class Timed:
         return Timed([events[row] for row in rows.tolist()], self.start[rows], self.end[rows])
 
 
+class _TableNames(dict[str, Names]):
+    """The names of each table."""
+
+    def __init__(self) -> None:
+        super().__init__({table: Names() for table in ("launches", "kernels", "frames", "marks")})
+        self.ops = self["ops"] = OperatorNames()
+
+
 class Collector:
     """Columns of every table so far; `frames[table]` is a list of one data frame a chunk."""
 
@@ -68,7 +78,7 @@ class Collector:
             table: [] for table in ("ops", "launches", "kernels", "frames", "marks", "allocations", "collectives")
         }
         self.launched = RawNames()
-        self.names = {table: Names() for table in ("ops", "launches", "kernels", "frames", "marks")}
+        self.names = _TableNames()
         self.threads = Threads()
         self.thread_names: dict[tuple[str, str], str] = {}
         self.signatures = Signatures()
@@ -142,7 +152,7 @@ class Collector:
         moved = [row for row in ops.tolist() if is_annotation[events[row].name]]
         codes[moved] = CODES["annotation"]
         marks = np.flatnonzero(codes == CODES["annotation"])
-        codes[[row for row in marks.tolist() if (events[row].name or "").startswith(GRAPH_CALL)]] = CODES["op"]
+        codes[[row for row in marks.tolist() if (events[row].name or "").startswith((GRAPH_CALL, *BACKEND_CALLS))]] = CODES["op"]
         return codes
 
     def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
@@ -157,6 +167,8 @@ class Collector:
 
     def _name_codes(self, table: str, events: Sequence[Complete]) -> pl.Series:
         names = self.names[table]
+        if isinstance(names, OperatorNames):
+            return pl.Series([names.of(event.name) for event in events], dtype=pl.UInt32)
         return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
 
     def _ops(self, timed: Timed) -> None:
@@ -167,6 +179,7 @@ class Collector:
             "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
         }
         self._collectives("op", "ops", timed.args)
+        self._backend_calls(columns["name"], timed.args)
         self._add("ops", columns)
 
     def _launches(self, timed: Timed) -> None:
@@ -218,6 +231,14 @@ class Collector:
         }
         self._collectives("kernel", "kernels", timed.args)
         self._add("kernels", columns)
+
+    def _backend_calls(self, codes: pl.Series, args: list[CompleteArgs]) -> None:
+        """Take the calls of communication back ends as collectives: their tensors are their message."""
+        calls = self.names.ops.backend_calls
+        rows = np.flatnonzero(codes.is_in(list(calls)).to_numpy()).tolist() if calls else []
+        if rows:
+            first, names = self._rows["ops"], [calls[code] for code in codes.gather(rows).to_list()]
+            self._add("collectives", backend_collectives(rows, first, names, [args[row] for row in rows]))
 
     def _collectives(self, column: str, table: str, all_args: list[CompleteArgs]) -> None:
         """Take the fields of collectives from args; `column` is their row in `table`, still in the file's order."""

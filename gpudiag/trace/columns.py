@@ -9,11 +9,13 @@ import msgspec
 import polars as pl
 from msgspec import Raw
 
+from gpudiag.trace.categories import BACKEND_CALLS
 from gpudiag.trace.events import ABSENT, CompleteArgs, Number, ThreadPart
 
 _INTEGER = re.compile(r"\s*(?:stream\s+)?([+-]?\d{1,19})\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)  # only ever asked about an int: for anything else `in` would walk through it
-_JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding hostile JSON text raises."""
 
 
 def as_integer(value: Number | ThreadPart) -> int | None:
@@ -54,6 +56,30 @@ class Names(dict[str | None, int]):
         distinct = pl.Series([name or "" for name in self], dtype=pl.String).cast(pl.Categorical())
         gathered: pl.Series = distinct.gather(codes)
         return gathered
+
+
+_OVERLOADED = re.compile(r"([A-Za-z_]\w*::[A-Za-z_]\w*)\.\w+", re.ASCII)
+"""An operator's name with its overload ('aten::sum.dim_IntList'), as torch records it with capture_overload_names (torch >= 2.8)."""
+
+
+class OperatorNames(Names):
+    """Code of each distinct operator name; overloads of one operator have one code, that of the name without the overload."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spelled: dict[str | None, int] = {}
+        self.backend_calls: dict[int, str] = {}
+        """Codes of the calls of communication back ends, and what they do ('all_reduce')."""
+
+    def of(self, name: str | None) -> int:
+        """Return the code of `name` as the file spells it; each distinct spelling is looked at once."""
+        code = self._spelled.get(name)
+        if code is None:
+            match = _OVERLOADED.fullmatch(name or "")
+            self._spelled[name] = code = self[match.group(1) if match else name]
+            if name and name.startswith(BACKEND_CALLS):
+                self.backend_calls[code] = name.partition(":")[2]
+        return code
 
 
 class RawNames(dict[bytes, int | None]):
@@ -107,7 +133,7 @@ class Products(dict[bytes, int | None]):
 def _product(text: bytes) -> int | None:
     try:
         dimensions = msgspec.json.decode(text, type=list[int])
-    except _JSON_ERRORS:
+    except JSON_ERRORS:
         return None
     if not dimensions or len(dimensions) > 3 or min(dimensions) < 0:
         return None
@@ -146,7 +172,7 @@ def scalar(field: Raw) -> str | int | None:
     """Return the string or integer of a raw field; None where it is absent or something else."""
     try:
         value = msgspec.json.decode(field, type=str | int | float | None) if field is not ABSENT else None
-    except _JSON_ERRORS:
+    except JSON_ERRORS:
         return None
     return as_integer(value) if isinstance(value, float) else value
 

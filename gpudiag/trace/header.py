@@ -28,6 +28,7 @@ class _DeviceProperties(msgspec.Struct):
 class _DistributedInfo(msgspec.Struct):
     rank: Number = None
     world_size: Number = None
+    pg_count: Number = None
 
 
 class Header(msgspec.Struct):
@@ -36,6 +37,8 @@ class Header(msgspec.Struct):
     devices: tuple[ObservedDevice, ...] = ()
     rank: int | None = None
     world_size: int | None = None
+    group_size: int | None = None
+    """Ranks of the only process group; None where there are several, or the header does not tell."""
     clock_base_ns: int | None = None
     """Unix time of the clock's zero ('baseTimeNanoseconds')."""
     record_shapes: bool = False
@@ -65,6 +68,7 @@ def parse_header(values: dict[str, bytes]) -> Header:
         devices=tuple(_device(position, device) for position, device in enumerate(properties[:_MAX_DEVICES])),
         rank=_count(distributed.rank),
         world_size=_count(distributed.world_size) or None,
+        group_size=(_count(distributed.world_size) or None) if _count(distributed.pg_count) == 1 else None,
         clock_base_ns=as_integer(base) if isinstance(base, int | float | str) else None,
         record_shapes=flags["record_shapes"],
         with_stack=flags["with_stack"],

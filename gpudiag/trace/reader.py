@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import polars as pl
+
 from gpudiag.errors import InputError
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace.assemble import assemble, base_ns
+from gpudiag.trace.backend_calls import with_group_size
 from gpudiag.trace.clock import UNIX_SINCE_NS
 from gpudiag.trace.collect import Collector
 from gpudiag.trace.events import EventDecoder
@@ -38,6 +41,8 @@ def read(path: str | Path) -> Trace:
     warnings = header.warnings + ((_cut_warning(decoder.count),) if truncated else ())
     dropped = dict(decoder.dropped) | collector.all_dropped()
     tables = assemble(collector, base)
+    warnings += _number_warnings(tables["ops"])
+    tables["collectives"] = with_group_size(tables["collectives"], header.group_size)
     meta = TraceMeta(
         source=source,
         events=decoder.count,
@@ -89,6 +94,19 @@ def _nothing_found(source: str, collector: Collector, truncated: bool) -> InputE
 
 def _cut_warning(events: int) -> str:
     return f"the file breaks off or is malformed after event {events}; what comes later is missing"
+
+
+_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"
+
+
+def _number_warnings(ops: pl.DataFrame) -> tuple[str, ...]:
+    """Return the warning where the backward pass was recorded, but none of autograd's numbers (torch before 1.8, some converters)."""
+    if not ops.height or ops["sequence"].null_count() < ops.height:
+        return ()
+    names = ops.select(pl.col("name").unique()).to_series().cast(pl.String)
+    if not names.str.contains(_NODE).any():
+        return ()
+    return ("no autograd sequence numbers were recorded: forward work that the backward pass repeats (checkpointing) cannot be told",)
 
 
 def _unix_base(base: int, clock_base_ns: int | None) -> int | None:

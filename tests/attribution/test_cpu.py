@@ -24,9 +24,10 @@ def test_one_kernel_for_each_op_that_worked() -> None:
     made, nesting = link(made, find_steps(made).table, on_cpu=True)
     model.check(made, "link")
     names = made.kernels["name"].cast(pl.String).to_list()
-    # threads without one aten op are no device: a waiting helper thread would make it look busy
+    # threads without one aten op are no device, a waiting helper would make it look busy; but the messages of a back end are its work
     assert dict(zip(names, made.kernels["busy_ns"].to_list(), strict=True)) == {
         "aten::linear": 10_000, "aten::addmm": 20_000, "aten::relu": 10_000, "aten::copy_": 15_000,
+        "gloo:all_reduce": 38_000,
     }  # fmt: skip
     rows, spans = cpu_spans(made.ops, made.kernels, nesting)
     for kernel, busy in made.kernels.select("id", "busy_ns").iter_rows():
@@ -39,7 +40,7 @@ def test_gaps_are_the_time_outside_every_op() -> None:
     made, nesting = link(made, table, on_cpu=True)
     _, spans = cpu_spans(made.ops, made.kernels, nesting)
     idle = cpu_gaps(spans, of(table))
-    assert idle.select("start_ns", "end_ns").rows() == [(0, 10_000), (40_000, 50_000), (60_000, 80_000), (95_000, 100_000)]
+    assert idle.select("start_ns", "end_ns").rows() == [(0, 10_000), (40_000, 50_000), (95_000, 100_000)]
 
 
 def test_calls_of_torch_distributed_are_communication() -> None:

@@ -44,6 +44,20 @@ def test_numbered_ops_in_a_node_whose_own_ops_carry_no_number_repeat_a_forward()
     assert repeated(trace) == ["aten::linear", "aten::addmm", "aten::copy_"]
 
 
+def test_a_node_that_runs_the_engine_repeats_a_forward_though_all_its_ops_carry_numbers() -> None:
+    """A custom function that turns gradients on, calls its forward and then backward() in its own node (reversible layers)."""
+    trace = linked(
+        *steps(0, 1000),
+        node("ReversibleBackward", 100, 300, 4),
+        op("aten::mul", 110, 140, [[8, 8], [8, 8]], seq=9),
+        node("autograd::engine::evaluate_function: MulBackward0", 150, 200, 9),
+        node("MulBackward0", 155, 195, 9),
+        op("aten::mul", 160, 180, [[8, 8], [8, 8]]),
+    )
+    assert repeated(trace) == ["aten::mul"]
+    assert trace.ops.filter("recompute")["sequence"].to_list() == [9]
+
+
 def test_a_differentiable_backward_is_no_repetition() -> None:
     """create_graph=True: all that a node does carries numbers, but for ops without a tensor argument."""
     trace = linked(

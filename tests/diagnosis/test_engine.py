@@ -235,7 +235,8 @@ def test_a_cpu_run_that_waits_for_its_batches(rules: tuple[Rule, ...]) -> None:
 def test_ceilings_never_exceed_the_wall_time(rules: tuple[Rule, ...], tmp_path: Path) -> None:
     text = (
         "id: OVH-01\noverride: true\nceiling: {time_ns: idle_launch_ns * 1000, what_if: too much}\n"
-        "tests:\n  - {facts: {idle_launch_share: 0.9, idle_launch_ns: 1, steps_analysed: 1, step_ns: 1, device_word: GPU}, expect: critical}\n"
+        "tests:\n  - facts: {idle_launch_share: 0.9, idle_launch_ns: 1, steps_analysed: 1, step_ns: 1, device_word: GPU}\n"
+        "    expect: critical\n"
         "  - {facts: {idle_launch_share: 0.0, causes_told: true}, expect: passed}\n  - {facts: {}, expect: not_applicable}\n"
     )
     (tmp_path / "OVH-01.yaml").write_text(text)

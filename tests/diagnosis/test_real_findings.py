@@ -63,7 +63,7 @@ def test_what_is_told_of_a_run_that_waits_for_its_loader(traces: Path) -> None:
     first = judgement.findings[0]
     assert first.rule == "INP-01"
     assert first.message == (
-        "In the recorded window of 16.2 s training waits 6.66 s (41 %) for the next batch. Its worker processes do not keep up: more of "
+        "In a step of 329 ms training waits 158 ms (48 %) for the next batch. Its worker processes do not keep up: more of "
         "them, a longer queue, or less work per sample (decoding, transforms, storage)."
     )
 
@@ -72,4 +72,5 @@ def test_fixes_fit_the_run(traces: Path) -> None:
     fixes = {name: {f.rule: f.fixes for f in judged(traces, name)[1].findings} for name in TRACES}
     assert fixes["v100_resnet50_train_2021_memory_callstack"]["CMP-02"] == ("fp16",)  # no bf16 units
     assert fixes["a100-80g_sam_fast_compiled_cudagraph"]["OVH-01"] == ("cuda-graphs", "batch-size")  # compiled, no optimizer
-    assert fixes["mi300x_vllm_gptoss_decode_fullgraph"]["OVH-01"] == ("batch-size",)  # replays graphs already
+    # most of its idle time has no recorded cause: nothing is said of the host
+    assert "OVH-01" not in fixes["mi300x_vllm_gptoss_decode_fullgraph"]

@@ -164,7 +164,9 @@ def test_places_of_idle_time_are_lines_of_the_program_else_events_else_ops() -> 
 def test_no_rule_passes_where_most_idle_time_has_no_cause() -> None:
     explained = Facts(analysis([kernel("aten::mm", 0, 400)], idle=[gap(400, 700, cause="idle_sync"), gap(700, 1000)]))
     assert explained.value("causes_told") is True
-    unexplained = Facts(analysis([kernel("aten::mm", 0, 400)], idle=[gap(400, 600, cause="idle_sync"), gap(600, 1000)])).value("causes_told")
+    unexplained = Facts(analysis([kernel("aten::mm", 0, 400)], idle=[gap(400, 600, cause="idle_sync"), gap(600, 1000)])).value(
+        "causes_told"
+    )
     assert isinstance(unexplained, Missing)
     assert "record with" in unexplained.reason
     assert Facts(analysis([kernel("aten::mm", 0, 960)], idle=[gap(960, 1000)])).value("causes_told") is True  # little to explain

@@ -18,16 +18,18 @@ pytestmark = [
 _WORK = "work = torch.ones(4096, 4096, device=DEVICE)"
 _BUSY = "for _ in range(20):\n    work @ work\n"
 
+_SMALL = "for _ in range(100):\n    model[0].bias.data.add_(1)"
+_RING = "ring = []\nfor _ in range(50_000):\n    ring.append([ring])"
+
 PLANTS = {
     "slow loader": Plant("idle_data", "time.sleep", item="time.sleep(0.002)"),
-    "collections": Plant("idle_gc", "gc.collect", plant="gc.collect()", setup="ring = []\nfor _ in range(50_000):\n    ring.append([ring])"),
-    "checkpoints": Plant("idle_io", "torch.save", plant='torch.save(big, BUNDLE + ".pt")', setup="big = torch.ones(2_000_000, device=DEVICE)"),
-    "item in each step": Plant(
-        "idle_sync", "loss.item", setup=_WORK, plant=f"{_BUSY}loss.item()\nfor _ in range(100):\n    small.add_(1)".replace("small", "model[0].bias.data")
+    "collections": Plant("idle_gc", "gc.collect", plant="gc.collect()", setup=_RING),
+    "checkpoints": Plant(
+        "idle_io", "torch.save", plant='torch.save(big, BUNDLE + ".pt")', setup="big = torch.ones(2_000_000, device=DEVICE)"
     ),
+    "item in each step": Plant("idle_sync", "loss.item", setup=_WORK, plant=f"{_BUSY}loss.item()\n{_SMALL}"),
     "pageable copies": Plant(
-        "idle_sync", ".to(DEVICE)", setup=f"{_WORK}\nhost = torch.ones(4_000_000)",
-        plant=f"{_BUSY}host.to(DEVICE)\nfor _ in range(100):\n    model[0].bias.data.add_(1)",
+        "idle_sync", "host.to", setup=f"{_WORK}\nhost = torch.ones(4_000_000)", plant=f"{_BUSY}host.to(DEVICE)\n{_SMALL}"
     ),
     "cache emptied in each step": Plant(
         "idle_allocation", "empty_cache",

@@ -8,8 +8,10 @@ import msgspec
 
 from gpudiag.model.breakdown import Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
+from gpudiag.model.replay import QueueStats, ReplayedStep, ReplayTrust, WhatIf
 from gpudiag.model.report import (
     CollectiveRow,
+    CriticalRow,
     IdleRow,
     KernelRow,
     Mfu,
@@ -19,6 +21,7 @@ from gpudiag.model.report import (
     ReportDevice,
     Source,
     StepSummary,
+    SyncRow,
     Tool,
     Trust,
 )
@@ -174,6 +177,44 @@ def report(**changes: Any) -> ReportData:
     return msgspec.structs.replace(made, **changes)
 
 
+def replayed(**changes: Any) -> ReportData:
+    """Return a report whose idle time has causes, and whose steps were replayed."""
+    steps = (ReplayedStep("#2", "fastest", 74 * MS, 73 * MS, MS), ReplayedStep("#4", "median, slowest", 76 * MS, 77 * MS, 0))
+    fields: dict[str, Any] = {
+        "idle": (
+            IdleRow(cause="idle_launch", count=640, idle_ns=100 * MS, op="aten::add_", file="exp/model.py", line=12, evidence="sleep()"),
+            IdleRow(cause="idle_sync", count=4, idle_ns=8 * MS, op="aten::item", evidence="cudaStreamSynchronize waited for a copy"),
+            IdleRow(cause="idle_data", count=4, idle_ns=1 * MS),
+        ),
+        "syncs": (
+            SyncRow(
+                api="cudaStreamSynchronize",
+                op="aten::item",
+                count=4,
+                wall_ns=40 * MS,
+                waited_ns=32 * MS,
+                cost_ns=8 * MS,
+                file="train.py",
+                line=41,
+            ),
+        ),
+        "queue": QueueStats(1840.0, 1840.0, 3_100_000, 5_000, 9_000_000, 120.0, 480, 0.1, 0.16, (0, 100, 200), (1.0, 3.0, 0.0)),
+        "critical_path": (
+            CriticalRow(kind="kernel", bound="compute", path_ns=61 * MS, share=0.61),
+            CriticalRow(kind="host", bound="launch", path_ns=20 * MS, share=0.20),
+            CriticalRow(kind="launch", bound="launch", path_ns=2 * MS, share=0.02),
+            CriticalRow(kind="delay", bound="dependency", path_ns=17 * MS, share=0.17),
+        ),
+        "replay": ReplayTrust(steps, 0.018, 0.004),
+        "what_ifs": (
+            WhatIf("launch=0", "one CUDA graph issues the step", 75.0 * MS, 50.0 * MS, 1 / 3),
+            WhatIf("roof=0.8", "kernels at 80 % of their roof", 75.0 * MS, 60.0 * MS, 0.2),
+        ),
+        "trust": trust(replay_error_share=0.018),
+    }
+    return report(**(fields | changes))
+
+
 def roofline() -> ReportData:
     """Return a report with recomputed work, published references, an op over its roof and kernels of graph replays."""
     rows = (
@@ -212,7 +253,11 @@ def hostile() -> ReportData:
         kernels=tuple(
             KernelRow(name=text, kind=text, count=1, kernel_ns=MS, bound="unknown", op=text, kernel_class=text) for text in HOSTILE
         ),
-        idle=tuple(IdleRow(cause=text, count=1, idle_ns=MS, op=text, file=text, line=1) for text in HOSTILE),
+        idle=tuple(IdleRow(cause=text, count=1, idle_ns=MS * 9, op=text, file=text, line=1, evidence=text) for text in HOSTILE),
+        syncs=tuple(SyncRow(api=text, op=text, count=1, wall_ns=9 * MS, waited_ns=0, cost_ns=MS, file=text, line=1) for text in HOSTILE),
+        critical_path=tuple(CriticalRow(kind=text, bound=text, path_ns=MS, share=0.08) for text in HOSTILE),
+        replay=ReplayTrust(tuple(ReplayedStep(text, text, MS, MS, 0) for text in HOSTILE), 0.1, 0.1),
+        what_ifs=tuple(WhatIf(text, text, 2.0 * MS, 1.0 * MS, 0.5) for text in HOSTILE),
         collectives=tuple(CollectiveRow(name=text, count=1, kernel_ns=MS, group=text) for text in HOSTILE),
         findings=tuple(
             finding(

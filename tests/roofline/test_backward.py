@@ -192,3 +192,54 @@ def test_a_real_forward_without_arguments_costs_the_same_by_gradient_and_by_next
     convolutions = 4_089_184_256 - 2048 * 1000
     assert matrix_flop(trace)["forward"] == pytest.approx(2 * images * (convolutions + 2048 * 1000), rel=1e-3)
     assert matrix_flop(alone)["forward"] == matrix_flop(trace)["forward"]
+
+
+def vector(found: dict[str, tuple[str | None, Cost | Missing | None]], name: str) -> Cost:
+    cost = found[name][1]
+    assert isinstance(cost, Cost), cost
+    assert cost.provenance == "derived"
+    return cost
+
+
+@pytest.mark.parametrize("products", [1, 2])
+def test_a_layer_has_as_many_gradients_as_products_run_in_its_node(products: int) -> None:
+    """The first layer's input needs none: one product in place of two."""
+    inner = [event for n in range(products) for event in (op("aten::mm", 510 + 20 * n, 525 + 20 * n), *work(f"mm{n}", 512 + 20 * n, 2 + n))]
+    forward = op("aten::addmm", 0, 50, [[16], [64, 32], [32, 16], [], []], seq=5)
+    found = owned(forward, *work("forward", 10, 1), node("AddmmBackward0", 500, 600, 5), *inner)
+    assert flop(found, "mm0") == products * 2 * 64 * 32 * 16
+
+
+X4 = 4 * 64 * 128
+"""Bytes of one fp32 tensor of the cases below."""
+
+
+@pytest.mark.parametrize(
+    ("forward", "shapes", "concrete", "name", "moved"),
+    [
+        ("aten::gelu", [[64, 128], []], None, "GeluBackward0", 3 * X4),
+        ("aten::relu_", [[64, 128]], None, "ReluBackward0", 3 * X4),
+        ("aten::mul", [[64, 128], [64, 128]], None, "MulBackward0", 5 * X4),
+        ("aten::mul", [[64, 128], []], None, "MulBackward0", 3 * X4),
+        ("aten::add", [[64, 128], [128], []], None, "AddBackward0", 2 * X4 + 4 * 128),
+        ("aten::_softmax", [[64, 128], [], []], ["", "1", "False"], "SoftmaxBackward0", 3 * X4),
+        ("aten::native_layer_norm", [[64, 128], [], [128], [128], []], None, "NativeLayerNormBackward0", 3 * X4 + 3 * 512 + 2 * 4 * 64),
+        ("aten::mse_loss", [[64, 128], [64, 128], []], ["", "", "1"], "MseLossBackward0", 3 * X4 + 4),
+        ("aten::mean", [[64, 128], []], ["", ""], "MeanBackward0", X4 + 4),
+        ("aten::native_dropout", [[64, 128], [], []], None, "NativeDropoutBackward0", 2 * X4 + 64 * 128),
+    ],
+)
+def test_nodes_without_shapes_cost_what_their_forward_tells(
+    forward: str, shapes: list[Any], concrete: list[str] | None, name: str, moved: int
+) -> None:
+    inner = [op("aten::anything", 510, 560), *work("backward", 520, 2)]
+    call = op(forward, 0, 50, shapes, seq=5, concrete=concrete)
+    assert vector(owned(call, *work("forward", 10, 1), node(name, 500, 600, 5), *inner), "backward").bytes == moved
+
+
+def test_a_custom_function_is_not_the_last_op_of_its_forward() -> None:
+    inner = [op("aten::anything", 510, 560), *work("backward", 520, 2)]
+    found = owned(
+        op("aten::mul", 0, 50, [[64, 128], [64, 128]], seq=5), *work("forward", 10, 1), node("MyBlockBackward", 500, 600, 5), *inner
+    )
+    assert not isinstance(found["backward"][1], Cost)

@@ -18,7 +18,11 @@ NAMES = {
     f"void {_ANONYMOUS}CatArrayBatchedCopy<c10::BFloat16, unsigned int, 3, 128, 1>(c10::BFloat16*, {_ANONYMOUS}": 2,
     f"void {_ANONYMOUS}CatArrayBatchedCopy<float, unsigned int, 2, 64, 64>(float*, {_ANONYMOUS}CatArrInputTensorMetadata<float,": 4,
     f"void {_ANONYMOUS}CatArrayBatchedCopy_aligned16_contig<long, unsigned int, 1, 128, 1>(long*": 8,
-    f"void {_ANONYMOUS}CatArrayBatchedCopy_vectorized<char, unsigned int, 3, 128, 1, 16, 2>(char*": None,
+    f"void {_ANONYMOUS}CatArrayBatchedCopy_vectorized<char, unsigned int, 3, 128, 1, 16, 2>(char*": 8,
+    f"void {_ANONYMOUS}CatArrayBatchedCopy_vectorized<{_ANONYMOUS}OpaqueType<2u>, unsigned int, 3, 128, 1, 16, 8>(char*": 2,
+    "void at::native::<unnamed>::CatArrayBatchedCopy_vectorized<at::native::<unnamed>::OpaqueType<(unsigned int)2>, unsigned int, (int)3, "
+    "(int)128, (int)1, (int)16, (int)8>(char *, at::native::<unnamed>::CatArrInputTensorMetadata<T1, T2, T4, T5>": 2,
+    "void at::native::<unnamed>::CatArrayBatchedCopy<at::native::<unnamed>::OpaqueType<(unsigned int)4>, unsigned int, (int)2": 4,
     f"void {_ANONYMOUS}multi_tensor_apply_kernel<{_ANONYMOUS}TensorListMetadata<1>, {_ANONYMOUS}UnaryOpFunctor<float, 1, 1, 0>, "
     "at::native::Sqrt<float> >(": 4,
     f"void {_ANONYMOUS}multi_tensor_apply_kernel<{_ANONYMOUS}FusedOptimizerTensorListMetadata<4>, {_ANONYMOUS}FusedAdamMathFunctor<"

@@ -46,7 +46,7 @@ def test_work_of_other_steps_is_left_out_and_unlinked_work_stands_apart() -> Non
     bounds = [500 * row for row in range(8)]  # seven steps, of which the first and the last are not analysed
     _, rows = table(*steps(*bounds), *mm(10, [1]), *mm(600, [2]), *mm(3100, [3]), kernel(20, 40, 99, "early"), kernel(40, 60, 98, "early"))
     found = {(name, phase): (count, time) for name, phase, count, time in rows.select("name", "phase", "count", "kernel_ns").iter_rows()}
-    assert found == {("aten::mm", None): (1, 100_000), ("early", BEFORE_WINDOW): (2, 40_000)}
+    assert found == {("aten::mm", "forward"): (1, 100_000), ("early", BEFORE_WINDOW): (2, 40_000)}
 
 
 def test_a_memset_of_an_op_stands_in_its_row_and_hides_nothing() -> None:

@@ -176,3 +176,31 @@ def test_on_a_cpu_without_any_shapes_nothing_is_owned() -> None:
 
 def test_no_ops() -> None:
     assert on_gpu(kernel(1, 2, 5)) == [("gemm", None, None)]
+
+
+CONVOLUTION = [[8, 4, 10, 10], [6, 4, 3, 3], [6], [], [], [], [], [], []]
+CONVOLUTION_ARGS = ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "False", "[0, 0]", "1"]
+CONVOLUTION_FLOP = 2 * 8 * 6 * 8 * 8 * 4 * 3 * 3
+
+
+def test_a_convolution_without_a_backend_op_beside_a_copy_keeps_its_cost_on_both_sides() -> None:
+    """Back ends of extensions, and transposed convolutions on a CPU, compute in aten::_convolution itself."""
+    outer = op("aten::convolution", 0, 95, CONVOLUTION, concrete=CONVOLUTION_ARGS)
+    inner = op("aten::_convolution", 1, 90, CONVOLUTION, concrete=CONVOLUTION_ARGS)
+    copy = op("aten::copy_", 40, 60, [[6], [6], []])
+    launches = [call(10, 1), call(45, 2), kernel(100, 700, 1, "conv"), kernel(700, 703, 2, "copy")]
+    (_, owner, cost), (_, copied, moved) = on_gpu(outer, inner, copy, *launches)
+    assert (owner, flop(cost), copied, flop(moved)) == ("aten::_convolution", CONVOLUTION_FLOP, "aten::copy_", 0)
+    found = on_cpu(outer, inner, copy)
+    assert {name: flop(cost) for name, (_, cost) in found.items()} == {
+        "aten::convolution": 0, "aten::_convolution": CONVOLUTION_FLOP, "aten::copy_": 0,
+    }  # fmt: skip
+
+
+def test_a_wrapper_of_arithmetic_keeps_its_cost_beside_a_copy_on_a_cpu() -> None:
+    args = ["", "[2]", "[2]", "[0]", "[1]", "False"]
+    pool = op("aten::max_pool1d", 0, 90, [[8, 4, 100], [], [], [], [], []], concrete=args)
+    found = on_cpu(pool, op("aten::copy_", 10, 30, [[8, 4, 100], [8, 4, 100], []]))
+    cost = found["aten::max_pool1d"][1]
+    assert isinstance(cost, Cost)
+    assert cost.vector_flops == 2 * 8 * 4 * 50

@@ -10,10 +10,12 @@ from planted import Plant, analysed
 
 from gpudiag.attribution import intervals
 
+_RING = "ring = []\nfor _ in range(50_000):\n    ring.append([ring])"
+
 PLANTS = {
     "slow loader": Plant("idle_data", "time.sleep", item="time.sleep(0.002)"),
     "slow loader in a worker": Plant("idle_data", "enumerate(prof.steps", item="time.sleep(0.004)", workers=1),
-    "collections": Plant("idle_gc", "gc.collect", plant="gc.collect()", setup="ring = []\nfor _ in range(50_000):\n    ring.append([ring])"),
+    "collections": Plant("idle_gc", "gc.collect", plant="gc.collect()", setup=_RING),
     "checkpoints": Plant("idle_io", "torch.save", plant='torch.save(big, BUNDLE + ".pt")', setup="big = torch.ones(2_000_000)"),
     "log with flush": Plant(
         "idle_io", "flush=True", setup='log = open(BUNDLE + ".log", "w")',

@@ -16,7 +16,11 @@ MOST = 12
 """Places and changes shown; the table of all idle time stands further down."""
 
 _WIDE_ENOUGH = 0.08
-_AS_BUCKETS = {"compute", "memory", "overhead", "unknown", "communication", "copy"}
+_AS_BUCKETS = {
+    **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
+    "communication": "exposed-communication",
+    "copy": "exposed-copy",
+}
 
 
 def context(report: ReportData) -> dict[str, Any]:
@@ -24,7 +28,14 @@ def context(report: ReportData) -> dict[str, Any]:
     return {
         "device_word": words.device_word(report),
         "places": [
-            (clean(place.cause), clean(place.site), clean(place.what, 240), format_ns(place.ns), format_share(place.share, 1), _css(place.bucket))
+            (
+                clean(place.cause),
+                clean(place.site),
+                clean(place.what, 240),
+                format_ns(place.ns),
+                format_share(place.share, 1),
+                _css(place.bucket),
+            )
             for place in waiting.places(report, MOST)
         ],
         "queue_line": waiting.queue_line(report),
@@ -32,7 +43,8 @@ def context(report: ReportData) -> dict[str, Any]:
         "path_line": waiting.path_line(report),
         "path": _path(report),
         "changes": [
-            (clean(change), then, gain, f"{min(max(share, 0.0), 1.0) * 100:.2f}") for change, then, gain, share in waiting.changes(report, MOST)
+            (clean(change), then, gain, f"{min(max(share, 0.0), 1.0) * 100:.2f}")
+            for change, then, gain, share in waiting.changes(report, MOST)
         ],
     }
 
@@ -47,7 +59,7 @@ def _path(report: ReportData) -> list[dict[str, str]]:
     """Return the segments of the longest path's bar."""
     return [
         {
-            "css": (bound if bound != "communication" and bound != "copy" else f"exposed-{bound}") if bound in _AS_BUCKETS else _css(f"idle_{bound}"),
+            "css": _AS_BUCKETS.get(bound) or _css(f"idle_{bound}"),
             "label": clean(text),
             "share": format_share(share, 1),
             "percent": f"{share * 100:.4f}",

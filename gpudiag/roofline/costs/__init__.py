@@ -36,12 +36,16 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     selection,
     softmax,
     sorting,
+    vector_gradients,
     vision,
 )
+from gpudiag.roofline.costs.arguments import is_sparse
 from gpudiag.roofline.costs.generic import NO_SHAPES, generic_cost
 from gpudiag.roofline.costs.kinds import Kind, known_kind
 from gpudiag.roofline.costs.registry import FORMULAS, WITHOUT_GENERIC, NotModelledError, attempt
 from gpudiag.roofline.costs.triton import is_generated, triton_cost
+
+SPARSE = Missing("a sparse operand: how many values it holds is not recorded")
 
 
 def kind_of(name: str) -> Kind | None:
@@ -72,6 +76,8 @@ def _cost_of(name: str, signature: Signature | None) -> Cost | Missing:
         return Missing("a framework node: the ops below it carry the cost")
     if signature is None:
         return Missing(NO_SHAPES)
+    if is_sparse(name, signature):
+        return SPARSE
     if is_generated(name):
         return triton_cost(name, signature)
     formula = FORMULAS.get(name)

@@ -12,6 +12,21 @@ SCALAR_TYPES = {
 }  # fmt: skip
 
 
+_OPAQUE = ("mkldnn::", "mkl::", "onednn::", "quantized::", "aten::mkldnn_", "aten::_mkldnn_", "aten::to_dense", "aten::to_mkldnn")
+"""Names of ops whose operands may be packed by a library: those have no strides either, but are dense."""
+
+
+def is_sparse(name: str, signature: Signature) -> bool:
+    """Return whether an operand of op `name` is sparse (COO, CSR ...): of such a tensor the profiler records sizes but no strides.
+
+    Source: torch/csrc/profiler/collection.cpp, InputOutputEncoder (strides of tensors with layout kStrided alone). The number of values
+    that it holds is recorded nowhere.
+    """
+    if name.startswith(_OPAQUE):
+        return False
+    return any(item.is_tensor and item.shape and item.strides == () for item in signature.inputs)
+
+
 def tensor(signature: Signature, index: int, what: str) -> Input:
     """Return the tensor at `index`; raises NotModelledError where there is none."""
     found = signature.tensor(index)

@@ -6,7 +6,7 @@ from math import ceil, prod
 
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.arguments import given_output, ints, present, scalar_type, tensor
+from gpudiag.roofline.costs.arguments import given_output, integer, ints, present, scalar_type, tensor
 from gpudiag.roofline.costs.flows import Flow, register_flows
 from gpudiag.roofline.costs.registry import costs, require, words
 from gpudiag.roofline.costs.shapes import size_of
@@ -49,9 +49,9 @@ _LONGEST = 1e18
 """Elements; a longer range is a broken record."""
 
 
-def _range_length(signature: Signature, out_at: int) -> int | None:
-    """Return the length of aten::arange by its numbers (end; start, end; start, end, step); None where they were not recorded."""
-    values = [item.value for item in signature.inputs[: min(out_at, 3)] if item.value is not None]
+def _range_length(signature: Signature, numbers: int) -> int | None:
+    """Return the length of aten::arange by its first `numbers` arguments (end; start, end; start, end, step); None: not recorded."""
+    values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
     given = [float(value) for value in values if isinstance(value, (int, float))]
     if not given or len(given) < len(values):
         return None
@@ -61,22 +61,49 @@ def _range_length(signature: Signature, out_at: int) -> int | None:
     return ceil(length) if 0 <= length < _LONGEST else None
 
 
+_TENSOR_OPTIONS = 4
+"""dtype, layout, device, pin_memory: the last arguments of a factory; an `out=` call has the tensor alone instead."""
+
+
 @costs("aten::arange")
 def arange(signature: Signature) -> Cost:
-    """Return the bytes of writing a range: its length by start, end and step (the result is resized only after its shape was recorded)."""
-    out_at = len(signature.inputs) - 1
+    """Return the bytes of writing a range: its length by start, end and step (an `out=` is resized only after its shape was recorded)."""
     out = given_output(signature, 1)
-    require(out is not None, "the result's dtype was not recorded")
-    length = _range_length(signature, out_at)
-    return Cost(bytes=(out.distinct_bytes if length is None else size_of(length, out.dtype)) if out else 0)
+    numbers = len(signature.inputs) - (_TENSOR_OPTIONS if out is None else 1)
+    length = _range_length(signature, numbers)
+    if out is not None:
+        return Cost(bytes=out.distinct_bytes if length is None else size_of(length, out.dtype))
+    require(length is not None, "the result's size was not recorded")
+    whole = all(type(item.value) is int for item in signature.inputs[:numbers])
+    return Cost(bytes=size_of(length or 0, scalar_type(signature, numbers, "int64" if whole else "fp32")))
 
 
-@costs("aten::linspace", "aten::logspace", "aten::randperm", "aten::eye", "aten::tril_indices", "aten::triu_indices")
-def sequence(signature: Signature) -> Cost:
-    """Return the bytes of writing a sequence; only the `out=` call records a tensor."""
+# name -> (position of the number of elements, position of the dtype, dtype by default); positions of torch 2.13
+_SEQUENCES = {"aten::linspace": (2, 3, "fp32"), "aten::logspace": (2, 4, "fp32"), "aten::randperm": (0, 1, "int64")}
+
+
+def sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
+    """Return the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
     out = given_output(signature, 1)
-    require(out is not None, "the result's size was not recorded")
-    return Cost(bytes=out.distinct_bytes if out else 0)
+    if out is not None:
+        return Cost(bytes=out.distinct_bytes)
+    require(size_at >= 0, "the result's size was not recorded")
+    length = integer(signature, size_at, "the result's size")
+    require(0 <= length < _LONGEST, "the result's size is none")
+    return Cost(bytes=size_of(length, scalar_type(signature, dtype_at, dtype)))
+
+
+def _register_sequences() -> None:
+    for name, places in _SEQUENCES.items():
+
+        def formula(signature: Signature, places: tuple[int, int, str] = places) -> Cost:
+            return sequence(signature, *places)
+
+        costs(name)(formula)
+    costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(sequence)
+
+
+_register_sequences()
 
 
 @costs("aten::_local_scalar_dense")

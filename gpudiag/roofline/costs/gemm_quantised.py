@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Shape, Signature
-from gpudiag.roofline.costs.arguments import integer, present, scalar_type, tensor
+from gpudiag.roofline.costs.arguments import integer, ints, present, scalar_type, tensor
 from gpudiag.roofline.costs.gemm import MISFIT, linear_product, matrix_cost, packed_values, product
-from gpudiag.roofline.costs.registry import costs, require
+from gpudiag.roofline.costs.registry import NotModelledError, costs, require
 from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
 
@@ -130,3 +132,40 @@ def _grouped_cost(signature: Signature, offsets: int, out_dtype: int, default: s
 def scaled_grouped_mm_v2(signature: Signature) -> Cost:
     """Return the cost of the same with lists of scales (offs 8, bias 9, out_dtype 10)."""
     return _grouped_cost(signature, offsets=8, out_dtype=10, default="bf16")
+
+
+# torch/ao/nn/quantized; the packed weight is an object whose sizes torch does not record. FBGEMM, QNNPACK and oneDNN keep int8 weights.
+PACKED_LINEAR = {
+    "quantized::linear": 1,
+    "quantized::linear_relu": 1,
+    "quantized::linear_dynamic": 1,
+    "quantized::linear_relu_dynamic": 1,
+    "quantized::linear_dynamic_fp16": 2,
+    "quantized::linear_relu_dynamic_fp16": 2,
+}
+"""Linear layers with a packed weight -> bytes per weight."""
+
+_PACKED_CONVOLUTIONS = (
+    *(f"quantized::conv{rank}d{tail}" for rank in (1, 2, 3) for tail in ("", "_relu", "_dynamic")),
+    *(f"quantized::conv_transpose{rank}d{tail}" for rank in (1, 2, 3) for tail in ("", "_dynamic")),
+)
+
+
+@costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)
+def packed_weight(signature: Signature) -> Cost:
+    """Return nothing: raises NotModelledError, since the call's own record does not tell the outputs (see packed_linear)."""
+    raise NotModelledError("the packed weight's sizes are not recorded")
+
+
+def packed_linear(name: str, own: Signature, result: Signature) -> Cost:
+    """Return the cost of a quantised linear layer by the aten::empty inside it, which makes its result: size 0, dtype 1 (`derived`).
+
+    The input is read at its own width (quantised: a byte), the weight once; products are int8 (fp16 weights: widened to fp32).
+    """
+    x = own.inputs[0] if own.inputs else None
+    size = ints(result, 0, "size of the result (Concrete Inputs)")
+    if x is None or not x.shape or not size or size[:-1] != x.shape[:-1]:
+        raise NotModelledError("no result of the input's rows is made inside the call")
+    weight, rows, k = PACKED_LINEAR[name], prod(size[:-1]), x.shape[-1]
+    moved = x.numel * (x.item_bytes or 1) + weight * k * size[-1] + size_of(prod(size), scalar_type(result, 1, "int8"))
+    return matrix_cost(rows * k * size[-1], "int8" if weight == 1 else "fp32", moved, "derived")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
+import msgspec
+
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import flag, given_output, present, tensor
+from gpudiag.roofline.costs.arguments import flag, given_output, ints, present, tensor
 from gpudiag.roofline.costs.registry import costs, require
 from gpudiag.roofline.costs.shapes import size_of
 
@@ -22,9 +26,18 @@ def index_select(signature: Signature) -> Cost:
     out = given_output(signature, 3)
     if out is not None:
         return _taken(source, index, out.numel)
-    require(type(dim) is int and signature.value(1) is not None and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
+    if signature.value(1) is None:
+        return _most_taken(source, index)
+    require(type(dim) is int and -rank <= dim < rank, "dim is none of self's dimensions")
     size = source.shape[dim] if type(dim) is int else 0
     return _taken(source, index, source.numel // size * index.numel if size else 0)
+
+
+def _most_taken(source: Input, index: Input) -> Cost:
+    """Return the cost of taking slices along a dimension that was not recorded: the first, as of rows in a table (`derived`)."""
+    rows = source.shape[0] if source.shape else 0
+    cost = _taken(source, index, source.numel // rows * index.numel if rows else 0)
+    return msgspec.structs.replace(cost, provenance="derived")
 
 
 @costs("aten::gather", "aten::take", "aten::take_along_dim")
@@ -41,6 +54,16 @@ def index(signature: Signature) -> Cost:
     source, out = tensor(signature, 0, "self"), given_output(signature, 2)
     require(out is not None, "torch records no shapes for the list of indices, so the result's size is unknown")
     return Cost(bytes=2 * out.distinct_bytes if out else source.distinct_bytes, provenance="derived")
+
+
+def index_by_view(own: Signature, view: Signature) -> Cost:
+    """Return the cost of aten::index by the aten::as_strided inside it: the source seen in the shape of the result, with stride 0 where
+    the indices decide (restride_src of TensorAdvancedIndexing.cpp). The indices' own bytes are not recorded (`derived`)."""
+    source = tensor(own, 0, "self")
+    shape, strides = (ints(view, at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
+    require(0 in strides and all(size >= 0 for size in shape), "the view inside is not that of the indexed source")
+    taken = prod(shape)
+    return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype), provenance="derived")
 
 
 @costs("aten::_index_put_impl_", "aten::index_put_")

@@ -48,7 +48,8 @@ _WRAPPERS = words(
     log_softmax special_softmax special_log_softmax cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
     binary_cross_entropy_with_logits l1_loss kl_div cosine_embedding_loss to contiguous reshape type_as float double half
     bfloat16 cpu cuda pin_memory _pin_memory _autocast_to_reduced_precision _autocast_to_full_precision zeros ones full
-    zeros_like ones_like full_like new_zeros new_ones new_full rand randn randint scalar_tensor tensor meshgrid max_pool1d
+    zeros_like ones_like full_like new_zeros new_ones new_full rand randn randint
+    rand_like randn_like randint_like scalar_tensor tensor meshgrid max_pool1d
     max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d avg_pool1d pad
     item is_nonzero repeat_interleave vstack hstack dstack column_stack outer ger cosine_similarity embedding_bag
     embedding_backward _embedding_bag_backward gather_backward index_put select_backward slice_backward

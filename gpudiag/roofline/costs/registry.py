@@ -19,6 +19,9 @@ BACKWARD_FORMULAS: dict[str, Formula] = {}
 """Schema name of a forward op -> cost of its backward from the *forward's* signature: for autograd nodes that record no shapes or
 launch their kernels without a recorded op inside (custom and fused functions)."""
 
+NAMED_BACKWARD: set[str] = set()
+"""Those of BACKWARD_FORMULAS that hold only for a node of the op's own name: of a custom function the last op is no more than a part."""
+
 WITHOUT_GENERIC: set[str] = set()
 """Ops whose work cannot be read from sizes alone: without their arguments they have no cost, not a generic one."""
 
@@ -50,10 +53,10 @@ def costs(*names: str, generic: bool = True) -> Callable[[Formula], Formula]:
     return register
 
 
-def backward_costs(*forward_names: str) -> Callable[[Formula], Formula]:
+def backward_costs(*forward_names: str, named: bool = False) -> Callable[[Formula], Formula]:
     """Return a decorator that registers what the backward of `forward_names` costs, given the forward's signature.
 
-    Raises ValueError for a name that is taken.
+    `named`: only for nodes that have the op's name. Raises ValueError for a name that is taken.
     """
 
     def register(formula: Formula) -> Formula:
@@ -61,6 +64,8 @@ def backward_costs(*forward_names: str) -> Callable[[Formula], Formula]:
             if name in BACKWARD_FORMULAS:
                 raise ValueError(f"{name} has two backward formulas")
             BACKWARD_FORMULAS[name] = formula
+            if named:
+                NAMED_BACKWARD.add(name)
         return formula
 
     return register

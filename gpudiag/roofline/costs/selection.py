@@ -129,11 +129,29 @@ def random_from(signature: Signature) -> Cost:
     return Cost(vector_flops=5 * largest.numel, bytes=read_bytes(given) + size_of(largest.numel, largest.dtype))
 
 
-@costs("aten::bernoulli", "aten::rand_like", "aten::randn_like", "aten::randint_like")
-def random_like(signature: Signature) -> Cost:
-    """Return the cost of drawing one number an element: written in the dtype asked for, or in self's; bernoulli reads self."""
+@costs("aten::bernoulli")
+def bernoulli(signature: Signature) -> Cost:
+    """Return the cost of drawing one number an element with the probabilities of self, which are read."""
     x = tensor(signature, 0, "self")
-    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 1, x.dtype or "")))
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+def random_like(signature: Signature, dtype_at: int) -> Cost:
+    """Return the cost of drawing one number for each element of self, which is not read: written in the dtype asked for, or in self's."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=size_of(x.numel, scalar_type(signature, dtype_at, x.dtype or "")))
+
+
+@costs("aten::rand_like", "aten::randn_like")
+def rand_like(signature: Signature) -> Cost:
+    """Return the cost of random_like (self, dtype 1)."""
+    return random_like(signature, 1)
+
+
+@costs("aten::randint_like")
+def randint_like(signature: Signature) -> Cost:
+    """Return the cost of random_like: (self, high, dtype, four more) or (self, low, high, dtype, four more)."""
+    return random_like(signature, 3 if len(signature.inputs) > 7 else 2)
 
 
 @costs(

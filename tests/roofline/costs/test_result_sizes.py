@@ -123,3 +123,9 @@ def test_gather_and_scatter(tmp_path: Path) -> None:
     target = torch.zeros(9, 16)
     op, signature, _ = record(lambda: target.index_add_(0, INDEX, rows), tmp_path)
     assert cost_of(op, signature) == Cost(vector_flops=80, bytes=3 * rows.nbytes + INDEX.nbytes)
+
+
+def test_slices_along_a_dimension_that_was_not_recorded_are_rows_of_a_table(cost: Callable[..., Cost]) -> None:
+    """Three of a million rows of 64 numbers: read and written once, with an index of 8 bytes each; not the whole table."""
+    found = cost("aten::index_select", ("fp32", (1_000_000, 64)), 0, ("int64", (3,)), concrete=False)
+    assert (found.bytes, found.provenance) == (2 * 3 * 64 * 4 + 3 * 8, "derived")
