@@ -12,6 +12,7 @@ import polars as pl
 from gpudiag.api.captures import with_captures
 from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
+from gpudiag.api.timeline import Found, timeline
 from gpudiag.attribution import cpu, gaps, intervals
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
@@ -31,10 +32,7 @@ from gpudiag.roofline.oprows import op_rows
 from gpudiag.roofline.over_roof import over_roof_warnings
 from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
-from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
-from gpudiag.timeline.charge import with_costs
-from gpudiag.timeline.idle import explain
-from gpudiag.timeline.syncs import find_syncs
+from gpudiag.timeline.breakdown import device_time
 from gpudiag.trace import read
 
 Progress = Callable[[str], None]
@@ -76,13 +74,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     table = op_rows(trace, steps.table)
     sites = find_sites(trace, steps.table, site_window)
     marks = chosen.bundle.host_marks if chosen.bundle else None
-    syncs = find_syncs(trace, steps.table, sites)
-    idle = explain(
-        trace, found_gaps.clear() if silent else found_gaps, window, steps.table,
-        syncs=syncs, host_marks=marks, sites=sites, site_window=site_window, on_cpu=on_cpu,
-    )  # fmt: skip
-    parts = unknown_breakdown(window) if silent else breakdown(trace.kernels["bound"].gather(rows), spans, window, idle)
-    parts.validate()
+    told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent))
     records = chosen.bundle.step_records if chosen.bundle else None
     analysis = Analysis(
         trace=trace,
@@ -91,10 +83,14 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         device_index=found.number,
         steps=steps.table,
         steps_source=steps.source,
-        idle=idle,
+        idle=told.idle,
         gaps=found_gaps,
-        syncs=with_costs(syncs, idle),
-        breakdown=parts,
+        syncs=told.syncs,
+        breakdown=told.breakdown,
+        graphs=told.graphs,
+        critical_path=told.critical_path,
+        queue=told.queue,
+        replay=told.replay,
         device_time=device_time(trace.kernels) if run == "gpu" else None,
         coverage=coverage(trace),
         op_rows=table,
@@ -110,6 +106,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
             *captures,
             *engine_warnings(owners.costs, device),
             *over_roof_warnings(table, "op" if on_cpu else "kernel"),
+            *told.warnings,
         ),
     )
     return analysis, sites

@@ -61,9 +61,13 @@ class Replays:
 
 
 def _of_settings(study: Study, settings: Sequence[Setting]) -> float | None:
-    """Return the share that those of `settings` save that are about something in the steps."""
-    found = [setting for setting in settings if _applies(study, setting)]
-    return _share(study, [after for _, _, after in study.what_if(found).per_step_ns]) if found else None
+    """Return the share that those of `settings` save that are about something in the steps; None where none is."""
+    try:
+        found = study.what_if(settings)
+    except InputError:
+        rest = [setting for setting in settings if _applies(study, setting)] if len(settings) > 1 else []
+        return _of_settings(study, rest) if rest else None
+    return _share(study, [after for _, _, after in found.per_step_ns])
 
 
 def _applies(study: Study, setting: Setting) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gpudiag.model.replay import ReplayTrust, WhatIf
-from gpudiag.report.console import cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
+from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, unbroken
 from gpudiag.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 _LISTED_STEPS = 1
 """One what-if alone is told step by step."""
@@ -23,16 +28,26 @@ def render(what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str
     if not what_ifs:
         line(console, "No standard what-if applies to these steps.")
         return finished(sink)
-    heading(console, f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that goes on like these")
+    heading(console, f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that goes on like these{_recorded(trust)}")
     error = None if trust is None else trust.error_share
     table = new_table([("what if", "name"), ("step", "right"), ("gain", "right")])
     for found in what_ifs:
         table.add_row(*cells(unbroken(found.name), format_ns(found.changed_ns), gain(found, error)))
-    print_with_details(console, table, [_detail(found) for found in what_ifs])
+    _print_rows(console, table, [_detail(found) for found in what_ifs])
     if len(what_ifs) == _LISTED_STEPS:
         for name, before, after in what_ifs[0].per_step_ns:
             line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
     return finished(sink)
+
+
+def _print_rows(console: Console, table: Table, details: Sequence[str]) -> None:
+    """Print a table whose rows take one line each, with the whole of its detail under each row."""
+    from rich.text import Text
+
+    for row, detail in zip(console.render_lines(table, pad=False), ("", *details), strict=True):
+        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
+        if detail:
+            line(console, detail, QUIET, indent=2)
 
 
 def trust_lines(trust: ReplayTrust | None) -> list[str]:
@@ -47,6 +62,15 @@ def trust_lines(trust: ReplayTrust | None) -> list[str]:
     ]
 
 
+def _recorded(trust: ReplayTrust | None) -> str:
+    """Return how long the steps took as recorded: work that earlier steps left on the device makes single steps longer."""
+    if trust is None or not trust.steps:
+        return ""
+    least, most = min(step.measured_ns for step in trust.steps), max(step.measured_ns for step in trust.steps)
+    span = format_ns(least) if format_ns(least) == format_ns(most) else f"{format_ns(least)} to {format_ns(most)}"
+    return f" (as recorded, with all of its work: {span})"
+
+
 def gain(what_if: WhatIf, error_share: float | None) -> str:
     """Return the gain in words, with the error of the replay where it is known."""
     share = format_share(what_if.share, 1)
@@ -54,4 +78,4 @@ def gain(what_if: WhatIf, error_share: float | None) -> str:
 
 
 def _detail(what_if: WhatIf) -> str:
-    return "; ".join(unbroken(text) for text in (what_if.words, *what_if.notes))
+    return "; ".join((what_if.words, *what_if.notes))

@@ -55,7 +55,7 @@ class Carried:
         return intervals.of(self._pauses)
 
     def _told(self, other: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
-        """Return (name, number, cause, evidence, site, told_ns) of the pauses of the site window, those that lie under a line of the user's.
+        """Return (name, number, cause, evidence, site, told_ns) of the site window's pauses that lie under a line of the user's.
 
         The cause is the one that holds more than half of a pause, else launch.
         """
@@ -93,7 +93,7 @@ def _pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
 
 
 def _held_causes(pauses: pl.DataFrame, events: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
-    """Return for each pause the cause that holds more than half of it (else idle_launch), and the longest event of that cause (else null)."""
+    """Return for each pause the cause that holds more than half of it (else idle_launch), and its longest event (else null)."""
     start, end = pauses["start_ns"].to_numpy(), pauses["end_ns"].to_numpy()
     of_cause = [events.with_row_index("row").filter(pl.col("cause") == cause) for cause in CAUSES]
     cut = layered(np.stack((start, end), axis=1).astype(np.int64), [intervals.of(rows) for rows in of_cause])

@@ -42,7 +42,8 @@ def _first_event(path: str, block_bytes: int) -> int:
                 if isinstance(part, EventChunk):
                     break
         except (NotATraceError, CutShortError) as error:
-            raise InputError(f"{shown(path)} {str(error) or 'breaks off before its first event'}", "give a trace of torch.profiler") from None
+            reason = str(error) or "breaks off before its first event"
+            raise InputError(f"{shown(path)} {reason}", "give a trace of torch.profiler") from None
     return document.first_event
 
 

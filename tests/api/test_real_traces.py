@@ -15,7 +15,8 @@ from realtraces import SHARED, reference
 from gpudiag import api
 from gpudiag.model.report import ReportData, from_json, to_json
 from gpudiag.model.signature import parse_signature
-from gpudiag.report.build import MAX_IDLE_ROWS, signature_text
+from gpudiag.report.build import signature_text
+from gpudiag.report.idleness import MAX_IDLE_ROWS
 
 FOLDER = SHARED / "traces"
 NAMES = sorted(str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in FOLDER.rglob("*.json.gz")) if FOLDER.is_dir() else []

@@ -88,3 +88,11 @@ def test_an_empty_path_never_means_the_folder_one_stands_in(command, api, trace:
     assert len(result.err.splitlines()) <= 2
     assert api.calls == []
     assert command("report", text).code == 2
+
+
+@pytest.mark.parametrize("name", ["report", "ops"])
+def test_a_graph_capture_that_is_not_there_is_bad_input(command, api, name) -> None:
+    result = command(name, "t.json", "--graph-capture", "/nonexistent/capture.json")
+    assert result.code == 2
+    assert result.err.startswith("gpudiag: /nonexistent/capture.json: no such file or folder")
+    assert api.calls == []

@@ -68,7 +68,7 @@ def test_a_failing_child_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_device_that_is_not_there_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "import sys; sys.stderr.write('there is no CUDA device\\n'); sys.exit(2)")
-    with pytest.raises(UsageError, match="^there is no CUDA device$"):
+    with pytest.raises(UsageError, match=r"^there is no CUDA device$"):
         calibrate.measure_in_child("cuda")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import simulator as s
 from handmade import call, kernel, op, steps, write
 
 from gpudiag import api
@@ -96,3 +97,17 @@ def test_a_name_of_ten_megabytes_does_not_pass_through(tmp_path: Path) -> None:
     made = report(tmp_path, op("aten::mm", 10, 20, [[64, 32], [32, 16]]), call(12, 1), kernel(13, 18, 1, huge), *steps(0, 50))
     assert [len(row.name) for row in made.kernels] == [LONGEST_TEXT]
     assert len(to_json(made)) < 200_000
+
+
+def test_idle_time_and_calls_that_wait_carry_their_lines(tmp_path: Path) -> None:
+    layer = s.op("aten::mm", [s.python(40), s.launch("gemm_kernel", 20)])
+    program = [s.step(), *[layer] * 6, s.frame("exp/train.py(41): log", [s.item()])] * 5
+    run = s.simulate([*program, s.step()], recording=s.Recording(stacks=True))
+    made = api.diagnose(str(run.write(tmp_path / "trace.json"))).data
+    assert sum(row.idle_ns for row in made.idle) == made.breakdown.idle_ns
+    assert [row.idle_ns for row in made.idle] == sorted((row.idle_ns for row in made.idle), reverse=True)
+    assert all(row.evidence for row in made.idle if row.cause != "idle_unexplained")
+    read = next(row for row in made.syncs if row.op == "aten::item")
+    assert (read.file, read.line, read.count) == ("exp/train.py", 41, made.steps.count)
+    assert 0 <= read.cost_ns <= read.wall_ns
+    assert sum(row.cost_ns for row in made.syncs) == made.breakdown.buckets_ns.idle_sync

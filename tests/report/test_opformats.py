@@ -44,6 +44,12 @@ def test_a_wider_terminal_shows_more_columns() -> None:
     assert {"time/call", "judged", "dtype", "cost"} <= set(titles(160))
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize(("sorting", "title"), [("ai", "FLOP/B"), ("bytes", "bytes"), ("flops", "FLOP"), ("calls", "calls")])
+def test_what_a_table_is_sorted_by_is_shown(width: int, sorting: str, title: str) -> None:
+    assert title in opformats.text(_table(sorting=sorting), width=width).splitlines()[0].split()
+
+
 def test_plain_text_has_no_colour_and_coloured_text_has() -> None:
     assert "\x1b" not in opformats.text(_table())
     assert "\x1b[" in opformats.text(_table(), color=True)

@@ -25,11 +25,16 @@ def test_trust_comes_first_with_the_steps_the_error_and_the_free_share() -> None
 
 def test_a_row_has_the_step_then_and_the_gain_with_the_error_and_a_line_in_words() -> None:
     text = render([LAUNCH, BATCH], TRUST, width=120)
-    assert "A step takes 12.0 ms" in text
+    assert "A step takes 12.0 ms in a run that goes on like these (as recorded, with all of its work: 1.00 us to 1.10 us)" in text
     row = next(line for line in text.splitlines() if line.startswith("launch=0"))
     assert row.split(maxsplit=1)[1].split() == ["8.00", "ms", "33.3", "%", "\u00b1", "1.2", "%"]
     assert "one CUDA graph issues the step" in text
     assert "2 x the samples; gain per sample" in text
+
+
+def test_what_is_assumed_is_never_cut() -> None:
+    long = WhatIf("launch=0", "words " * 40 + "the end", 12e6, 8e6, 1 / 3)
+    assert "the end" in render([long, BATCH], TRUST, width=60).replace("\n", " ")
 
 
 def test_one_alone_is_told_step_by_step() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import polars as pl
@@ -10,6 +12,8 @@ from handmade import call, kernel, linked, mark, op, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution import intervals
 from gpudiag.attribution.gaps import cpu_gaps, gaps
 from gpudiag.attribution.steps import find_steps
@@ -239,3 +243,22 @@ def anything(draw: st.DrawFn) -> list[Event]:
 @given(anything(), st.booleans())
 def test_the_pieces_fill_the_gaps_whatever_the_trace_holds(events: list[Event], on_cpu: bool) -> None:
     explained(*steps(0, 150, 400), *[event for event in events if not on_cpu or event["cat"] != "kernel"], on_cpu=on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "least"),
+    [
+        ("v100_resnet50_train_2021_memory_callstack", "idle_data", 0.6),  # 46 of its 150 ms a step are spent in __next__
+        ("h100_bert-small", "idle_launch", 0.9),  # tiny kernels: the host is always behind
+        ("mi300x_norm_layers_fwd_bwd", "idle_compile", 0.9),  # first launches that load their code for hundreds of ms
+        ("mi300x_resnet18_ddp8_actckpt_train_rank0", "idle_unexplained", 0.8),  # one pause of 2.2 ms of work issued before the recording
+    ],
+)
+def test_the_largest_cause_of_real_traces(traces: Path, name: str, cause: str, least: float) -> None:
+    found, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    sums = dict(found.idle.group_by("cause").agg(time=(pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
+    assert sum(sums.values()) == found.breakdown.idle_ns
+    assert {bucket: getattr(found.breakdown.buckets_ns, bucket) for bucket in IDLE_BUCKETS} == {
+        bucket: sums.get(bucket, 0) for bucket in IDLE_BUCKETS
+    }
+    assert sums[cause] >= least * found.breakdown.idle_ns

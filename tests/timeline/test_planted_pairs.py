@@ -112,7 +112,7 @@ PAIRS: dict[str, tuple[list[s.Instruction], list[s.Instruction], str]] = {
     "garbage collection": ([*_training(20, 30), s.gc(1500)], _training(20, 30), "gc=0"),
     "checkpoint in every step": ([*_training(20, 30), s.item(), s.io(4000)], [*_training(20, 30), s.item()], "io=0"),
     "copy from pageable memory": ([*_after_copy("H2D pageable"), s.item()], [*_prefetched(), s.item()], "copies=overlapped"),
-    "copy from pinned memory on the stream of the kernels": ([*_after_copy("H2D pinned"), s.item()], [*_prefetched(), s.item()], "copies=overlapped"),
+    "copy from pinned memory, not overlapped": ([*_after_copy("H2D pinned"), s.item()], [*_prefetched(), s.item()], "copies=overlapped"),
     "exposed all-reduce": ([*_reduced(overlapped=False), s.item()], [*_reduced(overlapped=True), s.item()], "communication=overlapped"),
     "unfused pointwise": ([*_forward(), *_pointwise(8)], [*_forward(), *_fused(8)], "fused"),
     "allocation churn": (_churn(), _training(), "allocation=0"),

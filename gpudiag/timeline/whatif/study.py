@@ -39,7 +39,7 @@ def _longest_lane_ns(graph: Graph, times: Times) -> float:
 
 
 class Study:
-    """What-ifs on the representative steps `graphs`, named by `step_names` (by row of `steps`); each counts `weights` times (None: once)."""
+    """What-ifs on the representative steps `graphs`, named by `step_names` (by row of `steps`); each counts `weights` times, else once."""
 
     def __init__(
         self, graphs: Sequence[Graph], step_names: Mapping[int, str], context: Context, weights: Sequence[int] | None = None
