@@ -35,8 +35,9 @@ check: setup ## linters and types alone (part of the tests too)
 golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
 	@cd tests && ../$(BIN)/python -m golden.update
 
-bench: setup ## reading and report time against a floor measured in the same run
+bench: setup ## report time against a floor, and planted causes against their what-ifs, in the same run
 	@$(BIN)/python tests/benchmarks/bench_report.py
+	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -63,3 +64,17 @@ def test_the_replay_bench_tells_error_and_time_of_each_step(traces: Path) -> Non
     assert cells[:3] == ["h100_bert-small", "ProfilerStep#6", "fastest, median, slowest"]
     assert abs(float(cells[6].rstrip("%"))) < 3
     assert float(cells[-1]) < 2
+
+
+@pytest.mark.slow
+def test_the_pairs_bench_sets_the_what_if_beside_the_good_run() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, HERE / "bench_planted_pairs.py", "checkpoint"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    cells = [cell.strip() for cell in done.stdout.splitlines()[-1].strip("|").split("|")]
+    assert cells[:2] == ["checkpoint", "io=0"]
+    bad, changed, good = (float(cell) for cell in cells[2:5])
+    assert 0 < changed < bad
+    assert good > 0

@@ -1,13 +1,16 @@
-"""Causes planted in real training on this CPU: the what-if on the recorded bad run gives the timed good one within 15 %.
+"""Causes planted in real training on this CPU: does the what-if on the recorded bad run give the step of the good one?
 
-The causes keep the core at work. One that sleeps lets it go cold: the ops after a sleep of 50 ms took 10 to 20 % longer than without
-it, unprofiled too, and that part of the gain no replay of recorded times can know.
+`python tests/benchmarks/bench_planted_pairs.py [PAIR...]` records the bad run with gpudiag.profile, times the good one in the same process
+and prints a Markdown table, one row a pair. Both train on one thread. The causes keep the core at work: one that sleeps lets it go cold,
+and the ops after a sleep of 50 ms took 10 to 20 % longer than without it, unprofiled too; that part no replay of recorded times can know.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
+import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,7 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from replayed import study
 
 import gpudiag
@@ -24,15 +30,13 @@ from gpudiag.timeline.whatif.registry import parse
 from gpudiag.timeline.whatif.study import Study
 from gpudiag.trace import read
 
-torch = pytest.importorskip("torch")
-
 STEPS, SETTLED = 20, 5
 WIDTH, BATCH = 768, 1024
 
 ON_CORE = 0.93
-"""Share of the time in which the training thread held a core; below, other programs did, and times say nothing about the program."""
+"""Share of the time in which the training thread held a core; below, other programs did, and the row says so."""
 
-ATTEMPTS = 2
+HEAD = "| cause | what-if | bad step ms | what-if ms | good step ms | error | thread held a core |"
 
 
 class Training:
@@ -131,35 +135,30 @@ PAIRS: dict[str, tuple[Callable[[Training], None], dict[str, Any], dict[str, Any
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Train on one thread: threads that wait for each other on a shared machine make times of no use."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def _measured(name: str, folder: Path) -> tuple[float, float]:
-    """Return (what the what-if says, the good step) in ns, from runs that had a core for themselves; skips where none had."""
+def _row(name: str, folder: Path) -> str:
+    """Return the row of one pair; the what-if is that of the middle representative step: the slowest is slow for reasons of others."""
     fault, bad, good, change = PAIRS[name]
-    for attempt in range(ATTEMPTS):
-        own = folder / str(attempt)
-        own.mkdir()
-        slow, fast = Training(own, **bad), Training(own, **good)
-        found = _recorded(slow, fault)
-        after = _timed(fast)
-        if min(slow.on_core, fast.on_core) >= ON_CORE:
-            what_if = found.what_if(parse([change]))
-            # the middle one of the representative steps: the slowest is slow for reasons of others
-            return statistics.median(step for _, _, step in what_if.per_step_ns), after
-    pytest.skip("other programs hold the cores: times say nothing about this one")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_what_if_on_the_recorded_run_gives_the_step_of_the_good_one(name: str, tmp_path: Path) -> None:
-    ballast = [[number] for number in range(1_500_000)] if PAIRS[name][-1] == "gc=0" else []  # what a collection has to look at
-    changed, good = _measured(name, tmp_path)
+    ballast = [[number] for number in range(1_500_000)] if change == "gc=0" else []  # what a collection has to look at
+    slow, fast = Training(folder, **bad), Training(folder, **good)
+    what_if = _recorded(slow, fault).what_if(parse([change]))
+    after = _timed(fast)
     ballast.clear()
-    assert changed == pytest.approx(good, rel=0.15)
+    before, changed = (statistics.median(step[place] for step in what_if.per_step_ns) for place in (1, 2))
+    held = min(slow.on_core, fast.on_core)
+    return (
+        f"| {name} | {change} | {before / 1e6:.1f} | {changed / 1e6:.1f} | {after / 1e6:.1f} | {changed / after - 1:+.1%} "
+        f"| {held:.0%}{'' if held >= ON_CORE else ' (too little: run again on a quiet machine)'} |"
+    )
+
+
+def main(names: list[str]) -> None:
+    """Print the table."""
+    torch.set_num_threads(1)  # threads that wait for each other on a shared machine make times of no use
+    print(HEAD, "|---" * (HEAD.count("|") - 1) + "|", sep="\n")
+    for name in names or PAIRS:
+        with tempfile.TemporaryDirectory() as folder:
+            print(_row(name, Path(folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
