@@ -43,3 +43,8 @@ def format_rate(per_second: float | None, unit: str) -> str:
 def format_share(share: float | None, digits: int = 0) -> str:
     """Return a percentage such as '42 %' from a share between 0 and 1."""
     return UNKNOWN if share is None else f"{share * 100:.{digits}f} %"
+
+
+def format_count(value: float) -> str:
+    """Return a mean count such as '14', '2.5' or '1,242': one decimal where it is not whole, none from 100 on, where it says nothing."""
+    return f"{value:,.0f}" if value >= 100 or f"{value:.1f}".endswith(".0") else f"{value:.1f}"

@@ -56,3 +56,9 @@ def test_a_duration_reads_back_within_half_a_percent_with_three_digits(ns: float
     assert match is not None
     assert float(match[1]) * NS_PER[match[2]] == pytest.approx(ns, rel=0.0051)
     assert len(match[1].replace(".", "")) <= 3
+
+
+def test_counts_have_no_decimals_where_they_are_whole_and_one_else() -> None:
+    assert [units.format_count(value) for value in (0, 1, 2.5, 14.0, 13.97, 99.94, 292.3, 1242)] == [
+        "0", "1", "2.5", "14", "14", "99.9", "292", "1,242",
+    ]  # fmt: skip

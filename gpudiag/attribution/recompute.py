@@ -24,11 +24,11 @@ _ACCUMULATE = r"AccumulateGrad$"
 _ENGINE_CALL = r"^autograd::engine::evaluate_function"
 _CHECKPOINT = r"(?i)checkpoint\w*backward"
 
-# Ops without a tensor argument never pass the autograd layer: that they carry no number says nothing about grad mode.
-_WITHOUT_INPUT = (
+WITHOUT_INPUT = (
     r"^aten::(empty|zeros|ones|full|arange|range|linspace|logspace|eye|rand|randn|randint|randperm|scalar_tensor|tensor"
     r"|tril_indices|triu_indices|hann_window|_?resize|set_|result_type|item|_local_scalar_dense)"
 )
+"""Ops without a tensor argument never pass the autograd layer: that they carry no number says nothing about grad mode."""
 
 
 def autograd_nodes(ops: pl.DataFrame) -> Mask:
@@ -46,7 +46,7 @@ def recomputed(ops: pl.DataFrame, parent: Ids) -> pl.Series:
     numbered = ops["sequence"].is_not_null().to_numpy()
     name = ops["name"].cast(pl.String)
     direct = inside & (parent == around)
-    silent = direct & ~numbered & (name.str.starts_with("aten::") & ~name.str.contains(_WITHOUT_INPUT)).to_numpy()
+    silent = direct & ~numbered & (name.str.starts_with("aten::") & ~name.str.contains(WITHOUT_INPUT)).to_numpy()
     repeats = name.str.contains(_CHECKPOINT).to_numpy()
     repeats[around[silent]] = True
     engine = name.str.contains(_ENGINE_CALL).to_numpy() & (parent >= 0)

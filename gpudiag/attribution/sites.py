@@ -14,15 +14,16 @@ from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
 
 # Kineto cuts a path at the entry of sys.path that it lies in: the standard library's files then begin with the name of their module. These
-# are names that people give to scripts of their own.
+# are names that people give to scripts of their own: the user's where the script itself runs (a frame of its <module>), else the library's.
 _OWN_NAMES = {"calendar", "code", "cmd", "copy", "profile", "random", "statistics", "test", "this", "timeit", "trace"}
+_EITHER = rf"^((?:{'|'.join(sorted(_OWN_NAMES))})\.py)\("
 _LIBRARY = "|".join(sorted(sys.stdlib_module_names - _OWN_NAMES))
 
 # Frames that are not the user's: torch, installed packages, the interpreter, builtins, modules of nn (no file), gpudiag itself.
 _FOREIGN = (
     rf"^(?:{_LIBRARY})(?:/|\.py\()|"
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
-    r"|(^|/)gpudiag/(capture|api|cli|hardware|__main__)\b"
+    r"|(^|/)gpudiag/(capture|api|cli|hardware|__main__)\b|(^|/)gpudiag\(\d+\): <module>"
 )
 # The training loop of `gpudiag demo` plays the user's script.
 _DEMO = r"(^|/)gpudiag/capture/demo\.py\("
@@ -103,10 +104,18 @@ def frame_threads(trace: Trace, threads: Ids) -> Ids:
 
 def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
     """Return the nearest frame at or above each row that is the user's own, -1 where there is none."""
-    names = table["name"].cast(pl.String)
-    own = (names.str.contains(_FRAME) & (~names.str.contains(_FOREIGN) | names.str.contains(_DEMO))).to_numpy()
+    own = table["name"].is_in(_own_names(table["name"].unique()).implode()).to_numpy()
     found: Ids = np.append(nearest(nesting.parent, own), -1)[rows]
     return found
+
+
+def _own_names(names: pl.Series) -> pl.Series:
+    """Return those of the distinct frame names that are the user's."""
+    texts = names.cast(pl.String)
+    scripts = texts.filter(texts.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
+    foreign = texts.str.contains(_FOREIGN) | texts.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
+    own: pl.Series = names.filter(texts.str.contains(_FRAME) & (~foreign | texts.str.contains(_DEMO)))
+    return own
 
 
 def _gathered(values: pl.Series, rows: Ids) -> pl.Series:

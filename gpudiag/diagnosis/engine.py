@@ -22,11 +22,15 @@ SEEN_ENOUGH = 0.5
 larger part, which was not seen (replayed graphs, kernels without ops)."""
 
 
+NO_GAIN = 0.0005
+"""Share of the steps below which a ceiling is none: in reports it reads 0.0 %."""
+
+
 class Judgement(msgspec.Struct, frozen=True):
     """What the rules say of one analysis."""
 
     findings: tuple[Finding, ...]
-    """Ordered: an invalid measurement first, then by ceiling (unknown last), then by confidence, then by id."""
+    """Ordered: an invalid measurement first, then by ceiling, those that gain nothing after the unknown; then by confidence, then by id."""
     outcomes: tuple[RuleOutcome, ...]
     """One for each rule, by id."""
     fact_errors: dict[str, str] = {}
@@ -110,10 +114,11 @@ def _ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> 
     return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
 
 
-def _rank(finding: Finding) -> tuple[bool, bool, int, int, str]:
+def _rank(finding: Finding) -> tuple[bool, int, int, int, str]:
     invalid = finding.rule == MEASUREMENT_RULE and finding.severity == "critical"
     time = finding.ceiling.time_ns if finding.ceiling else 0
-    return (not invalid, finding.ceiling is None, -time, -GRADES.index(finding.confidence), finding.rule)
+    known = 1 if finding.ceiling is None else 0 if finding.ceiling.share >= NO_GAIN else 2
+    return (not invalid, known, -time, -GRADES.index(finding.confidence), finding.rule)
 
 
 def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:

@@ -9,15 +9,15 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Lookup, nearest
 from gpudiag.model.finding import FactValue, Missing
-from gpudiag.units import UNKNOWN, format_bytes, format_flop, format_ns, format_share
+from gpudiag.units import UNKNOWN, format_bytes, format_count, format_flop, format_ns, format_share
 
 
 def _share(digits: int) -> Callable[[float], str]:
     return lambda value: format_share(value, digits)
 
 
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+def _times(value: float) -> str:
+    return {"1": "once", "2": "twice"}.get(text := format_count(value), f"{text} times")
 
 
 NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
@@ -26,7 +26,8 @@ NUMBER_FORMATS: dict[str, Callable[[float], str]] = {
     "share1": _share(1),
     "B": format_bytes,
     "FLOP": format_flop,
-    "count": _count,
+    "count": format_count,
+    "times": _times,
     "ratio": lambda value: f"{value:.2f}",
     "ratio1": lambda value: f"{value:.1f}",
 }
@@ -100,4 +101,4 @@ def _plain(value: FactValue | Missing, how: str) -> str:
         return UNKNOWN
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return value if isinstance(value, str) else NUMBER_FORMATS.get(how, _count)(value)
+    return value if isinstance(value, str) else NUMBER_FORMATS.get(how, format_count)(value)

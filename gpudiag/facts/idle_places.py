@@ -6,13 +6,20 @@ import re
 
 import polars as pl
 
+from gpudiag.facts.spoken import event_words
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
 
 MOST = 3
 """Places per finding."""
 
+WORTH_A_PLACE = 0.01
+"""Share of the steps below which a place is not pointed at, unless it is the first: nobody acts upon it."""
+
 UNTOLD = "nothing was recorded"
+_LOOKED_AT = 100
+"""Largest places among which those with the same words are one; the rest holds next to nothing."""
+
 _SITE = re.compile(r"^(.*)\((\d{1,9})\)(?:: (.*))?$", re.DOTALL)
 _NUMBERS = r"\d+(\.\d+)?"
 """Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
@@ -29,14 +36,15 @@ def split_site(site: str | None) -> tuple[str | None, int | None]:
 def by_place(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return idle `pieces` (with time_ns) summed by cause, site, op and evidence, the largest first.
 
-    Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site are one place whatever the op.
+    Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site or event are one place,
+    whatever the op.
     """
     names = ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
     frame = pieces.join(names, on="op", how="left", maintain_order="left")
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
     untold = pl.col("site").is_null()
-    # a Python line is the place; the op or event only where no line is known
-    key = [pl.when(untold).then(kind).alias("kind"), pl.when(untold).then("op_name").alias("by_op")]
+    # a Python line is the place; the event only where no line is known, and the op only where neither is
+    key = [pl.when(untold).then(kind).alias("kind"), pl.when(untold & pl.col("evidence").is_null()).then("op_name").alias("by_op")]
     longest = pl.col("time_ns") == pl.col("time_ns").max()
     found = frame.group_by("cause", "site", *key, maintain_order=True).agg(
         op=pl.col("op_name").filter(longest).first(),
@@ -47,16 +55,22 @@ def by_place(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     return found.drop("kind", "by_op").sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
 
 
+def place_words(evidence: str | None, op: str | None) -> str:
+    """Return what happened at an idle place, as people say it; '' where nothing is known."""
+    return event_words(evidence) if evidence else f"near {op}" if op else ""
+
+
 def idle_places(window: Window, *causes: str) -> tuple[Where, ...]:
-    """Return the places with the most idle time of `causes`."""
+    """Return the places with the most idle time of `causes`; the largest, and others with 1 % of the steps or more."""
     pieces = window.idle.filter(pl.col("cause").is_in(causes))
-    found = by_place(pieces, window.analysis.trace.ops).head(MOST)
-    return tuple(_where(*row) for row in found.select("op", "evidence", "site", "time_ns").iter_rows())
-
-
-def _where(op: str | None, evidence: str | None, site: str | None, time_ns: int) -> Where:
-    file, line = split_site(site)
-    return Where(evidence or (f"before {op}" if op else UNTOLD), file, line, time_ns)
+    rows = by_place(pieces, window.analysis.trace.ops).head(_LOOKED_AT)
+    sums: dict[tuple[str, str | None, int | None], int] = {}
+    for op, evidence, site, time_ns in rows.select("op", "evidence", "site", "time_ns").iter_rows():
+        key = (place_words(evidence, op) or UNTOLD, *split_site(site))
+        sums[key] = sums.get(key, 0) + time_ns
+    ranked = sorted(sums.items(), key=lambda item: -item[1])[:MOST]
+    worth = WORTH_A_PLACE * window.wall_ns
+    return tuple(Where(*key, time_ns) for index, (key, time_ns) in enumerate(ranked) if index == 0 or time_ns >= worth)
 
 
 def call_places(calls: pl.DataFrame) -> tuple[Where, ...]:
@@ -65,6 +79,7 @@ def call_places(calls: pl.DataFrame) -> tuple[Where, ...]:
     sums = (
         calls.group_by(label, "site")
         .agg(pl.col("cost_ns").sum())
+        .filter(pl.col("cost_ns") > 0)
         .sort(["cost_ns", "what", "site"], descending=[True, False, False], nulls_last=True)
     )
     return tuple(Where(what, *split_site(site), time) for what, site, time in sums.head(MOST).iter_rows())

@@ -8,6 +8,7 @@ import polars as pl
 
 from gpudiag.facts import attention, copies, elementwise, gemm, host_copies, optimizer, precision, waits
 from gpudiag.facts.idle_places import MOST, call_places, idle_places
+from gpudiag.facts.spoken import event_words
 from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
 
@@ -33,7 +34,7 @@ def _loader(window: Window) -> tuple[Where, ...]:
     found, calls = idle_places(window, "idle_data"), window.loader_waits
     if found or calls is None:
         return found
-    return tuple(Where(name) for name in calls["name"].unique().sort().head(MOST))
+    return tuple(Where(event_words(name)) for name in calls["name"].cast(pl.String).unique().sort().head(MOST))
 
 
 PLACES: dict[str, Provider] = {

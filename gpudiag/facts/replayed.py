@@ -46,7 +46,10 @@ class Replays:
 
     def with_kernels(self, new_ns: Floats) -> float | None:
         """Return the share that is saved where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
-        return _share(self.study, [kernel_times(graph, new_ns) for graph in self.study.graphs]) if self.study else None
+        if self.study is None:
+            return None
+        busy_ns = self.study.context.busy_ns
+        return _share(self.study, [kernel_times(graph, new_ns, busy_ns) for graph in self.study.graphs])
 
     def without_syncs(self, launches: Sequence[int]) -> float | None:
         """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""

@@ -53,8 +53,8 @@ class Window:
     def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
         """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
 
-        The device was idle for all of `idle_ns`; a replay that gives back less than half of it does not hold the calls that caused it
-        (such as code loaded inside a launch call), and the idle time itself is the better figure.
+        The device was idle for all of `idle_ns`, in all steps; where the three that are replayed give back less than half of it, the cause
+        stood in others (a collection in one step of ten), and the idle time itself is the better figure.
         """
         share, idle = self.replays.saved_share(*settings), float(idle_ns())
         if share is not None and share * self.wall_ns < HELD * idle:

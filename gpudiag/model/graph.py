@@ -22,6 +22,10 @@ EDGE_KINDS = ("thread", "handoff", "launch", "stream", "event", "sync", "queue_f
 stream; event: cudaStreamWaitEvent; sync: work -> the return of the call that waits for it; queue_full: work -> a launch call that had to
 wait for a free place."""
 
+QUEUE_LIMIT = 1024
+"""Launches that can have been issued and not begun before a launch call blocks: the depth at which CUDA's work queue is full
+(seen as 1,022 to 1,024 pending kernels in recordings; the guide of CUDA gives no figure). A recording may show another."""
+
 
 class Graph(msgspec.Struct, frozen=True):
     """A step as nodes and edges. A node begins at max over its incoming edges of (end of src + lag), and at `origin_ns` at the earliest.
@@ -62,6 +66,11 @@ class Graph(msgspec.Struct, frozen=True):
     """The node whose end is mark k+1 on the thread that steps; -1: none."""
     carried: int = 0
     """Nodes 1 to `carried` are work of the device that was issued before the step; node 0 is the begin of the step and takes no time."""
+    queue_limit: int = QUEUE_LIMIT
+    """Launches that can be issued ahead of the device, as the recording shows it."""
+    alone: bool = False
+    """The next step begins when all of this one is over: the recording of the host ends before mark k+1, so that nothing shows how far it
+    would have gone on in the meantime."""
 
 
 def node_kind(name: str) -> int:

@@ -15,6 +15,14 @@ class ReplayedStep(msgspec.Struct, frozen=True):
     replayed_ns: int
     free_ns: int
     """Part of the replayed step's longest path that lies in free delay parameters: measured waits that no dependency explains."""
+    marks_ns: int | None = None
+    """Time between the step's marks, as recorded."""
+    steady_ns: int | None = None
+    """Time of the step with nothing changed in a run that repeats it: what what-ifs are measured against."""
+    backlog_begin_ns: int | None = None
+    """How long the device still worked on earlier steps after the first mark."""
+    backlog_end_ns: int | None = None
+    """How long the device still worked on this step, or on earlier ones, after the last mark."""
 
 
 class ReplayTrust(msgspec.Struct, frozen=True):
@@ -25,6 +33,13 @@ class ReplayTrust(msgspec.Struct, frozen=True):
     """Largest |replayed - measured| / measured over `steps`."""
     free_share: float
     """Largest free_ns / measured_ns over `steps`."""
+    steady_error_share: float | None = None
+    """Largest error of steady_ns over `steps` against the nearer of two measured times: marks_ns, the pace of the host, and
+    marks_ns + backlog_end_ns - backlog_begin_ns, the pace of the device."""
+    drift_share: float | None = None
+    """Largest |steady_ns - marks_ns| / marks_ns over all steps: how far a step of a run that goes on is from the recorded one."""
+    note: str = ""
+    """Why they differ, in words; '' where they do not by more than 5 %."""
 
 
 class WhatIf(msgspec.Struct, frozen=True):

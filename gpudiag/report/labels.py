@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudiag.facts.spoken import kernel_label
 from gpudiag.model.finding import Where
 from gpudiag.model.report import CollectiveRow, OpRow, ReportData
 from gpudiag.units import format_bytes, format_share
@@ -18,8 +19,6 @@ COMMUNICATION_RECORD = "record_param_comms"
 _NCCL = re.compile(r"^nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SITE = re.compile(r"^(.*)\((\d+)\): (.*)$", re.DOTALL)
 _SHAPE = re.compile(r"\[[\d, ]*\]")
-# Parts of C++ kernel names that every kernel of PyTorch has: they push what differs out of sight.
-_COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::cuda::|c10::")
 _FEW = 2
 """Kinds of collectives that are named one by one."""
 _BEFORE = {"before the window": "launched before the recording"}
@@ -52,11 +51,6 @@ def site_text(where: str | None) -> str:
     return str(parse_site(where) or where or "")
 
 
-def kernel_label(name: str) -> str:
-    """Return a kernel's name without the parts that all kernels share."""
-    return _COMMON.sub("", name) or name
-
-
 def collective_label(name: str) -> str:
     """Return the collective that a name stands for, such as 'AllReduce'; 'generic NCCL kernel' where the name does not tell."""
     found = _NCCL.match(name)
@@ -75,7 +69,7 @@ def namer(report: ReportData) -> Callable[[OpRow], str]:
         if row.name != COMMUNICATION_RECORD:
             return collective_label(row.name) if _NCCL.match(row.name) else kernel_label(row.name)
         found = known.get((row.count, row.kernel_ns))
-        return f"{_described(found) if found else either} ({COMMUNICATION_RECORD})"
+        return _described(found) if found else either
 
     return name
 
@@ -89,7 +83,8 @@ def _described(row: CollectiveRow) -> str:
 
 def op_detail(row: OpRow) -> str:
     """Return what tells two op rows of one name apart: call site, module, shapes, then phase and recompute; '' where nothing is known."""
-    known = [text for text in (site_text(row.where), row.module, row.signature) if text]
+    record = COMMUNICATION_RECORD if row.name == COMMUNICATION_RECORD else ""  # how a reader finds it in the trace
+    known = [text for text in (record, site_text(row.where), row.module, row.signature) if text]
     told = [*known, phase_text(row)] if known and row.phase else known
     return ", ".join([*told, recompute_text(row)] if row.recompute_ns else told)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import trust, waiting, words
+from gpudiag.report import chosen, trust, waiting, words
 from gpudiag.report.escape import code, markdown
 from gpudiag.report.labels import namer, recompute_text, site_text
 from gpudiag.units import format_ns, format_rate, format_share
@@ -56,33 +56,35 @@ def _breakdown(report: ReportData) -> str:
 
 def _waiting(report: ReportData) -> Iterator[str]:
     """Yield where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
-    found, device, steps = waiting.places(report), words.device_word(report), max(1, report.steps.count)
+    found, device = waiting.causes(report), words.device_word(report)
     if found:
-        rows = ((markdown(p.cause), _code(p.site), markdown(p.what, 200), format_ns(p.ns), format_share(p.share, 1)) for p in found)
         yield f"## Why the {device} was idle"
-        yield _table(("cause", "at", "what happened", "time", "share"), "lllrr", rows)
+        yield _table(("cause", "at", "what happened", "time", "share"), "lllrr", (row for cause in found for row in _cause(cause)))
+        yield markdown(waiting.meanings(found))
     if rows_of := waiting.calls(report):
-        cells = (
-            (
-                _code(waiting.call_name(row)),
-                _code(waiting.site(row)),
-                f"{row.count:,}",
-                *map(format_ns, (row.wall_ns / steps, row.cost_ns / steps)),
-            )
-            for row in rows_of
-        )
-        yield f"### Calls that wait for the {device}"
+        cells = ((_code(waiting.call_name(row)), _code(waiting.site(row)), *waiting.call_figures(row, report)) for row in rows_of)
+        yield f"### Calls that wait for the {device}, in {words.span_phrase(report)}"
         yield _table(("call", "at", "calls", "inside", "idle after"), "llrrr", cells)
     yield "\n\n".join(markdown(text) for text in (waiting.queue_line(report), waiting.path_line(report)) if text)
+
+
+def _cause(cause: waiting.Cause) -> Iterator[tuple[str, ...]]:
+    """Yield the row of a cause, then those of its places."""
+    yield f"**{markdown(cause.label)}**", "", "", format_ns(cause.ns), format_share(cause.share, 1)
+    for place in cause.places:
+        yield "", _code(place.site), markdown(place.what, 200), format_ns(place.ns), format_share(place.share, 1)
 
 
 def _changes(report: ReportData) -> str:
     found = waiting.changes(report)
     if not found:
         return ""
-    rows = ((markdown(change, 100), then, gain) for change, then, gain, _ in found)
-    title = f"## What changes could give at most\n\nThe {words.span_word(report)} replayed with one thing changed.\n\n"
-    return title + _table(("change", words.span_word(report), "gain"), "lrr", rows)
+    rows = ((markdown(change.label, 100), _code(change.setting), change.then, change.gain) for change in found)
+    title = (
+        f"## What changes could give at most\n\nThe {words.span_word(report)} replayed with one thing changed; gains do not add up. "
+        "Others, and several at once: `gpudiag whatif PATH --set NAME=VALUE`.\n\n"
+    )
+    return title + _table(("change", "`--set`", words.span_word(report), "gain"), "llrr", rows)
 
 
 def _code(text: str) -> str:
@@ -90,16 +92,15 @@ def _code(text: str) -> str:
 
 
 def _findings(report: ReportData) -> Iterator[str]:
-    found = words.told(report)
+    found, rest = chosen.findings(report)
     if not found:
         yield f"## Findings\n\n{markdown(words.nothing_found(report))}"
         return
     yield "## What matters most"
-    for number, finding in enumerate(found[: words.MATTER_MOST], 1):
+    for number, finding in enumerate(found, 1):
         yield _finding(number, finding, report)
-    rest = found[words.MATTER_MOST :]
     if rest:
-        yield "Also found: " + "; ".join(f"{markdown(finding.title, 100)} ({markdown(finding.rule, 40)})" for finding in rest) + "."
+        yield "Also found: " + "; ".join(markdown(chosen.in_short(finding), 200) for finding in rest) + "."
 
 
 def _finding(number: int, finding: Finding, report: ReportData) -> str:

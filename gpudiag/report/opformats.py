@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpudiag.facts.spoken import kernel_label
 from gpudiag.model.cost import BOUNDS
 from gpudiag.report import words
 from gpudiag.report.console import QUIET, cells, finished, line, new_console, new_table, print_with_details
 from gpudiag.report.escape import clean, tail
-from gpudiag.report.labels import kernel_label
 from gpudiag.report.optable import Group, Grouping, Known, OpTable
 from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import trust, waiting, words
+from gpudiag.report import chosen, trust, waiting, words
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.labels import namer, op_detail, phase_text
@@ -77,13 +77,9 @@ def _breakdown(console: Console, report: ReportData) -> None:
 
 def _waiting(console: Console, report: ReportData) -> None:
     """Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
-    found = waiting.places(report)
+    found = waiting.causes(report)
     if found:
-        heading(console, f"Why the {words.device_word(report)} was idle")
-        table = new_table((("where the time went", "name"), ("time", "right"), ("share", "right")))
-        for place in found:
-            table.add_row(*cells(clean(place.cause), format_ns(place.ns), format_share(place.share, 1)))
-        print_with_details(console, table, [clean(place.detail, 400) for place in found])
+        _causes(console, report, found)
     _calls(console, report)
     lines = [text for text in (waiting.queue_line(report), waiting.path_line(report)) if text]
     if lines:
@@ -92,46 +88,64 @@ def _waiting(console: Console, report: ReportData) -> None:
         line(console, text)
 
 
+def _causes(console: Console, report: ReportData, found: list[waiting.Cause]) -> None:
+    """Print each cause with its places below it, then what the names mean."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    heading(console, f"Why the {words.device_word(report)} was idle")
+    table = new_table((("cause, and where", "wrapped"), ("time", "right"), ("share", "right")))
+    for cause in found:
+        table.add_row(*cells(clean(cause.label), format_ns(cause.ns), format_share(cause.share, 1)))
+        for place in cause.places:
+            where = Padding(Text(clean(place.detail, 400), style=QUIET), (0, 0, 0, 2))
+            table.add_row(where, *(Text(text, style=QUIET) for text in (format_ns(place.ns), format_share(place.share, 1))))
+    console.print(table)
+    if said := waiting.meanings(found):
+        line(console, said, QUIET)
+
+
 def _calls(console: Console, report: ReportData) -> None:
     found = waiting.calls(report)
     if not found:
         return
-    heading(console, f"Calls that wait for the {words.device_word(report)}")
-    steps = max(1, report.steps.count)
+    heading(console, f"Calls that wait for the {words.device_word(report)}, in {words.span_phrase(report)}")
     table = new_table((("call", "name"), ("calls", "right"), ("inside", "right"), ("idle after", "right")))
     for row in found:
-        figures = (f"{row.count:,}", format_ns(row.wall_ns / steps), format_ns(row.cost_ns / steps))
-        table.add_row(*cells(clean(waiting.call_name(row), 100), *figures))
+        table.add_row(*cells(clean(waiting.call_name(row), 100), *waiting.call_figures(row, report)))
     print_with_details(console, table, [clean(waiting.site(row), 400) for row in found])
 
 
 def _changes(console: Console, report: ReportData) -> None:
-    """Print what the replay gives for each cost taken away."""
+    """Print what the replay gives for each cost taken away, with the name by which a reader can try it."""
     found = waiting.changes(report)
     if not found:
         return
     heading(console, f"What changes could give at most (the {words.span_word(report)} replayed with one thing changed)")
-    table = new_table((("change", "wrapped"), (words.span_word(report), "right"), ("gain", "right")))
-    for change, then, gain, _ in found:
-        table.add_row(*cells(clean(change, 100), then, gain))
+    span, roomy = words.span_word(report), console.width >= _ROOMY
+    settings = (("--set", "left"),) if roomy else ()
+    table = new_table((("change", "wrapped"), *settings, (span, "right"), ("gain", "right")))
+    for change in found:
+        label = change.label if roomy or console.width < _NARROW else f"{change.label}, {change.setting}"
+        table.add_row(*cells(clean(label, 160), *([clean(change.setting, 100)] if roomy else []), change.then, change.gain))
     console.print(table)
+    line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
 def _findings(console: Console, report: ReportData) -> None:
-    found = words.told(report)
+    found, rest = chosen.findings(report)
     if not found:
         heading(console, "Findings")
         line(console, words.nothing_found(report))
         return
     heading(console, "What matters most")
-    for number, finding in enumerate(found[: words.MATTER_MOST], 1):
+    for number, finding in enumerate(found, 1):
         if number > 1:
             console.print()
         _finding(console, number, finding, report)
-    rest = found[words.MATTER_MOST :]
     if rest:
         console.print()
-        line(console, f"Also found: {'; '.join(f'{clean(finding.title, 100)} ({clean(finding.rule, 40)})' for finding in rest)}.")
+        line(console, f"Also found: {'; '.join(clean(chosen.in_short(finding), 200) for finding in rest)}.")
 
 
 def _finding(console: Console, number: int, finding: Finding, report: ReportData) -> None:

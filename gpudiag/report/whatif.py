@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_ROUNDS_TO = 0.001
 _LISTED_STEPS = 1
 """One what-if alone is told step by step."""
 
@@ -57,8 +58,8 @@ def trust_lines(trust: ReplayTrust | None) -> list[str]:
     steps = ", ".join(f"{step.name} ({step.role})" for step in trust.steps)
     return [
         f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",
-        f"With nothing changed it is off by at most {format_share(trust.error_share, 1)} of a step; "
-        f"up to {format_share(trust.free_share, 1)} of a step are waits that no dependency explains, which every what-if keeps.",
+        f"With nothing changed it is off by at most {_error(trust.error_share)} of a step; "
+        f"up to {_error(trust.free_share)} of a step are waits that no dependency explains, which every what-if keeps.",
     ]
 
 
@@ -74,7 +75,12 @@ def _recorded(trust: ReplayTrust | None) -> str:
 def gain(what_if: WhatIf, error_share: float | None) -> str:
     """Return the gain in words, with the error of the replay where it is known."""
     share = format_share(what_if.share, 1)
-    return share if error_share is None else f"{share} \u00b1 {format_share(error_share, 1)}"
+    return share if error_share is None else f"{share} \u00b1 {_error(error_share)}"
+
+
+def _error(share: float) -> str:
+    """Return the error of the replay; no replay is exact, so what rounds to nothing reads '<0.1 %'."""
+    return f"<{format_share(_ROUNDS_TO, 1)}" if share < _ROUNDS_TO / 2 else format_share(share, 1)
 
 
 def _detail(what_if: WhatIf) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudiag.diagnosis.engine import NO_GAIN
 from gpudiag.model.breakdown import BUSY_BUCKETS, IDLE_BUCKETS
 from gpudiag.model.cost import OVER_ROOF_ABOVE
 from gpudiag.model.finding import Evidence, Finding, Where
@@ -21,8 +22,8 @@ MATTER_MOST = 3
 ROUNDS_TO_ZERO = 0.005
 """A share below half a percent rounds to nothing."""
 
-NOTHING = 0.0005
-"""Share of the step below which a replayed gain is none."""
+UNEXPLAINED_MUCH = 0.1
+"""Share of the step from which idle time without a cause deserves a hint."""
 
 OVER_ROOF = "over roof"
 OVER_ROOF_LEGEND = (
@@ -41,8 +42,8 @@ _BUSY = {
 }
 _IDLE = {
     "idle_data": "waiting for data",
-    "idle_launch": "host launches too late",
-    "idle_sync": "host waits for the device",
+    "idle_launch": "Python and framework too slow",
+    "idle_sync": "host waits for the {device}",
     "idle_dependency": "stream order, kernel spacing",
     "idle_allocation": "memory allocation",
     "idle_compile": "compilation",
@@ -105,8 +106,9 @@ def bucket_label(bucket: str, report: ReportData) -> str:
     if bucket in _BUSY:
         text = _NO_ROOF if bucket == "unknown" and not _has_peaks(report) else _BUSY[bucket]
         return text.format(work=work_word(report), device=device_word(report))
-    words = _ON_CPU if on_cpu(report) else {}
-    return f"idle: {words.get(bucket) or _IDLE.get(bucket, bucket.removeprefix('idle_'))}"
+    words = {**_IDLE, **_ON_CPU} if on_cpu(report) else _IDLE
+    known = words.get(bucket)
+    return f"idle: {known.format(device=device_word(report)) if known else bucket.removeprefix('idle_')}"
 
 
 def _has_peaks(report: ReportData) -> bool:
@@ -164,13 +166,20 @@ def verdict(report: ReportData) -> str:
 
 
 def idle_note(report: ReportData) -> str:
-    """Return what to do where no cause was found for any of the idle time, '' where some has one or there is next to none."""
+    """Return what to record where much of the time is idle without a cause, '' where little is."""
     wall, unexplained = report.breakdown.wall_ns, report.breakdown.buckets_ns.idle_unexplained
-    if not wall or unexplained / wall < ROUNDS_TO_ZERO or unexplained < report.breakdown.idle_ns:
+    if not wall or unexplained / wall < ROUNDS_TO_ZERO:
+        return ""
+    if unexplained >= report.breakdown.idle_ns:
+        return (
+            "Nothing was recorded on the host in the idle time, so its causes are not known: record CPU activity too, with Python stacks "
+            "(with_stack=True), or with gpudiag.profile."
+        )
+    if unexplained / wall < UNEXPLAINED_MUCH:
         return ""
     return (
-        "Nothing was recorded on the host in the idle time, so its causes are not known: record CPU activity too, with Python stacks "
-        "(with_stack=True), or with gpudiag.profile."
+        f"For {format_share(unexplained / wall)} of {span_phrase(report)} nothing that was recorded tells why the {device_word(report)} "
+        "was idle; Python stacks (with_stack=True) or a recording with gpudiag.profile may."
     )
 
 
@@ -192,7 +201,7 @@ def ceiling_line(finding: Finding, report: ReportData) -> str:
     if ceiling is None:
         return "" if finding.bound == "method" else "Gain: not known."
     what_if = f" if {ceiling.what_if}".rstrip(" .") if ceiling.what_if else ""
-    if ceiling.method == "replay" and ceiling.share < NOTHING:
+    if ceiling.method == "replay" and ceiling.share < NO_GAIN:
         return f"No gain by itself: replayed, the {span_word(report)} takes as long{what_if}; other work stands on the longest path."
     gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
     error = "" if ceiling.error_share is None else f" \u00b1 {error_text(ceiling.error_share)}"
@@ -371,7 +380,9 @@ def _clauses(report: ReportData) -> list[tuple[float, str, str]]:
     main = ""
     if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
         share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
-        main = f" ({'mostly: ' if len(rows) > 1 else ''}{rows[0].label.removeprefix('idle: ')}{share})"
+        most = 2 * rows[0].share >= report.breakdown.idle_ns / wall
+        first = "" if len(rows) == 1 else "mostly: " if most else "largest part: "
+        main = f" ({first}{rows[0].label.removeprefix('idle: ')}{share})"
     return [*parts, (report.breakdown.idle_ns / wall, f"idle{main}", "idle")]
 
 
@@ -379,11 +390,11 @@ def _said(clauses: list[tuple[float, str, str]]) -> tuple[list[str], str]:
     """Return the clauses of the verdict, largest first, and what is said of the small ones; the unknown is always said."""
     ordered = sorted(clauses, key=lambda clause: -clause[0])
     told = [clause for clause in ordered if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
-    said = [f"{_part(share)}{'' if index else ' of it'} {words}" for index, (share, words, _) in enumerate(told)]
+    said = [f"{part(share)}{'' if index else ' of it'} {words}" for index, (share, words, _) in enumerate(told)]
     rest = sum(share for share, _, _ in ordered) - sum(share for share, _, _ in told)
     return said, f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
 
 
-def _part(share: float) -> str:
+def part(share: float) -> str:
     """Return a percentage; what rounds to all of it but is not all says so."""
     return f"over {format_share(0.99)}" if 1 - ROUNDS_TO_ZERO <= share < 1 else format_share(share)

@@ -22,10 +22,12 @@ from gpudiag.attribution.pairing import Pairs, pair
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature
+from gpudiag.roofline.conv_gradients import single_gradient
 from gpudiag.roofline.costs import convolution_relatives as relatives
 from gpudiag.roofline.costs import told
 from gpudiag.roofline.costs.arguments import is_sparse
 from gpudiag.roofline.costs.convolution import LAYOUTS
+from gpudiag.roofline.costs.convolution_backward import LAYOUTS as BACKWARD
 from gpudiag.roofline.costs.gemm_quantised import PACKED_LINEAR, packed_linear
 from gpudiag.roofline.costs.gradients import PRODUCTS
 from gpudiag.roofline.costs.indexing import index_by_view
@@ -76,16 +78,34 @@ def complete(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int, Sign
         _relate(ops, parsed, found, inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False), packed_linear)
         _relate(ops, parsed, found, result_takers(ops, parent, parsed, list(LAYOUTS)), _by_taker)
         _nodes(ops, kernels, parent, parsed, found, pairs, start)
+    _without_mask(kernels, found, ops.height)
 
 
 def _node_cost(name: str, forward: Signature, node: Signature | None, products: int | None) -> Cost:
-    """Return the cost of the backward of `name`; `products`: those that ran inside, each of which is one of its two gradients."""
+    """Return the cost of the backward of `name`; `products`: gradients that ran inside, of its two (None: both)."""
     if is_sparse(name, forward):
         raise NotModelledError("a sparse operand")
     cost = BACKWARD_FORMULAS[name](told.backward_inputs(name, forward, node))
-    if products != 1:
-        return cost
+    return _half(cost) if products == 1 else cost
+
+
+def _half(cost: Cost) -> Cost:
+    """Return the cost of one of two gradients: each has the FLOPs of the forward and moves the same three tensors."""
     return msgspec.structs.replace(cost, matrix_flops=cost.matrix_flops // 2, bytes=cost.bytes // 2)
+
+
+def _without_mask(kernels: pl.DataFrame, found: Costs, height: int) -> None:
+    """Halve the cost of convolution gradients whose mask was not recorded (both are taken then) where the kernels name one alone."""
+    taken = [
+        name in BACKWARD and isinstance(cost, Cost) and cost.provenance == "derived"
+        for name, cost in zip(found.names, found.costs, strict=True)
+    ]
+    node = np.where(np.append(np.array(taken, dtype=bool), False)[found.call], found.owner, -1)
+    one = (node >= 0) & single_gradient(kernels, node, height)[node]
+    for call in np.unique(found.call[one]).tolist():
+        cost = found.costs[call]
+        if isinstance(cost, Cost):
+            found.call[one & (found.call == call)] = found.add(_half(cost), found.names[call])
 
 
 def _by_node(name: str, own: Signature, node: Signature) -> Cost:
@@ -181,9 +201,12 @@ def _nodes(
     rows = np.unique(node[wanted])
     call = np.full(ops.height + 1, -1, dtype=np.int64)
     frame = ops[forward[rows]].select(pl.col("name").cast(pl.String), "signature")
-    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=_products_inside(ops, around)[rows]).with_columns(
+    convolution = np.append(_named(ops, list(LAYOUTS)), False)[forward]
+    one = single_gradient(kernels, np.where(np.append(convolution, False)[node], node, -1), ops.height)[rows]
+    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=_products_inside(ops, around)[rows], one=one)
+    frame = frame.with_columns(
         at=pl.when(pl.col("name").is_in(list(told.TOTAL_D))).then("at"),
-        products=pl.when(pl.col("name").is_in(list(PRODUCTS))).then("products"),
+        products=pl.when(pl.col("name").is_in(list(PRODUCTS))).then("products").when("one").then(1),
     )
     for (key, signature, at, products), members in frame.group_by("name", "signature", "at", "products", maintain_order=True):
         cost = attempt(_node_cost, str(key), parsed[signature], parsed.get(at), products)

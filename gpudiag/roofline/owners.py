@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -14,8 +15,10 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature, parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import backward, delegation
+from gpudiag.roofline.borrowed import with_borrowed
 from gpudiag.roofline.costs import cost_of
 from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, OTHER, VIEW, WORK, WRAPPER, Calls, Known, Rows, climb, grade_calls
+from gpudiag.roofline.sparse import merged, sparse_costs
 
 
 class Owners(NamedTuple):
@@ -47,7 +50,8 @@ def find_owners(trace: Trace, *, on_cpu: bool, known: Known | None = None) -> Ow
     lost = kernels["replay"] & ~kernels["mapped"]
     free = kernels["kind"].is_in(["kernel", "cpu"]).to_numpy() & ~(kernels["collective"] | lost).to_numpy()
     start = np.where(free, kernels["op"].fill_null(-1).to_numpy(), -1)
-    calls = grade_calls(trace.ops, known)
+    ops, borrowed = with_borrowed(trace.ops)
+    calls = grade_calls(ops, known)
     if not len(calls.parent):
         return Owners(start, np.full(len(start), -1, dtype=np.int64), (), ())
     recorded = trace.signatures.height > 0
@@ -55,8 +59,8 @@ def find_owners(trace: Trace, *, on_cpu: bool, known: Known | None = None) -> Ow
     open_rows = owner < 0
     owner[open_rows] = _owner_rows(calls, start[open_rows], (WORK, COMPILED, VIEW) if on_cpu else (WORK, COMPILED))
     parsed = signatures(trace)
-    found = _costs(trace, calls, owner, parsed, known, on_cpu=on_cpu)
-    backward.complete(trace.ops, kernels, parsed, found, start)
+    found = _costs(ops.with_columns(borrowed=borrowed), calls, owner, parsed, merged(known, sparse_costs(ops, parsed)), on_cpu=on_cpu)
+    backward.complete(ops, kernels, parsed, found, start)
     return Owners(found.owner, found.call, tuple(found.costs), tuple(found.names))
 
 
@@ -87,19 +91,27 @@ def _nearest(start: Rows, parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     return np.where(own, start, np.where(over, above, -1))
 
 
+def _cost(name: str, signature: Signature | None, borrowed: bool) -> Cost | Missing:
+    """Return the cost of a call; `derived` where its signature is that of the call which it repeats."""
+    cost = cost_of(name, signature)
+    exact = isinstance(cost, Cost) and cost.provenance == "exact"
+    return msgspec.structs.replace(cost, provenance="derived") if borrowed and exact else cost
+
+
 def _costs(
-    trace: Trace, calls: Calls, owner: Rows, parsed: Mapping[int, Signature], known: Known | None, *, on_cpu: bool
+    ops: pl.DataFrame, calls: Calls, owner: Rows, parsed: Mapping[int, Signature], known: Known | None, *, on_cpu: bool
 ) -> backward.Costs:
-    """Return `owner` with one cost for each distinct (name, signature, told cost, delegates)."""
+    """Return `owner` with one cost for each distinct (name, signature, borrowed signature, told cost, delegates)."""
     rows = np.unique(owner[owner >= 0])
     told = known.of_op[rows] if known else np.full(len(rows), -1)
-    frame = trace.ops[rows].select("id", pl.col("name").cast(pl.String), "signature").with_columns(told=told)
-    kinds = frame.select("name", "signature", "told").unique(maintain_order=True).with_row_index("kind")
+    keys = ["name", "signature", "borrowed", "told"]
+    frame = ops[rows].select("id", pl.col("name").cast(pl.String), "signature", "borrowed").with_columns(told=told)
+    kinds = frame.select(keys).unique(maintain_order=True).with_row_index("kind")
     full = [
-        known.costs[number] if known and number >= 0 else cost_of(name, parsed.get(row))
-        for name, row, number in kinds.select("name", "signature", "told").iter_rows()
+        known.costs[number] if known and number >= 0 else _cost(name, parsed.get(row), borrowed)
+        for name, row, borrowed, number in kinds.select(keys).iter_rows()
     ]
-    frame = frame.join(kinds, on=["name", "signature", "told"], how="left", maintain_order="left", nulls_equal=True)
+    frame = frame.join(kinds, on=keys, how="left", maintain_order="left", nulls_equal=True)
     if not on_cpu:
         full = [delegation.NOTHING if isinstance(cost, Cost) and cost.is_zero else cost for cost in full]
     of_row = [full[kind] for kind in frame["kind"].to_list()]

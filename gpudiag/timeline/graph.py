@@ -20,6 +20,7 @@ from gpudiag.model.graph import Graph, Ints, node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_device import Device, Edges, device_nodes, edges_of, event_edges, joined, stream_edges
 from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_of, chain, op_pieces
+from gpudiag.timeline.graph_queue import issued, queue_limit
 from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_thread
 from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
 from gpudiag.timeline.representatives import representatives
@@ -40,6 +41,7 @@ class _Run(NamedTuple):
     trace: Trace
     work: Work
     normal: Normal
+    queue_limit: int
     calls: Calls
     causes: Causes
     shown: dict[int, Thread]
@@ -57,12 +59,15 @@ def build_graphs(
     if not chosen:
         return ()
     work = work_of(trace) if not on_cpu else work_of(_without_device(trace))
-    normal = normal_of(work, trace.launches, syncs)
+    queued = issued(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
+    limit = queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
+    normal = normal_of(work, syncs, queued, limit)
     run = _Run(
         trace,
         work,
         normal,
-        calls_of(trace, work, syncs, normal),
+        limit,
+        calls_of(trace, work, syncs, normal, queued, limit),
         causes_of(trace, idle, host_marks, on_cpu=on_cpu),
         activity(trace),
         on_cpu,
@@ -122,7 +127,8 @@ def _graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     firsts = np.cumsum([1, *(len(nodes_of.kind) for nodes_of in chains.values())])
     edges = _edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
     last_host = int(firsts[1]) - 1
-    return _ordered(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
+    graph = _ordered(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
+    return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=window[1] < end)
 
 
 def _host_end(run: _Run, main: int, origin: int, end: int) -> int:

@@ -152,8 +152,9 @@ def event_edges(device: Device, work: Work, launches: pl.DataFrame, ready: Ints)
     """Return the waits for other streams, and the usual latency of one. `ready`: when launch and stream let each piece begin.
 
     A recording names neither the stream that waits nor the event: cudaStreamWaitEvent is taken to hold back the thread's next launch until
-    the last work of each other stream that was issued before the call is over, where that fits the times. A start that launch and stream
-    do not explain, right after the end of work of another stream, waited for that.
+    the last work of each other stream that was issued before the call is over, where that fits the times; else the event was recorded
+    earlier, and the work that ended right before is what it stood for. A start that launch and stream do not explain, right after the end
+    of work of another stream, waited for that.
     """
     src, dst = _recorded_waits(device, work, launches)
     over = np.append(device.end, NEVER)
@@ -185,10 +186,19 @@ def _recorded_waits(device: Device, work: Work, launches: pl.DataFrame) -> tuple
         issued = linked[stream[linked] == other]
         issued = issued[np.argsort(called[issued], kind="stable")]
         last = np.append(issued, -1)[np.searchsorted(called[issued], asked, "left") - 1]
+        late = (last >= 0) & (np.append(device.end, 0)[last] > device.start[waiter])
+        last = np.where(late, _ended_near(device, np.flatnonzero(stream == other), device.start[waiter]), last)
         fits = (last >= 0) & (stream[waiter] != other) & (np.append(device.end, 0)[last] <= device.start[waiter])
         src.append(last[fits])
         dst.append(waiter[fits])
     return np.concatenate(src), np.concatenate(dst)
+
+
+def _ended_near(device: Device, rows: Ints, moments: Ints) -> Ints:
+    """Return which of `rows` was the last to end up to each moment, at most NEAR_NS before it; -1: none."""
+    by_end = rows[np.argsort(device.end[rows], kind="stable")]
+    found = np.append(by_end, -1)[np.searchsorted(device.end[by_end], moments, "right") - 1]
+    return np.where((found >= 0) & (moments - np.append(device.end, NEVER)[found] <= NEAR_NS), found, -1)
 
 
 def _next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: Ints) -> Ints:

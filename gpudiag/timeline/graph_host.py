@@ -5,18 +5,22 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.nesting import nest, self_spans
 from gpudiag.model.graph import Ints, node_kind
 from gpudiag.model.trace import Trace
+from gpudiag.timeline.graph_queue import Issued
 from gpudiag.timeline.graph_work import NEVER, QUEUE_PENDING, Normal, Work, pending
 from gpudiag.timeline.host_events import host_events, own_frames
 from gpudiag.trace.kernel_names import ALLOCATION_CALL
 
 CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
+
+Bools = npt.NDArray[np.bool_]
 
 Causes = dict[tuple[int | None, str], intervals.Spans]
 """Time by (thread, cause); thread None: of every thread."""
@@ -31,8 +35,8 @@ DEVICE_SYNC = r"(?i)^(cuda|hip)DeviceSynchronize$|^(cu|hip)CtxSynchronize$"
 QUEUE_CALL_TIMES, QUEUE_CALL_NS = 10, 50_000
 """A launch call waits for a place in the queue where it takes more than 10 times the usual and 50 us with hundreds of kernels pending."""
 
-QUEUE_FULL, FULL_CALL_TIMES = 1_000, 1.5
-"""With this many pending CUDA's queue is full (replay.QUEUE_LIMIT, less some that the clocks miss): a call that takes longer waits."""
+FULL_CALL_TIMES = 1.5
+"""A call that takes this many times the usual at a full queue waits for a place."""
 
 
 class Nodes(NamedTuple):
@@ -61,7 +65,7 @@ class Calls(NamedTuple):
     """The work that the call waited for (sync, or a full queue); -1: none."""
 
 
-def calls_of(trace: Trace, work: Work, syncs: pl.DataFrame, normal: Normal) -> Calls:
+def calls_of(trace: Trace, work: Work, syncs: pl.DataFrame, normal: Normal, queued: Issued, queue_limit: int) -> Calls:
     """Return all launch, sync and allocation calls of `trace`. A call that launches and then waits gives one of each."""
     launches = trace.launches
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
@@ -69,7 +73,7 @@ def calls_of(trace: Trace, work: Work, syncs: pl.DataFrame, normal: Normal) -> C
     blocking = known["launch"].to_numpy()
     done = _launch_ends(work, start, end, normal, blocking)
     waiting = _sync_calls(work, known, normal, done)
-    launched = _cut_launches(work, start, done, normal, blocking)
+    launched = _cut_launches(work, queued, done, normal, queued.near(queue_limit), blocking)
     allocating = _allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
     columns = [np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)]
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
@@ -93,14 +97,12 @@ def _launch_ends(work: Work, start: Ints, end: Ints, normal: Normal, blocking: I
     return done
 
 
-def _cut_launches(work: Work, start: Ints, done: Ints, normal: Normal, blocking: Ints) -> Calls:
+def _cut_launches(work: Work, queued: Issued, done: Ints, normal: Normal, at_limit: Bools, blocking: Ints) -> Calls:
     """Return the calls that start work, up to the moment `done`; where the queue was full only their usual time before that."""
-    linked = np.flatnonzero(work.launch >= 0)
-    rows = np.unique(work.launch[linked])
-    begin, stop = start[rows], done[rows]
-    waiting, lasted = pending(work, begin), stop - begin
-    long = (waiting >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
-    long |= (waiting >= QUEUE_FULL) & (lasted > FULL_CALL_TIMES * normal.call)
+    rows, begin, stop = queued.row, queued.start, done[queued.row]
+    lasted = stop - begin
+    long = (pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
+    long |= at_limit & (lasted > FULL_CALL_TIMES * normal.call)
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
@@ -205,7 +207,10 @@ def chain(
     pieces: Pieces,
     causes: Causes,
 ) -> Nodes:
-    """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op."""
+    """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op.
+
+    A launch call is cut by cause too: code that is loaded within it is no cost of launching.
+    """
     mine = Calls(*(column[calls.thread == thread] for column in calls))
     mine = _clipped(mine, covered)
     own = Pieces(*(column[pieces.thread == thread] for column in pieces))
@@ -223,10 +228,14 @@ def chain(
     op = _most(start, end, own)
     piece = _index(working.start, working.end, start)
     kernel = np.where((piece >= 0) & (call < 0), np.append(working.kernel, -1)[piece], -1)
-    kind = np.where(call >= 0, np.append(mine.kind, 0)[call], kind)
+    called = np.append(mine.kind, -1)[call]
+    caused = (called == node_kind("launch")) & (kind != node_kind("host"))  # code that the driver loads within a launch call
+    kind = np.where((call >= 0) & ~caused, called, kind)
     op = np.where(call >= 0, np.append(mine.op, -1)[call], op)
-    nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, np.where(call >= 0, np.append(mine.launch, -1)[call], -1), op)
-    return _with_points(nodes, mine, thread)
+    launch = np.where(caused, -1, np.append(mine.launch, -1)[call])
+    nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, launch, op)
+    hidden = call[caused & (end == np.append(mine.end, -1)[call])]
+    return _with_points(nodes, mine, np.union1d(np.flatnonzero(mine.end == mine.start), hidden), thread)
 
 
 def _held(causes: Causes, thread: int, cause: str) -> intervals.Spans:
@@ -254,13 +263,15 @@ def _index(starts: Ints, ends: Ints, t: Ints) -> Ints:
     return found
 
 
-def _with_points(nodes: Nodes, calls: Calls, thread: int) -> Nodes:
-    """Return `nodes` with the calls that take no time (their work began at once), each before what begins at the same moment."""
-    rows = np.flatnonzero(calls.end == calls.start)
+def _with_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
+    """Return `nodes` with a moment for each of `rows` of the calls, at its end and before what begins then.
+
+    They take no time because their work began at once, or because another cause holds all that they took up to their end.
+    """
     if not len(rows):
         return nodes
     points = Nodes(
-        calls.kind[rows], np.full(len(rows), thread), calls.start[rows], calls.end[rows], np.full(len(rows), -1), calls.launch[rows],
+        calls.kind[rows], np.full(len(rows), thread), calls.end[rows], calls.end[rows], np.full(len(rows), -1), calls.launch[rows],
         calls.op[rows],
     )  # fmt: skip
     both = Nodes(*(np.concatenate(pair) for pair in zip(nodes, points, strict=True)))

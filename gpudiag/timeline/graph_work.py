@@ -10,6 +10,7 @@ import polars as pl
 
 from gpudiag.model.graph import Ints, node_kind
 from gpudiag.model.trace import Trace
+from gpudiag.timeline.graph_queue import Issued
 from gpudiag.trace.kernel_names import HOST_COPY, PEER_COPY
 
 Bools = npt.NDArray[np.bool_]
@@ -139,7 +140,7 @@ def _before(end: Ints, stream: Ints, order: Ints) -> tuple[Ints, Ints]:
     return previous, reached
 
 
-def normal_of(work: Work, launches: pl.DataFrame, syncs: pl.DataFrame) -> Normal:
+def normal_of(work: Work, syncs: pl.DataFrame, calls: Issued, queue_limit: int) -> Normal:
     """Return the normal latencies of the recording; a kind of which nothing was seen takes the figure of kernels."""
     linked = work.launch >= 0
     first = np.zeros(len(linked), dtype=bool)
@@ -153,10 +154,8 @@ def normal_of(work: Work, launches: pl.DataFrame, syncs: pl.DataFrame) -> Normal
     queued = (work.reached > NEVER) & (work.start >= work.reached) & ((linked & ~late) | same_launch)
     pair = np.where(same_launch, 2, np.maximum(work.around % 2, np.where(work.previous >= 0, work.around[work.previous] % 2, 0)))
     spacing = _by_surroundings(work.start - work.reached, pair, queued)
-    calls = np.unique(work.launch[linked])
-    begin = launches["start_ns"].to_numpy()[calls]
-    lengths = launches["end_ns"].to_numpy()[calls] - begin
-    ahead = pending(work, begin) >= QUEUE_PENDING
+    lengths = calls.end - calls.start
+    ahead = (pending(work, calls.start) >= QUEUE_PENDING) | calls.near(queue_limit)
     return Normal(launch, spacing, usual(lengths if ahead.all() else lengths[~ahead]), *_sync_times(work, syncs))
 
 

@@ -16,13 +16,10 @@ import polars as pl
 from gpudiag.model.graph import Graph, Ints, edge_kind, node_kind
 from gpudiag.model.replay import ReplayedStep, ReplayTrust
 from gpudiag.timeline.representatives import representatives
+from gpudiag.timeline.steadiness import steadiness
 
 Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
-
-QUEUE_LIMIT = 1024
-"""Launches that can have been issued and not begun before a launch call blocks: the depth at which CUDA's work queue is full
-(seen as 1,022 to 1,024 pending kernels in recordings; the guide of CUDA gives no figure)."""
 
 REPEATS = 4
 """Repetitions of a step in a run that goes on: the first two bring the pipeline into its rhythm, the last two are measured."""
@@ -52,7 +49,7 @@ def replay(
     """Return the step replayed, with durations of nodes and delays of edges in ns (`lag` stands for lag_ns + free_ns) as given.
 
     Once: step_ns is the time from origin_ns to the end of the last node, behind the work that earlier steps had left on the device.
-    Repeated: the step follows itself, the host without a break and the streams behind their own work, with at most QUEUE_LIMIT launches
+    Repeated: the step follows itself, the host without a break and the streams behind their own work, with at most `queue_limit` launches
     ahead; step_ns is the time by which the last two repetitions end later than those before them, over two (over one of two).
     """
     count, held = len(graph.kind), np.rint(graph.duration_ns if duration is None else duration).astype(np.int64)
@@ -82,20 +79,27 @@ def replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame) -> ReplayTrust | 
     """
     if not graphs:
         return None
-    roles, found = representatives(steps), []
-    for graph in graphs:
-        measured, once = graph.end_ns - graph.origin_ns, replay(graph)
-        found.append(
-            ReplayedStep(
-                name=str(steps["name"][graph.step]),
-                role=roles.get(graph.step, "median"),
-                measured_ns=measured,
-                replayed_ns=round(once.step_ns),
-                free_ns=free_on_path(graph, once),
-            )
-        )
+    roles = representatives(steps)
+    found = [_replayed_step(graph, steps, roles.get(graph.step, "median")) for graph in graphs]
     errors = [abs(step.replayed_ns - step.measured_ns) / max(step.measured_ns, 1) for step in found]
-    return ReplayTrust(tuple(found), max(errors), max(step.free_ns / max(step.measured_ns, 1) for step in found))
+    free = max(step.free_ns / max(step.measured_ns, 1) for step in found)
+    return ReplayTrust(tuple(found), max(errors), free, *steadiness(found))
+
+
+def _replayed_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep:
+    once, first, last = replay(graph), int(steps["start_ns"][graph.step]), int(steps["end_ns"][graph.step])
+    earlier = (graph.start_ns + graph.duration_ns)[1 : graph.carried + 1]
+    return ReplayedStep(
+        name=str(steps["name"][graph.step]),
+        role=role,
+        measured_ns=graph.end_ns - graph.origin_ns,
+        replayed_ns=round(once.step_ns),
+        free_ns=free_on_path(graph, once),
+        marks_ns=last - first,
+        steady_ns=round(steady_step_ns(graph)),
+        backlog_begin_ns=max(int(earlier.max(initial=first)) - first, 0),
+        backlog_end_ns=max(graph.end_ns - last, 0),
+    )
 
 
 def free_on_path(graph: Graph, replayed: Replayed) -> int:
@@ -195,6 +199,8 @@ def _seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
     seams = [(number[last], number[first], spacing)]
     if graph.last_host >= 0:
         seams.append((np.array([graph.last_host]), np.array([0]), np.array([0])))
+    if graph.alone:
+        seams.append((number[last], np.zeros(len(last), dtype=np.int64), np.zeros(len(last), dtype=np.int64)))
     return seams
 
 
@@ -212,13 +218,13 @@ def _issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
 
 
 def _queue(graph: Graph, carried: Bools, turns: int) -> tuple[Ints, Ints, Ints]:
-    """Return the edges (work, launch, delay) by which a launch waits until the work QUEUE_LIMIT launches before it can begin.
+    """Return the edges (work, launch, delay) by which a launch waits until the work `queue_limit` launches before it can begin.
 
     That is when the work one further back is over. `turns`: how many steps back that lies.
     """
     launch, work = _issued(graph, carried)
     number = np.arange(len(launch))
-    before = number + turns * len(launch) - QUEUE_LIMIT - 1
+    before = number + turns * len(launch) - graph.queue_limit - 1
     waits = (before >= 0) & (before < len(launch))
     src, dst = work[before[waits]], launch[number[waits]]
     ordered = src < dst if turns == 0 else np.ones(len(src), dtype=bool)

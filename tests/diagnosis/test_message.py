@@ -58,3 +58,9 @@ def test_what_is_not_known_reads_so() -> None:
 def test_anything_else_in_braces_is_refused(text: str, says: str) -> None:
     with pytest.raises(MessageError, match=says.replace("{", r"\{")):
         compile_message(text, UNITS)
+
+
+def test_how_often_is_said_in_words() -> None:
+    message = compile_message("{calls:times} a step", UNITS)
+    said = [message.render(lambda _, value=value: value) for value in (1, 2.0, 2.5, 14.0, 292.3)]
+    assert said == ["once a step", "twice a step", "2.5 times a step", "14 times a step", "292 times a step"]

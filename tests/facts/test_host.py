@@ -156,7 +156,7 @@ def test_places_of_idle_time_are_lines_of_the_program_else_events_else_ops() -> 
     assert found == [
         ("sleep()", "exp/train.py", 41, 250 * US),
         ("in aten::copy_", None, None, 200 * US),
-        ("before aten::add", None, None, 180 * US),
+        ("near aten::add", None, None, 180 * US),
     ]
     assert [(where.what, where.time_ns) for where in facts.places("stalls")] == [("gen 2", 50 * US)]
 

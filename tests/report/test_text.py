@@ -64,7 +64,7 @@ def test_the_verdict_comes_before_everything_else() -> None:
 def test_figures_of_the_breakdown_are_per_step() -> None:
     plain = text.render(sample.report())
     assert re.search(r"compute-bound kernels +22\.5 ms +30\.0 % +█", plain)
-    assert re.search(r"idle: host launches too late +25\.0 ms +33\.3 % +█", plain)
+    assert re.search(r"idle: Python and framework too slow +25\.0 ms +33\.3 % +█", plain)
     assert "garbage collection" not in plain  # zero
 
 
@@ -106,7 +106,7 @@ def test_figures_are_whole_in_a_narrow_terminal() -> None:
 
 def test_the_longest_bar_is_the_largest_part() -> None:
     bars = {line.count("█"): line for line in text.render(sample.report()).splitlines() if "█" in line}
-    assert "host launches too late" in bars[max(bars)]
+    assert "Python and framework too slow" in bars[max(bars)]
 
 
 def test_three_findings_are_told_and_the_rest_named() -> None:
@@ -114,7 +114,7 @@ def test_three_findings_are_told_and_the_rest_named() -> None:
     plain = text.render(sample.report(findings=findings))
     assert "Message 3." in plain
     assert "Message 4." not in plain
-    assert "Also found: Finding 4 (OVH-04); Finding 5 (OVH-05)." in plain
+    assert "Also found: Finding 4 (OVH-04, up to 33 %); Finding 5 (OVH-05, up to 33 %)." in " ".join(plain.split())
 
 
 def test_a_finding_shows_ceiling_and_code_change() -> None:

@@ -7,22 +7,50 @@ import pytest
 import report_sample as sample
 
 from gpudiag.model.replay import WhatIf
-from gpudiag.model.report import StepSummary
+from gpudiag.model.report import IdleRow, StepSummary
 from gpudiag.report import waiting
 
 MS = sample.MS
 
 
-def test_places_are_per_step_with_their_line_and_what_happened() -> None:
-    first, second = waiting.places(sample.replayed())  # the third is 0.3 % of the time
-    assert (first.cause, first.ns, first.detail) == ("host launches too late", 25 * MS, "exp/model.py:12: sleep()")
+def test_causes_have_their_places_per_step_and_add_up() -> None:
+    first, second, *_ = waiting.causes(sample.replayed())
+    assert (first.label, first.ns, second.label) == ("Python and framework too slow", 25 * MS, "host waits for the GPU")
+    (place,) = first.places
+    assert (place.detail, place.ns) == ("exp/model.py:12: sleep()", 25 * MS)
     assert first.share == pytest.approx(1 / 3)
-    assert second.detail == "cudaStreamSynchronize waited for a copy"
+    assert [place.detail for place in second.places] == ["cudaStreamSynchronize waited for a copy", "other places"]
+    for cause in (first, second):
+        assert sum(place.ns for place in cause.places) == pytest.approx(cause.ns)
+    assert "Python and framework too slow: nothing was queued for the GPU while" in waiting.meanings([first, second])
 
 
-def test_without_any_cause_no_places_are_told() -> None:
+def test_places_of_the_same_words_are_one_and_small_ones_go_into_the_rest() -> None:
+    event = "cudaMemcpyAsync waited for Memcpy DtoH (Device -> Pageable)"
+    rows = [IdleRow(cause="idle_sync", count=1, idle_ns=part * MS, op=f"aten::op{part}", evidence=event) for part in (5, 3)]
+    rows += [IdleRow(cause="idle_sync", count=1, idle_ns=MS, file="train.py", line=line, evidence=event) for line in range(4)]
+    idle = sample.breakdown({"compute": 288, "idle_sync": 12})
+    (cause,) = waiting.causes(sample.replayed(idle=tuple(rows), breakdown=idle))
+    assert [(place.detail, place.ns) for place in cause.places] == [(event, 2 * MS), ("other places", MS)]
+
+
+def test_a_cause_whose_places_are_not_known_stands_alone() -> None:
+    rows = (IdleRow(cause="idle_unexplained", count=3, idle_ns=50 * MS),)
+    split = sample.breakdown({"compute": 200, "idle_unexplained": 50, "idle_gc": 50})
+    assert [cause.places for cause in waiting.causes(sample.replayed(idle=rows, breakdown=split))] == [(), ()]
+
+
+def test_without_any_cause_none_is_told() -> None:
     nothing = sample.breakdown({"compute": 200, "idle_unexplained": 100})
-    assert waiting.places(sample.replayed(breakdown=nothing)) == []
+    assert waiting.causes(sample.replayed(breakdown=nothing)) == []
+
+
+def test_calls_are_those_of_one_step_and_one_place_is_one_call() -> None:
+    (row,) = waiting.calls(sample.replayed())
+    assert waiting.call_figures(row, sample.replayed()) == ("1", "10.0 ms", "2.00 ms")
+    twice = (row, msgspec.structs.replace(row, api="cudaMemcpyAsync", count=6))
+    (both,) = waiting.calls(sample.replayed(syncs=twice))
+    assert waiting.call_figures(both, sample.replayed()) == ("2.5", "20.0 ms", "4.00 ms")
 
 
 def test_how_far_the_host_is_ahead() -> None:
@@ -31,6 +59,8 @@ def test_how_far_the_host_is_ahead() -> None:
         "The host runs 3.10 ms ahead of the GPU (median), with 120 kernels issued and not yet over; at 16 % of the kernels the GPU waits "
         "for it."
     )
+    shallow = msgspec.structs.replace(report.queue, depth_median=0.2)
+    assert "(median); at 16 % of" in waiting.queue_line(sample.replayed(queue=shallow))
     slow = msgspec.structs.replace(report.queue, host_bound_share=0.84, empty_share=0.7)
     assert waiting.queue_line(sample.replayed(queue=slow)) == (
         "The GPU waits for the host at 84 % of its kernels; for 70 % of the time it has nothing to do."
@@ -40,18 +70,27 @@ def test_how_far_the_host_is_ahead() -> None:
 
 def test_the_longest_path_by_bound() -> None:
     assert waiting.path_line(sample.replayed()) == (
-        "Longest path through the step: 61 % compute, 22 % the host issuing work, 17 % time between dependent work."
+        "Longest path through the step: 61 % compute-bound kernels, 22 % Python and framework, 17 % waits between dependent work."
     )
     assert waiting.path_line(sample.report()) == ""
 
 
-def test_changes_have_the_error_of_the_replay() -> None:
-    assert waiting.changes(sample.replayed()) == [
-        ("issuing work at no cost (one CUDA graph)", "50.0 ms", "33 % \u00b1 2 %", pytest.approx(1 / 3)),
-        ("every kernel at 80 % of its roof", "60.0 ms", "20 % \u00b1 2 %", 0.2),
-    ]
+def test_changes_have_the_error_of_the_replay_and_the_name_to_try_them() -> None:
+    first, second = waiting.changes(sample.replayed())
+    assert (first.label, first.setting, first.then) == ("one CUDA graph issues the step", "launch=0", "50.0 ms")
+    assert (first.gain, first.share) == ("33 % \u00b1 2 %", pytest.approx(1 / 3))
+    assert (second.label, second.setting, second.gain) == ("every kernel at 80 % of its roof", "roof=0.8", "20 % \u00b1 2 %")
     other = (WhatIf("mine=3", "something", 2.0, 1.0, 0.5),)
-    assert waiting.changes(sample.replayed(what_ifs=other))[0][0] == "mine=3"
+    assert waiting.changes(sample.replayed(what_ifs=other))[0].label == "mine=3"
+
+
+def test_a_changed_step_is_measured_by_the_analysed_one_and_the_batch_stands_last() -> None:
+    batch, sync = WhatIf("batch=2", "", 100.0 * MS, 120.0 * MS, 0.4), WhatIf("sync=0", "", 100.0 * MS, 80.0 * MS, 0.2)
+    found = waiting.changes(sample.replayed(what_ifs=(batch, sync)))  # replayed alone a step takes 100 ms, the analysed ones take 75
+    assert [(change.label, change.then) for change in found] == [
+        ("no waiting for the GPU", "60.0 ms"),
+        ("2 x the batch (gain per sample)", "90.0 ms"),
+    ]
 
 
 def test_how_well_the_replay_does() -> None:
@@ -78,6 +117,6 @@ def test_markdown_and_page_show_the_same() -> None:
 
     report = sample.replayed()
     for shown in (markdown.render(report), html.render(report)):
-        for wanted in ("exp/model.py:12", "sleep()", "train.py:41", "3.10 ms ahead", "22 % the host issuing work", "50.0 ms"):
+        for wanted in ("exp/model.py:12", "sleep()", "train.py:41", "3.10 ms ahead", "22 % Python and framework", "50.0 ms", "launch=0"):
             assert wanted in shown, wanted
     assert "<polyline" in html.render(report)

@@ -41,9 +41,9 @@ def test_the_verdict_is_two_sentences_for_any_breakdown(milliseconds: dict[str, 
 def test_the_verdict_names_the_largest_part_first() -> None:
     text = words.verdict(sample.report())
     assert text == (
-        "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly: host launches too late, 33 %), 30 % in compute-bound kernels, "
-        "20 % in memory-bound kernels, 5 % waiting for communication and 3 % in kernels that no cost model covers; smaller parts make "
-        "up the other 3 %."
+        "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly: Python and framework too slow, 33 %), 30 % in "
+        "compute-bound kernels, 20 % in memory-bound kernels, 5 % waiting for communication and 3 % in kernels that no cost model covers; "
+        "smaller parts make up the other 3 %."
     )
 
 
@@ -143,7 +143,9 @@ def test_idle_time_without_causes_says_what_to_record() -> None:
     idle = sample.breakdown({"compute": 200, "idle_unexplained": 100})
     assert words.idle_note(sample.report(breakdown=idle)).startswith("Nothing was recorded on the host in the idle time, so its causes are")
     split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
-    assert words.idle_note(sample.report(breakdown=split)) == ""
+    assert words.idle_note(sample.report(breakdown=split)).startswith("For 20 % of a step nothing that was recorded tells why the GPU was")
+    little = sample.breakdown({"compute": 200, "idle_unexplained": 20, "idle_launch": 80})
+    assert words.idle_note(sample.report(breakdown=little)) == ""
 
 
 def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:

@@ -157,6 +157,37 @@ def test_a_stream_waits_for_the_work_that_was_there_when_it_was_told_to() -> Non
     _valid(graph)
 
 
+def test_an_event_from_before_the_last_work_is_the_end_of_what_was_over_right_then() -> None:
+    """Stream 7 is given work up to 400 us; what stream 20 does begins 12 us after the first half of it is over."""
+    waits = call(30, None, api="cudaStreamWaitEvent")
+    graph = _one(*steps(0, 500), op("a", 5, 60), call(10, 1), kernel(12, 200, 1), call(20, 2), kernel(201, 400, 2), waits,
+                 call(40, 3), kernel(212, 300, 3, stream=20))  # fmt: skip
+    assert len(_edges(graph, "event")) == 1
+    src = int(graph.src[graph.edge_kind == edge_kind("event")][0])
+    assert (graph.start_ns[src], graph.duration_ns[src]) == (12_000, 188_000)
+    assert graph.free_ns.sum() < 12_000  # not the 170 us from its launch
+    _valid(graph)
+
+
+def test_code_that_is_loaded_within_a_launch_call_is_no_cost_of_launching() -> None:
+    """A call of 500 us, 400 of them in an overhead record of lazy loading up to the kernel's begin: the launch keeps 100."""
+    loading = mark("Lazy Function Loading", 120, 520) | {"cat": "overhead"}
+    graph = _one(*steps(0, 900), op("aten::mm", 10, 540), call(20, 1, end=520), loading, kernel(520, 600, 1))
+    times = {kind: int(graph.duration_ns[graph.kind == node_kind(kind)].sum()) for kind in ("launch", "compile")}
+    assert times == {"launch": 100_000, "compile": 400_000}
+    assert _edges(graph, "launch") == [("launch", "kernel")]
+    _valid(graph)
+    without = np.where(graph.kind == node_kind("compile"), 0, graph.duration_ns)
+    assert replay(graph, without).step_ns == 500_000
+
+
+def test_what_nothing_shows_to_overlap_with_the_next_pass_does_not() -> None:
+    """One pass without steps: the host's recording ends at 40 us, the device's at 500. Repeated, a pass begins when all is over."""
+    graph = _one(op("a", 0, 40), call(12, 1), kernel(14, 200, 1), call(20, 2), kernel(202, 500, 2))
+    assert graph.alone
+    assert steady_step_ns(graph) == replay(graph).step_ns == 500_000
+
+
 def test_a_wait_that_nothing_explains_is_a_free_delay_and_counted() -> None:
     made = trace(*steps(0, 500), op("a", 10, 20), call(12, 1), kernel(300, 520, 1))
     graphs, table = _graphs(made)

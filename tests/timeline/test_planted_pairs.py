@@ -113,6 +113,8 @@ PAIRS: dict[str, tuple[list[s.Instruction], list[s.Instruction], str]] = {
     "checkpoint in every step": ([*_training(20, 30), s.item(), s.io(4000)], [*_training(20, 30), s.item()], "io=0"),
     "copy from pageable memory": ([*_after_copy("H2D pageable"), s.item()], [*_prefetched(), s.item()], "copies=overlapped"),
     "copy from pinned memory, not overlapped": ([*_after_copy("H2D pinned"), s.item()], [*_prefetched(), s.item()], "copies=overlapped"),
+    "copy from pinned memory, no waits": (_after_copy("H2D pinned"), _prefetched(), "copies=overlapped"),
+    "exposed all-reduce, no waits": (_reduced(overlapped=False), _reduced(overlapped=True), "communication=overlapped"),
     "exposed all-reduce": ([*_reduced(overlapped=False), s.item()], [*_reduced(overlapped=True), s.item()], "communication=overlapped"),
     "unfused pointwise": ([*_forward(), *_pointwise(8)], [*_forward(), *_fused(8)], "fused"),
     "allocation churn": (_churn(), _training(), "allocation=0"),

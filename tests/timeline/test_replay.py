@@ -12,8 +12,8 @@ from graphs import middle, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.graph import Graph, edge_kind, node_kind
-from gpudiag.timeline.replay import QUEUE_LIMIT, free_on_path, replay, steady_step_ns
+from gpudiag.model.graph import QUEUE_LIMIT, Graph, edge_kind, node_kind
+from gpudiag.timeline.replay import free_on_path, replay, steady_step_ns
 
 
 def _handmade(nodes: list[tuple[int, int]], edges: list[tuple[int, int, int]]) -> Graph:

@@ -13,7 +13,10 @@ WIDTH, HEIGHT = 720, 120
 """Size of the queue chart in its own units."""
 
 MOST = 12
-"""Places and changes shown; the table of all idle time stands further down."""
+"""Changes shown."""
+
+MOST_PLACES = 6
+"""Places shown of each cause; the table of all idle time stands further down."""
 
 _WIDE_ENOUGH = 0.08
 _AS_BUCKETS = {
@@ -25,28 +28,27 @@ _AS_BUCKETS = {
 
 def context(report: ReportData) -> dict[str, Any]:
     """Return the values of the template's part on idle time."""
+    found = waiting.causes(report, MOST_PLACES)
     return {
         "device_word": words.device_word(report),
-        "places": [
-            (
-                clean(place.cause),
-                clean(place.site),
-                clean(place.what, 240),
-                format_ns(place.ns),
-                format_share(place.share, 1),
-                _css(place.bucket),
-            )
-            for place in waiting.places(report, MOST)
-        ],
+        "causes": [_cause(cause) for cause in found],
+        "meanings": waiting.meanings(found),
         "queue_line": waiting.queue_line(report),
         "queue": _queue(report),
         "path_line": waiting.path_line(report),
         "path": _path(report),
         "changes": [
-            (clean(change), then, gain, f"{min(max(share, 0.0), 1.0) * 100:.2f}")
-            for change, then, gain, share in waiting.changes(report, MOST)
+            (clean(change.label), clean(change.setting), change.then, change.gain, f"{min(max(change.share, 0.0), 1.0) * 100:.2f}")
+            for change in waiting.changes(report, MOST)
         ],
     }
+
+
+def _cause(cause: waiting.Cause) -> dict[str, Any]:
+    """Return one cause with its places, each as (site, what happened, time, share)."""
+    places = [(clean(place.site), clean(place.what, 240), format_ns(place.ns), format_share(place.share, 1)) for place in cause.places]
+    figures = {"time": format_ns(cause.ns), "share": format_share(cause.share, 1)}
+    return {"css": _css(cause.bucket), "label": clean(cause.label), "places": places, **figures}
 
 
 def _css(bucket: str) -> str:

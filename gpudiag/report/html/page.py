@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from gpudiag.facts.spoken import event_words, kernel_label
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import CollectiveRow, KernelRow, MfuReference, OpRow, ReportData
-from gpudiag.report import trust, waiting, words
+from gpudiag.report import chosen, trust, waiting, words
 from gpudiag.report.escape import clean, joined
 from gpudiag.report.html import idleness
-from gpudiag.report.labels import collective_label, kernel_label, namer, phase_text, recompute_text, site_text
+from gpudiag.report.labels import collective_label, namer, phase_text, recompute_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
 MOST_ROWS = 2_000
@@ -50,6 +51,7 @@ class Table(msgspec.Struct, frozen=True):
 
 def context(report: ReportData) -> dict[str, Any]:
     """Return the values of the page template, without scripts and figures."""
+    full, rest = chosen.findings(report)
     return {
         "tool": f"{report.tool.name} {clean(report.tool.version)}",
         "source": clean(report.source.path),
@@ -63,8 +65,8 @@ def context(report: ReportData) -> dict[str, Any]:
         "headlines": [_prose(text) for text in (*trust.headlines(report), trust.step_line(report))],
         "references": [_published(item) for item in report.mfu.references] if report.mfu else [],
         "buckets": _buckets(report),
-        "findings": [_finding(finding, report) for finding in words.told(report)],
-        "matter_most": words.MATTER_MOST,
+        "findings": [_finding(finding, report) for finding in (*full, *rest)],
+        "matter_most": len(full),
         "nothing_found": _prose(words.nothing_found(report)),
         "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
         "warnings": [_prose(warning) for warning in trust.warning_lines(report)],
@@ -270,7 +272,7 @@ def _idle(report: ReportData) -> Table:
     cells = [
         (
             _name(words.bucket_label(row.cause, report).removeprefix("idle: ")),
-            Cell(clean(row.evidence or "not known", 160), details=_told(row.op or "")),
+            Cell(clean(event_words(row.evidence or "") or "not known", 160), details=_told(row.op or "")),
             _name(waiting.site(row)),
             _count(row.count),
             _time(row.idle_ns),

@@ -36,6 +36,7 @@ from gpudiag.roofline.costs import (  # noqa: F401  (each family registers its f
     selection,
     softmax,
     sorting,
+    sparse,
     vector_gradients,
     vision,
 )

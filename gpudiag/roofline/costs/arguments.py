@@ -16,15 +16,18 @@ _OPAQUE = ("mkldnn::", "mkl::", "onednn::", "quantized::", "aten::mkldnn_", "ate
 """Names of ops whose operands may be packed by a library: those have no strides either, but are dense."""
 
 
-def is_sparse(name: str, signature: Signature) -> bool:
-    """Return whether an operand of op `name` is sparse (COO, CSR ...): of such a tensor the profiler records sizes but no strides.
+def is_sparse_tensor(item: Input) -> bool:
+    """Return whether an argument is a sparse tensor (COO, CSR ...): the profiler records its sizes but no strides ([]).
 
-    Source: torch/csrc/profiler/collection.cpp, InputOutputEncoder (strides of tensors with layout kStrided alone). The number of values
-    that it holds is recorded nowhere.
+    A zero-dimensional tensor has none either and is dense; strides that were not recorded at all say nothing. Source:
+    torch/csrc/profiler/collection.cpp, InputOutputEncoder (strides of tensors with layout kStrided alone).
     """
-    if name.startswith(_OPAQUE):
-        return False
-    return any(item.is_tensor and item.shape and item.strides == () for item in signature.inputs)
+    return item.is_tensor and len(item.shape) > 0 and item.strides == ()
+
+
+def is_sparse(name: str, signature: Signature) -> bool:
+    """Return whether an operand of op `name` is sparse. The number of values that it holds is recorded nowhere."""
+    return not name.startswith(_OPAQUE) and any(is_sparse_tensor(item) for item in signature.inputs)
 
 
 def tensor(signature: Signature, index: int, what: str) -> Input:

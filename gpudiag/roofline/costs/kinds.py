@@ -33,6 +33,8 @@ _VIEWS = words(
     _nested_view_from_buffer _nested_tensor_strides _nested_tensor_storage_offsets _mkldnn_reshape _mkldnn_transpose
     _mkldnn_transpose_ sym_constrain_range sym_constrain_range_for_size _assert_scalar _assert_tensor_metadata
     _functional_sym_constrain_range _functional_sym_constrain_range_for_size get_gradients resize
+    _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims _sparse_coo_tensor_unsafe _sparse_compressed_tensor_unsafe
+    _sparse_csr_tensor_unsafe
     """
 )
 
@@ -83,7 +85,7 @@ _WRAPPERS = words(
     _transformer_encoder_layer_fwd _triton_multi_head_attention _scaled_dot_product_attention_math_for_mps
     fake_quantize_per_tensor_affine fake_quantize_per_channel_affine fake_quantize_per_tensor_affine_cachemask_backward
     fake_quantize_per_channel_affine_cachemask_backward fused_moving_avg_obs_fake_quant range bartlett_window blackman_window
-    hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq allclose
+    hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq allclose coalesce sparse_coo_tensor
     """
 )
 

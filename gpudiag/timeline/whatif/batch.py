@@ -29,9 +29,9 @@ def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Ti
     growing = context.once("per sample", lambda: per_sample(context))
     if not growing.any():
         return None  # for all steps alike: they have one batch size
-    now = kernel_sums(graph, times, context.kernel_count)
-    at_least = np.maximum(now * _growth(context, factor), np.nan_to_num(context.t_roof_ns) * factor)
-    times = with_kernels(graph, times, np.where(growing & (now > 0), np.minimum(at_least, now * factor), np.nan))
+    now = kernel_sums(graph, times, context.busy_ns)
+    grown = np.maximum(now * _growth(context, factor), np.minimum(np.nan_to_num(context.t_roof_ns), now) * factor)
+    times = with_kernels(graph, times, np.where(growing & (now > 0), grown, np.nan), context.busy_ns)
     times = scaled(times, of_kind(graph, "data") | _input_copies(graph, context), factor)
     return msgspec.structs.replace(times, samples=times.samples * factor)
 
@@ -121,7 +121,7 @@ def _words(setting: Setting) -> str:
     factor = number(setting, 1, _LARGEST)
     return (
         f"{factor:g} x the samples a step: kernels on the batch grow (those that leave SMs empty fill them first), so do the loader and "
-        "the copies of its batches; optimizer, work on weights, gradient collectives and Python stay"
+        "the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits that nothing explains stay"
     )
 
 

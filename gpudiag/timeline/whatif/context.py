@@ -40,6 +40,12 @@ class Context:
         """Return the number of rows of `kernels`."""
         return self.trace.kernels.height
 
+    @cached_property
+    def busy_ns(self) -> Floats:
+        """Return the recorded time of each kernel in ns; NaN where it is not known."""
+        found: Floats = self.trace.kernels["busy_ns"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return found
+
     def in_phases(self, *phases: str) -> Bools:
         """Return which ops are of `phases`, with one more place, False, for 'no op' (index -1)."""
         known = self.trace.ops["phase"].cast(pl.String).is_in(phases).fill_null(False).to_numpy()

@@ -26,22 +26,30 @@ def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Ti
     found = context.chains.select("ids", fused_ns(bandwidth).alias("fused_ns")).with_row_index("chain")
     members = found.explode("ids")
     rows, chain = members["ids"].to_numpy(), members["chain"].cast(int).to_numpy()
-    now = kernel_sums(graph, times, context.kernel_count)
-    here = now[rows] > 0
+    now = kernel_sums(graph, times, context.busy_ns)
+    here = (now[rows] > 0) & ~_parted(graph, rows, chain)
     rows, chain = rows[here], chain[here]
     return _fused(graph, times, context, rows, chain, found["fused_ns"].to_numpy() * times.samples) if rows.size else None
 
 
+def _parted(graph: Graph, rows: Ints, chain: Ints) -> Bools:
+    """Return the members of chains in which something waits for one that is not the last: the host, or another stream, reads it."""
+    waited = np.isin(graph.edge_kind, [edge_kind("sync"), edge_kind("event")])
+    last = np.append(chain[1:] != chain[:-1], True)
+    apart = chain[np.isin(rows, graph.kernel[graph.src[waited]]) & ~last]
+    return np.isin(chain, apart)
+
+
 def _fused(graph: Graph, times: Times, context: Context, rows: Ints, chain: Ints, floor_ns: npt.NDArray[np.float64]) -> Times:
     """Return `times` with the first kernel of each chain doing the work of all and the others gone, with what it took to issue them."""
-    now = kernel_sums(graph, times, context.kernel_count)
+    now = kernel_sums(graph, times, context.busy_ns)
     whole = np.bincount(chain, weights=now[rows], minlength=floor_ns.size)
     first = np.concatenate(([True], chain[1:] != chain[:-1]))
     new_ns = np.full(context.kernel_count, np.nan)
     new_ns[rows] = np.where(first, np.minimum(whole, floor_ns)[chain], 0.0)
     gone = np.zeros(context.kernel_count + 1, dtype=np.bool_)
     gone[rows[~first]] = True
-    return _unissued(graph, with_kernels(graph, times, new_ns), gone, context)
+    return _unissued(graph, with_kernels(graph, times, new_ns, context.busy_ns), gone, context)
 
 
 def _unissued(graph: Graph, times: Times, gone: Bools, context: Context) -> Times:
@@ -60,7 +68,6 @@ def _unissued(graph: Graph, times: Times, gone: Bools, context: Context) -> Time
     return msgspec.structs.replace(
         times,
         lag_ns=np.where(spacing, 0, times.lag_ns),
-        free_ns=np.where(spacing, 0, times.free_ns),
         dropped=times.dropped | (launched & to),
     )
 

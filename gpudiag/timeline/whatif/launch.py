@@ -63,7 +63,7 @@ def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Ti
     seen = np.maximum(graph.start_ns[graph.dst] - graph.start_ns[graph.src] - graph.duration_ns[graph.src], 0)
     spacing = np.minimum(np.where(times.lag_ns > 0, times.lag_ns, seen), GRAPH_SPACING_NS)
     lag = np.where(silent, 0, np.where(spaced, spacing, times.lag_ns))
-    free = np.where(silent | spaced | _edges_to(graph, started, "launch"), 0, times.free_ns)
+    free = np.where(silent, 0, times.free_ns)  # what nothing explains no graph takes away
     return msgspec.structs.replace(times, lag_ns=lag, free_ns=free, dropped=times.dropped | _edges_to(graph, gone, "queue_full"))
 
 
@@ -73,7 +73,7 @@ def _words(setting: Setting) -> str:
         return f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
     return (
         "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us apart; "
-        "data, garbage collection, files and waits for results stay"
+        "Python before and after, data, garbage collection, files, waits for results and waits that nothing explains stay"
     )
 
 

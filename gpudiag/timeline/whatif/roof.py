@@ -17,10 +17,11 @@ def _share(setting: Setting) -> float:
 
 
 def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Times | None:
-    floor = context.t_roof_ns * times.samples / _share(setting)
-    now = kernel_sums(graph, times, context.kernel_count)
-    slower = (now > 0) & (now > floor)  # False where the roof is not known
-    return with_kernels(graph, times, np.where(slower, floor, np.nan)) if slower.any() else None
+    by = times.samples / _share(setting)
+    now = kernel_sums(graph, times, context.busy_ns)
+    slower = (now > 0) & (now / by > context.t_roof_ns)  # False where the roof is not known
+    floor = np.where(slower, context.t_roof_ns, np.nan) * by
+    return with_kernels(graph, times, floor, context.busy_ns) if slower.any() else None
 
 
 def _words(setting: Setting) -> str:

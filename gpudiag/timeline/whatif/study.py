@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from gpudiag.errors import InputError
-from gpudiag.model.graph import Graph
+from gpudiag.model.graph import NODE_KINDS, Graph
 from gpudiag.model.replay import WhatIf
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
@@ -17,9 +17,12 @@ from gpudiag.timeline.whatif.setting import Setting
 from gpudiag.timeline.whatif.times import Floats, Times, unchanged, with_kernels
 
 
-def kernel_times(graph: Graph, new_ns: Floats) -> float:
-    """Return the time of a step in ns with row k of `kernels` taking new_ns[k] ns (NaN: as it is), in a run that goes on like it."""
-    return changed_step_ns(graph, with_kernels(graph, unchanged(graph), new_ns))
+def kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
+    """Return the time of a step in ns with row k of `kernels` taking new_ns[k] ns instead of `busy_ns` (NaN: as it is).
+
+    In a run that goes on like it.
+    """
+    return changed_step_ns(graph, with_kernels(graph, unchanged(graph), new_ns, busy_ns))
 
 
 def changed_step_ns(graph: Graph, times: Times) -> float:
@@ -29,12 +32,15 @@ def changed_step_ns(graph: Graph, times: Times) -> float:
 
 
 def _longest_lane_ns(graph: Graph, times: Times) -> float:
-    """Return the largest total of the work on lanes of its own, for each stream that it came from; without that of earlier steps."""
+    """Return the largest total of the work on lanes of its own; without that of earlier steps.
+
+    A lane is the work of one kind (copies, collectives) that came from one stream.
+    """
     number = np.arange(graph.kind.size)
     alone = times.own_lane & (number > graph.carried)
     if not alone.any():
         return 0.0
-    _, lane = np.unique(graph.lane[alone], return_inverse=True)
+    _, lane = np.unique(graph.lane[alone] * len(NODE_KINDS) + graph.kind[alone], return_inverse=True)
     return float(np.bincount(lane, weights=times.duration_ns[alone]).max())
 
 
@@ -75,14 +81,20 @@ class Study:
 
     def kernels(self, new_ns: Floats, name: str, words: str) -> WhatIf:
         """Return the steps with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
-        return self._result(name, words, [kernel_times(graph, new_ns) for graph in self.graphs], 1.0)
+        return self._result(name, words, [kernel_times(graph, new_ns, self.context.busy_ns) for graph in self.graphs], 1.0)
 
     def _with(self, times: Sequence[Times], setting: Setting) -> list[Times]:
         kind = registry.BY_NAME[setting.name]
         found = [kind.apply(graph, before, self.context, setting) for graph, before in zip(self.graphs, times, strict=True)]
-        if all(new is None for new in found):
+        # what an earlier setting has taken away already is no error: fused may leave no copy to overlap
+        if all(new is None for new in found) and not self._applies(setting):
             raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.names()}")
         return [before if new is None else new for before, new in zip(times, found, strict=True)]
+
+    def _applies(self, setting: Setting) -> bool:
+        """Return whether the steps as measured hold anything that `setting` is about."""
+        kind = registry.BY_NAME[setting.name]
+        return any(kind.apply(graph, unchanged(graph), self.context, setting) is not None for graph in self.graphs)
 
     def _result(self, name: str, words: str, changed: Sequence[float], samples: float) -> WhatIf:
         rows = tuple(

@@ -43,16 +43,26 @@ def of_kind(graph: Graph, *kinds: str) -> Bools:
     return np.isin(graph.kind, [node_kind(kind) for kind in kinds])
 
 
-def kernel_sums(graph: Graph, times: Times, kernels: int) -> Floats:
-    """Return the time in ns of each of the trace's `kernels` rows in `graph`; 0 for those that it does not hold."""
+def kernel_sums(graph: Graph, times: Times, busy_ns: Floats) -> Floats:
+    """Return the time in ns that each kernel now takes in `graph`, 0 for those that it does not hold.
+
+    `busy_ns`: as recorded (NaN: as in the graph). The graph holds less of a kernel that the next one overlaps, or that began before the
+    step: what changes of the part changes of the whole.
+    """
     held = graph.kernel >= 0
-    sums = np.bincount(graph.kernel[held], weights=times.duration_ns[held], minlength=kernels)
-    return sums.astype(np.float64)
+    rows = graph.kernel[held]
+    measured, now = (np.bincount(rows, weights=column[held], minlength=busy_ns.size) for column in (graph.duration_ns, times.duration_ns))
+    whole = np.where(np.isnan(busy_ns), measured, busy_ns)
+    found: Floats = whole * np.divide(now, measured, out=np.zeros_like(whole), where=measured > 0)
+    return found
 
 
-def with_kernels(graph: Graph, times: Times, new_ns: Floats) -> Times:
-    """Return `times` with kernel row k taking new_ns[k] ns; NaN: as it is. A row that several nodes share is scaled as a whole."""
-    before = kernel_sums(graph, times, new_ns.size)
+def with_kernels(graph: Graph, times: Times, new_ns: Floats, busy_ns: Floats) -> Times:
+    """Return `times` with kernel row k taking new_ns[k] ns; NaN: as it is. A row that several nodes share is scaled as a whole.
+
+    `busy_ns`: of each kernel as recorded (see kernel_sums).
+    """
+    before = kernel_sums(graph, times, busy_ns)
     ratio = np.divide(new_ns, before, out=np.ones_like(new_ns), where=(before > 0) & ~np.isnan(new_ns))
     held = graph.kernel >= 0
     factor = np.ones(graph.kind.size)

@@ -1,0 +1,36 @@
+"""What traces name for machines, as people say it: kernels without their namespaces, events that show why a device was idle."""
+
+from __future__ import annotations
+
+import re
+
+# Parts of C++ names that every kernel of PyTorch has: they push what differs out of sight.
+_COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::cuda::|c10::|torch::autograd::")
+_FIRST_LAUNCH = re.compile(r"^first launch of (.{1,400}): its code was loaded$", re.DOTALL)
+_WAITED = re.compile(r"^(\w{1,80}) waited for (.{1,400})$", re.DOTALL)
+# torch.utils.data names its iterators so (dataloader.py, __next__ under record_function)
+_LOADER = re.compile(r"^enumerate\(DataLoader\)#_(Single|Multi)Process\w{0,80}\.__next__$")
+_WORKERS = {"Single": "next batch, made by a DataLoader without workers", "Multi": "next batch, from the workers of a DataLoader"}
+_OTHER_WINDOW = " (by the site window)"
+
+
+def kernel_label(name: str) -> str:
+    """Return a kernel's name without the parts that all kernels share."""
+    return _COMMON.sub("", name) or name
+
+
+def event_words(evidence: str) -> str:
+    """Return the event that shows an idle cause as people say it; what is not known by its form stands as it is."""
+    said = evidence.removesuffix(_OTHER_WINDOW)
+    if loader := _LOADER.match(said):
+        return _WORKERS[loader[1]]
+    if loaded := _FIRST_LAUNCH.match(said):
+        return f"code of {_without_arguments(loaded[1])} loaded at its first launch"
+    if waited := _WAITED.match(said):
+        return f"{waited[1]} waited for {_without_arguments(waited[2])}"
+    return said
+
+
+def _without_arguments(kernel: str) -> str:
+    """Return a kernel's name without template arguments, which say little and are cut anywhere."""
+    return kernel_label(kernel).partition("<")[0] or kernel

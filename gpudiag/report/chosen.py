@@ -1,0 +1,33 @@
+"""Which findings a report tells in full, and how it names the others."""
+
+from __future__ import annotations
+
+from gpudiag.diagnosis.engine import NO_GAIN
+from gpudiag.model.finding import Finding
+from gpudiag.model.report import ReportData
+from gpudiag.report import words
+
+WORTH_TELLING = 0.01
+"""Gain as a share of the step below which a finding is only named."""
+
+
+def findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the findings that are told in full, and those that are only named: beyond the third, or with less than 1 % to gain.
+
+    One is told in full even where there is next to nothing to gain.
+    """
+    found = words.told(report)
+    full = [finding for finding in found if finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING][: words.MATTER_MOST]
+    full = full or list(found[:1])
+    return tuple(full), tuple(finding for finding in found if finding not in full)
+
+
+def in_short(finding: Finding) -> str:
+    """Return a finding as title, rule and gain: 'Copies that only change the layout (MEM-07, up to 2 %)'."""
+    if finding.ceiling is None:
+        gain = "" if finding.bound == "method" else ", gain not known"
+    elif finding.ceiling.method == "replay" and finding.ceiling.share < NO_GAIN:
+        gain = ", no gain by itself"
+    else:
+        gain = f", up to {words.small_share(finding.ceiling.share)}"
+    return f"{finding.title} ({finding.rule}{gain})"

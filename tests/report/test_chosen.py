@@ -1,0 +1,34 @@
+"""Which findings are told in full: those worth acting upon, at most three."""
+
+from __future__ import annotations
+
+import msgspec
+import report_sample as sample
+
+from gpudiag.model.finding import Ceiling, Finding
+from gpudiag.report import chosen, html, markdown, text
+
+MS = sample.MS
+
+
+def _with(share: float | None, rule: str) -> Finding:
+    ceiling = None if share is None else Ceiling(round(300 * MS * share), share, "replay", "it were gone", 0.01)
+    return msgspec.structs.replace(sample.finding(rule=rule, title=f"Title of {rule}"), ceiling=ceiling)
+
+
+def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
+    findings = (_with(0.3, "A-01"), _with(None, "A-02"), _with(0.004, "A-03"), _with(0.0, "A-04"))
+    full, rest = chosen.findings(sample.report(findings=findings))
+    assert [finding.rule for finding in full] == ["A-01", "A-02"]
+    assert [chosen.in_short(finding) for finding in rest] == [
+        "Title of A-03 (A-03, up to <1 %)",
+        "Title of A-04 (A-04, no gain by itself)",
+    ]
+    for shown in (text.render(sample.report(findings=findings)), markdown.render(sample.report(findings=findings))):
+        assert "Also found:" in shown
+    assert "2 more" in html.render(sample.report(findings=findings))
+
+
+def test_one_is_told_even_where_it_gains_nothing() -> None:
+    full, rest = chosen.findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
+    assert ([finding.rule for finding in full], [finding.rule for finding in rest]) == (["A-01"], ["A-02"])
