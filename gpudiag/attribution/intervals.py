@@ -21,15 +21,25 @@ def of(frame: pl.DataFrame) -> Spans:
 
 def union(pairs: npt.NDArray[Any]) -> Spans:
     """Return the union of `pairs` (start, end), sorted and disjoint; touching spans become one."""
-    pairs = pairs[pairs[:, 1] > pairs[:, 0]]
+    lasting = pairs[:, 1] > pairs[:, 0]
+    if not lasting.all():
+        pairs = pairs[lasting]
     if not len(pairs):
         return NONE
-    pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+    if (pairs[1:, 0] < pairs[:-1, 0]).any():
+        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     reached = np.maximum.accumulate(pairs[:, 1])
     first = np.concatenate(([True], pairs[1:, 0] > reached[:-1]))
     last = np.concatenate((first[1:], [True]))
-    spans: Spans = np.stack((pairs[first, 0], reached[last]), axis=1).astype(np.int64)
+    spans: Spans = np.stack((pairs[first, 0], reached[last]), axis=1).astype(np.int64, copy=False)
     return spans
+
+
+def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the distinct values in order. By sorting: np.unique builds a hash table of them since numpy 2.3, 40 x as slow for times."""
+    ordered = np.sort(values)
+    found: npt.NDArray[np.int64] = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
+    return found
 
 
 def total(spans: Spans) -> int:
@@ -76,7 +86,7 @@ def subtract(a: Spans, b: Spans) -> Spans:
 
 
 def _where(a: Spans, b: Spans, *, keep_b: bool) -> Spans:
-    edges = np.unique(np.concatenate((a.reshape(-1), b.reshape(-1))))
+    edges = distinct(np.concatenate((a.reshape(-1), b.reshape(-1))))
     if len(edges) < 2:
         return NONE
     pieces = np.stack((edges[:-1], edges[1:]), axis=1)
@@ -89,7 +99,7 @@ def partition(window: Spans, layers: list[Spans]) -> list[int]:
 
     The results sum to total(window) exactly: every piece between two edges is counted once, in integers.
     """
-    edges = np.unique(np.concatenate([window.reshape(-1), *(layer.reshape(-1) for layer in layers)]))
+    edges = distinct(np.concatenate([window.reshape(-1), *(layer.reshape(-1) for layer in layers)]))
     if len(edges) < 2:
         return [0] * (len(layers) + 1)
     starts, lengths = edges[:-1], np.diff(edges)

@@ -3,6 +3,8 @@ correlation id again); enclosure in time agreed with sound ids in all of 50,000 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 Ids = npt.NDArray[np.int64]
+
+FEW_ROWS = 64
+"""A stack is faster than columns for fewer rows than this (measured)."""
 
 
 class Nesting(NamedTuple):
@@ -24,10 +29,45 @@ class Nesting(NamedTuple):
 
 
 def nest(ops: pl.DataFrame) -> Nesting:
-    """Return the nesting of `ops`. One pass over the rows with a stack of the open ops."""
+    """Return the nesting of `ops`, by thread: in columns where every op ends within its parent, else with a stack of the open ones."""
     threads, starts = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
-    parents, ends, stack, thread = [-1] * len(starts), ops["end_ns"].to_list(), list[int](), None
-    for row, (own_thread, start) in enumerate(zip(threads.tolist(), starts.tolist(), strict=True)):
+    parents, ends = np.full(len(starts), -1, dtype=np.int64), ops["end_ns"].to_numpy().copy()
+    for first, last in _runs(threads):
+        rows = slice(first, last)
+        found = _proper(starts[rows], ends[rows]) if (threads[rows] == threads[first]).all() else None
+        if found is None:
+            found, ends[rows] = _stacked(threads[rows].tolist(), starts[rows].tolist(), ends[rows].tolist())
+        parents[first:last] = np.where(found < 0, -1, found + first)
+    return Nesting(parents, ends, threads, starts)
+
+
+def _proper(starts: Ids, ends: Ids) -> Ids | None:
+    """Return the parent of each row of one thread (-1: none); None where an op ends after its parent, and for few rows.
+
+    The depth of a row is the number of rows before it that are still open, its parent the last row before it that is one less deep. Up
+    to the first row that ends too late both hold, and at that row the comparison of the ends shows it.
+    """
+    if len(starts) < FEW_ROWS or (starts[1:] < starts[:-1]).any():
+        return None
+    lasting = ends > starts  # nothing lies within an op that takes no time
+    depth = np.cumsum(lasting) - lasting - np.searchsorted(np.sort(ends[lasting]), starts, side="right")
+    rows = np.flatnonzero(lasting)
+    rows = rows[np.argsort(depth[rows].astype(np.min_scalar_type(int(depth.max()))), kind="stable")]  # radix sort for small types
+    inner = np.flatnonzero(depth > 0)
+    stride = len(starts)
+    keys = depth[rows] * stride + rows
+    above = rows[np.searchsorted(keys, (depth[inner] - 1) * stride + inner) - 1] if len(inner) else inner
+    if (ends[inner] > ends[above]).any():
+        return None
+    parents = np.full(stride, -1, dtype=np.int64)
+    parents[inner] = above
+    return parents
+
+
+def _stacked(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
+    """Return (parents, ends cut to the parent's), in one pass with a stack of the open rows of the thread."""
+    parents, stack, thread = [-1] * len(starts), list[int](), None
+    for row, (own_thread, start) in enumerate(zip(threads, starts, strict=True)):
         if own_thread != thread:
             thread = own_thread
             stack.clear()
@@ -37,7 +77,7 @@ def nest(ops: pl.DataFrame) -> Nesting:
             parents[row] = stack[-1]
             ends[row] = min(ends[row], ends[stack[-1]])
         stack.append(row)
-    return Nesting(np.array(parents, dtype=np.int64), np.array(ends, dtype=np.int64), threads, starts)
+    return np.array(parents, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
 def innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
@@ -104,18 +144,36 @@ def self_ns(nesting: Nesting) -> Ids:
 
 
 def self_spans(nesting: Nesting) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times.
-
-    At every edge of a thread the innermost op from there on is looked up; pieces without one are left out.
-    """
-    edges = np.concatenate((nesting.start_ns, nesting.end_ns))
-    threads = np.concatenate((nesting.thread, nesting.thread))
-    order = np.lexsort((edges, threads))
-    edges, threads = edges[order], threads[order]
-    if len(edges) < 2:
+    """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times."""
+    found = [_pieces(nesting, first, last) for first, last in _runs(nesting.thread)]
+    if not found:
         return np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
-    piece = (threads[1:] == threads[:-1]) & (edges[1:] > edges[:-1])
-    starts, ends = edges[:-1][piece], edges[1:][piece]
-    rows = _climb(nesting, _last_started(nesting, threads[:-1][piece], starts), starts + 1)  # open just after, not only up to the start
-    busy = rows >= 0
-    return rows[busy], np.stack((starts[busy], ends[busy]), axis=1)
+    return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
+
+
+def _pieces(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """Return self_spans of some rows that hold whole threads.
+
+    From the last edge of a moment on that op is the innermost which begins there, else the parent of the outermost one that ends there;
+    pieces without one are left out.
+    """
+    starts, ends, threads = nesting.start_ns[first:last], nesting.end_ns[first:last], nesting.thread[first:last]
+    lasting = np.flatnonzero(ends > starts)
+    edges = np.concatenate((ends[::-1], starts[lasting]))  # of ends at one moment the outermost stands last, then come the starts
+    holder = np.concatenate((nesting.parent[first:last][::-1], first + lasting))
+    several = bool((threads != threads[0]).any())
+    threads = np.concatenate((threads[::-1], threads[lasting]))
+    order = np.lexsort((edges, threads)) if several else np.argsort(edges, kind="stable")
+    holder, edges = holder[order], edges[order]
+    held = (edges[1:] > edges[:-1]) & (holder[:-1] >= 0)
+    if several:
+        held &= threads[order[1:]] == threads[order[:-1]]
+    busy = np.flatnonzero(held)
+    return holder[busy], np.stack((edges[busy], edges[busy + 1]), axis=1)
+
+
+def _runs(threads: Ids) -> Iterable[tuple[int, int]]:
+    """Return (first row, row after the last) of the rows of each thread; of all at once where threads have few rows or are mixed."""
+    begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1
+    mixed = len(begins) * FEW_ROWS > len(threads) or bool((threads[1:] < threads[:-1]).any())
+    return itertools.pairwise([0, *([] if mixed else begins.tolist()), len(threads)] if len(threads) else [])

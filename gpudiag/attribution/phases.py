@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import matching
 from gpudiag.attribution.nesting import Nesting, innermost, nearest
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.step_work import OPTIMIZER_OP, TO_DEVICE, optimizer_frames, training_thread
@@ -61,8 +62,7 @@ def _nodes(trace: Trace) -> Mask:
 
 
 def _named(trace: Trace, pattern: str) -> Mask:
-    found: Mask = trace.ops["name"].cast(pl.String).str.contains(pattern).to_numpy()
-    return found
+    return matching(trace.ops["name"], pattern)
 
 
 def _with_descendants(seed: Mask, nesting: Nesting) -> Mask:

@@ -89,13 +89,13 @@ def own_sites(trace: Trace) -> pl.Series:
     threads, starts = ops["thread"].fill_null(-2).to_numpy(), ops["start_ns"].to_numpy()
     row = _user_frame(trace.frames, frames, innermost(frames, frame_threads(trace, threads), starts))
     known: pl.Series = pl.Series(row, dtype=pl.Int64).replace(-1, None)
-    site = trace.frames["name"].cast(pl.String).gather(known).alias("site")
+    site = trace.frames["name"].gather(known).cast(pl.String).alias("site")
     return through_sequence(ops, site, trace.frames["start_ns"].gather(known))
 
 
 def frame_threads(trace: Trace, threads: Ids) -> Ids:
     """Return the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
-    with_frames = np.unique(trace.frames["thread"].fill_null(-1).to_numpy())
+    with_frames = trace.frames["thread"].fill_null(-1).unique().to_numpy()
     if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
         return np.where(threads == main, with_frames[0], threads)

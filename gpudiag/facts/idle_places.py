@@ -13,9 +13,6 @@ from gpudiag.model.finding import Where
 MOST = 3
 """Places per finding."""
 
-WORTH_A_PLACE = 0.01
-"""Share of the steps below which a place is not pointed at, unless it is the first: nobody acts upon it."""
-
 UNTOLD = "nothing was recorded"
 _LOOKED_AT = 100
 """Largest places among which those with the same words are one; the rest holds next to nothing."""
@@ -61,7 +58,7 @@ def place_words(evidence: str | None, op: str | None) -> str:
 
 
 def idle_places(window: Window, *causes: str) -> tuple[Where, ...]:
-    """Return the places with the most idle time of `causes`; the largest, and others with 1 % of the steps or more."""
+    """Return the places with the most idle time of `causes`; those with the same words are one."""
     pieces = window.idle.filter(pl.col("cause").is_in(causes))
     rows = by_place(pieces, window.analysis.trace.ops).head(_LOOKED_AT)
     sums: dict[tuple[str, str | None, int | None], int] = {}
@@ -69,8 +66,7 @@ def idle_places(window: Window, *causes: str) -> tuple[Where, ...]:
         key = (place_words(evidence, op) or UNTOLD, *split_site(site))
         sums[key] = sums.get(key, 0) + time_ns
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:MOST]
-    worth = WORTH_A_PLACE * window.wall_ns
-    return tuple(Where(*key, time_ns) for index, (key, time_ns) in enumerate(ranked) if index == 0 or time_ns >= worth)
+    return tuple(Where(*key, time_ns) for key, time_ns in ranked)
 
 
 def call_places(calls: pl.DataFrame) -> tuple[Where, ...]:

@@ -11,11 +11,15 @@ Conventions of the counts (op_costs section 15.1):
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import polars as pl
 
-from gpudiag.facts.window import Window
 from gpudiag.roofline.families import MATRIX, family
 from gpudiag.trace.kernel_class import OTHER
+
+if TYPE_CHECKING:
+    from gpudiag.facts.window import Window
 
 CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
 """Kernel classes (trace.kernel_class) whose work runs on matrix engines."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts import precision_paths
-from gpudiag.facts.matrix_work import known_share, matrix_work
+from gpudiag.facts.matrix_work import known_share
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.cost import Provenance
@@ -23,7 +23,7 @@ MINOR = 0.05
 
 
 def _matrix_work(window: Window) -> pl.DataFrame:
-    work = matrix_work(window)
+    work = window.matrix_work
     require(work.height > 0, "no matrix work was launched in the analysed steps")
     share = known_share(work) or 0.0
     require(share > 0, "the FLOP of the matrix work are not known: record with record_shapes=True, without graph replays")
@@ -47,7 +47,7 @@ def matrix_mix(window: Window) -> dict[str, float]:
 def notes(window: Window) -> tuple[str, ...]:
     """Return what a reader of the utilisation must know: that it is a lower bound, or that several types have no single peak."""
     said = []
-    share = known_share(matrix_work(window))
+    share = known_share(window.matrix_work)
     if share is not None and share < NEARLY_ALL:
         rest = format_share(1 - share)
         said.append(f"the model FLOPs utilisation is a lower bound: the FLOP of {rest} of the matrix kernels' time are not known")
@@ -100,7 +100,7 @@ def matrix_known_share(window: Window) -> float:
 
     Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family or its own name.
     """
-    share = known_share(matrix_work(window))
+    share = known_share(window.matrix_work)
     if share is None:
         raise NotKnownError("no matrix work was launched in the analysed steps")
     return share

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.facts.matrix_work import matrix_work
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
 from gpudiag.facts.replayed import Replays
 from gpudiag.model.analysis import Analysis
@@ -150,6 +151,11 @@ class Window:
         require(frame["op_name"].is_not_null().any(), "no kernel is linked to an op: record with activities=[CPU, CUDA]")
         require(not shapes or frame["signature"].is_not_null().any(), "no shapes: record with record_shapes=True")
         return frame
+
+    @cached_property
+    def matrix_work(self) -> pl.DataFrame:
+        """Return the kernels of the steps that do matrix work or may do some (see matrix_work)."""
+        return matrix_work(self)
 
     @cached_property
     def busy_ns(self) -> int:

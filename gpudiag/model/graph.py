@@ -69,8 +69,8 @@ class Graph(msgspec.Struct, frozen=True):
     queue_limit: int = QUEUE_LIMIT
     """Launches that can be issued ahead of the device, as the recording shows it."""
     alone: bool = False
-    """The next step begins when all of this one is over: the recording of the host ends before mark k+1, so that nothing shows how far it
-    would have gone on in the meantime."""
+    """The next step begins when all of this one is over: the only step of a recording whose host part ends before mark k+1, so that nothing
+    shows how far the host would have gone on in the meantime."""
 
 
 def node_kind(name: str) -> int:

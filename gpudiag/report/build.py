@@ -243,7 +243,8 @@ def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     if analysis.device_kind == "cpu":
         return ()
     ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    frame = analysis.trace.kernels.with_columns(pl.col("name").cast(pl.String)).join(ops, on="op", how="left")
+    frame = analysis.trace.kernels.select("op", pl.col("name").cast(pl.String), "kind", "bound", "busy_ns", "kernel_class")
+    frame = frame.join(ops, on="op", how="left")
     largest = pl.col("busy_ns").sum()
     by_bound = frame.group_by("name", "kind", "bound").agg(largest).sort("busy_ns", "bound", descending=True)
     by_bound = by_bound.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "bound")

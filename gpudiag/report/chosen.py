@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from gpudiag.diagnosis.engine import NO_GAIN
-from gpudiag.model.finding import Finding
+from gpudiag.model.finding import Finding, Where
 from gpudiag.model.report import ReportData
 from gpudiag.report import words
 
 WORTH_TELLING = 0.01
-"""Gain as a share of the step below which a finding is only named."""
+"""Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
 
 def findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
@@ -20,6 +20,13 @@ def findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ..
     full = [finding for finding in found if finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING][: words.MATTER_MOST]
     full = full or list(found[:1])
     return tuple(full), tuple(finding for finding in found if finding not in full)
+
+
+def places(finding: Finding, report: ReportData, most: int) -> tuple[Where, ...]:
+    """Return the first places of a finding, without those below 1 % of the step; the first always."""
+    least = WORTH_TELLING * report.breakdown.wall_ns
+    first, rest = finding.where[:1], finding.where[1:most]
+    return (*first, *(place for place in rest if place.time_ns is None or place.time_ns >= least))
 
 
 def in_short(finding: Finding) -> str:

@@ -113,7 +113,7 @@ def _finding(number: int, finding: Finding, report: ReportData) -> str:
         f"**{gain}** Confidence: {finding.confidence}." if gain else f"Confidence: {finding.confidence}.",
         "",
     ]
-    lines += [f"- Where: {code(words.where_text(place, report))}" for place in finding.where[:3]]
+    lines += [f"- Where: {code(words.where_text(place, report))}" for place in chosen.places(finding, report, 3)]
     for title, change, effect in words.fix_lines(finding):
         effect_text = f" ({effect})" if effect else ""
         lines.append(f"- Try: {markdown(title)}{effect_text}" + (f": {code(change)}" if change else ""))

@@ -161,7 +161,7 @@ def _finding(console: Console, number: int, finding: Finding, report: ReportData
     console.print(title)
     line(console, finding.message, indent=_INDENT)
     line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.".strip(), "bold", _INDENT)
-    for place in finding.where[:2]:
+    for place in chosen.places(finding, report, 2):
         line(console, f"Where: {clean(words.where_text(place, report))}", indent=_INDENT)
     for title_text, change, effect in words.fix_lines(finding)[:3]:
         line(console, f"Try: {title_text}" + (f" ({effect})" if effect else ""), indent=_INDENT)

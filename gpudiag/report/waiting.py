@@ -255,5 +255,5 @@ def replay_line(report: ReportData) -> str:
     several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. " if few else ""
     return (
         f"{several}Replayed with nothing changed, the measured time is missed by {words.error_text(replay.error_share)} at most; "
-        f"{words.error_text(replay.free_share)} of it are waits that no dependency explains."
+        f"{words.error_text(replay.free_share)} of it are waits that no dependency explains.{f' {replay.note}.' if replay.note else ''}"
     )

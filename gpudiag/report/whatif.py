@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_MUCH = 0.1
+"""Two durations that differ by less are one to the reader."""
 _ROUNDS_TO = 0.001
 _LISTED_STEPS = 1
 """One what-if alone is told step by step."""
@@ -29,9 +31,10 @@ def render(what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str
     if not what_ifs:
         line(console, "No standard what-if applies to these steps.")
         return finished(sink)
-    heading(console, f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that goes on like these{_recorded(trust)}")
+    heading(console, f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that repeats these{_recorded(trust, what_ifs[0].step_ns)}")
     error = None if trust is None else trust.error_share
     table = new_table([("what if", "name"), ("step", "right"), ("gain", "right")])
+    what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
     for found in what_ifs:
         table.add_row(*cells(unbroken(found.name), format_ns(found.changed_ns), gain(found, error)))
     _print_rows(console, table, [_detail(found) for found in what_ifs])
@@ -60,16 +63,19 @@ def trust_lines(trust: ReplayTrust | None) -> list[str]:
         f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",
         f"With nothing changed it is off by at most {_error(trust.error_share)} of a step; "
         f"up to {_error(trust.free_share)} of a step are waits that no dependency explains, which every what-if keeps.",
+        *([f"{trust.note}."] if trust.note else []),
     ]
 
 
-def _recorded(trust: ReplayTrust | None) -> str:
-    """Return how long the steps took as recorded: work that earlier steps left on the device makes single steps longer."""
+def _recorded(trust: ReplayTrust | None, step_ns: float) -> str:
+    """Return how long the steps take with the work that earlier steps left on the device, where that makes them much longer."""
     if trust is None or not trust.steps:
         return ""
     least, most = min(step.measured_ns for step in trust.steps), max(step.measured_ns for step in trust.steps)
+    if most <= (1 + _MUCH) * step_ns:
+        return ""
     span = format_ns(least) if format_ns(least) == format_ns(most) else f"{format_ns(least)} to {format_ns(most)}"
-    return f" (as recorded, with all of its work: {span})"
+    return f"; alone, with work that earlier steps left on the device: {span}"
 
 
 def gain(what_if: WhatIf, error_share: float | None) -> str:

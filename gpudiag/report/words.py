@@ -14,7 +14,7 @@ from gpudiag.model.finding import Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report.labels import placed
-from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
+from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share
 
 MATTER_MOST = 3
 """Findings that are told in full: more than three are not acted upon."""
@@ -67,6 +67,7 @@ _FORMATS: dict[str, Callable[[float], str]] = {
     "share": lambda value: format_share(value, 1),
     "B": format_bytes,
     "FLOP": format_flop,
+    "count": format_count,
     "B/s": lambda value: format_rate(value, "B"),
     "FLOP/s": lambda value: format_rate(value, "FLOP"),
 }
@@ -240,7 +241,7 @@ def evidence_text(evidence: Evidence) -> str:
     if unit in _FORMATS:
         return _FORMATS[unit](value)
     number = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-    return number if unit in {"count", "ratio", ""} else f"{number} {unit}"
+    return number if unit in {"ratio", ""} else f"{number} {unit}"
 
 
 def where_text(place: Where, report: ReportData) -> str:

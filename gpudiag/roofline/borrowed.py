@@ -19,10 +19,10 @@ _COPIES = frozenset(f"aten::{name}" for name in words("copy_ clone _to_copy fill
 def with_borrowed(ops: pl.DataFrame) -> tuple[pl.DataFrame, Mask]:
     """Return `ops` (stage 'link') with the signatures of the forward calls that calls without one repeat, and which calls those are."""
     bare = ops["recompute"] & ops["signature"].is_null()
-    if not bare.any() or ops["signature"].null_count() == ops.height:
+    compared = ops["name"].cast(pl.String).is_in(list(FORMULAS.keys() - _COPIES)) if bare.any() else bare
+    if not (bare & compared).any() or ops["signature"].null_count() == ops.height:
         return ops, np.zeros(ops.height, dtype=bool)
-    compared = ops["name"].cast(pl.String).is_in(list(FORMULAS.keys() - _COPIES)).to_numpy()
-    forward = forward_of_repeated(ops, pair(ops, BACKWARD_FORMULAS), compared)
+    forward = forward_of_repeated(ops, pair(ops, BACKWARD_FORMULAS), compared.to_numpy())
     recorded = ops["signature"].gather(np.maximum(forward, 0))
     borrowed = bare & pl.Series(forward >= 0) & recorded.is_not_null()
     return ops.with_columns(signature=pl.when(borrowed).then(recorded).otherwise("signature")), borrowed.to_numpy()

@@ -31,11 +31,13 @@ def chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
     # what ends a chain: any kernel of a GPU; on a CPU only an op that does work (wrappers have self time too)
     works = (pl.col("bytes_moved").fill_null(0) > 0) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
-    ordered = work.filter(works).with_columns(link=link.fill_null(False), lane=lane).sort("lane", "start_ns", "id")
+    columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
+    ordered = work.filter(works).select(*columns, link=link.fill_null(False), lane=lane).sort("lane", "start_ns", "id")
     key = pl.struct("lane", "link", "numel", "step", "phase").rle_id()
-    runs = ordered.with_columns(run=key).filter("link").group_by("run", maintain_order=True)
+    linked = ordered.with_columns(run=key).filter("link")
+    runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
     between = 2 * (pl.col("numel") * pl.col("item_bytes")).slice(0, pl.len() - 1).sum()
-    found = runs.agg(
+    return runs.agg(
         ids=pl.col("id"),
         count=pl.len(),
         time_ns=pl.col("time_ns").sum(),
@@ -44,7 +46,6 @@ def chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
         ops=pl.col("op_name").unique(maintain_order=True).str.join(", "),
         shapes=pl.col("shapes").first(),
     )
-    return found.filter(pl.col("count") >= 2)
 
 
 def fused_ns(bandwidth_byte_per_s: float) -> pl.Expr:

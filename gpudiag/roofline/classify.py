@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import matching
 from gpudiag.model import tables
 from gpudiag.model.bundle import Settings
 from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, SHORT_KERNEL_NS, Cost
@@ -70,17 +71,17 @@ def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
     return frame.with_columns(zero=((pl.col("flops") == 0) & (pl.col("bytes_moved") == 0)).fill_null(False))
 
 
-def _named_copy(pattern: str) -> pl.Expr:
+def _named_copy(frame: pl.DataFrame, pattern: str) -> pl.Expr:
     """Return whether a row is a copy whose name matches `pattern` and does not say that it stays on the device."""
-    name = pl.col("name").cast(pl.String)
-    return (pl.col("kind") == "memcpy") & name.str.contains(pattern) & ~name.str.contains(r"(?i)DtoD|DeviceToDevice|D2D")
+    named = matching(frame["name"], pattern) & ~matching(frame["name"], r"(?i)DtoD|DeviceToDevice|D2D")
+    return (pl.col("kind") == "memcpy") & pl.lit(pl.Series(named))
 
 
 def _with_copies(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` with the recorded bytes of copies and memsets as their cost: a copy within the device reads and writes each byte."""
-    peer = _named_copy(kernel_names.PEER_COPY)
+    peer = _named_copy(frame, kernel_names.PEER_COPY)
     frame = frame.with_columns(
-        peer_copy=peer, host_copy=peer | _named_copy(kernel_names.HOST_COPY), moves=pl.col("kind").is_in(["memcpy", "memset"])
+        peer_copy=peer, host_copy=peer | _named_copy(frame, kernel_names.HOST_COPY), moves=pl.col("kind").is_in(["memcpy", "memset"])
     )
     both_ways = pl.when((pl.col("kind") == "memcpy") & ~pl.col("host_copy")).then(2.0).otherwise(1.0)
     return frame.with_columns(

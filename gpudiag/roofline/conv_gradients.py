@@ -1,8 +1,8 @@
 """Which gradients of a convolution ran, by the names of the kernels: for backward nodes whose record does not say which were asked for.
 
 The first convolution of a network needs no gradient of its input, a frozen one none of its weight. cuDNN, MIOpen and Composable Kernel
-name the direction (dgrad, wgrad; bwd, wrw; bwd_data, bwd_weight), but for a part of their kernels: a plain product
-or a Winograd kernel may be either. So one gradient is taken only where all kernels but helpers name the same one.
+name the direction (dgrad, wgrad; bwd, wrw; bwd_data, bwd_weight), but for a part of their kernels: a plain product or a Winograd kernel
+may be either. So one gradient is taken only where all kernels but helpers name the same one.
 """
 
 from __future__ import annotations

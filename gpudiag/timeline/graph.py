@@ -45,6 +45,8 @@ class _Run(NamedTuple):
     calls: Calls
     causes: Causes
     shown: dict[int, Thread]
+    one_step: bool
+    """The recording holds no second step, which would show how one follows the other."""
     on_cpu: bool
 
 
@@ -70,6 +72,7 @@ def build_graphs(
         calls_of(trace, work, syncs, normal, queued, limit),
         causes_of(trace, idle, host_marks, on_cpu=on_cpu),
         activity(trace),
+        steps.height == 1,
         on_cpu,
     )
     built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
@@ -128,7 +131,7 @@ def _graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     edges = _edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
     last_host = int(firsts[1]) - 1
     graph = _ordered(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
-    return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=window[1] < end)
+    return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
 
 
 def _host_end(run: _Run, main: int, origin: int, end: int) -> int:

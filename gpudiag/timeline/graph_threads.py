@@ -55,7 +55,7 @@ def activity(trace: Trace) -> dict[int, Thread]:
     found = {}
     for (thread,), rows in events.group_by("thread"):
         starts, ends = np.sort(rows["start_ns"].to_numpy()), np.sort(rows["end_ns"].to_numpy())
-        found[int(thread)] = Thread(starts, ends, np.unique(np.concatenate((starts, ends))))
+        found[int(thread)] = Thread(starts, ends, intervals.distinct(np.concatenate((starts, ends))))
     return found
 
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import matching
 from gpudiag.attribution.nesting import Nesting, nest, self_spans
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.sites import user_frames
@@ -53,6 +54,7 @@ class Host:
         self.crew = crew(trace)
         self._ops = nest(trace.ops)
         self._calls = trace.launches
+        self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
         self._marks = trace.marks.filter(
             pl.col("name").cast(pl.String).str.contains(f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}")
         )
@@ -62,7 +64,6 @@ class Host:
         self._frames = nest(frames)
         self.leaf_rows, self.leaf_spans = self_spans(self._frames)
         self.user = user_frames(frames, self._frames)
-        self._leaf_names = frames["name"].cast(pl.String)
         self._codes: Ints = frames["name"].to_physical().cast(pl.Int64).to_numpy()
 
     def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
@@ -82,21 +83,25 @@ class Host:
 
     def words(self) -> pl.DataFrame:
         """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
-        return pl.DataFrame({"code": self._codes, "text": self._leaf_names}).unique("code").with_columns(told=plain_frame("text"))
+        names = pl.DataFrame({"code": self._codes, "name": self.frames["name"]}).unique("code")
+        return names.select("code", text=pl.col("name").cast(pl.String)).with_columns(told=plain_frame("text"))
 
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
         recorded = joined(self.recorded(threads), close)
-        working = ~self._leaf_names.str.contains(host_patterns.HANDED_OVER).to_numpy()
-        framed = [spans[working[rows]] for spans, rows in (self.leaves_of(thread) for thread in threads)]
+        working = ~matching(self.frames["name"], host_patterns.HANDED_OVER)
+        framed = [intervals.union(spans[working[rows]]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
         ranges = intervals.of(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.union(np.concatenate([recorded, ranges, *framed]))
 
     def recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
-        ops = [self.ops_of(thread)[0] for thread in threads]
-        within = pl.col("thread").is_in(list(threads))
-        return intervals.union(np.concatenate([*ops, intervals.of(self._calls.filter(within)), intervals.of(self._marks.filter(within))]))
+        if threads not in self._recorded:
+            ops = [self.ops_of(thread)[0] for thread in threads]
+            within = pl.col("thread").is_in(list(threads))
+            rest = (intervals.of(self._calls.filter(within)), intervals.of(self._marks.filter(within)))
+            self._recorded[threads] = intervals.union(np.concatenate([*ops, *rest]))
+        return self._recorded[threads]
 
     def close_ns(self) -> int:
         """Return how long a pause between two events may be and still count as Python at work, by the pauses of this trace."""
@@ -125,5 +130,5 @@ def _ranges(trace: Trace) -> pl.DataFrame:
 
 
 def _of_thread(nesting: Nesting, rows: Ints, spans: intervals.Spans, thread: int) -> tuple[intervals.Spans, Ints]:
-    own = nesting.thread[rows] == thread
-    return spans[own], rows[own]
+    first, last = np.searchsorted(nesting.thread[rows], [thread, thread + 1])  # self_spans keeps threads together, in order
+    return spans[first:last], rows[first:last]

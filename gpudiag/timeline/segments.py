@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.intervals import Spans, union
+from gpudiag.attribution.intervals import Spans, distinct, union
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,7 +26,7 @@ class Layered(NamedTuple):
 
 def layered(bounds: Spans, layers: list[Spans]) -> Layered:
     """Return `bounds` (sorted, disjoint) cut into pieces by the first of `layers` (each a union) that holds each instant."""
-    edges = np.unique(np.concatenate([bounds.reshape(-1), *(_near(layer, bounds).reshape(-1) for layer in layers)]))
+    edges = distinct(np.concatenate([bounds.reshape(-1), *(_near(layer, bounds).reshape(-1) for layer in layers)]))
     starts, ends = edges[:-1], edges[1:]
     row = np.searchsorted(bounds[:, 0], starts, side="right") - 1
     inside = (row >= 0) & (starts < bounds[np.maximum(row, 0), 1]) if len(bounds) else np.zeros(len(starts), dtype=bool)

@@ -73,6 +73,10 @@ def exact_ns(text: bytes) -> int | None:
         if digits.isdigit():
             ns = int(digits)
             return ns if ns <= MAX_NS else None
+    whole, _, fraction = text.partition(b".")
+    if len(fraction) < 3 and len(whole) < 20 and (whole + fraction).isdigit():  # whole microseconds, or fewer digits behind the point
+        ns = int(whole + fraction.ljust(3, b"0"))
+        return ns if ns <= MAX_NS else None
     return _decimal_ns(text) if text and len(text) <= _MAX_DIGITS and b"_" not in text else None
 
 

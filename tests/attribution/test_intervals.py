@@ -72,3 +72,8 @@ def test_touching_spans_are_one_and_half_open() -> None:
 def test_times_of_today_keep_their_nanoseconds() -> None:
     now = 1_712_345_678_901_234_567  # beyond 2^53: a double would lose the last digits
     assert spans.total(spans.union(array([(now, now + 1), (now + 1, now + 3)]))) == 3
+
+
+@given(st.lists(st.integers(-5, 5)))
+def test_distinct_values_stand_in_order(values: list[int]) -> None:
+    assert spans.distinct(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))

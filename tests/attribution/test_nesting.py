@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.attribution import nesting
 from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, self_ns, self_spans
 
 Row = tuple[int, int, int]  # thread, start, end
@@ -47,6 +50,27 @@ def test_self_times_sum_to_the_busy_time_of_each_thread_and_the_spans_hold_them(
     owner, spans = self_spans(found)
     lengths = np.bincount(owner, weights=spans[:, 1] - spans[:, 0], minlength=len(items)) if len(items) else np.empty(0)
     assert lengths.tolist() == own.tolist()
+
+
+@given(rows, st.booleans())
+def test_columns_and_the_stack_agree(items: list[Row], within: bool) -> None:
+    if within:  # of each thread every row lies in the one before it: nothing is cut
+        items = [(thread, 50 - length, 50 + length) for thread, _, length in items]
+    by_stack = tree(items)
+    with mock.patch.object(nesting, "FEW_ROWS", 0):
+        in_columns = tree(items)
+    for one, other in zip(by_stack, in_columns, strict=True):
+        assert one.tolist() == other.tolist()
+
+
+def test_in_columns_only_an_op_that_ends_after_its_parent_sends_a_thread_to_the_stack() -> None:
+    starts, ends = np.arange(0, 1000, 10), np.arange(0, 1000, 10) + 8
+    starts, ends = np.concatenate(([0], np.repeat(starts, 2))), np.concatenate(([1000], np.repeat(ends, 2)))
+    found = nesting._proper(starts, ends)
+    assert found is not None
+    assert found[:5].tolist() == [-1, 0, 1, 0, 3]
+    ends[100] += 3
+    assert nesting._proper(starts, ends) is None
 
 
 @given(rows, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 70)), max_size=8))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import report_sample as sample
 
-from gpudiag.model.finding import Ceiling, Finding
+from gpudiag.model.finding import Ceiling, Finding, Where
 from gpudiag.report import chosen, html, markdown, text
 
 MS = sample.MS
@@ -32,3 +32,16 @@ def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
 def test_one_is_told_even_where_it_gains_nothing() -> None:
     full, rest = chosen.findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
     assert ([finding.rule for finding in full], [finding.rule for finding in rest]) == (["A-01"], ["A-02"])
+
+
+def test_places_with_next_to_none_of_the_time_are_not_shown() -> None:
+    wall = sample.report().breakdown.wall_ns
+    where = (
+        Where("first", time_ns=wall // 1000),
+        Where("small", time_ns=wall // 200),
+        Where("large", time_ns=wall // 50),
+        Where("untimed"),
+    )
+    finding = msgspec.structs.replace(sample.finding(), where=where)
+    assert [place.what for place in chosen.places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
+    assert [place.what for place in chosen.places(finding, sample.report(), 2)] == ["first"]

@@ -25,11 +25,19 @@ def test_trust_comes_first_with_the_steps_the_error_and_the_free_share() -> None
 
 def test_a_row_has_the_step_then_and_the_gain_with_the_error_and_a_line_in_words() -> None:
     text = render([LAUNCH, BATCH], TRUST, width=120)
-    assert "A step takes 12.0 ms in a run that goes on like these (as recorded, with all of its work: 1.00 us to 1.10 us)" in text
+    assert "A step takes 12.0 ms in a run that repeats these\n" in text
+    assert text.index("launch=0") < text.index("batch=2") == render([BATCH, LAUNCH], TRUST, width=120).index("batch=2")
     row = next(line for line in text.splitlines() if line.startswith("launch=0"))
     assert row.split(maxsplit=1)[1].split() == ["8.00", "ms", "33.3", "%", "\u00b1", "1.2", "%"]
     assert "one CUDA graph issues the step" in text
     assert "2 x the samples; gain per sample" in text
+
+
+def test_steps_that_carry_work_of_earlier_ones_are_told_apart_from_a_run_of_them() -> None:
+    late = ReplayTrust((ReplayedStep("#1", "median", 30_000_000, 30_000_000, 0),), 0.0, 0.0)
+    text = render([LAUNCH, BATCH], late, width=120)
+    assert "in a run that repeats these; alone, with work that earlier steps left on the device: 30.0 ms" in text
+    assert "<0.1 %" in text
 
 
 def test_what_is_assumed_is_never_cut() -> None:

@@ -81,6 +81,7 @@ def test_as_many_rows_as_the_table_has(record: Sparse) -> None:
     assert added(ROWS) in updates.select("flops", "bytes_moved").rows()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -19,6 +19,9 @@ from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 MOST_ROWS = 2_000
 """Rows of one table; a page with more is slow to sort and nobody reads it."""
 
+MOST_PLACES = 3
+"""Places of one finding."""
+
 _WIDE_ENOUGH = 0.07
 """Share from which a segment of the bar has room for its percentage."""
 
@@ -126,7 +129,7 @@ def _finding(finding: Finding, report: ReportData) -> dict[str, Any]:
         "gain_percent": None if share is None else f"{min(1.0, max(0.0, share)) * 100:.2f}",
         "evidence": [(clean(item.fact), clean(words.evidence_text(item))) for item in finding.evidence],
         "fixes": [(clean(title), clean(change, 1_000), effect) for title, change, effect in words.fix_lines(finding)],
-        "where": [clean(words.where_text(place, report)) for place in finding.where],
+        "where": [clean(words.where_text(place, report)) for place in chosen.places(finding, report, MOST_PLACES)],
         "folded": [clean(rule, 60) for rule in finding.folded],
         "references": [_reference(text) for text in finding.references],
     }

@@ -15,7 +15,7 @@ from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Input, Shape, Signature
 from gpudiag.roofline.costs.arguments import is_sparse_tensor
 from gpudiag.roofline.costs.elementwise import TABLE
-from gpudiag.roofline.costs.registry import FORMULAS, NotModelledError, costs, words
+from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, words
 from gpudiag.roofline.costs.shapes import size_of
 
 INDEX_BYTES = 8
@@ -52,11 +52,11 @@ def rows_inside(size: Shape, name: str, call: Signature) -> tuple[int | None, bo
     if name == "aten::resize_":
         return None, False  # an empty tensor that is about to get its size
     length = call.value(3) if name == "aten::narrow" else None  # coalescing cuts its result to the distinct rows
-    if type(length) is int and represented(call) is None:
+    if type(length) is int and 0 <= length <= LARGEST and represented(call) is None:
         return length, False
     whole = False
     for item in call.inputs:
-        if not item.is_tensor or is_sparse_tensor(item) or len(item.shape) < 2:
+        if not item.is_tensor or is_sparse_tensor(item) or len(item.shape) < 2 or max(item.shape) > LARGEST:
             continue
         if len(item.shape) == 2 and item.shape[0] == 1 and item.dtype == "int64":
             return item.shape[1], False

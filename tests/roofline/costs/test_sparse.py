@@ -58,6 +58,12 @@ def test_a_cut_tells_its_length_and_a_tensor_without_a_size_nothing() -> None:
     assert rows_inside((1000, 64), "aten::resize_", Signature((tensor(1, 0, dtype="int64"),))) == (None, False)
 
 
+def test_sizes_that_no_tensor_has_tell_nothing() -> None:
+    assert rows_inside((1 << 70, 64), "aten::mul", Signature((tensor(1 << 70, 64), tensor(1 << 65, 64)))) == (None, False)
+    cut = Signature((tensor(1, 700, dtype="int64"), Input(value=1), Input(value=0), Input(value=-5)))
+    assert rows_inside((1000, 64), "aten::narrow", cut) == (700, False)
+
+
 def test_values_of_a_sparse_tensor_have_a_dimension_besides_its_rows() -> None:
     assert represented(Signature((tensor(4), SPARSE))) == (1000, 64)
     assert represented(Signature((Input(dtype="fp32", shape=(1000,), strides=()),))) is None
