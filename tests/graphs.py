@@ -11,16 +11,21 @@ from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model import tables
 from gpudiag.model.graph import Graph, node_kind
-from gpudiag.timeline.graph import build_graphs
+from gpudiag.timeline.graph import build_all
 from gpudiag.timeline.syncs import find_syncs
 
 
 def graphs_of(run: Simulation) -> tuple[Graph, ...]:
     """Return the graphs of the representative steps of a simulated run."""
+    return graphs_in_a_row(run)[0]
+
+
+def graphs_in_a_row(run: Simulation) -> tuple[tuple[Graph, ...], Graph | None]:
+    """Return these, and the graph of all analysed steps."""
     trace = run.trace()
     steps = find_steps(trace).table
     trace, _ = link(trace, steps, on_cpu=False)
-    return build_graphs(trace, steps, tables.empty("idle"), find_syncs(trace, steps), False, _host_marks(run, trace.meta.unix_base_ns or 0))
+    return build_all(trace, steps, tables.empty("idle"), find_syncs(trace, steps), False, _host_marks(run, trace.meta.unix_base_ns or 0))
 
 
 def _host_marks(run: Simulation, base_ns: int) -> pl.DataFrame:

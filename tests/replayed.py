@@ -13,7 +13,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.classify import classify
 from gpudiag.roofline.owners import find_owners
-from gpudiag.timeline.graph import build_graphs
+from gpudiag.timeline.graph import build_all
 from gpudiag.timeline.idle import explain
 from gpudiag.timeline.syncs import find_syncs
 from gpudiag.timeline.whatif.context import Context
@@ -35,6 +35,6 @@ def study(trace: Trace, host_marks: pl.DataFrame | None = None, samples: int | N
     syncs = find_syncs(trace, steps, sites)
     trace = classify(trace, find_owners(trace, on_cpu=on_cpu), found, device, None)
     idle = explain(trace, found, window, steps, syncs=syncs, host_marks=host_marks, sites=sites, on_cpu=on_cpu)
-    graphs = build_graphs(trace, steps, idle, syncs, on_cpu, host_marks)
+    graphs, run = build_all(trace, steps, idle, syncs, on_cpu, host_marks)
     context = Context(trace, on_cpu=on_cpu, device=device, syncs=syncs, samples=samples)
-    return Study(graphs, dict(steps.select("id", "name").iter_rows()), context)
+    return Study(graphs, dict(steps.select("id", "name").iter_rows()), context, run=run)

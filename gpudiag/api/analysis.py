@@ -14,6 +14,7 @@ from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
 from gpudiag.api.timeline import Found, timeline
 from gpudiag.attribution import cpu, gaps, intervals
+from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
 from gpudiag.attribution.modules import find_modules
@@ -34,6 +35,7 @@ from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
 from gpudiag.trace import read
+from gpudiag.trace.reader import OWN_THREAD
 
 Progress = Callable[[str], None]
 
@@ -46,7 +48,7 @@ SETTLED_AFTER = 2
 
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[Analysis, Sites]:
     """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known."""
-    trace = read(chosen.trace)
+    trace, clocks = on_one_clock(read(chosen.trace))
     run = kind_of_run(trace)
     on_cpu, silent = run.startswith("cpu"), run.endswith(("without events", "without ops"))
     steps = find_steps(trace)
@@ -88,6 +90,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         syncs=told.syncs,
         breakdown=told.breakdown,
         graphs=told.graphs,
+        run_graph=told.run_graph,
         critical_path=told.critical_path,
         queue=told.queue,
         replay=told.replay,
@@ -100,6 +103,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         profiler_slowdown=None if records is None else slowdown(records),
         warnings=(
             *trace.meta.warnings,
+            *clocks,
             *found.warnings,
             *steps.warnings,
             *_shape_warnings(trace),
@@ -131,6 +135,8 @@ def _one_device(trace: Trace, index: int | None) -> Trace:
 
 
 def _shape_warnings(trace: Trace) -> tuple[str, ...]:
+    if not trace.ops.height and not trace.kernels.height:
+        return (f"no ops were recorded: nothing can be linked or modelled; {OWN_THREAD}",)
     if not trace.ops.height:
         return ("no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]",)
     if not trace.signatures.height:

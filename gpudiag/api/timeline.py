@@ -17,7 +17,7 @@ from gpudiag.model.trace import Trace
 from gpudiag.timeline.breakdown import breakdown, unknown_breakdown
 from gpudiag.timeline.charge import with_costs
 from gpudiag.timeline.critical import critical_path
-from gpudiag.timeline.graph import build_graphs, graph_warnings
+from gpudiag.timeline.graph import build_all, graph_warnings
 from gpudiag.timeline.idle import explain
 from gpudiag.timeline.queue import queue_stats
 from gpudiag.timeline.replay import replay_trust
@@ -49,6 +49,7 @@ class Timeline(NamedTuple):
     syncs: pl.DataFrame
     breakdown: Breakdown
     graphs: tuple[Graph, ...]
+    run_graph: Graph | None
     critical_path: pl.DataFrame | None
     queue: QueueStats | None
     replay: ReplayTrust | None
@@ -66,14 +67,15 @@ def timeline(found: Found) -> Timeline:
     bounds = trace.kernels["bound"].gather(found.work)
     parts = unknown_breakdown(window) if found.silent else breakdown(bounds, found.spans, window, idle)
     parts.validate()
-    graphs = () if found.silent else build_graphs(trace, steps, idle, syncs, found.on_cpu, found.host_marks)
+    graphs, run_graph = ((), None) if found.silent else build_all(trace, steps, idle, syncs, found.on_cpu, found.host_marks)
     return Timeline(
         idle=idle,
         syncs=with_costs(syncs, idle),
         breakdown=parts,
         graphs=graphs,
+        run_graph=run_graph,
         critical_path=critical_path(graphs, trace) if graphs else None,
         queue=None if found.on_cpu or found.silent else queue_stats(trace, steps, window),
-        replay=replay_trust(graphs, steps),
+        replay=replay_trust(graphs, steps, run_graph),
         warnings=() if found.silent else graph_warnings(trace, steps, on_cpu=found.on_cpu),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,11 @@ class WhatIfs(msgspec.Struct, frozen=True):
     reason: str = ""
     """Why there is no replay; '' where there is one."""
     schema_version: int = SCHEMA_VERSION
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
+    return msgspec.json.schema(WhatIfs)
 
 
 def what_ifs(path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Callable[[str], None] | None = None) -> WhatIfs:

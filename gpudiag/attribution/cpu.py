@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution import intervals
 from gpudiag.attribution.intervals import Spans
+from gpudiag.attribution.names import matching
 from gpudiag.attribution.nesting import Nesting, self_ns, self_spans
 from gpudiag.model import tables
+from gpudiag.trace.kernel_names import COMPILE_MARK
 
 # The calls of torch.distributed and their work on the CPU back ends (gloo, MPI, UCC, oneCCL), as the profiler names them.
 _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^record_param_comms$"
@@ -28,10 +31,25 @@ def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
     return found
 
 
-def cpu_kernels(ops: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
-    """Return the kernels table (stage 'link') of a CPU-only run."""
+def _compiling(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> np.ndarray:
+    """Return which ops are torch.compile at work or lie within it on their thread: tracing and autotuning run ops that train nothing.
+
+    Some versions record it as ops, some as annotations.
+    """
+    found = np.zeros(ops.height, dtype=bool)
+    columns = ("thread", "start_ns", "end_ns")
+    ranges = pl.concat([frame.filter(pl.Series(matching(frame["name"], COMPILE_MARK))).select(columns) for frame in (ops, marks)])
+    for (thread,), rows in ranges.drop_nulls("thread").group_by("thread"):
+        first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
+        within = np.searchsorted(intervals.of(rows).reshape(-1), nesting.start_ns[first:last], side="right")
+        found[first:last] = within % 2 == 1
+    return found
+
+
+def cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+    """Return the kernels table (stage 'link') of a CPU-only run; what is done to compile code is no work of the device."""
     busy = self_ns(nesting)
-    chosen = np.flatnonzero((busy > 0) & _working(ops, nesting))
+    chosen = np.flatnonzero((busy > 0) & _working(ops, nesting) & ~_compiling(ops, marks, nesting))
     rows = ops[chosen]
     order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
     rows, busy = rows[order], busy[chosen][order]

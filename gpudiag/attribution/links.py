@@ -22,7 +22,7 @@ def link(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nes
     nesting = nest(trace.ops)
     ops = _ops(trace, steps, nesting)
     launches = _launches(trace, nesting)
-    kernels = cpu_kernels(ops, nesting) if on_cpu else _kernels(trace, launches, ops, steps)
+    kernels = cpu_kernels(ops, trace.marks, nesting) if on_cpu else _kernels(trace, launches, ops, steps)
     return msgspec.structs.replace(trace, ops=ops, launches=launches, kernels=kernels), nesting
 
 

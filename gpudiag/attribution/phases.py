@@ -31,6 +31,8 @@ _FORWARD_WORDS = r"(?i)^\W*(forward|fwd)\b|\.forward$"
 BATCH_SHARE = 0.01
 """Copies to the device below this share of the largest one are constants and indices of the model, and no batch."""
 
+_STEP_MARK = r"^Optimizer\.step#"
+_ZERO_MARK = r"^Optimizer\.zero_grad#"
 _PIN = r"^aten::_?pin_memory$"
 _MOVE = r"^aten::(to|_to_copy|copy_|pin_memory|_pin_memory|empty_strided|detach|record_stream)$"
 # Autograd functions of AOTAutograd; whatever was compiled runs inside (torch/_functorch/_aot_autograd/runtime_wrappers.py).
@@ -41,14 +43,15 @@ _COMPILED = r"^CompiledFunction$|^Torch-Compiled Region"
 def phases(trace: Trace, nesting: Nesting) -> pl.Series:
     """Return the column `phase` for the ops. Kernels have that of the op that launched them.
 
-    data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too) or, where
-    no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the engine; forward: with an
-    autograd number, or everything in a trace without training; other: none of these, where the trace could have told.
+    data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too), but not
+    of its closure, or, where no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the
+    engine; forward: with an autograd number, or everything in a trace without training; other: none of these, where the trace could have
+    told.
     """
     node = _with_descendants(_nodes(trace), nesting)
     numbered = _with_descendants(trace.ops["sequence"].is_not_null().to_numpy() | _named(trace, _COMPILED), nesting)
     backward = node | _engine_threads(trace, node, numbered)
-    optimizer = _optimizer(trace, node, nesting)
+    optimizer = _optimizer(trace, node, nesting) & ~_in_closure(trace, numbered, nesting)
     moved = _in_marks(trace, _DATA_WORDS, nesting) | _moves(trace, nesting)
     data = _in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
     words = [_in_marks(trace, pattern, nesting) for pattern in (_BACKWARD_WORDS, _FORWARD_WORDS)]
@@ -87,6 +90,22 @@ def _optimizer(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
         silent = trace.ops["sequence"].is_null().to_numpy() & ~node
         marked = _with_descendants(silent & _named(trace, OPTIMIZER_OP), nesting)
     return marked | (_in_marks(trace, _OPTIMIZER_WORDS, nesting) & ~node)
+
+
+def _in_closure(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
+    """Return the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
+
+    A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
+    numbered ops of a mark without nodes are the update itself, written without no_grad.
+    """
+    steps = trace.marks.filter((pl.col("category") == "annotation") & pl.col("name").cast(pl.String).str.contains(_STEP_MARK))
+    steps = steps.filter(pl.col("thread") == training_thread(trace)).sort("start_ns")
+    nodes = _nodes(trace)
+    starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
+    first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    inside = _inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
+    own = _with_descendants(nodes & inside, nesting)
+    return own | (numbered & inside & ~_in_marks(trace, _ZERO_MARK, nesting))
 
 
 def _moves(trace: Trace, nesting: Nesting) -> Mask:

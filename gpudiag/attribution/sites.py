@@ -25,6 +25,18 @@ _FOREIGN = (
     r"(^|/)torch/|site-packages|dist-packages|/lib/python\d|^lib/python\d|^<|^nn\.Module|^threading\.py"
     r"|(^|/)gpudiag/(capture|api|cli|hardware|__main__)\b|(^|/)gpudiag\(\d+\): <module>"
 )
+# Site-packages is an entry of sys.path too, so nothing but its name tells an installed package from one of the user's: those that training
+# scripts call most. A frame of theirs is the user's line only where no other is above it.
+_INSTALLED = (
+    r"^(?:numpy|scipy|pandas|polars|pyarrow|sklearn|joblib|numba|matplotlib|h5py|zarr|lmdb|PIL|cv2|skimage|imageio|albumentations|kornia"
+    r"|webdataset|ffcv|nvidia|torchdata|torchvision|torchaudio|torchtext|torchmetrics|timm|einops|transformers|tokenizers|datasets|accelerate"
+    r"|peft|trl|diffusers|sentence_transformers|evaluate|huggingface_hub|safetensors|bitsandbytes|lightning|lightning_fabric"
+    r"|pytorch_lightning|ignite|fastai|composer|streaming|deepspeed|fairscale|apex|xformers|flash_attn|transformer_engine|triton|horovod|ray"
+    r"|torch_geometric|torchrec|fbgemm_gpu|tqdm|rich|loguru|absl|wandb|tensorboard|tensorboardX|mlflow|comet_ml|neptune|clearml|aim|hydra"
+    r"|omegaconf|fsspec|s3fs|boto3|botocore|requests|urllib3|yaml|orjson|msgpack|pydantic)/|^typing_extensions\.py\("
+)
+# Where such a package holds models, its line says more than the call of the model.
+_MODEL = r"/modeling_\w+\.py|/layers/|/nn/|^(?:timm|torchvision)/models/|^diffusers/models/(?:transformers|unets|autoencoders|attention)"
 # The training loop of `gpudiag demo` plays the user's script.
 _DEMO = r"(^|/)gpudiag/capture/demo\.py\("
 _FRAME = r"\(\d+\): "
@@ -103,9 +115,12 @@ def frame_threads(trace: Trace, threads: Ids) -> Ids:
 
 
 def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
-    """Return the nearest frame at or above each row that is the user's own, -1 where there is none."""
-    own = table["name"].is_in(_own_names(table["name"].unique()).implode()).to_numpy()
-    found: Ids = np.append(nearest(nesting.parent, own), -1)[rows]
+    """Return the nearest frame at or above each row that is the user's own, else the nearest of an installed package, else -1."""
+    own = _own_names(table["name"].unique())
+    texts = own.cast(pl.String)
+    sure = own.filter(~texts.str.contains(_INSTALLED) | texts.str.contains(_MODEL))
+    near, any_near = (nearest(nesting.parent, table["name"].is_in(names.implode()).to_numpy()) for names in (sure, own))
+    found: Ids = np.append(np.where(near >= 0, near, any_near), -1)[rows]
     return found
 
 

@@ -52,7 +52,7 @@ def by_optimizer(trace: Trace) -> Cuts | None:
     """Return the steps from the end of one optimizer step to that of the next.
 
     So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
-    (logging, schedulers) is done once in each step all the same. Several optimizers that take turns make one step together.
+    (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
     """
     found, source = _optimizer_steps(trace)
     if found.height < 2:
@@ -60,7 +60,7 @@ def by_optimizer(trace: Trace) -> Cuts | None:
     ends = found["end_ns"].to_numpy()
     cycle = step_work.cycle(trace, ends, found["name"].to_list())
     pauses = np.append(found["start_ns"].to_numpy()[1:] - ends[:-1], 0)
-    return _chosen(ends, cycle, pauses, f"{source}, {cycle} optimizers in each" if cycle > 1 else source)
+    return _chosen(ends, cycle, pauses, f"{source}, {cycle} updates in each" if cycle > 1 else source)
 
 
 def _optimizer_steps(trace: Trace) -> tuple[pl.DataFrame, str]:

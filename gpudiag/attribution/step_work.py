@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution import intervals
 from gpudiag.attribution.device import busiest
 from gpudiag.attribution.periodicity import Period, is_step_of_layers, periods
 from gpudiag.attribution.recompute import autograd_nodes
@@ -20,6 +21,8 @@ MAX_TOGETHER = 16
 """Most optimizers (loaders, ...) that make up one step."""
 ENOUGH_ALIKE = 0.03
 """How much more alike the intervals of a longer cycle must be to be preferred over those of a shorter one."""
+UNEXPLAINED = 0.5
+"""Share of the difference from one interval to the next that a longer cycle may leave: what varies by chance differs at any distance."""
 MAX_INTERVALS = 256
 """Intervals that are compared; the cycle of the first ones is that of all."""
 _MAX_NAMES = 4096
@@ -118,47 +121,68 @@ def apart(table: pl.DataFrame) -> pl.DataFrame:
 def cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
     """Return after how many of the moments the same begins anew: 1, or 2 for a GAN whose two optimizers take turns.
 
-    By the ops between them: the shortest cycle whose intervals are as alike as those of any other.
+    By the backward passes between them: the shortest cycle whose intervals are as alike as those of any other, and 1 unless it explains
+    most of what differs from one to the next. Evaluation, logging or a checkpoint every few steps adds work of other kinds and changes no
+    backward pass. Without autograd nodes the ops with a number of autograd's are compared; without these all ops, and an interval that
+    holds all of another and more is like it.
     """
     count = min(len(moments), MAX_INTERVALS)
-    tables = _histograms(trace, moments[:count])
+    numbered = trace.ops["sequence"].is_not_null().to_numpy()
+    training = (_histograms(trace, moments[:count], chosen) for chosen in (_in_backward(trace), numbered))
+    found = next((tables for tables in training if tables.any()), None)
+    trains, tables = found is not None, _histograms(trace, moments[:count]) if found is None else found
     best = {}
     for length in range(1, min(count // 2, MAX_TOGETHER) + 1):
         same = [names[row] == names[row + length] for row in range(1, count - length)]
-        alike = _likeness(tables, length)
+        alike = _likeness(tables, length, of_smaller=not trains)
         best[length] = float(np.mean(alike * same)) if same else 0.0
     most = max(best.values(), default=0.0)
+    if 1 - most > UNEXPLAINED * (1 - best.get(1, 1.0)):
+        return 1
     return next((length for length, alike in best.items() if alike >= most - ENOUGH_ALIKE), 1)
 
 
 def alikeness(trace: Trace, moments: Ids) -> float:
     """Return the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
     tables = _histograms(trace, moments[:MAX_INTERVALS])
-    most, common = _common(tables, 1)
+    most, _, common = _common(tables, 1)
     return float(common.sum() / most.sum()) if most.sum() else 0.0
 
 
-def _histograms(trace: Trace, moments: Ids) -> Ids:
-    """Return how often each op name begins in each interval between the moments; row 0: before the second moment."""
+def _in_backward(trace: Trace) -> Mask:
+    """Return the autograd nodes and the ops that begin inside one on their own thread."""
+    found = autograd_nodes(trace.ops)
+    threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
+    for thread in np.unique(threads[found]):
+        own = np.flatnonzero(threads == thread)
+        spans = intervals.of(trace.ops[own].filter(pl.Series(found[own])))
+        found[own] |= intervals.covered(spans, starts[own], starts[own] + 1) > 0
+    return found
+
+
+def _histograms(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
+    """Return how often each op name (of the `chosen` ops) begins in each interval between the moments; row 0: before the second moment."""
     ops = trace.ops.select("start_ns", pl.col("name").to_physical().rank("dense").cast(pl.Int64) - 1)
     starts, names = ops["start_ns"].to_numpy(), ops["name"].to_numpy() % _MAX_NAMES
     row = np.searchsorted(moments, starts, side="right") - 1
-    inside = (row >= 0) & (row < len(moments) - 1)
+    inside = (row >= 0) & (row < len(moments) - 1) & (True if chosen is None else chosen)
     width = int(names.max()) + 1 if len(names) else 1
     counts = np.bincount(row[inside] * width + names[inside], minlength=(len(moments) - 1) * width)
     return counts.reshape(len(moments) - 1, width)
 
 
-def _likeness(tables: Ids, distance: int) -> npt.NDArray[np.float64]:
-    """Return for each interval what it shares with the one `distance` later: common ops over the ops of the larger."""
-    most, common = _common(tables, distance)
-    return np.where(most > 0, common / np.maximum(most, 1), 1.0)
+def _likeness(tables: Ids, distance: int, *, of_smaller: bool) -> npt.NDArray[np.float64]:
+    """Return for each interval what it shares with the one `distance` later: common ops over the ops of the larger (the smaller)."""
+    most, least, common = _common(tables, distance)
+    size = least if of_smaller else most
+    return np.where(size > 0, common / np.maximum(size, 1), 1.0)
 
 
-def _common(tables: Ids, distance: int) -> tuple[Ids, Ids]:
-    """Return for each interval and the one `distance` later the ops of the larger, and those that both have."""
+def _common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
+    """Return for each interval and the one `distance` later the ops of the larger, of the smaller, and those that both have."""
     first, later = tables[:-distance], tables[distance:]
-    return np.maximum(first.sum(axis=1), later.sum(axis=1)), np.minimum(first, later).sum(axis=1)
+    sums = first.sum(axis=1), later.sum(axis=1)
+    return np.maximum(*sums), np.minimum(*sums), np.minimum(first, later).sum(axis=1)
 
 
 def kernel_sequence(trace: Trace) -> Sequence:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from gpudiag.cli import terminal
@@ -12,11 +14,23 @@ app = typer.Typer(help="Print the JSON Schema of what gpudiag writes.", no_args_
 @app.command("report")
 def report_schema() -> None:
     """Print the schema of what `gpudiag report PATH -o report.json` writes."""
-    import msgspec
-
     from gpudiag import api
 
-    terminal.out(msgspec.json.format(msgspec.json.encode(api.report_schema()), indent=2).decode() + "\n")
+    _print(api.report_schema())
+
+
+@app.command("whatif")
+def whatif_schema() -> None:
+    """Print the schema of what `gpudiag whatif PATH --json out.json` writes."""
+    from gpudiag.api.whatif import json_schema
+
+    _print(json_schema())
+
+
+def _print(schema: dict[str, Any]) -> None:
+    import msgspec
+
+    terminal.out(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
 
 
 @app.callback()

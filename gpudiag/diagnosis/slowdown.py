@@ -9,7 +9,10 @@ from gpudiag.model.finding import Missing
 from gpudiag.units import format_ns
 
 WITHHELD = "withheld: "
-"""How the reasons of this module begin: reports count them."""
+"""How the reasons begin for which a finding about the measurement's fault is not made."""
+
+SLOWED = "with the profiler"
+"""What those reasons say, here and in rule EFF-03, that are the profiler's slow-down: reports count them."""
 
 _PROFILED = ("idle_launch", "idle_sync")
 """Kinds of idle time that a slower host makes longer. Loading, files and garbage take as long with the profiler as without."""
@@ -30,6 +33,6 @@ def explained_by_profiler(rule: Rule, analysis: Analysis, facts: Lookup) -> str:
     if own_ns >= added_ns:
         return ""
     return (
-        f"{WITHHELD}a step is {slowdown:.2f} times as long with the profiler, {format_ns(added_ns)} more; the {format_ns(own_ns)} "
+        f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the {format_ns(own_ns)} "
         "of idle time that this is about may be no more than that"
     )

@@ -37,19 +37,35 @@ def by_place(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     whatever the op.
     """
     names = ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    frame = pieces.join(names, on="op", how="left", maintain_order="left")
+    frame = pieces.join(names, on="op", how="left", maintain_order="left").with_columns(_place("site").alias("place"))
+    frame = frame.with_columns(_whole("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
     untold = pl.col("site").is_null()
     # a Python line is the place; the event only where no line is known, and the op only where neither is
     key = [pl.when(untold).then(kind).alias("kind"), pl.when(untold & pl.col("evidence").is_null()).then("op_name").alias("by_op")]
     longest = pl.col("time_ns") == pl.col("time_ns").max()
-    found = frame.group_by("cause", "site", *key, maintain_order=True).agg(
+    found = frame.group_by("cause", "place", *key, maintain_order=True).agg(
+        site=pl.col("site").filter(longest).first(),
         op=pl.col("op_name").filter(longest).first(),
         evidence=pl.col("evidence").filter(longest).first(),
         count=pl.col("gap").n_unique(),
         time_ns=pl.col("time_ns").sum(),
     )
-    return found.drop("kind", "by_op").sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
+    found = found.drop("kind", "by_op", "place")
+    return found.sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
+
+
+def _place(site: str) -> pl.Expr:
+    """Return file and line of a site: the function is known from frames and not from what a bundle recorded itself."""
+    return pl.col(site).str.replace(r"(\(\d+\)): .*$", "${1}")
+
+
+def _whole(place: str) -> pl.Expr:
+    """Return the place with its folders, where a bundle recorded the file alone and only one file of that name stands at the line."""
+    name = pl.col(place).str.extract(r"([^/\\]+)$")
+    whole = pl.when(pl.col(place).str.contains(r"[/\\]")).then(place)
+    same = ("cause", name)
+    return pl.when(whole.n_unique().over(same) - whole.is_null().any().over(same) == 1).then(whole.max().over(same)).otherwise(place)
 
 
 def place_words(evidence: str | None, op: str | None) -> str:

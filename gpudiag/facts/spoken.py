@@ -7,6 +7,7 @@ import re
 # Parts of C++ names that every kernel of PyTorch has: they push what differs out of sight.
 _COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::cuda::|c10::|torch::autograd::")
 _FIRST_LAUNCH = re.compile(r"^first launch of (.{1,400}): its code was loaded$", re.DOTALL)
+_LONG_FIRST = re.compile(r"^first launch of (.{1,400}): the call itself (took .{1,80})$", re.DOTALL)
 _WAITED = re.compile(r"^(\w{1,80}) waited for (.{1,400})$", re.DOTALL)
 # torch.utils.data names its iterators so (dataloader.py, __next__ under record_function)
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#_(Single|Multi)Process\w{0,80}\.__next__$")
@@ -26,6 +27,8 @@ def event_words(evidence: str) -> str:
         return _WORKERS[loader[1]]
     if loaded := _FIRST_LAUNCH.match(said):
         return f"code of {_without_arguments(loaded[1])} loaded at its first launch"
+    if slow := _LONG_FIRST.match(said):
+        return f"first launch of {_without_arguments(slow[1])} {slow[2]}"
     if waited := _WAITED.match(said):
         return f"{waited[1]} waited for {_without_arguments(waited[2])}"
     return said

@@ -17,7 +17,7 @@ from gpudiag.model.hardware import Device
 from gpudiag.roofline import calls
 
 HELD = 0.5
-"""Least part of the idle time of a cause that its what-if gives back where the replay holds the cause (heuristic)."""
+"""Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
 
 
 class Window:
@@ -54,11 +54,11 @@ class Window:
     def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
         """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
 
-        The device was idle for all of `idle_ns`, in all steps; where the three that are replayed give back less than half of it, the cause
-        stood in others (a collection in one step of ten), and the idle time itself is the better figure.
+        The device was idle for all of `idle_ns`, in all steps; where only some of them are replayed and give back less than half of it, the
+        cause stood in others (a collection in one step of a hundred), and the idle time itself is the better figure.
         """
         share, idle = self.replays.saved_share(*settings), float(idle_ns())
-        if share is not None and share * self.wall_ns < HELD * idle:
+        if share is not None and not self.replays.whole and share * self.wall_ns < HELD * idle:
             share = None
         return self._replayed_ns(share, lambda: idle)
 

@@ -78,6 +78,9 @@ class Analysis(msgspec.Struct, frozen=True):
     queue: QueueStats | None = None
     graphs: tuple[Graph, ...] = ()
     """Of the representative steps (at most three); empty: no replay, and `warnings` says why."""
+    run_graph: Graph | None = None
+    """Of all analysed steps in the order in which they ran, or of as many consecutive ones as can be replayed: what-ifs are judged by it.
+    None: not even three fit, what-ifs are judged by `graphs`."""
     replay: ReplayTrust | None = None
 
     @property

@@ -28,13 +28,14 @@ QUEUE_LIMIT = 1024
 
 
 class Graph(msgspec.Struct, frozen=True):
-    """A step as nodes and edges. A node begins at max over its incoming edges of (end of src + lag), and at `origin_ns` at the earliest.
+    """A step, or consecutive steps, as nodes and edges.
 
+    A node begins at max over its incoming edges of (end of src + lag), and at `origin_ns` at the earliest.
     Nodes are in topological order: src < dst for every edge. Times in ns from the trace's base.
     """
 
     step: int
-    """Row of steps."""
+    """Row of steps; of consecutive steps the first."""
     kind: npt.NDArray[np.int8]
     """Index into NODE_KINDS."""
     lane: Ints
@@ -71,6 +72,13 @@ class Graph(msgspec.Struct, frozen=True):
     alone: bool = False
     """The next step begins when all of this one is over: the only step of a recording whose host part ends before mark k+1, so that nothing
     shows how far the host would have gone on in the meantime."""
+    begins_ns: tuple[int, ...] = ()
+    """Of consecutive steps the marks between them; origin_ns is then the begin of the first, end_ns the end of the last."""
+
+    @property
+    def step_count(self) -> int:
+        """Return how many steps the graph holds."""
+        return len(self.begins_ns) + 1
 
 
 def node_kind(name: str) -> int:

@@ -10,7 +10,7 @@ class ReplayedStep(msgspec.Struct, frozen=True):
 
     name: str
     role: str
-    """fastest | median | slowest (joined with ', ' where one step is several)."""
+    """fastest | median | slowest (joined with ', ' where one step is several); run: consecutive steps, all times are theirs together."""
     measured_ns: int
     replayed_ns: int
     free_ns: int
@@ -30,16 +30,18 @@ class ReplayTrust(msgspec.Struct, frozen=True):
 
     steps: tuple[ReplayedStep, ...]
     error_share: float
-    """Largest |replayed - measured| / measured over `steps`."""
+    """How far what-ifs may be off: the largest |replayed - measured| / measured over `steps` and `run`, or steady_error_share if larger."""
     free_share: float
     """Largest free_ns / measured_ns over `steps`."""
     steady_error_share: float | None = None
-    """Largest error of steady_ns over `steps` against the nearer of two measured times: marks_ns, the pace of the host, and
-    marks_ns + backlog_end_ns - backlog_begin_ns, the pace of the device."""
+    """Error of steady_ns, which what-ifs are measured against, to the nearer of two measured times: marks_ns, the pace of the host, and
+    marks_ns + backlog_end_ns - backlog_begin_ns, the pace of the device. Of `run`; where it is None the largest over `steps`."""
     drift_share: float | None = None
-    """Largest |steady_ns - marks_ns| / marks_ns over all steps: how far a step of a run that goes on is from the recorded one."""
+    """|steady_ns - marks_ns| / marks_ns of the same: how far the steps of a run that goes on are from the recorded ones."""
     note: str = ""
     """Why they differ, in words; '' where they do not by more than 5 %."""
+    run: ReplayedStep | None = None
+    """The steps in the order in which they ran that what-ifs are measured by; None: `steps`, each repeated."""
 
 
 class WhatIf(msgspec.Struct, frozen=True):
@@ -50,14 +52,14 @@ class WhatIf(msgspec.Struct, frozen=True):
     words: str
     """What was assumed, in words."""
     step_ns: float
-    """Time of a step with nothing changed: mean over the representative steps, each in a run that repeats it; each counts for the analysed
-    steps whose length is nearest to its own."""
+    """Time of a step with nothing changed, in a run that repeats the analysed steps in their order. Where these are too many: mean over the
+    representative steps, each in a run that repeats it; each counts for the analysed steps whose length is nearest to its own."""
     changed_ns: float
     """The same with the change."""
     share: float
     """1 - changed / unchanged, 0..1 (below 0: slower). Of the time per sample where the batch was changed."""
     per_step_ns: tuple[tuple[str, float, float], ...] = ()
-    """(step, unchanged, changed) of each representative step."""
+    """(step, unchanged, changed) of each representative step, in a run that repeats it; () in a list of standard what-ifs."""
     notes: tuple[str, ...] = ()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gpudiag.diagnosis.slowdown import WITHHELD
+from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
 from gpudiag.report import waiting
@@ -226,8 +226,8 @@ def _slowdown_line(report: ReportData) -> str:
 
 
 def _withheld(report: ReportData) -> str:
-    """Return how many findings about the host are not made because of the profiler, '' where none is withheld."""
-    found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD)]
+    """Return which findings about the host are not made because the profiler slows it, '' where none is withheld for that."""
+    found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD) and SLOWED in rule.reason]
     if not found:
         return ""
     what = "nothing is said" if len(found) > 1 else "it is not said"

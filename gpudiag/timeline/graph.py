@@ -1,4 +1,4 @@
-"""The dependency graphs of the representative steps: host threads, streams, and what each piece waited for.
+"""The dependency graphs of steps, one by one or in a row: host threads, streams, and what each piece waited for.
 
 What a graph reproduces is the time from mark k (`origin_ns`) to `end_ns`: the later of mark k+1 and the end of the last work that the step
 issued, or that earlier steps had left on the device. Work of earlier steps comes first in the graph, with its measured times.
@@ -16,10 +16,12 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.intervals import Spans
 from gpudiag.model.graph import Graph, Ints, node_kind
 from gpudiag.model.trace import Trace
+from gpudiag.timeline.consecutive import consecutive, pieces
 from gpudiag.timeline.graph_device import Device, Edges, device_nodes, edges_of, event_edges, joined, stream_edges
-from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_of, chain, op_pieces
+from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_of, chain, collectives_of, op_pieces
 from gpudiag.timeline.graph_queue import issued, queue_limit
 from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_thread
 from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
@@ -48,6 +50,8 @@ class _Run(NamedTuple):
     one_step: bool
     """The recording holds no second step, which would show how one follows the other."""
     on_cpu: bool
+    collectives: dict[int, Spans]
+    """CPU-only runs: the collectives that each host thread runs (gloo)."""
 
 
 def build_graphs(
@@ -57,14 +61,44 @@ def build_graphs(
 
     `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time.
     """
+    return build_all(trace, steps, idle, syncs, on_cpu, host_marks)[0]
+
+
+def build_all(
+    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
+) -> tuple[tuple[Graph, ...], Graph | None]:
+    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see timeline.consecutive; None: too few)."""
     chosen = [row for row in sorted(representatives(steps)) if why_no_graph(trace, steps, row, on_cpu=on_cpu) is None]
     if not chosen:
-        return ()
+        return (), None
+    run = _run(trace, steps, idle, syncs, on_cpu, host_marks)
+    built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
+    graphs = tuple(graph for graph in built if graph is not None)
+    return graphs, _in_a_row(run, steps, graphs) if graphs else None
+
+
+def _in_a_row(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]) -> Graph | None:
+    """Return the graph of as many consecutive steps as can be replayed together; of a single one that which `graphs` hold."""
+    starts = [run.trace.ops.drop_nulls("thread")["start_ns"]] if run.on_cpu else [run.trace.launches["start_ns"]]
+    events = [*(2 * starts), *([] if run.on_cpu else [run.trace.kernels["start_ns"]])]
+    rows = consecutive(steps, pieces([times.to_numpy() for times in events], steps))
+    if rows is None:
+        return None
+    first, last = rows
+    if first == last:
+        return next((graph for graph in graphs if graph.step == first), None)
+    graph = _graph(run, first, int(steps["start_ns"][first]), int(steps["end_ns"][last]))
+    begins = tuple(steps["start_ns"][first + 1 : last + 1].to_list())
+    return None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
+
+
+def _run(trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None) -> _Run:
+    """Return what the graphs of all steps share."""
     work = work_of(trace) if not on_cpu else work_of(_without_device(trace))
     queued = issued(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
     limit = queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
     normal = normal_of(work, syncs, queued, limit)
-    run = _Run(
+    return _Run(
         trace,
         work,
         normal,
@@ -74,9 +108,8 @@ def build_graphs(
         activity(trace),
         steps.height == 1,
         on_cpu,
+        collectives_of(trace) if on_cpu else {},
     )
-    built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
-    return tuple(graph for graph in built if graph is not None)
 
 
 def graph_warnings(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[str, ...]:
@@ -120,7 +153,7 @@ def _graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     if main is None:
         return None
     window = (origin, _host_end(run, main, origin, end))
-    waits = find_waits(run.shown, main, _workers(run, window), window)
+    waits = find_waits(run.shown, main, _workers(run, window), window, run.collectives)
     pieces = op_pieces(run.trace, window, on_cpu=run.on_cpu)
     chains = {thread: chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
     streams = sorted(set(run.work.stream.tolist()))

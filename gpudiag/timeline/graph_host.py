@@ -185,6 +185,15 @@ class Pieces(NamedTuple):
     op: Ints
     kernel: Ints
     """CPU-only runs: the row of kernels that the op is; -1: none."""
+    kind: Ints
+    """Code of the kind of node: communication for the collectives of a CPU-only run, else host."""
+
+
+def collectives_of(trace: Trace) -> dict[int, intervals.Spans]:
+    """Return when each host thread of a CPU-only run was in a collective."""
+    rows = trace.kernels.filter(pl.col("collective").fill_null(False))["op"].drop_nulls()
+    ops = trace.ops.filter(pl.col("id").is_in(rows.implode()) & pl.col("thread").is_not_null())
+    return {int(thread): found.select("start_ns", "end_ns").sort("start_ns").to_numpy() for (thread,), found in ops.group_by("thread")}
 
 
 def op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Pieces:
@@ -193,11 +202,12 @@ def op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Pieces:
     nesting = nest(ops)
     rows, spans = self_spans(nesting)
     op = ops["id"].to_numpy()[rows]
-    kernel = np.full(trace.ops.height, -1, dtype=np.int64)
+    kernel, kind = np.full(trace.ops.height, -1, dtype=np.int64), np.full(trace.ops.height, node_kind("host"))
     if on_cpu and trace.kernels.height:
         linked = trace.kernels.filter(pl.col("op").is_not_null())
         kernel[linked["op"].to_numpy()] = linked["id"].to_numpy()
-    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op])
+        kind[linked.filter(pl.col("collective").fill_null(False))["op"].to_numpy()] = node_kind("communication")
+    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op])
 
 
 def chain(
@@ -228,6 +238,7 @@ def chain(
     op = _most(start, end, own)
     piece = _index(working.start, working.end, start)
     kernel = np.where((piece >= 0) & (call < 0), np.append(working.kernel, -1)[piece], -1)
+    kind = np.where((kernel >= 0) & (kind == node_kind("host")), np.append(working.kind, -1)[piece], kind)
     called = np.append(mine.kind, -1)[call]
     caused = (called == node_kind("launch")) & (kind != node_kind("host"))  # code that the driver loads within a launch call
     kind = np.where((call >= 0) & ~caused, called, kind)

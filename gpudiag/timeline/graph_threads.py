@@ -79,11 +79,15 @@ def main_thread(trace: Trace, shown: dict[int, Thread], origin: int, end: int) -
     return max(extents)[3] if extents else None
 
 
-def find_waits(shown: dict[int, Thread], main: int, workers: set[int], window: tuple[int, int]) -> Waits:
+def find_waits(
+    shown: dict[int, Thread], main: int, workers: set[int], window: tuple[int, int], collectives: dict[int, intervals.Spans] | None = None
+) -> Waits:
     """Return who works when between the two moments: main throughout, but for silent stretches that other threads fill.
 
-    A thread that took over may wait for others in turn. What `workers` do besides stands by itself, in bursts.
+    A thread that took over may wait for others in turn. What `workers` do besides stands by itself, in bursts. `collectives`: those that
+    host threads run (gloo); a stretch in which one goes on and ends was a wait for it.
     """
+    running = collectives or {}
     covered = {main: np.array([window], dtype=np.int64)}
     handoffs: list[tuple[int, int, int]] = []
     free, queue = set(workers) - {main}, [main]
@@ -100,13 +104,21 @@ def find_waits(shown: dict[int, Thread], main: int, workers: set[int], window: t
             covered[other] = intervals.union(bursts)
             holes.append(bursts)
             handoffs += [(other, thread, first) for first, _ in bursts.tolist()] + [(thread, other, last) for _, last in bursts.tolist()]
+        for other, spans in running.items():
+            waited = _waited_for(spans, stretches) if other != thread else intervals.NONE
+            holes += [waited] if len(waited) else []
+            handoffs += [(thread, other, last) for last in waited[:, 1].tolist()]
         if holes:
             covered[thread] = intervals.subtract(covered[thread], intervals.union(np.vstack(holes)))
         taken = {other for other in free if other in covered}
         queue += sorted(taken)
         free -= taken
     for other in sorted(set(workers) - {main}):
-        covered[other] = _with_bursts(shown.get(other), covered.get(other, intervals.NONE), window)
+        spans = np.clip(running.get(other, intervals.NONE), *window)
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        handoffs += [(other, main, first) for first in spans[:, 0].tolist() if first > window[0]]
+        known = intervals.union(np.vstack((covered.get(other, intervals.NONE), spans)))
+        covered[other] = _with_bursts(shown.get(other), known, window)
     return Waits(covered, handoffs)
 
 
@@ -132,6 +144,16 @@ def _bursts(events: Thread, stretches: intervals.Spans) -> intervals.Spans:
     end = np.where(events.depth(last[some]) > 0, last[some], end)
     fills = (end - begin) >= FILLS * (last - first)[some]
     return np.stack((begin, end), axis=1)[fills & (events.depth(first[some]) <= 0)]
+
+
+def _waited_for(spans: intervals.Spans, stretches: intervals.Spans) -> intervals.Spans:
+    """Return the part of each stretch in which one of `spans` goes on that had begun before and ends within, most of it at least."""
+    found = [intervals.NONE]
+    for first, last in stretches.tolist():
+        ends = spans[(spans[:, 0] <= first) & (spans[:, 1] > first) & (spans[:, 1] <= last), 1]
+        if len(ends) and ends.max() - first >= FILLS * (last - first):
+            found.append(np.array([[first, ends.max()]], dtype=np.int64))
+    return np.concatenate(found)
 
 
 def _with_bursts(events: Thread | None, covered: intervals.Spans, window: tuple[int, int]) -> intervals.Spans:

@@ -156,6 +156,7 @@ def normal_of(work: Work, syncs: pl.DataFrame, calls: Issued, queue_limit: int) 
     spacing = _by_surroundings(work.start - work.reached, pair, queued)
     lengths = calls.end - calls.start
     ahead = (pending(work, calls.start) >= QUEUE_PENDING) | calls.near(queue_limit)
+    ahead |= np.isin(calls.row, syncs["launch"].drop_nulls().to_numpy())  # a copy that waits for its stream takes as long as the wait
     return Normal(launch, spacing, usual(lengths if ahead.all() else lengths[~ahead]), *_sync_times(work, syncs))
 
 

@@ -9,6 +9,7 @@ from gpudiag.attribution.sites import frame_threads
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
 from gpudiag.timeline.host_threads import main_thread, plain_frame
+from gpudiag.timeline.user_loaders import user_loaders
 from gpudiag.trace import kernel_names
 
 CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_data", "idle_io", "idle_allocation", "idle_sync")
@@ -23,6 +24,11 @@ LOADING_FACTOR = 10
 _SCHEMA = {
     "thread": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
 }  # fmt: skip
+
+_ALL_COMPILING = "dynamo"
+"""The phase around all others of torch.compile (torch/_dynamo/convert_frame.py)."""
+
+_LOADED = ("thread", "start_ns", "end_ns", "cause")
 
 _MARK_KINDS = {"gc": "idle_gc", "save": "idle_io", "file_write": "idle_io", "loader": "idle_data"}
 
@@ -43,9 +49,10 @@ def host_events(trace: Trace, frames: pl.DataFrame, host_marks: pl.DataFrame | N
         _named(frames, "name", host_patterns.FRAMES | ({"idle_sync": host_patterns.WAIT_FRAMES} if on_cpu else {})),
         _named(trace.marks.filter(pl.col("category") == "annotation"), "name", host_patterns.MARKS),
         _named(trace.ops, "name", host_patterns.MARKS),
-        _named(trace.launches, "api", host_patterns.CALLS),
-        _overheads(trace),
-        _first_launches(trace),
+        user_loaders(trace, frames),
+        (calls := _calls(trace)),
+        (overheads := _overheads(trace)),
+        _first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
         _bundle_marks(trace, host_marks),
     ]
     events = pl.concat([frame.select(list(_SCHEMA)).cast(_SCHEMA) for frame in found])  # type: ignore[arg-type]
@@ -69,8 +76,22 @@ def _named(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.Dat
     """Return the rows whose name a pattern matches, with the first such cause; each distinct name is matched once."""
     names = frame.select(column).unique().with_columns(text=pl.col(column).cast(pl.String))
     cause = pl.coalesce([pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(word)) for word, pattern in patterns.items()])
-    known = names.with_columns(cause.alias("cause"), evidence=plain_frame("text")).drop_nulls("cause").drop("text")
+    evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(plain_frame("text"))
+    known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")
     return frame.join(known, on=column, how="inner").with_columns(site=pl.lit(None, dtype=pl.String))
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    """Return the calls that load code or take memory."""
+    found = _named(trace.launches, "api", host_patterns.CALLS)
+    return found.with_columns(evidence=_of_code("idle_compile"))
+
+
+def _of_code(cause: str) -> pl.Expr:
+    """Return the evidence, and for events of `cause` what the driver did to the code of kernels."""
+    compiled = pl.col("evidence").str.contains(r"(?i)compiler|Link")
+    done = pl.when(compiled).then(pl.lit("compiled")).otherwise(pl.lit("loaded"))
+    return pl.when(pl.col("cause") == cause).then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
 
 
 def _overheads(trace: Trace) -> pl.DataFrame:
@@ -78,11 +99,15 @@ def _overheads(trace: Trace) -> pl.DataFrame:
     marks = trace.marks.filter(pl.col("category") == "overhead")
     issuing = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().unique()
     found = _named(marks, "name", host_patterns.OVERHEADS)
-    return found.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
+    found = found.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
+    return found.with_columns(evidence=_of_code("idle_compile"))
 
 
-def _first_launches(trace: Trace) -> pl.DataFrame:
-    """Return the launches that took as long as they did because the driver loaded the kernel's code first."""
+def _first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
+    """Return the first launches of kernels that took far longer than others: the driver loads a kernel's code at its first use.
+
+    Where one of `loads` lies within the call it shows that; else the evidence says how long the call took.
+    """
     calls = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(kernel_names.KERNEL_LAUNCH))
     duration = pl.col("end_ns") - pl.col("start_ns")
     usual = calls.select(duration.median()).item() or 0
@@ -90,8 +115,22 @@ def _first_launches(trace: Trace) -> pl.DataFrame:
     kernels = trace.kernels.filter(pl.col("kind") == "kernel").select("name", "launch").drop_nulls("launch")
     first = kernels.sort("launch").unique("name", keep="first", maintain_order=True)
     found = slow.join(first, left_on="id", right_on="launch", how="inner").unique("id", keep="first", maintain_order=True)
-    words = pl.format("first launch of {}: its code was loaded", pl.col("name").cast(pl.String).str.slice(0, 60))
+    shown = loads.filter(pl.col("cause") == "idle_compile").select("thread", load_ns="start_ns").drop_nulls().sort("load_ns")
+    found = found.sort("start_ns").join_asof(
+        shown, left_on="start_ns", right_on="load_ns", by="thread", strategy="forward", check_sortedness=False
+    )
+    name = pl.col("name").cast(pl.String).str.slice(0, 60)
+    took = pl.format("first launch of {}: the call itself took {} (the first use of a kernel loads its code)", name, in_ms())
+    words = pl.when(pl.col("load_ns") < pl.col("end_ns")).then(pl.format("first launch of {}: its code was loaded", name)).otherwise(took)
     return found.with_columns(cause=pl.lit("idle_compile"), evidence=words, site=pl.lit(None, dtype=pl.String))
+
+
+def in_ms() -> pl.Expr:
+    """Return the length of each row such as '19 ms' or '0.4 ms'."""
+    length = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
+    return pl.format(
+        "{} ms", pl.when(length >= 10).then(length.round(0).cast(pl.Int64).cast(pl.String)).otherwise(length.round(1).cast(pl.String))
+    )
 
 
 def _bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame:

@@ -19,10 +19,13 @@ _PROFILER = (
     r"|built-in method _(?:prepare|enable|disable|toggle)\w*_(?:profiler|dynamic)|built-in method _kineto_step"
 )
 
+# Not compiled_fn and the like, nor compile_wrapper (torch/_dynamo/eval_frame.py): they run what was compiled before.
+_COMPILES = r"_?compile(?:_(?:[a-vx-z]\w*|with\w*))?"
+
 # torch.compile at work (not: compiled code at run time), Triton's compiler, autotuners that time candidates, code that is loaded.
 _COMPILE = (
     r"(^|/)torch/_dynamo/(?:convert_frame|symbolic_convert|output_graph|bytecode_\w+)\.py\("
-    r"|(^|/)torch/_(?:dynamo|inductor|functorch)/[\w/]+\.py\(\d+\): (?:_compile\w*|compile\w*|codegen\w*|create_aot_dispatcher_function"
+    rf"|(^|/)torch/_(?:dynamo|inductor|functorch)/[\w/]+\.py\(\d+\): (?:{_COMPILES}|codegen\w*|create_aot_dispatcher_function"
     r"|aot_(?:function|module)_simplified|fx_codegen_and_compile|precompile\w*|_precompile\w*|benchmark_all_configs|autotune_to_one_config)$"
     r"|(^|/)torch/utils/cpp_extension\.py\(|(^|/)torch/fx/experimental/\w*symbolic_shapes\.py\("
     r"|(^|/)triton/compiler/|(^|/)triton/runtime/\w+\.py\(\d+\): (?:compile|_do_compile|_init_handles|_bench|benchmark|warmup)$"
@@ -57,8 +60,8 @@ FRAMES: dict[str, str] = {
 
 # On a CPU-only run: waiting for another thread or process. On a GPU run the host is then busy elsewhere: cause launch.
 WAIT_FRAMES = (
-    r"built-in (?:method|function) (?:acquire|wait|join|poll|select|recv\w*|waitpid|get|__enter__)\b[^>]*"
-    r"(?:lock|Lock|Condition|Semaphore|select|poll|socket|Queue|Work|Future|posix|Store|ProcessGroup)"
+    r"built-in (?:method|function) (?:acquire|wait|join|poll|select|recv\w*|get|__enter__)\b[^>]*"
+    r"(?:lock|Lock|Condition|Semaphore|select|poll|socket|Queue|Work|Future|Store|ProcessGroup)"
     r"|(^|/)threading\.py\(\d+\): (?:wait|join|acquire|_wait_for_tstate_lock)$|(^|/)queue\.py\(\d+\): get$"
     r"|(^|/)multiprocessing/(?:connection|queues|pool|synchronize)\.py\(\d+\): (?:wait|get|recv|poll|_poll|join|acquire)$"
     r"|(^|/)concurrent/futures/\w+\.py\(\d+\): (?:result|wait)$|(^|/)torch/distributed/distributed_c10d\.py\(\d+\): (?:barrier|wait)$"
@@ -66,9 +69,10 @@ WAIT_FRAMES = (
 
 MARKS: dict[str, str] = {"idle_compile": kernel_names.COMPILE_MARK, "idle_data": kernel_names.LOADER_MARK}
 
-# cuModuleLoadData, cuLibraryLoadData, hipModuleLoad...: device code is loaded or compiled by the driver.
+# cuModuleLoadData, cuLibraryLoadData, hipModuleLoad, cuLinkComplete...: device code is loaded or compiled by the driver; with lazy loading
+# that is put off to the call that asks for a kernel (cuModuleGetFunction, cuFuncLoad, cuKernelGetFunction).
 CALLS: dict[str, str] = {
-    "idle_compile": r"(?i)^(cu|hip|cuda)(Module|Library|Link)\w*(Load|Create|Complete|Add)",
+    "idle_compile": r"(?i)^(cu|hip|cuda)(Module|Library|Link|Kernel)(Load|Create|Complete|Add|GetFunction|GetKernel)|^cuFuncLoad$",
     "idle_allocation": kernel_names.ALLOCATION_CALL + r"|^(cuda|hip)Host(Register|Unregister)|^(cuda|hip)MemPoolTrimTo",
 }
 

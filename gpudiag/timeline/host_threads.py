@@ -8,7 +8,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.names import matching
-from gpudiag.attribution.nesting import Nesting, nest, self_spans
+from gpudiag.attribution.nesting import nest, self_spans
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.sites import user_frames
 from gpudiag.model.trace import Trace
@@ -30,6 +30,9 @@ CLOSE_MOST_NS = 1_000_000
 
 NOBODY = -1
 
+MAX_THREADS = 256
+"""Threads that are asked one by one what they did, the busiest first: training issues from a handful, only a broken file has more."""
+
 
 def main_thread(trace: Trace) -> int:
     """Return the thread that runs the training loop: that of the step marks where it has ops, else the one with the most ops or calls."""
@@ -41,10 +44,11 @@ def main_thread(trace: Trace) -> int:
 
 
 def crew(trace: Trace) -> tuple[int, ...]:
-    """Return the main thread and the threads of autograd: while one of them works, the others may wait for it."""
+    """Return the main thread and the threads of autograd, MAX_THREADS at most: while one of them works, the others may wait for it."""
     main = main_thread(trace)
-    autograd = trace.ops.filter(pl.Series(autograd_nodes(trace.ops)))["thread"].drop_nulls().unique().sort().to_list()
-    return (main, *(thread for thread in autograd if thread != main))
+    nodes = trace.ops.filter(pl.Series(autograd_nodes(trace.ops)))["thread"].drop_nulls().value_counts()
+    busiest = nodes.filter(pl.col("thread") != main).sort("count", "thread", descending=[True, False])["thread"]
+    return (main, *busiest.head(MAX_THREADS).sort().to_list())
 
 
 class Host:
@@ -52,45 +56,46 @@ class Host:
 
     def __init__(self, trace: Trace, frames: pl.DataFrame) -> None:
         self.crew = crew(trace)
-        self._ops = nest(trace.ops)
         self._calls = trace.launches
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
         self._marks = trace.marks.filter(
             pl.col("name").cast(pl.String).str.contains(f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}")
         )
         self.ranges = _ranges(trace)
-        self.op_rows, self.op_spans = self_spans(self._ops)
+        ops, nested = nest(trace.ops), nest(frames)
+        self.op_rows, self.op_spans = self_spans(ops)
         self.frames = frames
-        self._frames = nest(frames)
-        self.leaf_rows, self.leaf_spans = self_spans(self._frames)
-        self.user = user_frames(frames, self._frames)
-        self._codes: Ints = frames["name"].to_physical().cast(pl.Int64).to_numpy()
+        self.leaf_rows, self.leaf_spans = self_spans(nested)
+        self._op_threads, self._leaf_threads = ops.thread[self.op_rows], nested.thread[self.leaf_rows]
+        self._working = ~matching(frames["name"], host_patterns.HANDED_OVER)
+        self.user = user_frames(frames, nested)
+        self.codes: Ints = frames["name"].to_physical().cast(pl.Int64).to_numpy()
+        self.close_ns = self._close_ns()
 
     def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
         """Return (spans, op rows) of one thread: which op was the innermost, when."""
-        return _of_thread(self._ops, self.op_rows, self.op_spans, thread)
+        return _of_thread(self._op_threads, self.op_rows, self.op_spans, thread)
 
     def leaves_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
         """Return (spans, rows of frames) of one thread: which frame was the innermost, when."""
-        return _of_thread(self._frames, self.leaf_rows, self.leaf_spans, thread)
+        return _of_thread(self._leaf_threads, self.leaf_rows, self.leaf_spans, thread)
 
     def held_frames(self, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Return the codes (see words) of the innermost frame and of the user's own one that hold most of each [start, end), -1: none."""
         spans, leaves = self.leaves_of(thread)
         user = self.user[leaves]
-        leaf = most_held(start, end, spans, self._codes[leaves])[0]
-        return leaf, most_held(start, end, spans[user >= 0], self._codes[user[user >= 0]])[0]
+        leaf = most_held(start, end, spans, self.codes[leaves])[0]
+        return leaf, most_held(start, end, spans[user >= 0], self.codes[user[user >= 0]])[0]
 
     def words(self) -> pl.DataFrame:
         """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
-        names = pl.DataFrame({"code": self._codes, "name": self.frames["name"]}).unique("code")
+        names = pl.DataFrame({"code": self.codes, "name": self.frames["name"]}).unique("code")
         return names.select("code", text=pl.col("name").cast(pl.String)).with_columns(told=plain_frame("text"))
 
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
         recorded = joined(self.recorded(threads), close)
-        working = ~matching(self.frames["name"], host_patterns.HANDED_OVER)
-        framed = [intervals.union(spans[working[rows]]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
+        framed = [intervals.union(spans[self._working[rows]]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
         ranges = intervals.of(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.union(np.concatenate([recorded, ranges, *framed]))
 
@@ -103,7 +108,7 @@ class Host:
             self._recorded[threads] = intervals.union(np.concatenate([*ops, *rest]))
         return self._recorded[threads]
 
-    def close_ns(self) -> int:
+    def _close_ns(self) -> int:
         """Return how long a pause between two events may be and still count as Python at work, by the pauses of this trace."""
         spans = self.recorded(self.crew)
         pauses = spans[1:, 0] - spans[:-1, 1]
@@ -129,6 +134,6 @@ def _ranges(trace: Trace) -> pl.DataFrame:
     return found.filter(2 * length < extent)
 
 
-def _of_thread(nesting: Nesting, rows: Ints, spans: intervals.Spans, thread: int) -> tuple[intervals.Spans, Ints]:
-    first, last = np.searchsorted(nesting.thread[rows], [thread, thread + 1])  # self_spans keeps threads together, in order
+def _of_thread(threads: Ints, rows: Ints, spans: intervals.Spans, thread: int) -> tuple[intervals.Spans, Ints]:
+    first, last = np.searchsorted(threads, [thread, thread + 1])  # self_spans keeps threads together, in order
     return spans[first:last], rows[first:last]

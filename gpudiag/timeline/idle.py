@@ -50,7 +50,7 @@ def explain(
     frames = own_frames(trace)
     host = Host(trace, frames)
     events = host_events(trace, frames, host_marks, on_cpu=on_cpu)
-    carried = Carried(trace, steps, None if frames.height else site_window, host, events, on_cpu=on_cpu)
+    carried = Carried(trace, steps, None if frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
     bounds = with_flight(bounds, trace, host.crew[0], on_cpu=on_cpu)
     pieces = [_host_part(bounds, host, events, carried.spans()), device_part(bounds, trace)]
@@ -91,7 +91,7 @@ def _of_threads(rows: pl.DataFrame, threads: tuple[int, ...], host: Host, events
         layers.append(intervals.union(spans))
         numbers.append((spans, of_cause["event"].to_numpy()[chosen].astype(np.int64)))
     in_flight = rows.select(start_ns="issued_ns", end_ns="flight_ns").drop_nulls()
-    layers.append(intervals.union(np.concatenate((host.active(threads, host.close_ns()), told, intervals.of(in_flight)))))
+    layers.append(intervals.union(np.concatenate((host.active(threads, host.close_ns), told, intervals.of(in_flight)))))
     host_part = rows.select("start_ns", pl.col("flight_ns").alias("end_ns")).to_numpy().astype(np.int64)
     cut = layered(host_part, layers)
     words = pl.Series([*CAUSES, "idle_launch", "idle_unexplained"])

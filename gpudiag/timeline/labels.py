@@ -11,10 +11,15 @@ from gpudiag.attribution.sites import Sites
 from gpudiag.model import tables
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.carried import Carried
+from gpudiag.timeline.host_events import in_ms
 from gpudiag.timeline.host_threads import NOBODY, Host
-from gpudiag.timeline.segments import most_held, rows_of
+from gpudiag.timeline.segments import most_held, outermost, rows_of
+from gpudiag.trace import kernel_names
 
 Ints = npt.NDArray[np.int64]
+
+LONG_CALL_NS = 1_000_000
+"""A launch call of more than this is itself what is told of a piece: launches cost some microseconds."""
 
 ON_THE_HOST = ("idle_launch", "idle_sync", "idle_io", "idle_data", "idle_gc", "idle_compile", "idle_allocation", "idle_profiler")
 
@@ -32,7 +37,10 @@ def labelled(
     """Return the `idle` table of `pieces` (in time order)."""
     known = bounds.unique("gap", keep="first").select("gap", "kind", "kernel", gap_op="op")
     frame = pieces.join(known, on="gap", how="left", maintain_order="left")
-    parts = (_from_events(frame["event"], events), _held(frame, host), _from_syncs(frame["sync"], syncs, trace), _from_ranges(frame, host))
+    parts = (
+        _from_events(frame["event"], events), _held(frame, host), _from_syncs(frame["sync"], syncs, trace), _from_ranges(frame, host),
+        _from_calls(frame, trace),
+    )  # fmt: skip
     frame = pl.concat([frame, *parts], how="horizontal")
     frame = pl.concat([frame, _from_pauses(frame, carried)], how="horizontal").with_columns(
         op=pl.coalesce("held_op", "gap_op"), on_host=pl.col("cause").is_in(ON_THE_HOST)
@@ -55,6 +63,7 @@ def _words(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
     names = trace.ops["name"].cast(pl.String)
     held, following = pl.lit(names.gather(frame["held_op"])), pl.lit(names.gather(frame["gap_op"]))
     launch = pl.coalesce(
+        "call_words",
         "frame_words",
         "pause_words",
         pl.format("in {}", held),
@@ -85,6 +94,17 @@ def _from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl
     words = order.select(sync_words=pl.format("{} waited for {}", "api", pl.lit(name)), sync_site="site")
     found = np.searchsorted(order["id"].to_numpy(), rows.fill_null(-1).to_numpy())
     return rows_of(words, pl.Series(np.where(rows.is_null().to_numpy(), -1, found), dtype=pl.Int64).replace(-1, None))
+
+
+def _from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Return (call_words): of pieces that lie for the most part in one long launch call of the responsible thread."""
+    long = (pl.col("end_ns") - pl.col("start_ns") > LONG_CALL_NS) & pl.col("api").cast(pl.String).str.contains(kernel_names.KERNEL_LAUNCH)
+    calls = trace.launches.filter(long).select("start_ns", "end_ns", "thread", words=pl.format("the launch call itself took {}", in_ms()))
+    spans, rows = outermost(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+    start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
+    call, held = most_held(start, end, spans, rows)
+    found = rows_of(calls.select("thread", call_words="words"), pl.Series(np.where(2 * held > end - start, call, -1)).replace(-1, None))
+    return found.select(pl.when(pl.col("thread") == pl.lit(frame["lead"])).then("call_words").alias("call_words"))
 
 
 def _from_pauses(frame: pl.DataFrame, carried: Carried) -> pl.DataFrame:

@@ -24,6 +24,12 @@ Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
 REPEATS = 4
 """Repetitions of a step in a run that goes on: the first two bring the pipeline into its rhythm, the last two are measured."""
 
+RUN = "run"
+"""Role of the steps in a row that what-ifs are measured by."""
+
+TURNS = 2
+"""Repetitions of REPEATS steps or more in a row: the first one brings the pipeline into its rhythm, the last one is measured."""
+
 
 class Replayed(NamedTuple):
     """The times of the nodes in the last repetition, in ns from the trace's base, and the time of a step in ns."""
@@ -68,35 +74,41 @@ def replay(
 
 
 def steady_step_ns(graph: Graph, duration: Numbers | None = None, lag: Numbers | None = None, dropped_edges: Bools | None = None) -> float:
-    """Return the time of a step in ns in a run that goes on like this: the period of the step repeated back to back."""
-    return replay(graph, duration, lag, dropped_edges, REPEATS).step_ns
+    """Return the time of a step in ns in a run that goes on like this: the period of the graph repeated back to back, over its steps."""
+    turns = REPEATS if graph.step_count < REPEATS else TURNS
+    return replay(graph, duration, lag, dropped_edges, turns).step_ns / graph.step_count
 
 
-def replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame) -> ReplayTrust | None:
-    """Return how well the replay with nothing changed reproduces the representative steps; None where there is no graph.
+def replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame, run: Graph | None = None) -> ReplayTrust | None:
+    """Return how well the replay with nothing changed reproduces the representative steps, and `run`; None where there is no graph.
 
-    measured_ns: from mark k to the end of what the step held (graph.end_ns); error: against that.
+    measured_ns: from mark k to the end of what the step held (graph.end_ns); error: against that. What-ifs are measured against the steady
+    time of `run`, without it of each step: how far that is off counts as an error too.
     """
     if not graphs:
         return None
     roles = representatives(steps)
     found = [_replayed_step(graph, steps, roles.get(graph.step, "median")) for graph in graphs]
-    errors = [abs(step.replayed_ns - step.measured_ns) / max(step.measured_ns, 1) for step in found]
+    whole = None if run is None else _replayed_step(run, steps, RUN if run.step_count > 1 else roles.get(run.step, "median"))
+    every = found if whole is None else [*found, whole]
+    errors = [abs(step.replayed_ns - step.measured_ns) / max(step.measured_ns, 1) for step in every]
     free = max(step.free_ns / max(step.measured_ns, 1) for step in found)
-    return ReplayTrust(tuple(found), max(errors), free, *steadiness(found))
+    steady, drift, note = steadiness(found if whole is None else [whole])
+    return ReplayTrust(tuple(found), max(*errors, steady or 0.0), free, steady, drift, note, whole)
 
 
 def _replayed_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep:
-    once, first, last = replay(graph), int(steps["start_ns"][graph.step]), int(steps["end_ns"][graph.step])
+    once, count, last_row = replay(graph), graph.step_count, graph.step + graph.step_count - 1
+    first, last = int(steps["start_ns"][graph.step]), int(steps["end_ns"][last_row])
     earlier = (graph.start_ns + graph.duration_ns)[1 : graph.carried + 1]
     return ReplayedStep(
-        name=str(steps["name"][graph.step]),
+        name=str(steps["name"][graph.step]) if count == 1 else f"{steps['name'][graph.step]} to {steps['name'][last_row]}",
         role=role,
         measured_ns=graph.end_ns - graph.origin_ns,
         replayed_ns=round(once.step_ns),
         free_ns=free_on_path(graph, once),
         marks_ns=last - first,
-        steady_ns=round(steady_step_ns(graph)),
+        steady_ns=round(steady_step_ns(graph) * count),
         backlog_begin_ns=max(int(earlier.max(initial=first)) - first, 0),
         backlog_end_ns=max(graph.end_ns - last, 0),
     )

@@ -24,6 +24,37 @@ class Layered(NamedTuple):
     """Index of the layer that holds the piece; the number of layers where none does."""
 
 
+class Folded:
+    """Time with nothing but `kept` (a union) in it: what lies between its spans has no length."""
+
+    def __init__(self, kept: Spans) -> None:
+        self.kept = kept
+        self._sums = np.concatenate(([0], np.cumsum(kept[:, 1] - kept[:, 0])))
+
+    def at(self, moments: Ints) -> Ints:
+        """Return each moment in folded time: how much of `kept` lies before it."""
+        row = np.searchsorted(self.kept[:, 0], moments, side="right")
+        if not len(self.kept):
+            return np.zeros(len(moments), dtype=np.int64)
+        last = np.maximum(row - 1, 0)
+        begun: Ints = np.minimum(moments, self.kept[last, 1]) - self.kept[last, 0]
+        return np.where(row > 0, self._sums[last] + begun, 0)
+
+    def moments(self, folded: Ints) -> Ints:
+        """Return the first moment at which each folded time is reached."""
+        if not len(self.kept):
+            return folded
+        row = np.clip(np.searchsorted(self._sums, folded, side="left") - 1, 0, len(self.kept) - 1)
+        found: Ints = self.kept[row, 0] + folded - self._sums[row]
+        return found
+
+    def held(self, spans: Spans, keys: Ints) -> tuple[Spans, Ints]:
+        """Return `spans` (disjoint, sorted) in folded time with their keys, without those that have no length in it."""
+        folded = np.stack((self.at(spans[:, 0]), self.at(spans[:, 1])), axis=1)
+        lasting = folded[:, 1] > folded[:, 0]
+        return folded[lasting], keys[lasting]
+
+
 def layered(bounds: Spans, layers: list[Spans]) -> Layered:
     """Return `bounds` (sorted, disjoint) cut into pieces by the first of `layers` (each a union) that holds each instant."""
     edges = distinct(np.concatenate([bounds.reshape(-1), *(_near(layer, bounds).reshape(-1) for layer in layers)]))

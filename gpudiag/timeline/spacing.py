@@ -8,7 +8,7 @@ import polars as pl
 from gpudiag.attribution import intervals
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
-from gpudiag.timeline.host_threads import NOBODY
+from gpudiag.timeline.host_threads import MAX_THREADS, NOBODY
 from gpudiag.timeline.segments import layered
 
 LATENCY_MOST_NS = 50_000
@@ -45,7 +45,13 @@ def with_flight(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu: bool) 
     flight = pl.when(known).then(flight).otherwise(pl.when(early).then(pl.col("start_ns")).otherwise(pl.col("end_ns")))
     short = (pl.col("kind") != "host_wait") & (pl.col("kernel").is_not_null()) & (pl.col("end_ns") - pl.col("start_ns") <= spacing)
     flight = pl.when(short).then(pl.col("start_ns")).otherwise(flight.clip("start_ns", "end_ns"))
-    return frame.with_columns(flight_ns=flight, lead=pl.col("thread").fill_null(NOBODY), spacing=pl.lit(spacing))
+    return frame.with_columns(flight_ns=flight, lead=_leads(frame["thread"]), spacing=pl.lit(spacing))
+
+
+def _leads(threads: pl.Series) -> pl.Series:
+    """Return the thread that is responsible for each gap; NOBODY where it is not known, or not among the MAX_THREADS with most gaps."""
+    most = threads.drop_nulls().value_counts(sort=True)[threads.name].head(MAX_THREADS)
+    return threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY)
 
 
 def _issued_before(frame: pl.DataFrame, trace: Trace) -> pl.Series:

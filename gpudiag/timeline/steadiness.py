@@ -26,11 +26,12 @@ def steadiness(steps: Sequence[ReplayedStep]) -> tuple[float | None, float | Non
 
 
 def _words(step: ReplayedStep) -> str:
-    """Return why the step lasts otherwise in a run that goes on like it."""
+    """Return why the step, or the steps of a run, last otherwise in a run that goes on like it."""
+    like = "where every step is like it, one takes" if step.role != "run" else "in a run that goes on they take"
     marks, steady = format_ns(step.marks_ns or 0), format_ns(step.steady_ns or 0)
     begin, end = step.backlog_begin_ns or 0, step.backlog_end_ns or 0
     behind = f"the device was {format_ns(begin)} behind the host when it began and {format_ns(end)} when it ended"
     if begin != end:
         ahead = "the host ran ahead" if end > begin else "the device caught up"
-        return f"{step.name} took {marks} from mark to mark while {ahead} ({behind}); where every step is like it, one takes {steady}"
-    return f"{step.name} took {marks} from mark to mark; where every step is like it and overlaps with the next, one takes {steady}"
+        return f"{step.name} took {marks} from mark to mark while {ahead} ({behind}); {like} {steady}"
+    return f"{step.name} took {marks} from mark to mark; {like} {steady}, for they overlap"

@@ -197,7 +197,7 @@ def _latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
         fits = open_ & (issued[place] < start) & (~stream | (then[place] >= start))
         found = np.where(fits, rows[place], found)
         open_ &= ~fits
-        place = place - 1
+        place = np.maximum(place - 1, -1)
     return found
 
 

@@ -108,6 +108,10 @@ class Collector:
         self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == CODES["unknown"]).tolist())
         self._allocations(chunk)
 
+    def met(self, category: str) -> bool:
+        """Return whether a complete event of this category (as the file spells it) was seen."""
+        return category in self._code_of
+
     def all_dropped(self) -> dict[str, int]:
         """Return the events that were not used, by reason, without those that did not decode."""
         found = dict(self.dropped)

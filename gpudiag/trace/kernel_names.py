@@ -42,8 +42,9 @@ ALLOCATION_CALL = (
     r"^(cuda|hip)(Malloc|Free|HostAlloc|HostMalloc|MallocHost|FreeHost)|^cu(MemAlloc|MemFree|MemCreate|MemMap|MemUnmap|MemRelease)"
 )
 
-# Dynamo and Inductor at work (torch 2.x): compiling, not running compiled code.
-COMPILE_MARK = r"dynamo_timed|entire_frame_compile|backend_compile|_compile_inner|compile_fx|CompileId|GraphLowering|codecache"
+# Dynamo and Inductor at work (torch 2.x): compiling, not running compiled code. 'dynamo' is the phase around all others
+# (torch/_dynamo/convert_frame.py, chromium_event_timed).
+COMPILE_MARK = r"dynamo_timed|entire_frame_compile|backend_compile|_compile_inner|compile_fx|CompileId|GraphLowering|codecache|^dynamo$"
 
 # Host <-> device, in the words of CUDA ("HtoD"), ROCm ("HostToDevice", "H2D") and Kineto's memory kinds.
 HOST_COPY = r"(?i)HtoD|DtoH|HtoH|HostToDevice|DeviceToHost|H2D|D2H|Host|Pinned|Pageable"

@@ -22,6 +22,15 @@ from gpudiag.trace.source import shown, text_blocks
 
 _HOW_TO_RECORD = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
 
+OWN_THREAD = (
+    "torch.profiler records the ops of the thread that starts it: start it in the thread that trains, or, where torch has the option, pass "
+    "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)"
+)
+"""What to do where the training ran in a thread that was not recorded (torch/csrc/profiler/orchestration/observer.h)."""
+
+_PROFILERS_OWN = "Trace"
+"""Category of the span that Kineto writes for the recording as a whole (libkineto/src/output_json.cpp)."""
+
 
 def read(path: str | Path) -> Trace:
     """Return the tables of the Kineto / Chrome trace at `path` (JSON, plain or .gz or .zst; a URL with '://' goes through fsspec).
@@ -86,6 +95,8 @@ def _nothing_found(source: str, collector: Collector, truncated: bool) -> InputE
         return InputError(
             f"{shown(source)} is no complete JSON: it breaks off or is malformed before the first complete event", _HOW_TO_RECORD
         )
+    if collector.met(_PROFILERS_OWN):
+        return InputError(f"{shown(source)} is a recording of torch.profiler without any op, call or kernel", OWN_THREAD)
     if collector.complete_events:
         message = f"none of the {collector.complete_events} complete events of {shown(source)} is one that PyTorch's profiler writes"
         return InputError(message, _HOW_TO_RECORD)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import polars as pl
-from handmade import op, steps, trace
+import pytest
+from handmade import Event, mark, op, steps, trace
 
 from gpudiag.attribution.cpu import cpu_spans
 from gpudiag.attribution.gaps import cpu_gaps
@@ -11,6 +14,7 @@ from gpudiag.attribution.intervals import of, total, union
 from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model import trace as model
+from gpudiag.timeline.idle import explain
 
 EVENTS = [
     *steps(0, 100),
@@ -48,3 +52,34 @@ def test_calls_of_torch_distributed_are_communication() -> None:
     made = trace(*steps(0, 100), *(op(name, 10 * row, 10 * row + 5) for row, name in enumerate(ops)))
     made, _ = link(made, find_steps(made).table, on_cpu=True)
     assert made.kernels["collective"].to_list() == [True, True, True, True, False, False]
+
+
+def _annotation(name: str, start: float, end: float) -> Event:
+    return mark(name, start, end)
+
+
+@pytest.mark.parametrize("recorded", [op, _annotation])
+def test_compiling_is_no_work_of_the_device(recorded: Callable[[str, float, float], Event]) -> None:
+    """Tracing and autotuning run aten ops under torch.compile's own records, which some versions write as ops, some as annotations."""
+    events = [
+        recorded("entire_frame_compile", 10, 60), recorded("build_guards (dynamo_timed)", 40, 60),
+        op("aten::empty_strided", 20, 30), op("aten::mm", 70, 90), op("aten::mm", 15, 25, tid=2),
+    ]  # fmt: skip
+    made = trace(*steps(0, 100), *events)
+    table = find_steps(made).table
+    made, nesting = link(made, table, on_cpu=True)
+    model.check(made, "link")
+    assert made.kernels.select(pl.col("name").cast(pl.String), "busy_ns").rows() == [("aten::mm", 10_000), ("aten::mm", 20_000)]
+    _, spans = cpu_spans(made.ops, made.kernels, nesting)
+    idle = cpu_gaps(spans, of(table))
+    assert idle.select("start_ns", "end_ns").rows() == [(0, 15_000), (25_000, 70_000), (90_000, 100_000)]
+    told = explain(made, idle, of(table), table, on_cpu=True)
+    compiled = told.filter(pl.col("cause") == "idle_compile")
+    assert int((compiled["end_ns"] - compiled["start_ns"]).sum()) == 40_000  # 10 to 15 and 25 to 60
+
+
+def test_running_compiled_code_is_work() -> None:
+    names = ["Torch-Compiled Region: 0/0", "TorchDynamo Cache Lookup", "## Call CompiledFxGraph fx1 ##", "aten::addmm"]
+    made = trace(*steps(0, 100), *(op(name, 10 * row, 10 * row + 5) for row, name in enumerate(names)))
+    made, _ = link(made, find_steps(made).table, on_cpu=True)
+    assert made.kernels["name"].cast(pl.String).to_list() == names

@@ -131,3 +131,53 @@ def test_inference_is_forward_and_a_little_data(traces: Path, name: str) -> None
     found = shares(traces / f"{name}.json.gz")
     assert found["forward"] > 0.97
     assert set(found) <= {"forward", "data"}
+
+
+def test_a_closure_within_an_update_is_forward_and_backward() -> None:
+    events = [
+        mark("Optimizer.step#LBFGS.step", 0, 100), op("aten::dot", 1, 2),
+        mark("Optimizer.zero_grad#LBFGS.zero_grad", 5, 9), op("aten::zero_", 6, 8, seq=4),
+        op("aten::mm", 10, 20, seq=5), op("autograd::engine::evaluate_function: MmBackward0", 40, 60, seq=5), op("aten::bmm", 45, 50),
+        op("aten::lerp", 90, 95),
+    ]  # fmt: skip
+    assert named(*events) == {
+        "aten::dot": "optimizer", "aten::zero_": "optimizer", "aten::mm": "forward",
+        "autograd::engine::evaluate_function: MmBackward0": "backward", "aten::bmm": "backward", "aten::lerp": "optimizer",
+    }  # fmt: skip
+
+
+def test_an_update_in_a_hook_of_the_backward_pass_is_the_optimizers() -> None:
+    events = [
+        op("aten::mm", 10, 20, seq=5),
+        op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 40, 90),
+        mark("Optimizer.step#SGD.step", 50, 80), op("aten::_foreach_add_", 55, 60),
+    ]  # fmt: skip
+    assert named(*events)["aten::_foreach_add_"] == "optimizer"
+
+
+def test_an_update_that_was_written_without_no_grad_is_the_optimizers() -> None:
+    assert named(NODE, mark("Optimizer.step#Mine.step", 70, 90), op("aten::mul_", 72, 80, seq=9))["aten::mul_"] == "optimizer"
+
+
+def test_lbfgs_as_torch_records_it(tmp_path: Path) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    with profile(activities=[ProfilerActivity.CPU]) as recorder:
+        for _ in range(3):
+            optimizer.step(closure)
+    recorder.export_chrome_trace(str(tmp_path / "trace.json"))
+    made = read(tmp_path / "trace.json")
+    ops = link(made, find_steps(made).table, on_cpu=True)[0].ops.with_columns(pl.col("name").cast(pl.String))
+    found = {name: set(rows["phase"]) for (name,), rows in ops.group_by("name")}
+    assert (found["aten::linear"], found["AddmmBackward0"]) == ({"forward"}, {"backward"})
+    assert set(ops["phase"]) >= {"forward", "backward", "optimizer"}

@@ -150,3 +150,27 @@ def test_without_frames_nothing_is_known() -> None:
 def test_schemas_that_write_frames_on_thread_0() -> None:
     made = window(*steps(0, 200), *(event | {"tid": 0} for event in FRAMES), *OPS, *BACKWARD)
     assert sites(made).site.to_list()[:3] == ["model.py(7): forward", "model.py(7): forward", "train.py(40): main"]
+
+
+def test_a_line_of_an_installed_package_is_the_users_only_where_no_other_is_above() -> None:
+    nested = [
+        frame("train.py(40): main", 0, 90),
+        frame("numpy/_core/numeric.py(170): ones", 10, 20),
+        frame("transformers/trainer.py(2100): train", 30, 80),
+        frame("transformers/models/bert/modeling_bert.py(500): forward", 40, 60),
+        frame("transformers/pytorch_utils.py(186): apply_chunking_to_forward", 45, 55),
+        frame("transformers/trainer.py(2100): train", 100, 120),
+    ]
+    ops = [op("aten::a", 12, 15), op("aten::b", 46, 50), op("aten::c", 70, 75), op("aten::d", 105, 110)]
+    assert sites(window(*steps(0, 200), *nested, *ops)).site.to_list() == [
+        "train.py(40): main",  # numpy called by the script
+        "transformers/models/bert/modeling_bert.py(500): forward",  # a model's line says more than the call of it
+        "train.py(40): main",
+        "transformers/trainer.py(2100): train",  # all that the stack holds
+    ]
+
+
+@pytest.mark.parametrize("own", ["numpy_tools/io.py(3): save", "data/numpy.py(3): save", "timm.py(3): save", "rays/a.py(3): save"])
+def test_files_whose_names_only_resemble_a_package_are_the_users(own: str) -> None:
+    nested = [frame("train.py(40): main", 0, 90), frame(own, 10, 30)]
+    assert sites(window(*steps(0, 200), *nested, op("aten::a", 12, 15))).site.to_list() == [own]

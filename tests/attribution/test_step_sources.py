@@ -68,7 +68,7 @@ def test_a_wrapper_of_the_optimizer_is_no_second_one() -> None:
 def test_two_optimizers_in_a_row_make_one_step() -> None:
     second = [mark("Optimizer.step#Adam.step", 100 * row + 76, 100 * row + 79) for row in range(4)]
     steps = found(*run(4, optimizer="Optimizer.step#SGD.step"), *second)
-    assert steps.source == "optimizer steps, 2 optimizers in each"
+    assert steps.source == "optimizer steps, 2 updates in each"
     assert bounds(steps) == [(79, 179), (179, 279), (279, 379)]
 
 
@@ -224,7 +224,7 @@ def _inference(count: int) -> None:
 
 @pytest.mark.parametrize(
     ("work", "source"),
-    [(_gan, "optimizer steps, 3 optimizers in each"), (_own_update, "period of the op sequence"), (_inference, "loader iterations")],
+    [(_gan, "optimizer steps, 3 updates in each"), (_own_update, "period of the op sequence"), (_inference, "loader iterations")],
 )
 def test_recordings_of_torch(work: Any, source: str, tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile

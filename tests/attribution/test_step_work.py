@@ -83,3 +83,42 @@ def test_kernels_stand_in_the_order_of_their_launch_and_not_of_their_run() -> No
     found = step_work.kernel_sequence(made)
     assert (found.starts_ns - found.starts_ns[0]).tolist() == [0, 10_000, 20_000]
     assert found.codes[0] == found.codes[2] != found.codes[1]
+
+
+def _trained(at: float, *, layers: int = 2, kind: str = "Addmm", extra: int = 0) -> list[dict[str, object]]:
+    """Return 100 us: a forward and a backward pass over `layers`, then `extra` forward ops without gradients."""
+    return [
+        *(op("aten::linear", at + row, at + row + 1, seq=row) for row in range(layers)),
+        *(op(f"autograd::engine::evaluate_function: {kind}Backward0", at + 20 + row, at + 21 + row, tid=2) for row in range(layers)),
+        *(op("aten::linear", at + 50 + row, at + 51 + row) for row in range(extra)),
+    ]
+
+
+@pytest.mark.parametrize("every", [2, 4, 5, 8])
+def test_evaluation_every_few_steps_is_no_further_optimizer(every: int) -> None:
+    intervals = [_trained(100 * row, extra=40 if row % every == every - 1 else 0) for row in range(40)]
+    ends = np.arange(1, 41) * 100_000
+    made = trace(mark("zero", 0, 0), *(event for interval in intervals for event in interval))
+    assert step_work.cycle(made, ends, ["Optimizer.step#SGD.step"] * 40) == 1
+
+
+@pytest.mark.parametrize("critics", [1, 3, 5])
+def test_a_critic_whose_ops_the_generators_pass_holds_too_takes_turns_with_it(critics: int) -> None:
+    turns = [_trained(100 * row, layers=8 if row % (critics + 1) == critics else 3) for row in range(48)]
+    ends = np.arange(1, 49) * 100_000
+    made = trace(mark("zero", 0, 0), *(event for turn in turns for event in turn))
+    assert step_work.cycle(made, ends, ["Optimizer.step#Adam.step"] * 48) == critics + 1
+
+
+def test_without_backward_passes_extra_work_every_few_intervals_is_no_cycle() -> None:
+    events = [op(f"aten::op{k}", 100 * row + k, 100 * row + k + 1) for row in range(40) for k in range(40 if row % 4 == 3 else 10)]
+    ends = np.arange(1, 41) * 100_000
+    assert step_work.cycle(trace(mark("zero", 0, 0), *events), ends, ["batch"] * 40) == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_backward_passes_of_random_length_are_no_cycle(seed: int) -> None:
+    lengths = np.random.default_rng(seed).integers(2, 19, size=18)
+    events = [event for row, layers in enumerate(lengths) for event in _trained(100 * row, layers=int(layers))]
+    ends = np.arange(1, 19) * 100_000
+    assert step_work.cycle(trace(mark("zero", 0, 0), *events), ends, ["Optimizer.step#SGD.step"] * 18) == 1

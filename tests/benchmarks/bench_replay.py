@@ -1,8 +1,9 @@
 """How well and how fast steps replay: `python tests/benchmarks/bench_replay.py TRACE...` prints a Markdown table, one row a step.
 
-Error: replayed against measured time from mark k to the end of the step's work. Free: share of the longest path that lies in waits which
-no dependency explains. Steady: time of a step in a run that goes on like this, against its pace: the time between its marks, or that
-and what the device's backlog grew by in it, whichever is nearer.
+The last row of a trace is that of all steps in the order in which they ran, which what-ifs are measured by. Error: replayed against
+measured time from mark k to the end of the step's work. Free: share of the longest path that lies in waits which no dependency explains.
+Steady: time in a run that goes on like this, against its pace: the time between the marks, or that and what the device's backlog grew by,
+whichever is nearer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpudiag.attribution.device import busiest, kind_of_run
 from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model import tables
-from gpudiag.timeline.graph import build_graphs, graph_warnings
+from gpudiag.timeline.graph import build_all, graph_warnings
 from gpudiag.timeline.replay import replay_trust
 from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import read
@@ -37,12 +38,14 @@ def rows(path: str) -> Iterator[str]:
         trace = api._one_device(trace, busiest(trace.kernels)[0])
     syncs = find_syncs(trace, steps) if run == "gpu" else tables.empty("syncs")
     began = time.perf_counter()
-    graphs = build_graphs(trace, steps, tables.empty("idle"), syncs, run == "cpu")
-    trust = replay_trust(graphs, steps)
+    graphs, run_graph = build_all(trace, steps, tables.empty("idle"), syncs, run == "cpu")
+    trust = replay_trust(graphs, steps, run_graph)
     took = time.perf_counter() - began
     for why in graph_warnings(trace, steps, on_cpu=run == "cpu"):
         yield f"| {name} | {why} |"
-    for graph, step in zip(graphs, trust.steps if trust else (), strict=True):
+    run_step = trust.run if trust and run_graph is not None and run_graph.step_count > 1 else None
+    found = [*zip(graphs, trust.steps if trust else (), strict=True), *([(run_graph, run_step)] if run_step else [])]
+    for graph, step in found:
         marks, steady = step.marks_ns or 0, step.steady_ns or 0
         device = marks + (step.backlog_end_ns or 0) - (step.backlog_begin_ns or 0)
         pace = min(marks, device, key=lambda ns: abs(ns - steady))

@@ -40,6 +40,22 @@ def test_the_table_goes_to_stdout_and_the_whole_result_to_json(command, trace: P
     assert [row["name"] for row in found["what_ifs"]]
 
 
+def test_what_is_written_fits_the_schema(command, trace: Path, tmp_path: Path) -> None:
+    """Every key of the file stands in the schema, and every key that must be there is."""
+    printed = command("schema", "whatif")
+    assert printed.code == 0
+    schema = json.loads(printed.out)
+    assert command("whatif", trace, "--json", tmp_path / "out.json").code == 0
+    found = json.loads((tmp_path / "out.json").read_text())
+    types = {name: schema["$defs"][name] for name in ("WhatIfs", "WhatIf", "ReplayTrust", "ReplayedStep")}
+    assert schema["$ref"] == "#/$defs/WhatIfs"
+    parts = {"WhatIfs": [found], "WhatIf": found["what_ifs"], "ReplayTrust": [found["trust"]], "ReplayedStep": found["trust"]["steps"]}
+    for name, rows in parts.items():
+        assert rows, name
+        for row in rows:
+            assert set(types[name]["required"]) <= set(row) <= set(types[name]["properties"]), name
+
+
 def test_settings_are_applied_together(command, trace: Path) -> None:
     result = command("whatif", trace, "--set", "kernel:gemm=0.5", "--set", "host=0.5")
     assert result.code == 0, result.err
@@ -58,6 +74,7 @@ def test_no_replay_is_said_and_is_no_failure(command, tmp_path: Path) -> None:
     [
         (("whatif", "TRACE", "--set", "lunch=0"), "no such what-if"),
         (("whatif", "TRACE", "--set", "loader=0"), "does not apply"),
+        (("whatif", "TRACE", "--set", "launch=0", "--set", "launch=0.5"), "launch is given more than once"),
         (("whatif", "TRACE", "--json", "x.txt"), "the format is not known"),
         (("whatif", ""), "PATH is empty"),
         (("whatif", "missing.json"), "does not exist"),

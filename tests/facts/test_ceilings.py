@@ -14,6 +14,7 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.facts import Facts
+from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding
 from gpudiag.timeline.graph import build_graphs
@@ -103,6 +104,17 @@ def test_without_a_graph_ceilings_are_formulas(tmp_path: Path) -> None:
     assert ceiling is not None
     assert (ceiling.method, ceiling.error_share) == ("formula", None)
     assert ceiling.time_ns == Facts(analysis).value("loader_wait_ns")
+
+
+def test_only_where_steps_are_left_out_idle_time_speaks_against_a_small_gain(tmp_path: Path) -> None:
+    """A cause with a second of idle time of which the replay gives back a few ms: it stood in steps that were not replayed, or is hidden."""
+    analysis = _analysed(_loop(PAIRS["INP-01"][0]), tmp_path)
+    window, idle = Window(analysis), 1e9
+    assert window.replays.whole
+    assert 0 < window.without_idle_ns("loader=0", idle_ns=lambda: idle) < 0.5 * idle
+    part = Window(msgspec.structs.replace(analysis, run_graph=None))
+    assert not part.replays.whole
+    assert part.without_idle_ns("loader=0", idle_ns=lambda: idle) == idle
 
 
 def test_slower_hosts_under_the_profiler_are_no_finding(tmp_path: Path) -> None:

@@ -19,6 +19,10 @@ from gpudiag.facts.spoken import event_words
             "first launch of void at::native::batch_norm_collect_statistics_kernel<at::na: its code was loaded",
             "code of batch_norm_collect_statistics_kernel loaded at its first launch",
         ),
+        (
+            "first launch of void at::native::reduce_kernel<512: the call itself took 19 ms (the first use of a kernel loads its code)",
+            "first launch of reduce_kernel took 19 ms (the first use of a kernel loads its code)",
+        ),
         ("in aten::mm", "in aten::mm"),
         ("", ""),
     ],

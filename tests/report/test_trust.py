@@ -6,8 +6,10 @@ import msgspec
 import pytest
 import report_sample as sample
 
+from gpudiag.diagnosis import load_rules
+from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.model.bundle import UNFINISHED
-from gpudiag.model.report import KernelRow, Mfu, MfuReference, StepSummary
+from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import trust
 
 MS = sample.MS
@@ -89,6 +91,24 @@ def test_a_killed_run_is_not_said_to_lack_unprofiled_steps() -> None:
     assert "before the wall times of its unprofiled steps were written" in dict(trust.trust_lines(sample.report(trust=killed)))["profiler"]
     whole = sample.trust(profiler_slowdown=None)
     assert "no unprofiled steps were recorded" in dict(trust.trust_lines(sample.report(trust=whole)))["profiler"]
+
+
+def test_only_what_the_slow_down_explains_is_laid_on_it() -> None:
+    """Findings that are withheld because torch.compile was at work are no matter of the profiler."""
+    compiling = RuleOutcome("INP-01", "not_applicable", f"{WITHHELD}torch.compile was at work in 100 % of the steps (EFF-03)")
+    slowed = RuleOutcome("OVH-01", "not_applicable", f"{WITHHELD}a step is 1.10 times as long {SLOWED}, 2 ms more")
+    said = dict(trust.trust_lines(sample.report(trust=sample.trust(profiler_slowdown=1.1), rules=(compiling, slowed))))["profiler"]
+    assert "OVH-01" in said
+    assert "INP-01" not in said
+    only = dict(trust.trust_lines(sample.report(trust=sample.trust(profiler_slowdown=1.03), rules=(compiling,))))["profiler"]
+    assert only == "Profiled steps take 1.03 x as long as unprofiled ones."
+
+
+def test_the_rule_about_the_measurement_names_the_slow_down_in_the_words_that_are_looked_for() -> None:
+    rule = next(rule for rule in load_rules([]) if rule.id == "EFF-03")
+    reasons = {str(spec.when): spec.reason for _, spec, _ in rule.withholds}
+    assert [SLOWED in reason for when, reason in reasons.items()] == ["profiler_slowdown" in when for when in reasons]
+    assert any(SLOWED in reason for reason in reasons.values())
 
 
 def test_events_that_were_not_used_are_counted() -> None:

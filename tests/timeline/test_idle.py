@@ -171,7 +171,47 @@ def test_the_first_slow_launch_of_a_kernel_loads_its_code() -> None:
     idle = explained(*steps(0, 2500), *calls, *slow)
     loading = idle.filter(cause="idle_compile")
     assert loading["end_ns"][0] - loading["start_ns"][0] == 1_990_000
-    assert "fresh" in loading["evidence"][0]
+    assert loading["evidence"].to_list() == [
+        "first launch of fresh: the call itself took 2.0 ms (the first use of a kernel loads its code)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (call(300, None, api="hipModuleLoadData", end=1900), "first launch of fresh: its code was loaded"),
+        (call(300, None, api="cuLibraryLoadData", end=1900, tid=5), "the call itself took"),
+        (overhead("Lazy Function Loading", 300, 1900), "first launch of fresh: its code was loaded"),
+        (overhead("Activity Buffer Request", 300, 301), "the call itself took"),
+    ],
+)
+def test_that_code_was_loaded_is_said_where_an_event_within_the_launch_shows_it(load: Event, words: str) -> None:
+    calls = [event for row in range(8) for event in (call(row * 2, row + 10), kernel(row * 2, row * 2 + 1, row + 10))]
+    slow = [call(100, 2, end=2100), kernel(2090, 2500, 2, "fresh")]
+    told = explained(*steps(0, 2500), *calls, *slow, load).filter(cause="idle_compile")
+    assert words in told["evidence"][0]
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (call(110, None, api="hipModuleLoadData", end=290), "kernel code was loaded (hipModuleLoadData)"),
+        (call(110, None, api="cuModuleGetFunction", end=290), "kernel code was loaded (cuModuleGetFunction)"),
+        (call(110, None, api="cuLinkComplete", end=290), "kernel code was compiled (cuLinkComplete)"),
+        (overhead("Lazy Function Loading", 110, 290), "kernel code was loaded (Lazy Function Loading)"),
+        (overhead("Driver Compiler", 110, 290), "kernel code was compiled (Driver Compiler)"),
+        (call(110, None, api="cudaMalloc", end=290), "cudaMalloc"),
+    ],
+)
+def test_the_evidence_says_what_the_driver_did(event: Event, words: str) -> None:
+    assert words in explained(*GAP, event)["evidence"].to_list()
+
+
+def test_a_long_launch_of_a_kernel_that_was_used_before_says_how_long_it_took() -> None:
+    calls = [event for row in range(8) for event in (call(row * 2, row + 10), kernel(row * 2, row * 2 + 1, row + 10))]
+    told = explained(*steps(0, 25_000), *calls, op("aten::mm", 90, 19_150), call(100, 2, end=19_100), kernel(19_090, 25_000, 2))
+    longest = told.sort(pl.col("end_ns") - pl.col("start_ns")).row(-1, named=True)
+    assert (longest["cause"], longest["evidence"]) == ("idle_launch", "the launch call itself took 19 ms")
 
 
 def test_marks_of_a_bundle_stand_in_the_time_of_the_trace() -> None:
@@ -262,3 +302,19 @@ def test_the_largest_cause_of_real_traces(traces: Path, name: str, cause: str, l
         bucket: sums.get(bucket, 0) for bucket in IDLE_BUCKETS
     }
     assert sums[cause] >= least * found.breakdown.idle_ns
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("torch/_dynamo/eval_frame.py(832): compile_wrapper", "launch"),
+        ("torch/_functorch/_aot_autograd/runtime_wrappers.py(90): compiled_fn", "launch"),
+        ("torch/_inductor/compile_fx.py(700): compile_fx", "compile"),
+        ("torch/_inductor/graph.py(2400): _compile_to_module", "compile"),
+        ("torch/_dynamo/variables/builder.py(9): _compile_with_symbolic_args", "compile"),
+        ("torch/_inductor/runtime/triton_heuristics.py(300): precompile", "compile"),
+        ("torch/_dynamo/convert_frame.py(1500): __call__", "compile"),
+    ],
+)
+def test_running_compiled_code_is_not_compiling_it(name: str, cause: str) -> None:
+    assert [told for start, end, told in pieces(*GAP, frame(name, 110, 290)) if start < 200 < end] == [cause]

@@ -98,6 +98,11 @@ PAIRS: dict[str, tuple[list[s.Instruction], list[s.Instruction], str]] = {
     "slow loader": ([s.loader(2500), *_training(), s.sync()], [*_training(), s.sync()], "loader=0"),
     "slow loader, host ahead": ([s.loader(6000), *_training()], _training(), "loader=0"),
     "item in every step": ([*_training(20, 30), s.item(), s.python(900)], [*_training(20, 30), s.python(900)], "sync=0"),
+    "many small reads": (
+        [part for _ in range(20) for part in (_op("aten::mm", 15), s.item(), s.python(20))],
+        [part for _ in range(20) for part in (_op("aten::mm", 15), s.python(20))],
+        "sync=0",
+    ),
     "device synchronize after every layer": (
         [part for layer in _forward(60, 70) for part in (layer, s.sync())] + _tail(),
         [*_forward(60, 70), *_tail()],

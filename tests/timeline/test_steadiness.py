@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import simulator as s
-from graphs import graphs_of
+from graphs import graphs_in_a_row
 
-from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.replay import ReplayedStep, ReplayTrust
 from gpudiag.timeline.replay import replay_trust
@@ -36,12 +36,12 @@ def test_where_the_marks_are_not_known_nothing_is_said() -> None:
     assert steadiness([ReplayedStep("s", "median", 5, 5, 0)]) == (None, None, "")
 
 
-def _trust(*body: s.Instruction, steps: int = 8) -> ReplayTrust:
+def _trust(*body: s.Instruction, steps: int = 8, in_a_row: bool = False) -> ReplayTrust:
     run = s.simulate([part for _ in range(steps) for part in (s.step(), *body)] + [s.step()])
     trace = run.trace()
     table = find_steps(trace).table
-    link(trace, table, on_cpu=False)
-    trust = replay_trust(graphs_of(run), table)
+    graphs, row = graphs_in_a_row(run)
+    trust = replay_trust(graphs, table, row if in_a_row else None)
     assert trust is not None
     return trust
 
@@ -61,3 +61,30 @@ def test_a_steady_run_needs_no_words() -> None:
     trust = _trust(*[s.op("aten::mm", [s.python(10), s.launch("gemm", 40)])] * 60, s.item())
     assert (trust.steady_error_share, trust.drift_share) == (pytest.approx(0, abs=0.01), pytest.approx(0, abs=0.01))
     assert trust.note == ""
+
+
+def test_steps_in_a_row_are_what_what_ifs_are_measured_by() -> None:
+    """Eight steps of 0.9 ms on the host and 2.46 ms on the device: six are analysed, and the device falls behind in all of them."""
+    trust = _trust(*[s.op("aten::mm", [s.python(10), s.launch("gemm", 40)])] * 60, in_a_row=True)
+    assert trust.run is not None
+    assert trust.run.role == "run"
+    assert trust.run.steady_ns == pytest.approx(6 * 2_460_000, rel=0.02)
+    assert trust.run.marks_ns == pytest.approx(6 * 840_000, rel=0.1)
+    assert trust.run.measured_ns == pytest.approx(trust.run.marks_ns + (trust.run.backlog_end_ns or 0))
+    assert "they take" in trust.note
+    assert trust.error_share < 0.02
+
+
+def test_an_error_of_what_what_ifs_are_measured_by_is_an_error_of_the_replay() -> None:
+    """The error that reports print is the larger one: of the replayed steps, and of the steps in a row against their pace."""
+    body = [s.op("aten::mm", [s.python(10), s.launch("gemm", 40)])] * 60
+    run = s.simulate([part for _ in range(8) for part in (s.step(), *body, s.item())] + [s.step()])
+    table = find_steps(run.trace()).table
+    graphs, row = graphs_in_a_row(run)
+    assert row is not None
+    longer = msgspec.structs.replace(row, duration_ns=row.duration_ns + (row.lane < 0) * row.duration_ns // 10)
+    good, bad = (replay_trust(graphs, table, chosen) for chosen in (row, longer))
+    assert good is not None
+    assert bad is not None
+    assert good.error_share < 0.01
+    assert bad.error_share == pytest.approx(0.1, abs=0.03)

@@ -187,3 +187,11 @@ def test_real_traces(traces: Path, name: str, op_name: str | None, count: int, l
 def test_runs_without_waits_have_none(traces: Path, name: str) -> None:
     """Their only *Synchronize is the profiler's own at the end."""
     assert _found(read(traces / f"{name}.json.gz"))[0].is_empty()
+
+
+def test_one_piece_of_work_and_calls_that_cannot_have_waited_for_it() -> None:
+    """One returned before it began, another one began before it was issued (by another thread)."""
+    early = call(1, None, api="cudaEventSynchronize", end=3)
+    late = call(5, None, api="cudaEventSynchronize", end=60, tid=2)
+    found, _ = _found(handmade(*steps(0, 200), call(20, 1), kernel(25, 41, 1), early, late))
+    assert found["waited_ns"].to_list() == [0, 0]

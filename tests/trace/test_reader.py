@@ -285,6 +285,7 @@ def test_a_cut_inside_the_header_after_the_events_is_a_truncation_too(write: Wri
         (b"[1, 2, 3]", "has no complete event"),
         (b'[{"ph": "X", "cat": "browser", "ts": 1, "dur": 1}]', "none of the 1 complete events"),
         (b'[{"ph": "X", "cat": "cpu_op", "ts": 1, "dur": -1}]', "none of the 1 complete events"),
+        (b'[{"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "ts": 1, "dur": 9}]', "without any op, call or kernel"),
         (gzip.compress(gzip.compress(b"[]", mtime=0), mtime=0), "compressed twice"),
     ],
 )
@@ -293,6 +294,22 @@ def test_files_that_are_no_traces_give_one_line_with_a_way_on(write: Writer, con
         read(write(content))
     assert caught.value.exit_code == 2
     assert caught.value.hint
+
+
+def test_a_training_thread_that_the_profiler_did_not_see_is_named_as_the_reason(tmp_path: Path) -> None:
+    import threading
+
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as recorder:
+        trained = threading.Thread(target=lambda: torch.ones(8).add(1))
+        trained.start()
+        trained.join()
+    recorder.export_chrome_trace(str(tmp_path / "trace.json"))
+    with pytest.raises(InputError, match="without any op, call or kernel") as caught:
+        read(tmp_path / "trace.json")
+    assert "the thread that trains" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("brackets", [b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000])

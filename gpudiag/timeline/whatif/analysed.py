@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.graph import Graph
 from gpudiag.timeline.whatif.context import Context
 from gpudiag.timeline.whatif.study import Study
 
@@ -24,7 +25,18 @@ def study_of(analysis: Analysis) -> Study | None:
         samples=_samples(analysis.step_records),
     )
     names = dict(analysis.steps.select("id", "name").iter_rows())
+    if analysis.run_graph is not None:
+        return Study(analysis.graphs, names, context, run=analysis.run_graph, notes=_part_of(analysis.run_graph, analysis.steps))
     return Study(analysis.graphs, names, context, _stand_for(analysis.steps, [graph.step for graph in analysis.graphs]))
+
+
+def _part_of(run: Graph, steps: pl.DataFrame) -> tuple[str, ...]:
+    """Return which of the analysed steps are replayed, in words; () where all are."""
+    count, last = int(steps["analysed"].sum()), run.step + run.step_count - 1
+    if run.step_count >= count:
+        return ()
+    part = f"{steps['name'][run.step]} to {steps['name'][last]}"
+    return (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
 
 
 def _stand_for(steps: pl.DataFrame, rows: Sequence[int]) -> tuple[int, ...]:

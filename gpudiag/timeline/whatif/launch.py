@@ -20,17 +20,20 @@ _VANISHING = ("host", "launch", "allocation", "compile", "profiler")
 
 
 def _region(graph: Graph, context: Context) -> Bools:
-    """Return the nodes of host threads between the first and the last launch of forward, backward and optimizer.
+    """Return the nodes of host threads between the first and the last launch of forward, backward and optimizer of their step.
 
-    Where no launch is known to be of these phases, of any launch.
+    Where no launch of a step is known to be of these phases, of any launch.
     """
     launches = of_kind(graph, "launch") & (graph.kernel < 0)
     of_phase = launches & context.in_phases(*_PHASES)[graph.op]
-    launches = of_phase if of_phase.any() else launches
-    if not launches.any():
-        return launches
-    first, last = graph.start_ns[launches].min(), graph.start_ns[launches].max()
-    region: Bools = (graph.lane >= 0) & (graph.start_ns >= first) & (graph.start_ns <= last)
+    step = np.searchsorted(np.array(graph.begins_ns, dtype=np.int64), graph.start_ns, "right")
+    told = np.zeros(graph.step_count, dtype=np.bool_)
+    told[step[of_phase]] = True
+    launches = np.where(told[step], of_phase, launches)
+    first, last = np.full(graph.step_count, np.iinfo(np.int64).max), np.full(graph.step_count, np.iinfo(np.int64).min)
+    np.minimum.at(first, step[launches], graph.start_ns[launches])
+    np.maximum.at(last, step[launches], graph.start_ns[launches])
+    region: Bools = (graph.lane >= 0) & (graph.start_ns >= first[step]) & (graph.start_ns <= last[step])
     return region
 
 

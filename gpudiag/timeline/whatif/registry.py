@@ -31,8 +31,18 @@ _ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
 
 
 def parse(texts: Sequence[str]) -> tuple[Setting, ...]:
-    """Return the settings that `--set` names, in the order of application; raises InputError for one that does not exist."""
-    return tuple(sorted((_parse(text) for text in texts), key=lambda setting: _ORDER[setting.name]))
+    """Return the settings that `--set` names, in the order of application.
+
+    Raises InputError for one that does not exist, and where one thing is changed twice.
+    """
+    found = [_parse(text) for text in texts]
+    seen = set[tuple[str, str, str]]()
+    for setting in found:
+        key = (setting.name, setting.target, setting.value if BY_NAME[setting.name].names_places else "")
+        if key in seen:
+            raise InputError(f"{shown(Setting(setting.name, target=setting.target))} is given more than once", "give it one value")
+        seen.add(key)
+    return tuple(sorted(found, key=lambda setting: _ORDER[setting.name]))
 
 
 def _parse(text: str) -> Setting:

@@ -46,6 +46,8 @@ class Kind(msgspec.Struct, frozen=True):
     absent: str
     """What is missing where no graph changes."""
     takes_target: bool = False
+    names_places: bool = False
+    """The value names a place, so that several may be given."""
 
 
 def number(setting: Setting, lowest: float, highest: float) -> float:

@@ -1,4 +1,7 @@
-"""sync=0: calls that wait for the device do not; sync=train.py:42 or sync=aten::item: those at one place, or of one op or call."""
+"""sync=0: calls that wait for the device do not; sync=train.py:42 or sync=aten::item: those at one place, or of one op or call.
+
+A read of a scalar that waits is gone with what issuing it took: without a reader nothing is copied.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,21 @@ from gpudiag.timeline.whatif.setting import Kind, Setting
 from gpudiag.timeline.whatif.times import Bools, Times, of_kind, scaled
 
 _ALL = ("0", "", "all")
+_READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+"""Ops that do nothing but bring a number to the host (ATen: native/Scalar.cpp, TensorProperties.cpp)."""
 _PLACE = re.compile(r"(?P<file>.*\.py)(?::(?P<line>\d+))?$")
 
 
 def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Times | None:
-    return _unwaited(graph, times, None if setting.value in _ALL else _chosen(graph, context, setting.value))
+    return _unwaited(graph, times, context, None if setting.value in _ALL else _chosen(graph, context, setting.value))
 
 
-def without_calls(graph: Graph, times: Times, launches: npt.NDArray[np.int64]) -> Times | None:
+def without_calls(graph: Graph, times: Times, context: Context, launches: npt.NDArray[np.int64]) -> Times | None:
     """Return `times` with the calls in these rows of `launches` not waiting; None where the graph holds none that does."""
-    return _unwaited(graph, times, (graph.launch >= 0) & np.isin(graph.launch, launches))
+    return _unwaited(graph, times, context, (graph.launch >= 0) & np.isin(graph.launch, launches))
 
 
-def _unwaited(graph: Graph, times: Times, chosen: Bools | None) -> Times | None:
+def _unwaited(graph: Graph, times: Times, context: Context, chosen: Bools | None) -> Times | None:
     """Return `times` without the waits of the `chosen` nodes (None: of all); None where none of them waits."""
     waits = graph.edge_kind == edge_kind("sync")
     calls = np.zeros(graph.kind.size, dtype=np.bool_)
@@ -38,8 +43,22 @@ def _unwaited(graph: Graph, times: Times, chosen: Bools | None) -> Times | None:
     edges = waits & calls[graph.dst]
     if not (edges.any() or times.duration_ns[calls & of_kind(graph, "sync")].any()):
         return None
-    times = scaled(times, calls & of_kind(graph, "sync"), 0.0)
+    waiting = calls.copy()
+    waiting[graph.dst[edges]] = True
+    times = scaled(times, (calls & of_kind(graph, "sync")) | _reading(graph, context, waiting), 0.0)
     return msgspec.structs.replace(times, dropped=times.dropped | edges)
+
+
+def _reading(graph: Graph, context: Context, waiting: Bools) -> Bools:
+    """Return the host nodes of the reads that hold the calls `waiting`."""
+    ops = context.trace.ops
+    reads = context.once("reads", lambda: np.append(ops["name"].cast(pl.String).is_in(_READS).to_numpy(), False))
+    parent = np.append(ops["parent"].fill_null(-1).to_numpy(), -1)
+    inner = np.unique(graph.op[waiting])
+    inner = inner[reads[inner]]
+    gone = np.union1d(inner, parent[inner])  # item() and the op below it that copies
+    found: Bools = of_kind(graph, "host", "launch") & (graph.kernel < 0) & reads[graph.op] & np.isin(graph.op, gone)
+    return found
 
 
 def _chosen(graph: Graph, context: Context, text: str) -> Bools:
@@ -70,11 +89,11 @@ def _of_name(text: str, context: Context) -> pl.Expr:
 
 def _words(setting: Setting) -> str:
     if setting.value in _ALL:
-        return "no call waits for the device: the host issues work as far ahead as the queue lets it"
-    return f"the calls at '{setting.value}' do not wait for the device"
+        return "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
+    return f"the calls at '{setting.value}' do not wait for the device, and read nothing"
 
 
 KIND = Kind(
     "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply, _words,
-    "no such call waits for the device in the steps",
+    "no such call waits for the device in the steps", names_places=True,
 )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Pauses of a window without stacks, explained by the same pauses of one with stacks: by the place within, not by the longest frame."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+from handmade import linked, mark, op, steps
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.attribution import intervals
+from gpudiag.attribution.gaps import cpu_gaps
+from gpudiag.attribution.steps import find_steps
+from gpudiag.timeline.idle import explain
+from gpudiag.timeline.segments import Folded
+
+Event = dict[str, object]
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def frame(name: str, start: float, end: float) -> Event:
+    return {"ph": "X", "cat": "python_function", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": end - start, "args": {}}
+
+
+def told(timing: list[Event], stacked: list[Event], marks: pl.DataFrame | None = None) -> list[tuple[float, str, str | None, str | None]]:
+    """Return (ms, cause, site, evidence) of the pieces of the window `timing`."""
+    trace, other = (linked(*events, on_cpu=True) for events in (timing, stacked))
+    bases = [msgspec.structs.replace(made.meta, unix_base_ns=base) for made, base in ((trace, 0), (other, 10**9))]
+    trace, other = (msgspec.structs.replace(made, meta=meta) for made, meta in zip((trace, other), bases, strict=True))
+    table = find_steps(trace).table
+    window = intervals.of(table.filter("analysed"))
+    whole = cpu_gaps(intervals.of(trace.ops), window)
+    idle = explain(trace, whole, window, table, site_window=(other, find_steps(other).table), host_marks=marks, on_cpu=True)
+    time = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
+    return [row for row in idle.select(time, "cause", "site", "evidence").iter_rows() if row[0] >= 1]
+
+
+def window(length: float, *pause: Event) -> list[Event]:
+    """Return one step (us) of two ops with a pause in between from 1000 to `length` - 1000."""
+    return [*steps(0, length), op("aten::mm", 0, 1000, seq=1), op("aten::mul", length - 1000, length), *pause]
+
+
+def test_what_follows_a_batch_is_not_explained_by_the_frames_that_made_it() -> None:
+    timing = window(17_000, mark(LOADER, 1000, 11_000))
+    stacked = window(
+        20_000,
+        frame("train.py(40): main", 0, 20_000),
+        frame("torch/utils/data/dataloader.py(700): __next__", 1000, 14_000),
+        frame("data.py(12): busy", 1100, 13_900),
+        frame("<built-in function sleep>", 14_100, 18_900),
+    )
+    data, rest = told(timing, stacked)
+    assert data[:2] == (10, "idle_data")
+    assert rest == (5, "idle_launch", "train.py(40): main", "sleep() (by the site window)")
+
+
+def test_what_comes_before_a_file_is_written_is_not_explained_by_the_writing() -> None:
+    stacked = window(
+        18_000,
+        frame("train.py(40): main", 0, 18_000),
+        frame("make.py(3): arrays", 1100, 6900),
+        frame("numpy/lib/_npyio_impl.py(500): save", 7000, 16_900),
+    )
+    row = {"kind": "file_write", "name": "c.npy", "start_unix_ns": 7_000_000, "duration_ns": 9_400_000, "site": "train.py:44", "step": 1}
+    opened = pl.DataFrame([row])
+    before, writing = told(window(17_400), stacked, opened)
+    assert before == (pytest.approx(6), "idle_launch", "make.py(3): arrays", "arrays() of make.py (by the site window)")
+    assert writing == (pytest.approx(9.4), "idle_io", "train.py(44)", "c.npy opened for writing")
+
+
+def test_a_pause_without_events_of_its_own_is_matched_by_its_place() -> None:
+    stacked = window(
+        12_000,
+        frame("train.py(40): main", 0, 12_000),
+        frame("a.py(1): first", 1000, 8000),
+        frame("b.py(1): second", 8000, 11_000),
+    )
+    # the device's own work cuts the pause of the window: ops on another thread are no pause of the training thread
+    timing = [*window(12_000), op("aten::add", 8000, 8500, tid=5)]
+    assert [(cause, site) for _, cause, site, _ in told(timing, stacked)] == [
+        ("idle_launch", "a.py(1): first"), ("idle_launch", "b.py(1): second"),
+    ]  # fmt: skip
+
+
+def test_a_pause_that_lasts_far_longer_than_its_twin_is_not_explained_to_its_end() -> None:
+    stacked = window(3000, frame("train.py(40): main", 0, 3000), frame("<built-in function sleep>", 1100, 1900))
+    pieces = told(window(52_000), stacked)
+    assert {cause for _, cause, _, _ in pieces} == {"idle_launch", "idle_unexplained"}
+    assert sum(time for time, cause, _, _ in pieces if cause == "idle_launch") == pytest.approx(4, abs=0.3)  # LIKE x 1 ms
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 50)), max_size=12), st.lists(st.integers(0, 1100), min_size=2, max_size=9))
+def test_folded_time_is_the_kept_time_before(spans: list[tuple[int, int]], moments: list[int]) -> None:
+    kept = intervals.union(np.array([(start, start + length) for start, length in spans], dtype=np.int64).reshape(-1, 2))
+    times = np.array(sorted(moments), dtype=np.int64)
+    folded = Folded(kept)
+    assert folded.at(times).tolist() == [sum(max(0, min(end, time) - start) for start, end in kept.tolist()) for time in times.tolist()]
+    reached = folded.at(times)
+    if len(kept):
+        assert folded.at(folded.moments(reached)).tolist() == reached.tolist()
