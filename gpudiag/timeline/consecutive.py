@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -36,8 +38,7 @@ def consecutive(steps: pl.DataFrame, count: Ints, most: int = MAX_RUN_NODES) -> 
         return None
     length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
     nodes, time = (np.concatenate(([0], np.cumsum(column[first : last + 1]))) for column in (count, length))
-    fitting = [many for many in range(1, len(nodes)) if (nodes[many:] - nodes[:-many]).min() <= most]
-    many = max(fitting, default=0)
+    many = bisect_right(range(1, len(nodes)), most, key=lambda many: int((nodes[many:] - nodes[:-many]).min()))  # more steps, more nodes
     if many < min(LEAST_STEPS, len(nodes) - 1):
         return None
     mean = length[steps["analysed"].to_numpy()].mean()

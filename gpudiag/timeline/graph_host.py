@@ -25,6 +25,9 @@ Bools = npt.NDArray[np.bool_]
 Causes = dict[tuple[int | None, str], intervals.Spans]
 """Time by (thread, cause); thread None: of every thread."""
 
+TRAINING = ("forward", "backward", "optimizer")
+"""Phases whose ops are the work of a step, wherever they run."""
+
 CLOCK_NS = 2_000
 """The end of the work that a call waited for may lie this far behind the call's end: the clocks of device and host differ by so much."""
 
@@ -187,6 +190,8 @@ class Pieces(NamedTuple):
     """CPU-only runs: the row of kernels that the op is; -1: none."""
     kind: Ints
     """Code of the kind of node: communication for the collectives of a CPU-only run, else host."""
+    trains: Ints
+    """1: the op is of forward, backward or optimizer; 0: it is not."""
 
 
 def collectives_of(trace: Trace) -> dict[int, intervals.Spans]:
@@ -207,7 +212,8 @@ def op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Pieces:
         linked = trace.kernels.filter(pl.col("op").is_not_null())
         kernel[linked["op"].to_numpy()] = linked["id"].to_numpy()
         kind[linked.filter(pl.col("collective").fill_null(False))["op"].to_numpy()] = node_kind("communication")
-    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op])
+    trains = trace.ops["phase"].cast(pl.String).is_in(TRAINING).fill_null(False).to_numpy().astype(np.int64)
+    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op], trains[op])
 
 
 def chain(
@@ -219,14 +225,26 @@ def chain(
 ) -> Nodes:
     """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op.
 
-    A launch call is cut by cause too: code that is loaded within it is no cost of launching.
+    A launch call is cut by cause too: code that is loaded within it is no cost of launching. Ops of the training are the work of the step
+    also within a generator that makes the batches.
     """
     mine = Calls(*(column[calls.thread == thread] for column in calls))
     mine = _clipped(mine, covered)
     own = Pieces(*(column[pieces.thread == thread] for column in pieces))
     working = Pieces(*(column[own.kernel >= 0] for column in own))
     spans = [_held(causes, thread, cause) for cause in CAUSES]
-    borders = [covered.ravel(), mine.start, mine.end, mine.hole_start, working.start, working.end, *(span.ravel() for span in spans)]
+    generated = _generated(own, spans[CAUSES.index("data")])
+    borders = [
+        covered.ravel(),
+        generated.start,
+        generated.end,
+        mine.start,
+        mine.end,
+        mine.hole_start,
+        working.start,
+        working.end,
+        *(span.ravel() for span in spans),
+    ]
     edges = np.unique(np.concatenate(borders))
     start, end = edges[:-1], edges[1:]
     call, hole = _index(mine.start, mine.end, start), _index(mine.hole_start, mine.start, start)
@@ -235,6 +253,7 @@ def chain(
     kind = np.full(len(start), node_kind("host"), dtype=np.int64)
     for cause, span in reversed(list(zip(CAUSES, spans, strict=True))):
         kind[np.searchsorted(span.reshape(-1), start, "right") % 2 == 1] = node_kind(cause)
+    kind[(kind == node_kind("data")) & (_index(generated.start, generated.end, start) >= 0)] = node_kind("host")
     op = _most(start, end, own)
     piece = _index(working.start, working.end, start)
     kernel = np.where((piece >= 0) & (call < 0), np.append(working.kernel, -1)[piece], -1)
@@ -247,6 +266,15 @@ def chain(
     nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, launch, op)
     hidden = call[caused & (end == np.append(mine.end, -1)[call])]
     return _with_points(nodes, mine, np.union1d(np.flatnonzero(mine.end == mine.start), hidden), thread)
+
+
+def _generated(pieces: Pieces, data: intervals.Spans) -> Pieces:
+    """Return the pieces of the training that lie within the time of a loader."""
+    chosen = pieces.trains == 1
+    chosen &= (np.searchsorted(data.reshape(-1), pieces.start, "right") % 2 == 1) | (
+        np.searchsorted(data.reshape(-1), pieces.end, "left") % 2 == 1
+    )
+    return Pieces(*(column[chosen] for column in pieces))
 
 
 def _held(causes: Causes, thread: int, cause: str) -> intervals.Spans:

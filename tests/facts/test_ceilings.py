@@ -107,7 +107,7 @@ def test_without_a_graph_ceilings_are_formulas(tmp_path: Path) -> None:
 
 
 def test_only_where_steps_are_left_out_idle_time_speaks_against_a_small_gain(tmp_path: Path) -> None:
-    """A cause with a second of idle time of which the replay gives back a few ms: it stood in steps that were not replayed, or is hidden."""
+    """A cause with a second of idle time of which the replay gives back a few ms: it is hidden, or stood in steps left out."""
     analysis = _analysed(_loop(PAIRS["INP-01"][0]), tmp_path)
     window, idle = Window(analysis), 1e9
     assert window.replays.whole

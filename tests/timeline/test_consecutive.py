@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import polars as pl
 from hypothesis import given
@@ -51,6 +53,12 @@ def test_what_is_chosen_is_analysed_touches_and_fits(rows: list[tuple[int, int, 
     assert all(analysed[first : last + 1])
     assert sum(counts[first : last + 1]) <= most
     assert last - first + 1 >= min(LEAST_STEPS, sum(analysed)) or not all(analysed)
+
+
+def test_many_steps_are_chosen_quickly() -> None:
+    began = time.perf_counter()
+    assert consecutive(_steps([10] * 100_000), np.full(100_000, 3), most=150_000) == (0, 49_999)
+    assert time.perf_counter() - began < 2
 
 
 def test_events_count_for_the_step_that_they_begin_in() -> None:

@@ -7,9 +7,6 @@ from gpudiag.timeline.whatif.context import Context
 from gpudiag.timeline.whatif.setting import Kind, Setting, number
 from gpudiag.timeline.whatif.times import Times, of_kind, scaled
 
-TRAINING = ("forward", "backward", "optimizer")
-"""Ops of these phases are the work of the step also within a generator that makes the batches."""
-
 _WORDS = {
     "loader": ("data", "waiting for the data loader", "the steps hold no wait for a data loader"),
     "gc": ("gc", "collections of Python's garbage collector", "the steps hold no garbage collection"),
@@ -23,10 +20,8 @@ _WORDS = {
 def _kind(name: str) -> Kind:
     code, what, absent = _WORDS[name]
 
-    def apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Times | None:
+    def apply(graph: Graph, times: Times, _: Context, setting: Setting) -> Times | None:
         nodes = of_kind(graph, code)
-        if code == "data":
-            nodes &= ~context.in_phases(*TRAINING)[graph.op]
         factor = number(setting, 0, 10)
         return scaled(times, nodes, factor) if times.duration_ns[nodes].any() else None
 

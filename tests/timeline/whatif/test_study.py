@@ -339,11 +339,3 @@ def test_a_run_of_the_cpu_has_no_launches_to_remove() -> None:
     assert of.what_if(parse(["host=0.5"])).changed_ns == 55_000  # the op is work, not host time
     assert of.what_if(parse(["kernel:aten::add=0.5"])).changed_ns == 35_000
     assert pl.Series(of.step_ns).to_list() == [60_000.0]
-
-
-def test_training_within_the_generator_of_the_loader_stays() -> None:
-    """The forward op of a generator that trains and makes batches is the work of the step; what the loader itself does goes."""
-    trace = small.trace(ops=[{"name": "aten::mm", "phase": "forward"}, {"name": "aten::stack", "phase": "other"}])
-    nodes = [small.node("data", 0, 100, op=0), small.node("data", 100, 130, op=1), small.node("data", 130, 150)]
-    graph = small.graph(nodes, [small.edge(0, 1), small.edge(1, 2), small.edge(2, 3)], end=150, last_host=3)
-    assert step_us("loader=0", of=Study([graph], {}, Context(trace, on_cpu=True))) == 100
