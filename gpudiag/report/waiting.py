@@ -252,7 +252,12 @@ def replay_line(report: ReportData) -> str:
         return ""
     steps = ", ".join(f"{step.name} ({step.role})" for step in replay.steps)
     few = words.has_steps(report) and len(replay.steps) < report.steps.count
-    several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. " if few else ""
+    if not few:
+        several = ""
+    elif replay.run is not None:
+        several = f"Gains are those of the recorded run, {replay.run.name}, in its order; looked at one by one: {steps}. "
+    else:
+        several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. "
     return (
         f"{several}Replayed with nothing changed, the measured time is missed by {words.error_text(replay.error_share)} at most; "
         f"{words.error_text(replay.free_share)} of it are waits that no dependency explains.{f' {replay.note}.' if replay.note else ''}"

@@ -61,6 +61,7 @@ def trust_lines(trust: ReplayTrust | None) -> list[str]:
     steps = ", ".join(f"{step.name} ({step.role})" for step in trust.steps)
     return [
         f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",
+        *([f"Gains are those of the recorded run, {trust.run.name}, replayed in its order."] if trust.run else []),
         f"With nothing changed it is off by at most {_error(trust.error_share)} of a step; "
         f"up to {_error(trust.free_share)} of a step are waits that no dependency explains, which every what-if keeps.",
         *([f"{trust.note}."] if trust.note else []),
