@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torchcalls import distinct, record, tensors
+from torchcalls import assert_bytes_are_the_tensors, record
 
 from gpudiag.model.cost import Cost
 from gpudiag.roofline.costs import cost_of
@@ -89,12 +89,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[Any]]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_bytes_are_the_tensors_read_and_written(name: str, tmp_path: Path) -> None:
-    function, arguments = CALLS[name]
-    op, signature, result = record(lambda: function(*arguments), tmp_path)
-    found = cost_of(op, signature)
-    assert isinstance(found, Cost), found
-    assert found.provenance == "exact"
-    assert found.bytes == sum(map(distinct, tensors(arguments))) + sum(item.nbytes for item in tensors(result))
+    assert_bytes_are_the_tensors(*CALLS[name], tmp_path)
 
 
 def test_in_place_reads_and_writes_self_once(tmp_path: Path) -> None:
