@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import polars as pl
 
 from gpudiag.attribution.cpu import cpu_kernels
-from gpudiag.attribution.nesting import Nesting, innermost, nest
+from gpudiag.attribution.nesting import Nesting, innermost, nest, nulled
 from gpudiag.attribution.phases import phases
 from gpudiag.attribution.recompute import recomputed
 from gpudiag.attribution.steps import step_of
@@ -26,15 +25,9 @@ def link(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nes
     return msgspec.structs.replace(trace, ops=ops, launches=launches, kernels=kernels), nesting
 
 
-def _nulled(rows: np.ndarray, name: str) -> pl.Series:
-    """Return row numbers as a column, -1 as null."""
-    found: pl.Series = pl.Series(name, rows, dtype=pl.Int64).replace(-1, None)
-    return found
-
-
 def _ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
     return trace.ops.with_columns(
-        _nulled(nesting.parent, "parent"),
+        nulled(nesting.parent, "parent"),
         step_of(steps, nesting.start_ns),
         phases(trace, nesting),
         pl.lit(None, dtype=pl.String).alias("module"),
@@ -44,7 +37,7 @@ def _ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
 
 def _launches(trace: Trace, nesting: Nesting) -> pl.DataFrame:
     threads = trace.launches["thread"].fill_null(-2).to_numpy()
-    return trace.launches.with_columns(_nulled(innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
+    return trace.launches.with_columns(nulled(innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
 
 
 def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest
+from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, nulled
 from gpudiag.attribution.sites import carried, frame_threads, through_sequence, user_frames
 from gpudiag.model.trace import Trace
 
@@ -53,7 +53,7 @@ def own_modules(trace: Trace) -> pl.Series:
     threads = frame_threads(trace, ops["thread"].fill_null(-2).to_numpy())
     inside = innermost(frames, threads, ops["start_ns"].to_numpy())
     row = np.append(nearest(frames.parent, is_module), -1)[inside]
-    path = paths.gather(pl.Series(row, dtype=pl.Int64).replace(-1, None)).alias("site")
+    path = paths.gather(nulled(row)).alias("site")
     return through_sequence(ops, path)
 
 

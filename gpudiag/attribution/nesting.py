@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,12 @@ def _climb(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
         found[climbing] = np.where(ends[further] < limits[climbing], further, found[climbing])
     found[climbing] = jumps[0][found[climbing]]
     return np.where(found == top, -1, found)
+
+
+def nulled(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
+    """Return row numbers as a column called `name`, -1 (none) as null."""
+    found: pl.Series = pl.Series(name, rows, dtype=pl.Int64).replace(-1, None)
+    return found
 
 
 def nearest(parent: Ids, wanted: npt.NDArray[np.bool_]) -> Ids:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest
+from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest, nulled
 from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
 
@@ -100,7 +100,7 @@ def own_sites(trace: Trace) -> pl.Series:
     ops = trace.ops
     threads, starts = ops["thread"].fill_null(-2).to_numpy(), ops["start_ns"].to_numpy()
     row = _user_frame(trace.frames, frames, innermost(frames, frame_threads(trace, threads), starts))
-    known: pl.Series = pl.Series(row, dtype=pl.Int64).replace(-1, None)
+    known: pl.Series = nulled(row)
     site = trace.frames["name"].gather(known).cast(pl.String).alias("site")
     return through_sequence(ops, site, trace.frames["start_ns"].gather(known))
 
@@ -135,7 +135,7 @@ def _own_names(names: pl.Series) -> pl.Series:
 
 def _gathered(values: pl.Series, rows: Ids) -> pl.Series:
     """Return the value of each row, null for row -1."""
-    found: pl.Series = values.gather(pl.Series(rows, dtype=pl.Int64).replace(-1, None))
+    found: pl.Series = values.gather(nulled(rows))
     return found
 
 
@@ -154,7 +154,7 @@ def through_sequence(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Series |
     frame = ops.select("parent", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
     frame = frame.with_columns(_gathered(frame["site"], pair(ops).forward).alias("forward_site"))
     told = frame["forward_site"].is_not_null().to_numpy()
-    above: pl.Series = pl.Series(nearest(frame["parent"].fill_null(-1).to_numpy(), told), dtype=pl.Int64).replace(-1, None)
+    above: pl.Series = nulled(nearest(frame["parent"].fill_null(-1).to_numpy(), told))
     frame = frame.with_columns(frame["forward_site"].gather(above), frame["start_ns"].gather(above).alias("began_ns"))
     own = pl.col("began_ns").is_null() | (pl.col("entered_ns") >= pl.col("began_ns")).fill_null(False)
     return frame.select(pl.when(own).then("site").otherwise("forward_site").alias("site")).to_series()

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.device import kind_of_run
+from gpudiag.attribution.nesting import nulled
 from gpudiag.attribution.step_sources import Cuts, by_annotation, by_loader, by_optimizer, by_period
 from gpudiag.attribution.step_work import apart, extent
 from gpudiag.model import tables
@@ -103,5 +104,5 @@ def step_of(steps: pl.DataFrame, times: npt.NDArray[np.int64]) -> pl.Series:
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
     row = np.searchsorted(starts, times, side="right") - 1
     inside = (row >= 0) & (times < ends[np.maximum(row, 0)]) if len(starts) else np.zeros(len(times), dtype=bool)
-    found: pl.Series = pl.Series("step", np.where(inside, row, -1), dtype=pl.Int64).replace(-1, None)
+    found: pl.Series = nulled(np.where(inside, row, -1), "step")
     return found

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import outputs, terminal
+from gpudiag.cli import options, outputs, terminal
 from gpudiag.errors import InputError
 
 app = typer.Typer(help="Write the recording and what was found in it for other tools.", no_args_is_help=True, rich_markup_mode=None)
 
 _PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
-_RANK = typer.Option("--rank", min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
 _FOLDER = typer.Option("--output", "-o", metavar="DIR", help="Folder for one file a table; made where it is missing.", show_default=False)
 
 
@@ -22,7 +21,7 @@ def perfetto(
     path: Annotated[str, _PATH],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE (.json or .json.gz) to write.", show_default=False)],
     overlay_only: Annotated[bool, typer.Option("--overlay-only", help="Leave the recording's own events out.")] = False,
-    rank: Annotated[int | None, _RANK] = None,
+    rank: Annotated[int | None, options.RANK] = None,
 ) -> None:
     """Write the time line with tracks of critical path, idle causes, steps and queue depth (open it in ui.perfetto.dev)."""
     outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
@@ -35,13 +34,13 @@ def perfetto(
 
 
 @app.command()
-def csv(path: Annotated[str, _PATH], output: Annotated[Path, _FOLDER], rank: Annotated[int | None, _RANK] = None) -> None:
+def csv(path: Annotated[str, _PATH], output: Annotated[Path, _FOLDER], rank: Annotated[int | None, options.RANK] = None) -> None:
     """Write every table as CSV."""
     _tables(path, output, "csv", rank)
 
 
 @app.command()
-def parquet(path: Annotated[str, _PATH], output: Annotated[Path, _FOLDER], rank: Annotated[int | None, _RANK] = None) -> None:
+def parquet(path: Annotated[str, _PATH], output: Annotated[Path, _FOLDER], rank: Annotated[int | None, options.RANK] = None) -> None:
     """Write every table as Parquet."""
     _tables(path, output, "parquet", rank)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import outputs, terminal
+from gpudiag.cli import options, outputs, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
@@ -61,9 +61,7 @@ def ops(
         int | None,
         typer.Option(min=1, metavar="N", help="Lines to show (default: 20; in CSV and JSON all).", show_default=False),
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
-    ] = None,
+    rank: Annotated[int | None, options.RANK] = None,
     phase: Annotated[
         str | None, typer.Option(metavar="PHASE", help="Only ops of this phase: forward, backward, optimizer, data.", show_default=False)
     ] = None,
@@ -73,19 +71,11 @@ def ops(
         typer.Option("--csv", metavar="FILE", help="Write CSV to FILE (.csv); - prints it instead of the table.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
-    graph_capture: Annotated[
-        str | None,
-        typer.Option(
-            "--graph-capture",
-            help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
-            metavar="FILE|FOLDER",
-        ),
-    ] = None,
+    graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
 ) -> None:
     """List the ops with their time, work and distance to the roofline."""
     outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    outputs.check_named("--graph-capture", [] if graph_capture is None else [graph_capture], "give a trace, or a folder of such")
-    outputs.check_there([] if graph_capture is None else [graph_capture], "--graph-capture names a trace, or a folder of such")
+    outputs.check_captures([] if graph_capture is None else [graph_capture])
     target = _target(csv, path, as_json)
     if target is not None and graph_capture is not None:
         outputs.check_targets([target], graph_capture, (".csv",))

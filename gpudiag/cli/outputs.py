@@ -24,6 +24,12 @@ def check_there(paths: Sequence[str], hint: str) -> None:
             raise InputError(f"{path}: no such file or folder", hint)
 
 
+def check_captures(paths: Sequence[str]) -> None:
+    """Raise InputError where a path given as --graph-capture is empty or does not exist."""
+    check_named("--graph-capture", paths, "give a trace, or a folder of such")
+    check_there(paths, "--graph-capture names a trace, or a folder of such")
+
+
 def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = SUFFIXES) -> None:
     """Raise UsageError or InputError where a target has no known suffix, no folder, or would overwrite what is read."""
     for target in targets:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import outputs, terminal
+from gpudiag.cli import options, outputs, terminal
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -31,28 +31,18 @@ def report(
         int | None,
         typer.Option(min=0, metavar="N", help="Ops to list in the terminal and in Markdown (default: 10 and 20).", show_default=False),
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
-    ] = None,
+    rank: Annotated[int | None, options.RANK] = None,
     rules: Annotated[
         list[str] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
     ] = None,
-    graph_capture: Annotated[
-        str | None,
-        typer.Option(
-            "--graph-capture",
-            help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
-            metavar="FILE|FOLDER",
-        ),
-    ] = None,
+    graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
     outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     outputs.check_named("--rules", rules or [], "give a folder of rule files")
-    outputs.check_named("--graph-capture", captures, "give a trace, or a folder of such")
-    outputs.check_there(captures, "--graph-capture names a trace, or a folder of such")
+    outputs.check_captures(captures)
     for source in (path, *captures):
         outputs.check_targets(targets, source)
     from gpudiag import api

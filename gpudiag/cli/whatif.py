@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import outputs, terminal
+from gpudiag.cli import options, outputs, terminal
 from gpudiag.report import files
 
 
@@ -24,9 +24,7 @@ def whatif(
             show_default=False,
         ),
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
-    ] = None,
+    rank: Annotated[int | None, options.RANK] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
 ) -> None:
     """Say how long a step would take if a cost were gone, by a replay of its dependency graph."""

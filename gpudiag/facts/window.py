@@ -15,6 +15,7 @@ from gpudiag.facts.replayed import Replays
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
 from gpudiag.roofline import calls
+from gpudiag.trace.kernel_names import LOADER_MARK
 
 HELD = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
@@ -189,10 +190,11 @@ class Window:
     @cached_property
     def loader_waits(self) -> pl.DataFrame | None:
         """Return the calls of the DataLoader's __next__ (start_ns, end_ns, name); None where the trace shows none."""
-        pattern = r"^enumerate\(DataLoader\)#.*__next__"
         trace = self.analysis.trace
         found = [
-            frame.filter(pl.col("name").cast(pl.String).str.contains(pattern)).select("start_ns", "end_ns", pl.col("name").cast(pl.String))
+            frame.filter(pl.col("name").cast(pl.String).str.contains(LOADER_MARK)).select(
+                "start_ns", "end_ns", pl.col("name").cast(pl.String)
+            )
             for frame in (trace.marks, trace.ops)  # torch up to 1.9 wrote annotations among the ops
         ]
         both = pl.concat(found)

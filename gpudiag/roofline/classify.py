@@ -8,6 +8,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.names import matching
+from gpudiag.attribution.nesting import nulled
 from gpudiag.model import tables
 from gpudiag.model.bundle import Settings
 from gpudiag.model.cost import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, SHORT_KERNEL_NS, Cost
@@ -49,9 +50,7 @@ def _with_cost(kernels: pl.DataFrame, owners: Owners) -> pl.DataFrame:
         },
         orient="row",
     )  # fmt: skip
-    frame = kernels.with_columns(
-        pl.Series("owner", owners.owner, dtype=pl.Int64).replace(-1, None), pl.Series("call", owners.call, dtype=pl.Int64).replace(-1, None)
-    )
+    frame = kernels.with_columns(nulled(owners.owner, "owner"), nulled(owners.call, "call"))
     frame = frame.join(costs, on="call", how="left", maintain_order="left").with_columns(pl.col("provenance").fill_null("none"))
     total = pl.col("busy_ns").sum().over("owner")
     part = (

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import polars as pl
 
-from gpudiag.attribution.nesting import nearest
+from gpudiag.attribution.nesting import nearest, nulled
 from gpudiag.model.cost import Cost
 from gpudiag.model.inductor import CompiledGraph, GeneratedKernel, InductorCode
 from gpudiag.model.trace import Trace
@@ -60,7 +60,7 @@ def ops_around(trace: Trace) -> pl.DataFrame:
     name = trace.ops["name"].cast(pl.String)
     key = name.str.extract(_GRAPH_CALL.pattern, 1)
     row = nearest(trace.ops["parent"].fill_null(-1).to_numpy(), key.is_not_null().to_numpy())
-    return pl.DataFrame({"name": name, "graph": key.gather(pl.Series(row, dtype=pl.Int64).replace(-1, None))})
+    return pl.DataFrame({"name": name, "graph": key.gather(nulled(row))})
 
 
 class _LookUp:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.nesting import nulled
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_events import CAUSES, host_events, own_frames
 from gpudiag.timeline.host_threads import Host
@@ -63,7 +64,7 @@ class Carried:
         Of a piece that an event of the window itself explains: the line under which the same cause stood in the site window.
         """
         spans = self._pairs.select("start_ns", "end_ns").to_numpy().astype(np.int64)
-        row = pl.Series(most_held(start, end, spans, np.arange(len(spans)))[0], dtype=pl.Int64).replace(-1, None)
+        row = nulled(most_held(start, end, spans, np.arange(len(spans)))[0])
         known = rows_of(self._pairs, row)
         since = (pl.Series(self._rest.at(moment)) - known["from_ns"] for moment in (start, end))
         place = [(moment / pl.max_horizontal("rest_ns", 1)).clip(0, 1) * pl.col("twin_ns") for moment in map(pl.lit, since)]
@@ -187,7 +188,7 @@ def _held_causes(start: Ints, end: Ints, events: pl.DataFrame) -> tuple[pl.Serie
         spans, numbers = outermost(rows["start_ns"].to_numpy(), rows["end_ns"].to_numpy())
         event[chosen] = most_held(start[chosen], end[chosen], spans, rows["row"].to_numpy().astype(np.int64)[numbers])[0]
     causes: pl.Series = pl.Series([*CAUSES, "idle_launch"]).gather(pl.Series(layer % (len(CAUSES) + 1)))
-    return causes, pl.Series(event, dtype=pl.Int64).replace(-1, None)
+    return causes, nulled(event)
 
 
 def _site_of_causes(events: pl.DataFrame, host: Host) -> dict[str, str]:

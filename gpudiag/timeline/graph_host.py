@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.nesting import nest, self_spans
+from gpudiag.attribution.nesting import nest, nulled, self_spans
 from gpudiag.model.graph import Ints, node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_queue import Issued
@@ -133,7 +133,7 @@ def _sync_calls(work: Work, known: pl.DataFrame, normal: Normal, done: Ints) -> 
 def _last_syncs(trace: Trace, work: Work, syncs: pl.DataFrame) -> pl.DataFrame:
     """Return the waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step."""
     found = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
-    kernel = pl.Series("kernel", _last_over(work, found["end_ns"].to_numpy()), dtype=pl.Int64).replace(-1, None)
+    kernel = nulled(_last_over(work, found["end_ns"].to_numpy()), "kernel")
     return found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
 
 

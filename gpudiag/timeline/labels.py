@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.nesting import innermost, nest
+from gpudiag.attribution.nesting import innermost, nest, nulled
 from gpudiag.attribution.sites import Sites
 from gpudiag.model import tables
 from gpudiag.model.trace import Trace
@@ -93,7 +93,7 @@ def _from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl
     name = trace.kernels["name"].cast(pl.String).gather(order["kernel"]).str.slice(0, 60)
     words = order.select(sync_words=pl.format("{} waited for {}", "api", pl.lit(name)), sync_site="site")
     found = np.searchsorted(order["id"].to_numpy(), rows.fill_null(-1).to_numpy())
-    return rows_of(words, pl.Series(np.where(rows.is_null().to_numpy(), -1, found), dtype=pl.Int64).replace(-1, None))
+    return rows_of(words, nulled(np.where(rows.is_null().to_numpy(), -1, found)))
 
 
 def _from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
@@ -121,7 +121,7 @@ def _from_ranges(frame: pl.DataFrame, host: Host) -> pl.DataFrame:
     thread = np.where(np.isin(frame["lead"].to_numpy(), [*host.crew, NOBODY]), host.crew[0], frame["lead"].to_numpy())
     rows = innermost(nesting, thread, frame["start_ns"].to_numpy())
     names = host.ranges.select(range_name=pl.col("name").cast(pl.String).str.slice(0, 60))
-    return rows_of(names, pl.Series(rows, dtype=pl.Int64).replace(-1, None))
+    return rows_of(names, nulled(rows))
 
 
 def _held(frame: pl.DataFrame, host: Host) -> pl.DataFrame:

@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.nesting import nulled
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
 from gpudiag.timeline.host_threads import MAX_THREADS, NOBODY
@@ -118,7 +119,7 @@ def _waited_for_a_stream(frame: pl.DataFrame, trace: Trace) -> pl.Series:
     """
     order = trace.kernels.filter(pl.col("end_ns") > pl.col("start_ns")).sort("end_ns")
     before = np.searchsorted(order["end_ns"].to_numpy(), frame["begun_ns"].to_numpy(), side="right") - 1
-    before_stream = order["stream"].gather(pl.Series(before, dtype=pl.Int64).replace(-1, None))
+    before_stream = order["stream"].gather(nulled(before))
     other = (before_stream != trace.kernels["stream"].gather(frame["kernel"])).fill_null(False)
     return other & (_after_stream_wait(frame, trace) | (frame["kind"] == "unlinked"))
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.nesting import innermost, nearest, nest
+from gpudiag.attribution.nesting import innermost, nearest, nest, nulled
 from gpudiag.attribution.sites import Sites, frame_threads, user_frames
 from gpudiag.attribution.steps import step_of
 from gpudiag.model import tables
@@ -52,19 +52,14 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
     top = _outermost_op(trace.ops)[calls["op"].fill_null(-1).to_numpy()]
     found = calls.with_columns(
         id=pl.int_range(calls.height, dtype=pl.Int64),
-        op=_nulled(top),
-        kernel=_nulled(np.where(waited > 0, kernel, -1)),
+        op=nulled(top),
+        kernel=nulled(np.where(waited > 0, kernel, -1)),
         waited_ns=pl.Series(waited, dtype=pl.Int64),
         cost_ns=pl.lit(None, dtype=pl.Int64),
         step=step_of(steps, start),
         site=_sites(calls, trace, sites),
     )
     return found.select(list(tables.schema("syncs")))
-
-
-def _nulled(rows: Ints) -> pl.Series:
-    found: pl.Series = pl.Series(rows, dtype=pl.Int64).replace(-1, None)
-    return found
 
 
 def _blocking_calls(trace: Trace) -> pl.DataFrame:
@@ -230,5 +225,5 @@ def _frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
     threads = frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
     nesting = nest(frames)
     own = np.append(user_frames(frames, nesting), -1)[innermost(nesting, threads, starts)]
-    found: pl.Series = frames["name"].cast(pl.String).gather(_nulled(own))
+    found: pl.Series = frames["name"].cast(pl.String).gather(nulled(own))
     return found
