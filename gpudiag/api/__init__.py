@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.capture.session import Session
+from gpudiag.capture.standard import standard_parts
 from gpudiag.errors import UsageError
 from gpudiag.model.hardware import Device
 
@@ -87,6 +88,7 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
 
     def __init__(self, path: AnyPath = "", **options: Any) -> None:
         options.setdefault("peaks", _cached_peaks)
+        options.setdefault("parts", standard_parts())
         super().__init__(Path(os.fspath(path) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
 
     def report(self) -> Report:

@@ -20,8 +20,8 @@ MAX_INDUCTOR_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 16 << 20
 """A manifest is a few kB; more than this is no manifest."""
 
-_OPTIONAL = ("sm_clock_mhz", "mem_clock_mhz")
-"""Columns of telemetry that a device may not offer."""
+_REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
+"""Columns that every segment has; others came with later versions, or are not known on every device."""
 
 _MANIFEST = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
@@ -111,7 +111,7 @@ def _segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
     """Return one segment; None where it is damaged."""
     try:
         found = pl.read_parquet(path)
-        optional = [pl.lit(None).alias(name) for name in _OPTIONAL if name in schema and name not in found.columns]
+        optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
         return found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
         return None

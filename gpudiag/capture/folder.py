@@ -9,6 +9,8 @@ import msgspec
 
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 
+_SEGMENTS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
+
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""
 
@@ -32,9 +34,8 @@ def inductor_name(rank: int) -> str:
 
 
 def segment_name(table: str, rank: int, sequence: int) -> str:
-    """Return the path of a segment of `table` (step_records or host_marks), relative to the bundle."""
-    folder = {"step_records": "steps", "host_marks": "marks"}[table]
-    return f"{folder}/rank{rank}/{sequence:06d}.parquet"
+    """Return the path of a segment of `table` (step_records, host_marks or telemetry), relative to the bundle."""
+    return f"{_SEGMENTS[table]}/rank{rank}/{sequence:06d}.parquet"
 
 
 def _joins(path: Path, rank: int) -> bool:
@@ -72,5 +73,5 @@ def choose(path: Path, rank: int = 0, world_size: int = 1) -> Path:
 
 def create(path: Path, rank: int) -> None:
     """Make the folders of one rank's files. Raises OSError."""
-    for folder in (path / "trace", path / "steps" / f"rank{rank}", path / "marks" / f"rank{rank}"):
+    for folder in (path / "trace", *(path / name / f"rank{rank}" for name in _SEGMENTS.values())):
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -16,13 +13,14 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudiag.capture import environment, folder, inductor, parquet
-from gpudiag.capture.hostmarks import HostMarks
-from gpudiag.capture.patches import Patches, Seen, install
+from gpudiag.capture import environment, folder, inductor
+from gpudiag.capture.parts import Part, Parts
+from gpudiag.capture.recording import Recording, encode_manifest
 from gpudiag.capture.schedule import Schedule
+from gpudiag.capture.seen import Seen, install
 from gpudiag.capture.steps import StepRows, WrittenBytes, now, samples_of
 from gpudiag.capture.windows import Windows
-from gpudiag.capture.writer import Background, write_atomic
+from gpudiag.capture.writer import write_atomic
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import LoaderSettings, Manifest
 from gpudiag.model.hardware import Device
@@ -79,22 +77,31 @@ class Session:
         sites: int = 2,
         rank: int | None = None,
         peaks: Callable[[Manifest], Device | None] | None = None,
+        parts: Sequence[Part] = (),
     ) -> None:
         _check_lengths(skip=skip, warm=warm, record=record, sites=sites)
         _require_torch()
         found, world = environment.rank_and_world()
         self.rank = found if rank is None else rank
         self.world_size = max(world, self.rank + 1)
-        self.path = Path(os.path.abspath(os.fspath(path)))
-        self.warnings: list[str] = []
+        self._recording = Recording(Path(os.path.abspath(os.fspath(path))), self.rank, self.world_size)
+        self._parts = Parts(parts, self._recording.note)
         self._lengths = (skip, warm, record, sites)
         self._peaks = peaks
         self._entered = self._started = False
         self._warned = False
         self._counting = False
         self._owner_pid = 0
-        self._patches = Patches()
-        self._marks = HostMarks(self.path)
+
+    @property
+    def path(self) -> Path:
+        """Return the folder of the bundle."""
+        return self._recording.path
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+        return self._recording.warnings
 
     # -- entering and leaving -------------------------------------------------------------------------------------
 
@@ -122,7 +129,7 @@ class Session:
         _active = None
         recording = self.recording
         try:
-            self._patches.restore()
+            self._recording.patches.restore()
             if recording:
                 self._finish(kind)
         except Exception as failure:  # noqa: BLE001 - must neither stop training nor hide the loop's own exception
@@ -133,29 +140,26 @@ class Session:
     @property
     def recording(self) -> bool:
         """Return whether the session is writing a bundle: entered, not left, and nothing failed."""
-        return self._marks.on
+        return self._recording.marks.on
 
     def _start(self) -> None:
-        wanted = self.path
-        self.path = folder.choose(wanted, self.rank, self.world_size)
+        files, wanted = self._recording, self.path
+        files.move(folder.choose(wanted, self.rank, self.world_size))
         folder.create(self.path, self.rank)
-        self._created_ns = time.time_ns()
         self._machine = environment.machine()
-        self._marks = HostMarks(self.path)
-        self._seen = Seen(self._marks)
+        self._marks, self._events = files.marks, files.events
+        self._seen = Seen(files.marks)
         self._rows, self._written = StepRows(), WrittenBytes()
-        self._background = Background()
         self._loader: LoaderSettings | None = None
         self._device: ObservedDevice | None = None
         self._manifest_due = False
         self._windows = self._make_windows()
         self._started = True
-        self._segments = {"step_records": 0, "host_marks": 0}
         self._manual = self._spanning = False
         self._count = self._written.read()
         if self.path != wanted:
-            self._note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
-        write_atomic(self._manifest_path(), self._encode_manifest(finished=False))
+            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
+        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
         self._begin_listening()
 
     def _make_windows(self) -> Windows:
@@ -165,14 +169,19 @@ class Session:
             rank=self.rank,
             schedule=Schedule(skip, warm, record, sites),
             lengths=(warm, record, sites),
-            background=self._background,
-            warn=self._note,
+            background=self._recording.background,
+            warn=self._recording.note,
             on_recorded=self._window_recorded,
+            parts=self._parts,
         )
 
     def _begin_listening(self) -> None:
-        install(self._patches, self._seen, samples_of)
-        self._windows.guard.install(self._patches)
+        patches = self._recording.patches
+        self._events.install(patches)
+        install(patches, self._seen)
+        self._windows.guard.install(patches)
+        self._events.listeners.append(self._seen)
+        self._parts.start(self._recording)
         self._marks.attach()
         self._entered_at = self._flushed_ns, _ = now()
 
@@ -182,15 +191,16 @@ class Session:
         self._marks.detach()
         if kind is not None:
             self.warnings.append(f"the training loop ended with {kind.__name__}")
-        self._flush()
-        if not self._background.join(JOIN_S):
-            self._note(f"files were still being written after {JOIN_S:.0f} s", None)
+        self._parts.call("close")
+        self._flush(last=True)
+        if not self._recording.background.join(JOIN_S):
+            self._recording.note(f"files were still being written after {JOIN_S:.0f} s", None)
             return
-        if self._background.error is not None:
-            raise self._background.error
+        if self._recording.background.error is not None:
+            raise self._recording.background.error
         self.warnings.extend(self._windows.missing())
-        inductor.write(self.path, self.rank, self._note)
-        write_atomic(self._manifest_path(), self._encode_manifest(finished=True))
+        inductor.write(self.path, self.rank, self._recording.note)
+        write_atomic(self._recording.manifest_path(), self._encode_manifest(finished=True))
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -216,7 +226,7 @@ class Session:
                 except StopIteration:
                     return
                 if asked:
-                    self._guarded(self._received, held[0])
+                    self._guarded(self._received, held[0], loader)
                 yield held.pop()
         finally:
             if counting:
@@ -233,7 +243,7 @@ class Session:
 
     def _guarded(self, action: Callable[..., bool | None], *args: object) -> bool:
         """Return whether `action` was done; its failure ends the recording, never the training."""
-        if not self._marks.on:
+        if not self.recording:
             return False
         try:
             return action(*args) is not False
@@ -243,7 +253,7 @@ class Session:
 
     def _begin_epoch(self, loader: object) -> bool:
         if self._counting or self._manual:
-            self._note("steps() inside a loop that already marks its steps: those batches are not counted as steps", None)
+            self._recording.note("steps() inside a loop that already marks its steps: those batches are not counted as steps", None)
             return False
         self._counting = True
         self._loader = self._loader or environment.loader_settings(loader)
@@ -251,29 +261,33 @@ class Session:
 
     def _ask(self) -> None:
         self._mark()
-        self._seen.loader.muted = True
+        self._events.muted = True
+        self._events.emit("batch_asked")
         self._asked_ns = time.perf_counter_ns()
 
-    def _received(self, batch: object) -> None:
-        self._seen.loader.muted = False
+    def _received(self, batch: object, loader: object) -> None:
+        self._events.muted = False
         self._rows.wait_ns = time.perf_counter_ns() - self._asked_ns
         self._rows.samples = samples_of(batch)
+        self._events.emit("batch_received", self._rows.wait_ns, batch, loader)
         self._marks.waited("steps()", self._rows.wait_ns, sys._getframe(1))
 
     def _end_epoch(self) -> None:
         """The step that runs has no end: it is not counted, and what follows belongs to no step."""
-        self._counting = self._seen.loader.muted = self._rows.running = False
+        if self._rows.running:
+            self._parts.call("interrupted")
+        self._counting = self._events.muted = self._rows.running = False
         self._windows.interrupt(self._rows.number)
         self._marks.step = None
 
     def _manual_mark(self) -> None:
         if self._counting:
-            self._note("step() inside a loop over steps(): its marks are not counted", None)
+            self._recording.note("step() inside a loop over steps(): its marks are not counted", None)
             return
         if not self._manual:
             self._manual = True
             self._rows.begin(*self._entered_at)
-        self._rows.wait_ns, self._rows.samples = self._seen.loader.take()
+        self._rows.wait_ns, self._rows.samples = self._seen.take_waits()
         self._mark()
 
     def _mark(self) -> None:
@@ -285,22 +299,28 @@ class Session:
         windows.advance()
         at, unix = now()
         if running:
-            rows.end(at, None if rows.label == "export" else written)
+            self._parts.call("step_ended", rows.end(at, None if rows.label == "export" else written), at)
         rows.begin(at, unix)
         self._marks.step = rows.number
+        self._parts.call("step_began", rows.number, at, unix)
         rows.label = windows.begin(rows.number)
+        self._tidy(at)
+
+    def _tidy(self, at: int) -> None:
+        """Do what is due now and then: close segments, write the manifest, find out that writing failed."""
         if at - self._flushed_ns >= SEGMENT_NS:
             self._flush()
         if self._manifest_due:
             self._manifest_due = False
-            self._submit_write(self._manifest_path(), partial(bytes, self._encode_manifest(finished=False)))
-        if self._background.error is not None:
-            raise self._background.error
+            manifest = self._encode_manifest(finished=False)
+            self._recording.submit(self._recording.manifest_path(), lambda: manifest)
+        if self._recording.background.error is not None:
+            raise self._recording.background.error
 
     def _written_since(self) -> int | None:
         """Return what the process wrote since the last mark, without our own files; None while those are being written."""
-        busy = self._background.busy
-        own, count = self._background.take_written(), self._written.read()
+        busy = self._recording.background.busy
+        own, count = self._recording.background.take_written(), self._written.read()
         unknown = busy or self._spanning or count is None or self._count is None
         written = None if unknown else max(0, (count or 0) - (self._count or 0) - own)
         self._spanning, self._count = busy, count
@@ -308,20 +328,13 @@ class Session:
 
     # -- files ------------------------------------------------------------------------------------------------------
 
-    def _flush(self) -> None:
+    def _flush(self, *, last: bool = False) -> None:
         """Close the segments of the tables; the files are written in the background."""
         self._flushed_ns, _ = now()
-        for table, columns in (("step_records", self._rows.take()), ("host_marks", self._marks.take())):
+        self._parts.call("flush")
+        for table, columns in (("step_records", self._rows.take(unready=last)), ("host_marks", self._marks.take())):
             if columns is not None:
-                target = self.path / folder.segment_name(table, self.rank, self._segments[table])
-                self._segments[table] += 1
-                self._submit_write(target, partial(parquet.encode, table, columns))
-
-    def _submit_write(self, target: Path, encode: Callable[[], bytes]) -> None:
-        self._background.submit(lambda: write_atomic(target, encode()))
-
-    def _manifest_path(self) -> Path:
-        return self.path / folder.manifest_name(self.rank)
+                self._recording.segment(table, columns)
 
     def _window_recorded(self) -> None:
         """Have the manifest written at the next mark: torch's settings are read on the training thread only."""
@@ -331,66 +344,50 @@ class Session:
         manifest = self._manifest(finished)
         if finished and self._peaks is not None:
             manifest = msgspec.structs.replace(manifest, peaks=self._known_peaks(manifest), warnings=tuple(self.warnings))
-        return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+        return encode_manifest(manifest)
 
     def _known_peaks(self, manifest: Manifest) -> Device | None:
         try:
             return None if self._peaks is None else self._peaks(manifest)
         except Exception as error:  # noqa: BLE001 - a lookup that fails leaves the peaks unknown
-            self._note("the measured peaks could not be looked up", error)
+            self._recording.note("the measured peaks could not be looked up", error)
             return None
 
     def _manifest(self, finished: bool) -> Manifest:
         seen = self._seen
         self._device = environment.observed_device()
         if self._marks.dropped:
-            self._remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
-        return Manifest(
+            self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
+        manifest = Manifest(
             tool_version=_tool_version(),
-            created_unix_ns=self._created_ns,
+            created_unix_ns=self._recording.created_ns,
             finished=finished,
             device_kind="gpu" if self._device is not None else "cpu",
             device=self._device,
             machine=self._machine,
-            settings=environment.settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loader or seen.loader.seen),
+            settings=environment.settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loader or seen.loader),
             windows=tuple(self._windows.recorded.values()),
             steps=self._rows.number,
             rank=self.rank,
             world_size=self.world_size,
-            warnings=tuple(self.warnings),
         )
+        return msgspec.structs.replace(manifest, **self._parts.manifest(), warnings=tuple(self.warnings))
 
     # -- failures ---------------------------------------------------------------------------------------------------
-
-    def _remember(self, message: str) -> bool:
-        """Return whether `message` is new; it goes into the manifest."""
-        if message in self.warnings:
-            return False
-        self.warnings.append(message)
-        return True
-
-    def _note(self, message: str, error: BaseException | None) -> None:
-        """Say once what is not recorded, and why. The manifest keeps the kind of error, not its text (it may name paths)."""
-        if not self._remember(f"{message}: {type(error).__name__}" if error is not None else message):
-            return
-        text = f"gpudiag: {message}" + (f" ({type(error).__name__}: {error})" if error is not None else "")
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        except Warning:  # under -W error a warning would stop the training run
-            logging.getLogger("gpudiag").warning(text)
 
     def _fail(self, error: BaseException) -> None:
         """Stop recording for good, after one warning."""
         self._release()
         if not self._warned:
             self._warned = True
-            self._note("recording was switched off, training goes on", error)
+            self._recording.note("recording was switched off, training goes on", error)
 
     def _release(self) -> None:
         """Take everything back that the session has put into the process."""
-        self._marks.detach()
+        self._recording.marks.detach()
         self._counting = False
-        self._patches.restore()
+        self._recording.patches.restore()
+        self._parts.drop()
         if self._started:
             self._windows.drop()
             self._written.close()

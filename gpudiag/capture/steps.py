@@ -57,6 +57,33 @@ class WrittenBytes:
             self._file = -1
 
 
+class StepRow:
+    """One row of table step_records while it is being filled; attributes are its columns. None: not known."""
+
+    loader_wait_ns: int | None = None
+    samples: int | None = None
+    window: str | None = None
+    written_bytes: int | None = None
+    h2d_ns: int | None = None
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    optimizer_ns: int | None = None
+    phase_clock: str | None = None
+    backwards: int | None = None
+    optimizer_steps: int | None = None
+    batch_elements: int | None = None
+    padded_elements: int | None = None
+    ready: bool = True
+    """False while a part still waits for a figure of this row (the device answers later)."""
+
+    def __init__(self, step: int, start_unix_ns: int, wall_ns: int) -> None:
+        self.step, self.start_unix_ns, self.wall_ns = step, start_unix_ns, wall_ns
+
+    def cells(self) -> tuple[Any, ...]:
+        """Return the values in the order of the columns."""
+        return tuple(getattr(self, column) for column in _COLUMNS)
+
+
 class StepRows:
     """The step that runs, and the rows of those that ended since the last segment."""
 
@@ -68,7 +95,7 @@ class StepRows:
         self.wait_ns: int | None = None
         self.samples: int | None = None
         self._start_ns = self._start_unix_ns = 0
-        self._rows: list[tuple[int | str | None, ...]] = []
+        self._rows: list[StepRow] = []
 
     def begin(self, now_ns: int, unix_ns: int) -> None:
         """Start the step `number` at a mark."""
@@ -76,17 +103,23 @@ class StepRows:
         self.wait_ns = self.samples = None
         self._start_ns, self._start_unix_ns = now_ns, unix_ns
 
-    def end(self, now_ns: int, written: int | None) -> None:
-        """End the running step at a mark and keep its row."""
-        row = (self.number, self._start_unix_ns, now_ns - self._start_ns, self.wait_ns, self.samples, self.label, written)
+    def end(self, now_ns: int, written: int | None) -> StepRow:
+        """Return the row of the step that ends at this mark; it is kept until taken."""
+        row = StepRow(self.number, self._start_unix_ns, now_ns - self._start_ns)
+        row.loader_wait_ns, row.samples, row.window, row.written_bytes = self.wait_ns, self.samples, self.label, written
         self._rows.append(row)
         self.running = False
         self.number += 1
+        return row
 
-    def take(self) -> dict[str, list[Any]] | None:
-        """Return the columns of the rows since the last call, None where there are none."""
-        rows, self._rows = self._rows, []
-        return dict(zip(_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)) if rows else None
+    def take(self, *, unready: bool = False) -> dict[str, list[Any]] | None:
+        """Return the columns of the rows since the last call up to the first that is not ready; None where there are none.
+
+        `unready`: of all rows, complete or not.
+        """
+        ready = len(self._rows) if unready else next((at for at, row in enumerate(self._rows) if not row.ready), len(self._rows))
+        rows, self._rows = self._rows[:ready], self._rows[ready:]
+        return dict(zip(_COLUMNS, map(list, zip(*(row.cells() for row in rows), strict=True)), strict=True)) if rows else None
 
 
 def now() -> tuple[int, int]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpudiag.capture.folder import trace_name
+from gpudiag.capture.parts import Parts
 from gpudiag.capture.schedule import SITE_WARM, Label, Schedule
 from gpudiag.capture.window import Guard, ProfilerWindow
 from gpudiag.capture.writer import Background, compress_trace
@@ -35,12 +36,13 @@ class Windows:
         background: Background,
         warn: Callable[[str, BaseException | None], None],
         on_recorded: Callable[[], None],
+        parts: Parts,
     ) -> None:
         self.recorded: dict[int, Window] = {}
         self.guard = Guard(self._step_aside)
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
         self._warm, self._lengths = lengths[0], {"timing": lengths[1], "sites": lengths[2]}
-        self._warn, self._on_recorded = warn, on_recorded
+        self._warn, self._on_recorded, self._parts = warn, on_recorded, parts
         self._live: ProfilerWindow | None = None
         self._packing = self._exports = 0
         self._exported: dict[int, int] = {}
@@ -77,7 +79,7 @@ class Windows:
         if window is not None:
             done = self._schedule.recorded
             self._live = None
-            if self._protected(window.stop, window) and done:
+            if self._stop(window) and done:
                 self._protected(lambda: self._export(window, done, incomplete=step))
         self._schedule.interrupt()
 
@@ -110,17 +112,24 @@ class Windows:
             else:
                 self._live = ProfilerWindow(index, kind, step, warm=warm, record=self._lengths[kind], guard=self.guard)
 
-        self._protected(start)
+        if self._protected(start) and self._live is not None:
+            self._parts.call("window_began", index, kind)
 
     def _close(self, kind: str) -> None:
         window, self._live = self._live, None
-        if window is not None and self._protected(window.step, window) and self._protected(window.stop, window):
+        if window is not None and self._protected(window.step, window) and self._stop(window):
             self._protected(lambda: self._export(window, self._lengths[kind], incomplete=None))
+
+    def _stop(self, window: ProfilerWindow) -> bool:
+        """Return whether the profiler has stopped without a fault."""
+        stopped = self._protected(window.stop, window)
+        self._parts.call("window_ended", window.index, window.kind)
+        return stopped
 
     def _step_aside(self) -> None:
         window, self._live = self._live, None
         if window is not None:
-            self._protected(window.stop, window)
+            self._stop(window)
             self._warn("another torch profiler was started inside a window: the window was given up", None)
 
     def _export(self, window: ProfilerWindow, steps: int, *, incomplete: int | None) -> None:

@@ -29,6 +29,8 @@ class Window(msgspec.Struct, frozen=True):
     steps: int
     record_shapes: bool
     with_stack: bool
+    trigger: str = "schedule"
+    """Why it was recorded, in words: 'schedule', 'step 1000', 'signal SIGUSR1', 'step time rose 31 %'."""
 
 
 class OptimizerSettings(msgspec.Struct, frozen=True):
@@ -85,6 +87,19 @@ class Machine(msgspec.Struct, frozen=True):
     """Widest vector instruction set that torch uses (torch.backends.cpu.get_cpu_capability())."""
 
 
+class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """How the table telemetry was sampled."""
+
+    source: str
+    """'nvml' or 'psutil'."""
+    interval_ns: int
+    samples: int
+    missing: dict[str, str] = {}
+    """Column of table telemetry -> why it is null, in NVML's words."""
+    limits: dict[str, float] = {}
+    """What the device allows, by name with unit: power_limit_w, max_sm_clock_mhz, max_pcie_link_gen, ..."""
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """`manifest.json` of a bundle."""
 
@@ -103,4 +118,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     rank: int = 0
     world_size: int = 1
+    telemetry: TelemetryInfo | None = None
+    """None: not sampled."""
+    command: tuple[str, ...] | None = None
+    """The arguments of `gpudiag run`, as given; None where the run was recorded by `gpudiag.profile`."""
     warnings: tuple[str, ...] = ()

@@ -332,7 +332,7 @@ def test_overhead_outside_windows_is_small(tmp_path: Path) -> None:
     batch = (torch.ones(4, 2), torch.ones(4))
     with Session(tmp_path / "run") as prof:
         list(prof.steps(range(30)))
-        while prof._background.busy:
+        while prof._recording.background.busy:
             time.sleep(0.01)
         best = float("inf")
         for _ in range(5):

@@ -1,0 +1,118 @@
+"""What the training thread does, as events: batches, backward passes, optimizer steps. One set of wrappers, many listeners."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from gpudiag.capture.hostmarks import HostMarks
+from gpudiag.capture.patches import Patches
+
+Note = Callable[[str, BaseException | None], None]
+
+
+class Listener:
+    """Hears what the training thread does. Every method does nothing unless overridden; times are those of time.perf_counter_ns()."""
+
+    def batch_asked(self, at_ns: int) -> None:
+        """A batch is asked for: a DataLoader's __next__ begins, or that of the iterable given to steps()."""
+
+    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
+        """A batch has come after `wait_ns`. `iterator`: what gave it (a _BaseDataLoaderIter, or the iterable given to steps())."""
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Tensor.backward is called on `loss`."""
+
+    def backward_ended(self, at_ns: int) -> None:
+        """Tensor.backward has returned or raised."""
+
+    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
+        """The step of a torch optimizer begins (before its closure, where it has one)."""
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """The step of a torch optimizer has ended."""
+
+
+class Events:
+    """Emits the events of one thread to `listeners`, in their order.
+
+    A listener that raises is taken off with one warning; the wrapped call goes on in any case. `on` is the marks' own switch, so that
+    nothing is emitted before the session began, after it ended, or in a forked child.
+    """
+
+    def __init__(self, marks: HostMarks, note: Note) -> None:
+        self.listeners: list[Listener] = []
+        self.thread = threading.get_ident()
+        self.muted = False
+        """True while steps() asks for a batch: it emits the two events itself."""
+        self._marks, self._note = marks, note
+
+    @property
+    def here(self) -> bool:
+        """Return whether an event on this thread is to be emitted."""
+        return self._marks.on and threading.get_ident() == self.thread
+
+    def emit(self, name: str, *args: object) -> None:
+        """Call `name`(now, *args) of every listener."""
+        at = time.perf_counter_ns()
+        for listener in tuple(self.listeners):
+            try:
+                getattr(listener, name)(at, *args)
+            except Exception as error:  # noqa: BLE001 - the training run comes first
+                self.listeners.remove(listener)
+                self._note(f"{type(listener).__name__} was switched off", error)
+
+    def install(self, patches: Patches) -> None:
+        """Put the wrappers in place; what this version of torch does not have is left out."""
+        import torch
+        from torch.optim import optimizer
+        from torch.utils.data import dataloader
+
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+        patches.wrap(torch.Tensor, "backward", self._backward)
+        for name, hook in (
+            ("register_optimizer_step_pre_hook", self._optimizer("optimizer_began")),
+            ("register_optimizer_step_post_hook", self._optimizer("optimizer_ended")),
+        ):
+            register = getattr(optimizer, name, None)
+            if register is not None:
+                patches.on_restore(register(hook).remove)
+
+    def _optimizer(self, event: str) -> Callable[..., None]:
+        def hook(optimizer: Any, *_: Any) -> None:
+            if self.here:
+                self.emit(event, optimizer)
+
+        return hook
+
+    def _next(self, original: Any) -> Any:
+        def timed_next(iterator: Any) -> Any:
+            if self.muted or not self.here:
+                return original(iterator)
+            self.emit("batch_asked")
+            begun = time.perf_counter_ns()
+            batch = original(iterator)
+            wait = time.perf_counter_ns() - begun
+            self.emit("batch_received", wait, batch, iterator)
+            frame = sys._getframe(1)
+            with suppress(Exception):  # a mark that fails is left out
+                self._marks.waited(type(iterator).__name__, wait, frame)
+            return batch
+
+        return timed_next
+
+    def _backward(self, original: Any) -> Any:
+        def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.here:
+                return original(loss, *args, **kwargs)
+            self.emit("backward_began", loss)
+            try:
+                return original(loss, *args, **kwargs)
+            finally:
+                self.emit("backward_ended")
+
+        return noted_backward

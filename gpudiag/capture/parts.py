@@ -1,0 +1,117 @@
+"""What records beside the steps (telemetry, phases, memory, ranges): each a Part, so that one that fails leaves the others at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpudiag.capture.events import Events, Listener
+from gpudiag.capture.patches import Patches
+from gpudiag.capture.schedule import Kind
+from gpudiag.capture.steps import StepRow
+
+
+class Context(Protocol):
+    """What a part may use of the session. `path` is the bundle's folder; it exists."""
+
+    path: Path
+    rank: int
+    world_size: int
+    patches: Patches
+    """Whatever a part wraps through it is put back when the session ends."""
+    events: Events
+
+    def note(self, message: str, error: BaseException | None) -> None:
+        """Warn once, and keep `message` (with the kind of error, not its text) for the manifest."""
+
+    def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
+        """Write encode() to `target` atomically, in the background."""
+
+    def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write `columns` as the next segment of `table` (model.tables), in the background."""
+
+
+class Part(Listener):
+    """Every method does nothing unless overridden, and is called on the training thread. One that raises switches the part off."""
+
+    def start(self, context: Context) -> None:
+        """Begin; the session has just been entered. Starting twice never happens."""
+
+    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+        """Step `number` begins at this mark (time.perf_counter_ns(), time.time_ns())."""
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """The running step ends; the part may fill in columns of `row`, later too if it sets `row.ready` to False meanwhile."""
+
+    def interrupted(self) -> None:
+        """The running step has no end (an epoch or the run is over): it leaves no row."""
+
+    def window_began(self, index: int, kind: Kind) -> None:
+        """A profiled window begins with its warm-up."""
+
+    def window_ended(self, index: int, kind: Kind) -> None:
+        """The profiler of this window has stopped."""
+
+    def flush(self) -> None:
+        """Hand finished rows to context.segment(): called about every 10 s."""
+
+    def close(self) -> None:
+        """Finish and hand over what is left: the run is over, nothing else will be called but manifest() and drop()."""
+
+    def drop(self) -> None:
+        """Take everything back that the part has put into the process. Called last, always, also after a failure."""
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return fields of model.bundle.Manifest that this part knows."""
+        return {}
+
+
+class Parts:
+    """The parts of one session; a call reaches every part that still works."""
+
+    def __init__(self, parts: Sequence[Part], note: Callable[[str, BaseException | None], None]) -> None:
+        self._note = note
+        self._waiting, self.working = list(parts), list[Part]()
+
+    def start(self, context: Context) -> None:
+        """Start all parts and let them hear the events."""
+        for part in self._waiting:
+            self.working.append(part)
+            if self._guarded(part, part.start, context):
+                context.events.listeners.append(part)
+
+    def call(self, name: str, *args: object) -> None:
+        """Call the method `name` of every part."""
+        for part in tuple(self.working):
+            self._guarded(part, getattr(part, name), *args)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the manifest fields of all parts."""
+        fields: dict[str, Any] = {}
+        for part in tuple(self.working):
+            self._guarded(part, lambda part=part: fields.update(part.manifest()))
+        return fields
+
+    def drop(self) -> None:
+        """Drop all parts; none works afterwards."""
+        for part in tuple(self.working):
+            self._off(part)
+
+    def _guarded(self, part: Part, action: Callable[..., object], *args: object) -> bool:
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 - a part that fails must stop neither the training nor the other parts
+            self._off(part)
+            self._note(f"{type(part).__name__.lower()} was switched off", error)
+            return False
+        return True
+
+    def _off(self, part: Part) -> None:
+        if part not in self.working:
+            return
+        self.working.remove(part)
+        try:
+            part.drop()
+        except Exception as error:  # noqa: BLE001
+            self._note(f"{type(part).__name__.lower()} could not be ended", error)

@@ -1,0 +1,80 @@
+"""What a session shares with its parts: the bundle's folder, its files, and the warnings."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudiag.capture import folder, parquet
+from gpudiag.capture.events import Events
+from gpudiag.capture.hostmarks import HostMarks
+from gpudiag.capture.patches import Patches
+from gpudiag.capture.writer import Background, write_atomic
+from gpudiag.model.bundle import Manifest
+
+
+class Recording:
+    """The bundle that is being written by one rank (parts.Context)."""
+
+    def __init__(self, path: Path, rank: int, world_size: int) -> None:
+        self.path, self.rank, self.world_size = path, rank, world_size
+        self.created_ns = time.time_ns()
+        self.warnings: list[str] = []
+        self.patches = Patches()
+        self.marks = HostMarks(path)
+        self.events = Events(self.marks, self.note)
+        self.background = Background()
+        self._segments: dict[str, int] = {}
+
+    def move(self, path: Path) -> None:
+        """Write to `path` instead: for before anything is written."""
+        self.path = path
+        self.marks = HostMarks(path)
+        self.events = Events(self.marks, self.note)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
+        """Write encode() to `target` atomically, in the background."""
+        self.background.submit(lambda: write_atomic(target, encode()))
+
+    def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Write `columns` as the next segment of `table` (model.tables), in the background."""
+        sequence = self._segments.get(table, 0)
+        self._segments[table] = sequence + 1
+        self.submit(self.path / folder.segment_name(table, self.rank, sequence), partial(parquet.encode, table, columns))
+
+    def manifest_path(self) -> Path:
+        """Return where this rank's manifest stands."""
+        return self.path / folder.manifest_name(self.rank)
+
+    # -- warnings ---------------------------------------------------------------------------------------------------
+
+    def remember(self, message: str) -> bool:
+        """Return whether `message` is new; it goes into the manifest."""
+        if message in self.warnings:
+            return False
+        self.warnings.append(message)
+        return True
+
+    def note(self, message: str, error: BaseException | None) -> None:
+        """Say once what is not recorded, and why. The manifest keeps the kind of error, not its text (it may name paths)."""
+        if not self.remember(f"{message}: {type(error).__name__}" if error is not None else message):
+            return
+        text = f"gpudiag: {message}" + (f" ({type(error).__name__}: {error})" if error is not None else "")
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        except Warning:  # under -W error a warning would stop the training run
+            logging.getLogger("gpudiag").warning(text)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as it stands in the bundle: JSON, indented."""
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
