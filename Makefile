@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check golden bench clean
+.PHONY: help setup demo test check golden bench bench-capture clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP) ## make .venv with everything in it (PYTHON=python3.x chooses the interpreter; after `make clean` where .venv exists)
 
@@ -38,6 +38,9 @@ golden: setup ## rewrite the golden numbers of five real traces (tests/golden; n
 bench: setup ## report time against a floor, and planted causes against their what-ifs, in the same run
 	@$(BIN)/python tests/benchmarks/bench_report.py
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
+
+bench-capture: setup ## step time bare, outside and inside a recorded window, and under torch.profiler alone; fails where a limit is missed
+	@$(BIN)/python tests/benchmarks/bench_capture.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -78,3 +78,23 @@ def test_the_pairs_bench_sets_the_what_if_beside_the_good_run() -> None:
     bad, changed, good = (float(cell) for cell in cells[2:5])
     assert 0 < changed < bad
     assert good > 0
+
+
+def test_the_capture_bench_gives_an_interval_over_processes() -> None:
+    bench = _load("bench_capture")
+    runs = [{"inside": [102.0, 103.0, 101.0], "torch.profiler": [100.0, 100.0, 100.0]}, {"inside": [202.0], "torch.profiler": [200.0]}]
+    middle, low, high = bench.ratio(runs, "inside", "torch.profiler")
+    assert middle == pytest.approx((1.02 * 1.01) ** 0.5)
+    assert low < 1.01 < 1.02 < high
+    assert bench.interval([1.5] * 4) == (pytest.approx(1.5),) * 3
+
+
+@pytest.mark.slow
+def test_the_capture_bench_times_every_arm() -> None:
+    pytest.importorskip("torch")
+    command = [sys.executable, HERE / "bench_capture.py", "--child", "small", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    times = json.loads(done.stdout.splitlines()[-1])
+    assert set(times) == {"bare", "outside", "torch.profiler", "inside"}
+    assert all(len(turns) == 1 and turns[0] > 0 for turns in times.values())
