@@ -15,6 +15,7 @@ from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.report import files, perfetto
+from gpudiag.trace.formats import is_sqlite
 from gpudiag.trace.splice import with_events
 
 Progress = Callable[[str], None]
@@ -29,6 +30,8 @@ def export_perfetto(path: str, target: Path, *, overlay_only: bool = False, rank
     Its own events are passed on byte for byte; `overlay_only` leaves them out. Raises InputError where reading or writing fails.
     """
     chosen = resolve_input(path, rank)
+    if not overlay_only and is_sqlite(str(chosen.trace)):
+        raise InputError(f"{path} is an export of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only")
     analysis, _ = analyse(chosen, progress)
     progress(f"writing {target}")
     events = perfetto.overlay(analysis)

@@ -161,8 +161,14 @@ def _in_backward(trace: Trace) -> Mask:
 
 
 def _histograms(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
-    """Return how often each op name (of the `chosen` ops) begins in each interval between the moments; row 0: before the second moment."""
-    ops = trace.ops.select("start_ns", pl.col("name").to_physical().rank("dense").cast(pl.Int64) - 1)
+    """Return how often each op name (of the `chosen` ops) begins in each interval between the moments; row 0: before the second moment.
+
+    Where no ops were recorded (Nsight Systems without emit_nvtx) the runtime calls stand for them.
+    """
+    silent = chosen is None and not trace.ops.height
+    ops = (trace.launches.rename({"api": "name"}) if silent else trace.ops).select(
+        "start_ns", pl.col("name").to_physical().rank("dense").cast(pl.Int64) - 1
+    )
     starts, names = ops["start_ns"].to_numpy(), ops["name"].to_numpy() % _MAX_NAMES
     row = np.searchsorted(moments, starts, side="right") - 1
     inside = (row >= 0) & (row < len(moments) - 1) & (True if chosen is None else chosen)

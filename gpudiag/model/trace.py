@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import polars as pl
 
 from gpudiag.model import tables
+
+
+Recorder = Literal["torch", "nsys"]
+"""What wrote a recording: PyTorch's profiler or Nsight Systems."""
 
 
 class ObservedDevice(msgspec.Struct, frozen=True):
@@ -50,6 +56,8 @@ class TraceMeta(msgspec.Struct, frozen=True):
     truncated: bool = False
     uncompressed_bytes: int = 0
     warnings: tuple[str, ...] = ()
+    recorder: Recorder = "torch"
+    """Advice on what to record differs."""
 
 
 class Trace(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
 """File -> Trace tables."""
 
-from gpudiag.trace.reader import read
+from gpudiag.trace.formats import read
 
 __all__ = ["read"]

@@ -76,6 +76,11 @@ def _finished(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(ids).select(list(tables.schema(table)))
 
 
+def ordered(table: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` in the order of `table`, numbered, with exactly the columns of the schema; for readers that have all rows at once."""
+    return _finished(table, _sorted(table, frame) if table in _ORDER else frame)
+
+
 def _collectives(collector: Collector, places: dict[str, pl.Series]) -> pl.DataFrame:
     """Return the collectives with rows of the sorted tables, kernels first."""
     parts = collector.frames.pop("collectives")

@@ -8,6 +8,8 @@ from pathlib import Path
 from gpudiag.errors import InputError
 
 _TRACE = re.compile(r"\.json(\.gz|\.zst)?$", re.IGNORECASE)
+_EXPORT = re.compile(r"\.sqlite$", re.IGNORECASE)
+"""Exports of Nsight Systems; taken where a folder holds no other trace."""
 _RANK = (re.compile(r"rank[-_ ]?(\d{1,9})", re.IGNORECASE), re.compile(r"worker[-_ ]?(\d{1,9})", re.IGNORECASE))
 _NUMBER = re.compile(r"(\d+)")
 _LARGEST_RANK = 10**6
@@ -21,11 +23,15 @@ def rank_files(folder: Path) -> dict[int, Path]:
     Raises InputError where the folder cannot be read or holds no trace.
     """
     try:
-        files = [path for path in folder.iterdir() if path.is_file() and _TRACE.search(path.name)]
+        inside = [path for path in folder.iterdir() if path.is_file()]
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})", "check the path and its permissions") from error
+    files = [path for path in inside if _TRACE.search(path.name)] or [path for path in inside if _EXPORT.search(path.name)]
     if not files:
-        raise InputError(f"{folder}: no trace in this folder", "give a .json, .json.gz or .json.zst trace, or a bundle of gpudiag.profile")
+        raise InputError(
+            f"{folder}: no trace in this folder",
+            "give a .json, .json.gz or .json.zst trace, an SQLite export of Nsight Systems, or a bundle of gpudiag.profile",
+        )
     files.sort(key=lambda path: _pieces(path.name))
     names = [path.name for path in files]
     for ranks in (*(_after_word(names, pattern) for pattern in _RANK), _only_difference(names)):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import polars as pl
@@ -17,6 +15,7 @@ from gpudiag.trace.clock import UNIX_SINCE_NS
 from gpudiag.trace.collect import Collector
 from gpudiag.trace.events import EventDecoder
 from gpudiag.trace.framing import CutShortError, Document, HeaderValue, NotATraceError
+from gpudiag.trace.garbage import no_cycle_collection
 from gpudiag.trace.header import Header, parse_header
 from gpudiag.trace.source import shown, text_blocks
 
@@ -41,7 +40,7 @@ def read(path: str | Path) -> Trace:
     source = str(path)
     decoder = EventDecoder()
     collector = Collector(decoder.times)
-    with closing(text_blocks(source)) as blocks, _no_cycle_collection():
+    with closing(text_blocks(source)) as blocks, no_cycle_collection():
         document = Document(blocks, decoder)
         header, truncated = _collect(source, document, collector)
     base = base_ns(collector)
@@ -125,15 +124,3 @@ def _unix_base(base: int, clock_base_ns: int | None) -> int | None:
     if base > UNIX_SINCE_NS:
         return base
     return clock_base_ns + base if clock_base_ns is not None and clock_base_ns > 0 else None
-
-
-@contextmanager
-def _no_cycle_collection() -> Iterator[None]:
-    """Pause the cyclic garbage collector: millions of short-lived events without cycles make it a third of the decoding time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
