@@ -280,6 +280,7 @@ class Collector:
         columns = {
             "thread": pl.Series([self.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
             "t_ns": pl.Series(times.ns),
+            "address": integers([arg.address for arg in args]),
             "bytes": sizes,
             "device_kind": pl.Series([None if kind is None else "gpu" if kind else "cpu" for kind in kinds], dtype=pl.String),
             "device": _known(integers([arg.device_id for arg in args])),

@@ -89,6 +89,7 @@ class MemoryArgs(
     rename={
         "device_type": "Device Type",
         "device_id": "Device Id",
+        "address": "Addr",
         "bytes": "Bytes",
         "total_allocated": "Total Allocated",
         "total_reserved": "Total Reserved",
@@ -98,6 +99,7 @@ class MemoryArgs(
 
     device_type: Number = None
     device_id: Number = None
+    address: Number = None
     bytes: Number = None
     total_allocated: Number = None
     total_reserved: Number = None

@@ -122,14 +122,15 @@ def test_memory_events_with_and_without_category(write: Writer, event: Event) ->
             [
                 event(),
                 memory(**{"Bytes": -512, "Device Type": 1, "Device Id": 3, "Total Allocated": 5, "Total Reserved": 6}),
-                memory(**{"Bytes": 64, "Device Type": 0, "Device Id": -1}) | {"cat": "cpu_instant_event"},
+                memory(**{"Bytes": 64, "Device Type": 0, "Device Id": -1, "Addr": 139_793_448_042_496}) | {"cat": "cpu_instant_event"},
                 memory(**{"Device Type": 1}),
                 {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "pid": "Traces", "tid": "x", "ts": 1},
             ]
         )
     )
-    rows = trace.allocations.drop("id", "thread").rows()
+    rows = trace.allocations.drop("id", "thread", "address").rows()
     assert rows == [(0, -512, "gpu", 3, 5, 6), (0, 64, "cpu", None, None, None)]
+    assert trace.allocations["address"].to_list() == [None, 139_793_448_042_496]
     assert trace.meta.base_ns == 50_250
     assert trace.meta.dropped == {"memory event without a usable time or size": 1}
 

@@ -1,0 +1,107 @@
+"""What memory was used for: of a trace, a bundle, or a snapshot of the CUDA allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+from gpudiag.api.inputs import Input, resolve_input
+from gpudiag.attribution.clocks import on_one_clock
+from gpudiag.attribution.device import kind_of_run
+from gpudiag.attribution.links import link
+from gpudiag.attribution.steps import find_steps
+from gpudiag.capture.memory_files import MemoryFiles, memory_files
+from gpudiag.errors import InputError, UsageError
+from gpudiag.model.memory import MemoryReport
+from gpudiag.model.trace import Trace
+from gpudiag.timeline.memory.from_snapshot import snapshot_report
+from gpudiag.timeline.memory.peak import memory as memory_of_trace
+from gpudiag.trace import read
+from gpudiag.trace.snapshot import Snapshot, is_pickle, read_snapshot
+
+SCHEMA_VERSION = 1
+
+HOW = "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
+
+_ASKED = "memory=True was given, but no allocation stands in a recorded window: the site window was not recorded, or cannot be read"
+
+
+class MemoryFound(msgspec.Struct, frozen=True):
+    """What `gpudiag memory PATH --json FILE` writes."""
+
+    source: str
+    memory: MemoryReport
+    schema_version: int = SCHEMA_VERSION
+
+
+class Found(NamedTuple):
+    """The memory of an input, and what to know about it."""
+
+    memory: MemoryReport | None
+    warnings: tuple[str, ...] = ()
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `gpudiag memory PATH --json FILE` writes."""
+    return msgspec.json.schema(MemoryFound)
+
+
+def memory(path: str, *, rank: int | None = None, progress: Callable[[str], None] | None = None) -> MemoryFound:
+    """Return what memory was used for at its peak in `path`: a snapshot, a trace, a bundle or a folder of ranks.
+
+    Raises InputError where nothing can be read or no memory was recorded.
+    """
+    tell = progress or (lambda _: None)
+    tell("reading")
+    if "://" not in path and Path(path).is_file() and is_pickle(Path(path)):
+        if rank is not None:
+            raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one snapshot", "leave --rank out")
+        found = snapshot_report(read_snapshot(Path(path)))
+        if found is None:
+            raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
+        return MemoryFound(path, found)
+    chosen = resolve_input(path, rank)
+    trace, _ = on_one_clock(read(chosen.sites or chosen.trace))
+    steps = find_steps(trace).table
+    tell("linking")
+    linked = link(trace, steps, on_cpu=kind_of_run(trace).startswith("cpu"))[0]
+    told = find_memory(chosen, (linked, steps)).memory
+    if told is None:
+        raise InputError(f"{path}: no memory was recorded", HOW)
+    return MemoryFound(path, told)
+
+
+def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> Found:
+    """Return the memory of the first of `windows` (linked trace, its steps) with allocations; `device`: the one that is analysed."""
+    files = memory_files(chosen.bundle.path, chosen.bundle.rank) if chosen.bundle else MemoryFiles()
+    warnings = [files.warning] if files.warning else []
+    snapshot = _snapshot(files.snapshot, warnings)
+    for window in windows:
+        if window is not None and window[0].allocations.height:
+            trace, steps = window
+            made = memory_of_trace(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
+            if made is not None:
+                made = msgspec.structs.replace(made, capacity_bytes=_capacity(chosen, trace, made.device))
+                return Found(made, tuple(warnings))
+    return Found(None, (*warnings, _ASKED) if files.owners else tuple(warnings))
+
+
+def _snapshot(path: Path | None, warnings: list[str]) -> Snapshot | None:
+    if path is None:
+        return None
+    try:
+        return read_snapshot(path)
+    except InputError as error:
+        warnings.append(f"memory/{path.name} could not be read and is left out: {error.message}".replace(str(path), path.name))
+        return None
+
+
+def _capacity(chosen: Input, trace: Trace, device: str) -> int | None:
+    """Return the memory of `device` in bytes as recorded; None on a CPU, which shares its memory with all that runs there."""
+    known = chosen.bundle.manifest.device if chosen.bundle else None
+    devices = (*((known,) if known else ()), *trace.meta.devices)
+    return next((found.memory_bytes for found in devices if f"cuda:{found.index}" == device and found.memory_bytes), None)

@@ -1,0 +1,39 @@
+"""`gpudiag memory`: what memory was used for when most of it was in use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpudiag.cli import options, outputs, terminal
+from gpudiag.report import files
+
+
+def memory(
+    path: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH", help="A bundle or trace with memory recorded, or a snapshot of the CUDA allocator (_dump_snapshot, .pickle)."
+        ),
+    ],
+    top: Annotated[int, typer.Option(min=0, metavar="N", help="Call sites, modules and ops to list.")] = 10,
+    rank: Annotated[int | None, options.RANK] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+) -> None:
+    """Say what memory was used for at its peak, and where it was allocated."""
+    outputs.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
+    if json is not None:
+        outputs.check_targets([json], path, (".json",))
+    from gpudiag.api.memory import memory as find
+    from gpudiag.report.memory import render
+
+    with terminal.progress("reading") as tell:
+        found = find(path, rank=rank, progress=tell)
+    terminal.out(render(found.memory, width=terminal.columns(), top=top, color=terminal.coloured()))
+    if json is not None:
+        import msgspec
+
+        files.write(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        terminal.say(f"wrote {json}")

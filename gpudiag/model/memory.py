@@ -1,0 +1,127 @@
+"""Device memory: who owned it at the end of a recorded window, and what it was used for when most of it was in use."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MEMORY_VERSION = 1
+"""Major version of memory/rank<N>-owners.json; readers refuse newer ones."""
+
+OwnerKind = Literal["parameters", "gradients", "optimizer_state", "buffers"]
+
+CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "buffers",
+    "activations",
+    "inputs",
+    "temporary",
+    "before_recording",
+    "unknown",
+)
+"""What memory is used for, in the order of reports. activations: made by the forward pass and freed in or after the backward pass;
+temporary: freed by the op or the pass that made it; before_recording: there before the recording began, and no owner is known."""
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A tensor's storage that the training holds on to: where it lay when the window ended."""
+
+    kind: OwnerKind
+    name: str
+    """As named_parameters() gives it, with what it is of the parameter for optimizer state; '' where the module is not known."""
+    device: str
+    """'cpu' or 'cuda:0'."""
+    address: int
+    bytes: int
+    """Of the whole storage, without the allocator's rounding."""
+
+
+class AllocatorStats(msgspec.Struct, frozen=True):
+    """Counters of the caching allocator since the process began (torch.cuda.memory_stats); None: this version of torch has no such key."""
+
+    allocated_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    active_peak_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+
+
+class Owners(msgspec.Struct, frozen=True, kw_only=True):
+    """`memory/rank<N>-owners.json` of a bundle."""
+
+    version: int = MEMORY_VERSION
+    window: int
+    """Index of the window at whose end the owners were looked up."""
+    device: str
+    """'cuda:<index>' of the training thread, else 'cpu'."""
+    owners: tuple[Owner, ...] = ()
+    stats: AllocatorStats | None = None
+    """None: the run used no CUDA device."""
+    snapshot: bool = False
+    """Whether memory/rank<N>.pickle was written beside it."""
+    notes: tuple[str, ...] = ()
+
+
+class MemoryRow(msgspec.Struct, frozen=True):
+    """Bytes in use at the peak under one name; `blocks`: allocations."""
+
+    name: str
+    bytes: int
+    blocks: int
+    category: str
+
+
+class PoolRow(msgspec.Struct, frozen=True):
+    """The segments of one size class and stream, when the snapshot was taken."""
+
+    size_class: str
+    """'small' (allocations up to 1 MiB) or 'large'."""
+    stream: int
+    segments: int
+    reserved_bytes: int
+    allocated_bytes: int
+    largest_free_bytes: int
+
+
+class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one device at the moment of its peak within the recording. `by_category` sums to `peak_bytes` exactly."""
+
+    device: str
+    peak_bytes: int
+    peak_step: str | None = None
+    peak_phase: str | None = None
+    peak_op: str | None = None
+    """The op that made the last allocation before the peak."""
+    by_category: dict[str, int] = {}
+    """Category -> bytes, in the order of CATEGORIES; those without bytes are left out."""
+    by_module: tuple[MemoryRow, ...] = ()
+    """What was allocated in the recording by the profiler's path of the module ('Net_0.Linear_1'), what was there before by the names of
+    named_parameters()."""
+    by_site: tuple[MemoryRow, ...] = ()
+    by_op: tuple[MemoryRow, ...] = ()
+    blocks: int = 0
+    """Allocations alive at the peak whose allocation was recorded."""
+    reserved_peak_bytes: int | None = None
+    fragmentation_share: float | None = None
+    """(reserved - allocated) / reserved: held by the allocator, used by no tensor. At the peak; of a snapshot alone when it was taken."""
+    largest_free_bytes: int | None = None
+    """Largest free block of the snapshot: what can be allocated without asking the driver."""
+    inactive_split_share: float | None = None
+    """Share of the reserved memory in free parts of segments that are partly in use, at the snapshot: it cannot be given back."""
+    retries: int | None = None
+    """Times that the allocator freed its cached segments and tried again (since the process began)."""
+    ooms: int | None = None
+    run_peak_bytes: int | None = None
+    """Peak of allocated memory since the process began; above peak_bytes where the recorded window did not hold it."""
+    capacity_bytes: int | None = None
+    pools: tuple[PoolRow, ...] = ()
+    provenance: Literal["owners", "lifetimes", "snapshot"] = "lifetimes"
+    """owners: parameters, gradients and optimizer state by their addresses; lifetimes: by what allocated and freed; snapshot: by Python
+    frames."""
+    notes: tuple[str, ...] = ()

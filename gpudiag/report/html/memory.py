@@ -1,0 +1,30 @@
+"""What the HTML page shows of memory, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpudiag.model.memory import MemoryReport
+from gpudiag.report import memory
+from gpudiag.report.escape import clean
+
+_MOST_PLACES = 20
+
+
+def context(found: MemoryReport | None) -> dict[str, Any] | None:
+    """Return headline, categories, sentences and places; None where no memory was recorded."""
+    if found is None:
+        return None
+    places = (("Allocated at", found.by_site), ("Module", found.by_module), ("Op", found.by_op))
+    return {
+        "headline": memory.headline(found),
+        "categories": memory.category_rows(found),
+        "lines": memory.lines(found),
+        "places": [(title, _cleaned(memory.rows_of(rows, found, _MOST_PLACES))) for title, rows in places if rows],
+        "notes": [clean(note, 2_000) for note in found.notes],
+    }
+
+
+def _cleaned(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    return [tuple(clean(text, 300) for text in row) for row in rows]

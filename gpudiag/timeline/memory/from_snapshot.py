@@ -1,0 +1,184 @@
+"""The report on memory from a snapshot alone: its history of allocations, else its blocks; what they are for by their Python frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from gpudiag.model.memory import CATEGORIES, MemoryReport, MemoryRow
+from gpudiag.timeline.memory.lives import BEFORE, Ints, Lives, lives
+from gpudiag.timeline.memory.pools import segments_of, with_pools
+from gpudiag.timeline.memory.rows import ranked
+from gpudiag.timeline.memory.uses import Texts
+from gpudiag.trace.snapshot import Block, Entry, Snapshot, stack_of
+
+NO_HISTORY = "no history of allocations was recorded, so what is shown is the moment of the snapshot, not a peak"
+BY_FRAMES = (
+    "a snapshot tells neither parameters from other memory of before its history, nor work without Python frames (the backward pass): "
+    "gpudiag.profile(memory=True) records both"
+)
+REQUESTED = "bytes as requested; the allocator rounds them up"
+
+_FREES_UNKNOWN = "the stacks of frees were not recorded (context='all'), so activations are not told from temporary memory"
+_LIBRARY = ("/torch/", "<frozen ", "/runpy.py", "/threading.py")
+
+
+class Origin(NamedTuple):
+    """What a stack says: the user's line, and the pass it belongs to."""
+
+    site: str | None
+    phase: str | None
+    """forward | optimizer | backward; None: no Python frames, or none of a pass."""
+
+
+class Origins:
+    """The origin of each stack of a snapshot; a list of frames that entries share is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Origin] = {}
+
+    def of(self, frames: Any) -> Origin:
+        """Return what `frames` says; the snapshot holds the list, so its identity is its own."""
+        found = self._known.get(id(frames))
+        if found is None:
+            found = self._known[id(frames)] = origin(frames)
+        return found
+
+
+def origin(frames: Any) -> Origin:
+    """Return what a stack says, by torch's own files: torch/optim, torch/autograd, nn/modules/module.py."""
+    site = phase = None
+    for frame in stack_of(frames):
+        path = frame.filename.replace("\\", "/")
+        if site is None and frame.line > 0 and path.endswith(".py") and not any(part in path for part in _LIBRARY):
+            site = f"{path}({frame.line}): {frame.name}"
+        phase = phase or _phase(path, frame.name)
+    return Origin(site, phase)
+
+
+def _phase(path: str, name: str) -> str | None:
+    if "/torch/optim/" in path:
+        return "optimizer"
+    if "/torch/autograd/" in path or path.endswith("/torch/_tensor.py"):
+        return "backward" if "backward" in name else None
+    return "forward" if path.endswith("/torch/nn/modules/module.py") and "call_impl" in name else None
+
+
+class _State(NamedTuple):
+    """The blocks of a device through its history, and the stack that made each."""
+
+    lives: Lives
+    made: list[Origin]
+    freed: list[Origin | None]
+
+
+def snapshot_report(snapshot: Snapshot, device: int | None = None) -> MemoryReport | None:
+    """Return the memory of one device of `snapshot` (default: the one with the most reserved) at its peak; None where it holds none."""
+    index = _device(snapshot) if device is None else device
+    if index is None:
+        return None
+    name = f"cuda:{index}"
+    entries = snapshot.device_traces[index] if index < len(snapshot.device_traces) else ()
+    history = [entry for entry in entries if entry.addr is not None and entry.action in ("alloc", "free_requested") and entry.size > 0]
+    blocks = [block for segment in segments_of(snapshot, name) for block in segment.blocks if block.state == "active_allocated"]
+    state = _state(history, blocks)
+    made = _made(name, state, bool(history), any(entry.frames for entry in history if entry.action != "alloc"))
+    return with_pools(_counted(made, snapshot, entries, name), None, snapshot)
+
+
+def _device(snapshot: Snapshot) -> int | None:
+    sums: dict[int, int] = {index: 0 for index, trace in enumerate(snapshot.device_traces) if trace}
+    for segment in snapshot.segments:
+        sums[segment.device] = sums.get(segment.device, 0) + segment.total_size
+    return max(sums, key=lambda index: (sums[index], -index), default=None)
+
+
+def _state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
+    """Return the lives of the history, and those blocks in use at the end that it does not hold."""
+    sizes = np.array([entry.size if entry.action == "alloc" else -entry.size for entry in history], dtype=np.int64)
+    found = lives(sizes, np.array([entry.addr or 0 for entry in history], dtype=np.int64))
+    at_end = set(found.address[(found.died == found.events) & (found.born >= 0)].tolist())
+    older = [block for block in blocks if block.address is None or block.address not in at_end]
+    count, origins = len(older), Origins()
+    whole = Lives(
+        np.concatenate((found.address, np.array([block.address or 0 for block in older], dtype=np.int64))),
+        np.concatenate((found.size, np.array([_requested(block) for block in older], dtype=np.int64))),
+        np.concatenate((found.born, np.full(count, BEFORE))),
+        np.concatenate((found.died, np.full(count, found.events))),
+        found.events,
+    )
+    made = [origins.of(history[row].frames) if row >= 0 else Origin(None, None) for row in found.born.tolist()]
+    freed = [origins.of(history[row].frames) if row < found.events else None for row in found.died.tolist()]
+    return _State(whole, [*made, *(origins.of(block.frames) for block in older)], [*freed, *([None] * count)])
+
+
+def _requested(block: Block) -> int:
+    return block.size if block.requested_size is None else block.requested_size
+
+
+def _made(name: str, state: _State, recorded: bool, frees_told: bool) -> MemoryReport:
+    base = int(state.lives.size[state.lives.born == BEFORE].sum())
+    in_use = state.lives.in_use()
+    event = int(in_use.argmax()) if recorded else -1
+    peak = base + max(int(in_use[event]) if recorded else 0, 0)
+    event = event if peak > base else -1
+    alive = (state.lives.born <= event) & (state.lives.died > event)
+    kinds, size = _kinds(state, frees_told)[alive], state.lives.size[alive]
+    notes = [] if recorded else [NO_HISTORY]
+    if recorded and not frees_told:
+        notes.append(_FREES_UNKNOWN)
+    return MemoryReport(
+        device=name,
+        peak_bytes=peak,
+        by_category=_sums(kinds, size),
+        by_site=_sites([state.made[row].site for row in np.flatnonzero(alive).tolist()], size, kinds),
+        blocks=int(alive.sum()),
+        provenance="snapshot",
+        notes=(*notes, BY_FRAMES, REQUESTED),
+    )
+
+
+def _sums(kinds: Texts, size: Ints) -> dict[str, int]:
+    sums = {kind: int(size[kinds == kind].sum()) for kind in CATEGORIES}
+    return {kind: value for kind, value in sums.items() if value}
+
+
+def _sites(sites: list[str | None], size: Ints, kinds: Texts) -> tuple[MemoryRow, ...]:
+    return ranked({"name": pl.Series(sites, dtype=pl.String), "bytes": size, "category": kinds.astype(str)})
+
+
+def _kinds(state: _State, frees_told: bool) -> Texts:
+    found = np.full(len(state.made), "unknown", dtype=object)
+    rows = zip(state.made, state.freed, state.lives.born.tolist(), strict=True)
+    found[:] = [_kind(made, freed, born, frees_told) for made, freed, born in rows]
+    return found
+
+
+def _kind(made: Origin, freed: Origin | None, born: int, frees_told: bool) -> str:
+    """Return what a block is for: as uses.uses, with Python frames in place of ops."""
+    if made.phase == "optimizer":
+        return "optimizer_state" if freed is None else "temporary"
+    if born < 0:
+        return "before_recording"
+    if made.phase == "forward" and (freed is None or frees_told):
+        return "temporary" if freed is not None and freed.phase == "forward" else "activations"
+    return "unknown"
+
+
+def _counted(made: MemoryReport, snapshot: Snapshot, entries: Sequence[Entry], name: str) -> MemoryReport:
+    """Return `made` with the reserved memory and the failures that the history holds."""
+    now = sum(segment.total_size for segment in segments_of(snapshot, name))
+    used = sum(block.size for segment in segments_of(snapshot, name) for block in segment.blocks if block.state == "active_allocated")
+    grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = np.array([grown.get(entry.action, 0) * entry.size for entry in entries], dtype=np.int64)
+    back = now - np.append(0, np.cumsum(changes[::-1]))  # the state is known at the end: the history is walked back
+    return msgspec.structs.replace(
+        made,
+        reserved_peak_bytes=int(back.max()) if now or len(entries) else None,
+        fragmentation_share=(now - used) / now if now else None,
+        ooms=sum(entry.action == "oom" for entry in entries) if entries else None,
+    )

@@ -1,0 +1,141 @@
+"""A snapshot of the CUDA caching allocator, as torch.cuda.memory._dump_snapshot writes it: an untrusted pickle -> typed values.
+
+Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from gpudiag.errors import InputError
+from gpudiag.trace.source import shown
+from gpudiag.trace.unpickle import NotPlainDataError, plain_data
+
+MAX_BYTES = 1 << 30
+"""A snapshot of 100,000 entries with Python stacks has some tens of MB."""
+
+MAX_ROWS = 2_000_000
+"""Segments, blocks and entries of a snapshot: a hostile file may refer to one list from everywhere."""
+
+MAX_FRAMES = 1_000
+"""Frames of one stack that are looked at."""
+
+_HINT = "give a file written by torch.cuda.memory._dump_snapshot, or a bundle recorded with gpudiag.profile(memory=True)"
+_FEWER = "record fewer entries: torch.cuda.memory._record_memory_history(max_entries=100_000)"
+
+Size = Annotated[int, Meta(ge=0, le=1 << 40)]
+"""Bytes; with MAX_ROWS of them no sum leaves 64 bits."""
+Address = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Index = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
+
+
+class Frame(NamedTuple):
+    """A line of a stack."""
+
+    filename: str
+    line: int
+    name: str
+
+
+class Block(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of a segment."""
+
+    size: Size
+    requested_size: Size | None = None
+    address: Address | None = None
+    """None: torch before 2.1; it follows from the sizes of the blocks before it."""
+    state: str
+    """active_allocated | active_awaiting_free (active_pending_free) | inactive."""
+    frames: Any = None
+    """As in the file: shared between entries. See stack_of."""
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory that the allocator got from the driver; its blocks in the order of their addresses."""
+
+    device: Index = 0
+    address: Address
+    total_size: Size
+    stream: Index = 0
+    segment_type: str = ""
+    blocks: tuple[Block, ...] = ()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One action of the allocator: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, oom, snapshot, ..."""
+
+    action: str
+    size: Size = 0
+    addr: Address | None = None
+    """None: for oom."""
+    frames: Any = None
+    """As in the file: shared between entries. See stack_of."""
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The allocator's state and, where history was recorded, what led to it, by device index."""
+
+    segments: tuple[Segment, ...]
+    device_traces: tuple[tuple[Entry, ...], ...] = ()
+
+
+def stack_of(frames: Any) -> Iterable[Frame]:
+    """Yield the frames of a block or entry, innermost first; what is no frame is left out."""
+    for frame in frames[:MAX_FRAMES] if isinstance(frames, list) else ():
+        if isinstance(frame, dict):
+            filename, line, name = frame.get("filename"), frame.get("line"), frame.get("name")
+            if isinstance(filename, str) and isinstance(line, int) and isinstance(name, str):
+                yield Frame(filename, line, name)
+
+
+def is_pickle(path: Path) -> bool:
+    """Return whether the file at `path` begins as a pickle of protocol 2 or later does."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(2)
+    except OSError:
+        return False
+    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
+
+
+def read_snapshot(path: Path) -> Snapshot:
+    """Return the snapshot at `path`; nothing in it is ever called. Raises InputError where it is none, or too large."""
+    name = shown(str(path))
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{name} is larger than {MAX_BYTES >> 30} GiB", _FEWER)
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}", "check the path and its permissions") from None
+    return decode(data, name)
+
+
+def decode(data: bytes, name: str) -> Snapshot:
+    """Return the snapshot in `data`; `name` stands in messages. Raises InputError."""
+    try:
+        found = plain_data(data)
+        if isinstance(found, list):
+            found = {"segments": found}  # torch.cuda.memory_snapshot()
+        _check_rows(found)
+        return msgspec.convert(found, Snapshot)
+    except NotPlainDataError as error:
+        raise InputError(f"{name} is no snapshot of the CUDA allocator: {error}", _HINT) from None
+    except msgspec.ValidationError:
+        raise InputError(f"{name} is no snapshot of the CUDA allocator: a field is missing or has an unexpected value", _HINT) from None
+
+
+def _check_rows(found: Any) -> None:
+    """Raise NotPlainDataError where converting would take more than MAX_ROWS rows; wrong types are found later."""
+    rows = 0
+    for key, inner in (("segments", "blocks"), ("device_traces", None)):
+        items = found.get(key) if isinstance(found, dict) else None
+        for item in items if isinstance(items, (list, tuple)) else ():
+            held = item if inner is None else item.get(inner) if isinstance(item, dict) else None
+            rows += 1 + (len(held) if isinstance(held, (list, tuple)) else 0)
+            if rows > MAX_ROWS:
+                raise NotPlainDataError(f"more than {MAX_ROWS:,} blocks and entries ({_FEWER})")

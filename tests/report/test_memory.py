@@ -1,0 +1,70 @@
+"""Memory in every rendering: complete, sane, and harmless."""
+
+from __future__ import annotations
+
+import msgspec
+from report_sample import HOSTILE
+
+from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
+from gpudiag.report.html.memory import context
+from gpudiag.report.memory import as_markdown, headline, render
+
+GB = 10**9
+FOUND = MemoryReport(
+    device="cuda:0",
+    peak_bytes=40 * GB,
+    peak_step="ProfilerStep#12",
+    peak_phase="backward",
+    peak_op="MmBackward0",
+    by_category={"parameters": 10 * GB, "activations": 24 * GB, "unknown": 6 * GB},
+    by_site=(MemoryRow("model.py(12): forward", 24 * GB, 48, "activations"),),
+    by_module=(MemoryRow("blocks.0", 10 * GB, 3, "parameters"),),
+    reserved_peak_bytes=50 * GB,
+    fragmentation_share=0.2,
+    largest_free_bytes=GB,
+    inactive_split_share=0.1,
+    retries=2,
+    ooms=0,
+    run_peak_bytes=44 * GB,
+    capacity_bytes=80 * GB,
+    pools=(PoolRow("large", 0, 7, 50 * GB, 40 * GB, GB),),
+    notes=("a note",),
+)
+
+
+def test_the_text_says_how_much_when_what_and_where() -> None:
+    text = render(FOUND)
+    assert "40.0 GB on cuda:0, 50 % of its 80.0 GB; reached in step 12, backward pass, MmBackward0." in text
+    for wanted in ("60.0 %", "25.0 %", "15.0 %", "model.py(12): forward", "blocks.0", "20 % of what was reserved", "2 allocation retries"):
+        assert wanted in text
+    assert "the run needed more: 44.0 GB" in text
+    assert "large" in text
+    assert "! a note" in text
+
+
+def test_what_is_not_known_is_not_printed() -> None:
+    bare = MemoryReport(device="cpu", peak_bytes=100, by_category={"unknown": 100})
+    text = render(bare)
+    assert "None" not in text
+    assert "retries" not in text
+    assert headline(bare) == "100 B on cpu."
+    assert as_markdown(None) == ""
+    assert context(None) is None
+
+
+def test_lists_are_as_long_as_asked() -> None:
+    many = msgspec.structs.replace(FOUND, by_site=tuple(MemoryRow(f"x.py({n}): f", 1, 1, "unknown") for n in range(30)))
+    assert render(many, top=4).count("x.py(") == 4
+
+
+def test_hostile_names_do_no_harm() -> None:
+    rows = tuple(MemoryRow(name, GB, 1, name) for name in HOSTILE)
+    found = msgspec.structs.replace(FOUND, by_site=rows, by_module=rows, peak_op=HOSTILE[2], notes=HOSTILE, peak_step=HOSTILE[3])
+    text = render(found, top=50)
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "\n# heading" not in as_markdown(found)
+    made = context(found)
+    assert made is not None
+    assert "\x1b" not in str(made)

@@ -1,0 +1,105 @@
+"""Snapshots alone: the planted step, and torch's own reading of the same file."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from typing import Any
+
+from snapshots import BASE, FORWARD, MIB, alloc, block, entry, free, segment, training
+
+from gpudiag.model.memory import MemoryReport, PoolRow
+from gpudiag.timeline.memory.from_snapshot import NO_HISTORY, origin, snapshot_report
+from gpudiag.timeline.memory.pools import inactive_split
+from gpudiag.trace.snapshot import Snapshot, decode
+
+
+def read(found: Any) -> Snapshot:
+    return decode(pickle.dumps(found), "x")
+
+
+def told(found: Any, **options: Any) -> MemoryReport:
+    made = snapshot_report(read(found), **options)
+    assert made is not None
+    assert sum(made.by_category.values()) == made.peak_bytes
+    return made
+
+
+def test_the_planted_step() -> None:
+    found = told(training())
+    assert found.device == "cuda:0"
+    assert found.peak_bytes == 26 * MIB
+    assert found.by_category == {"optimizer_state": 16 * MIB, "before_recording": 8 * MIB, "unknown": 2 * MIB}
+    assert [(row.name, row.bytes) for row in found.by_site] == [("/home/me/train.py(44): <module>", 16 * MIB)]
+    assert found.reserved_peak_bytes == 40 * MIB
+    assert found.fragmentation_share == 14 / 40
+    assert found.largest_free_bytes == 12 * MIB
+    assert found.inactive_split_share == 14 / 40
+    assert found.ooms == 0
+    assert found.pools == (PoolRow("large", 0, 2, 40 * MIB, 26 * MIB, 12 * MIB),)
+
+
+def test_torch_reads_the_same() -> None:
+    from torch.cuda import _memory_viz
+
+    said = _memory_viz.segsum(training())
+    assert re.search(r"total_reserved: 40\.0MiB", said)
+    assert re.search(r"total_allocated: 26\.0MiB", said)
+    found = told(training())
+    assert (found.reserved_peak_bytes, sum(row.allocated_bytes for row in found.pools)) == (40 * MIB, 26 * MIB)
+
+
+def test_forward_memory_freed_elsewhere_is_kept_for_backward() -> None:
+    """4 MiB alive at the peak: 3 are freed by the engine, 1 by the forward pass itself."""
+    history = [
+        alloc(BASE, 3 * MIB, FORWARD), alloc(BASE + 4 * MIB, MIB, FORWARD), *free(BASE + 4 * MIB, MIB, FORWARD), *free(BASE, 3 * MIB),
+    ]  # fmt: skip
+    found = told({"segments": [], "device_traces": [history]})
+    assert found.by_category == {"activations": 3 * MIB, "temporary": MIB}
+    assert [(row.name, row.bytes, row.category) for row in found.by_site] == [
+        ("/home/me/model.py(12): forward", 3 * MIB, "activations"),
+        ("/home/me/model.py(12): forward", MIB, "temporary"),
+    ]
+
+
+def test_where_frees_have_no_stacks_activations_are_not_guessed() -> None:
+    found = told({"segments": [], "device_traces": [[alloc(BASE, MIB, FORWARD), *free(BASE, MIB)]]})
+    assert found.by_category == {"unknown": MIB}
+    assert any("context='all'" in note for note in found.notes)
+
+
+def test_without_a_history_it_is_the_moment_of_the_snapshot() -> None:
+    found = told({"segments": training()["segments"], "device_traces": [[]]})
+    assert (found.peak_bytes, found.by_category) == (26 * MIB, {"before_recording": 26 * MIB})
+    assert NO_HISTORY in found.notes
+
+
+def test_reserved_memory_is_walked_back() -> None:
+    """20 MiB are reserved at the end; before a segment of 64 was given back it was 84."""
+    held = segment(BASE, block(BASE, 20 * MIB, used=False))
+    found = told({"segments": [held], "device_traces": [[alloc(1, 512), *free(1, 512), entry("segment_free", 99, 64 * MIB)]]})
+    assert found.reserved_peak_bytes == 84 * MIB
+
+
+def test_the_device_with_the_most_reserved_is_told() -> None:
+    small, large = segment(BASE, block(BASE, 512), device=0), segment(BASE, block(BASE, 1024), device=1)
+    assert told({"segments": [small, large]}).device == "cuda:1"
+    assert told({"segments": [small, large]}, device=0).peak_bytes == 512
+    assert snapshot_report(Snapshot(segments=())) is None
+
+
+def test_out_of_memory_errors_are_counted() -> None:
+    oom = {"action": "oom", "size": 1 << 34, "device_free": 1 << 20, "stream": 0, "frames": []}
+    assert told({"segments": training()["segments"], "device_traces": [[oom, oom]]}).ooms == 2
+
+
+def test_free_parts_count_as_split_only_beside_used_ones() -> None:
+    half = segment(BASE, block(BASE, MIB), block(BASE + MIB, 3 * MIB, used=False))
+    empty = segment(BASE + 9 * MIB, block(BASE + 9 * MIB, 5 * MIB, used=False))
+    assert inactive_split(read([half, empty]).segments) == 3 * MIB
+
+
+def test_the_user_s_line_is_the_first_outside_torch() -> None:
+    assert origin(FORWARD).site == "/home/me/model.py(12): forward"
+    assert origin(FORWARD).phase == "forward"
+    assert origin(None) == (None, None)

@@ -1,0 +1,91 @@
+"""Snapshots of the allocator: of several versions of torch, damaged, and hostile."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from snapshots import BASE, MIB, block, segment, training
+
+from gpudiag.errors import InputError
+from gpudiag.trace import snapshot
+from gpudiag.trace.snapshot import Frame, decode, is_pickle, read_snapshot, stack_of
+
+
+def test_a_snapshot_is_read_with_its_history(tmp_path: Path) -> None:
+    path = tmp_path / "dump.pickle"
+    path.write_bytes(pickle.dumps(training()))
+    assert is_pickle(path)
+    found = read_snapshot(path)
+    assert [item.total_size for item in found.segments] == [20 * MIB, 20 * MIB]
+    assert [entry.action for entry in found.device_traces[0][:2]] == ["alloc", "alloc"]
+    assert next(iter(stack_of(found.device_traces[0][0].frames))) == Frame("/x/torch/nn/modules/linear.py", 125, "forward")
+
+
+def test_a_list_of_segments_is_read() -> None:
+    found = decode(pickle.dumps([segment(BASE, block(BASE, 512))]), "x")
+    assert len(found.segments) == 1
+    assert found.device_traces == ()
+
+
+def test_blocks_of_old_versions_have_no_address() -> None:
+    old = segment(BASE, {"size": 1024, "state": "active_allocated", "history": [{"addr": BASE, "real_size": 1000, "frames": []}]})
+    found = decode(pickle.dumps({"segments": [old], "device_traces": []}), "x")
+    assert found.segments[0].blocks[0].address is None
+
+
+def test_stacks_of_the_wrong_shape_are_empty() -> None:
+    for frames in (None, "abc", [1, {"filename": 2, "line": 3, "name": "f"}], {"filename": "x"}):
+        assert list(stack_of(frames)) == []
+
+
+class _Shell:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        {"segments": _Shell()},
+        {"segments": [{"address": 1}]},
+        {"segments": "x"},
+        {"no": 1},
+        7,
+        {"segments": [segment(-5, block(BASE, 512))]},
+        {"segments": [segment(BASE, block(BASE, 1 << 50))]},
+        {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 70}]]},
+        {"segments": [], "device_traces": [["alloc"]]},
+    ],
+)
+def test_what_is_no_snapshot_is_one_clear_line(found: object) -> None:
+    with pytest.raises(InputError, match=r"^x is no snapshot of the CUDA allocator: .* \(give a file written by") as raised:
+        decode(pickle.dumps(found), "x")
+    assert "\n" not in str(raised.value)
+
+
+def test_one_list_referred_to_from_everywhere_does_not_unfold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "MAX_ROWS", 10_000)
+    shared = segment(BASE, *([block(BASE, 512)] * 1000))
+    with pytest.raises(InputError, match="more than 10,000 blocks and entries"):
+        decode(pickle.dumps({"segments": [shared] * 1000}), "x")
+
+
+def test_a_missing_or_huge_file_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        read_snapshot(tmp_path / "none.pickle")
+    path = tmp_path / "big.pickle"
+    path.write_bytes(b"\x80\x04N.")
+    monkeypatch.setattr(snapshot, "MAX_BYTES", 2)
+    with pytest.raises(InputError, match=r"max_entries=100_000"):
+        read_snapshot(path)
+
+
+def test_traces_are_no_pickles(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("{}")
+    assert not is_pickle(path)
+    assert not is_pickle(tmp_path / "none")
