@@ -20,7 +20,7 @@ def observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]]
 
     A sample holds until the next one: the last before a span counts for its start.
     """
-    known = telemetry.filter(pl.col(column) >= MIN_CLOCK_MHZ).sort("t_ns").select("t_ns", column)
+    known = telemetry.filter((pl.col(column) >= MIN_CLOCK_MHZ) & pl.col(column).is_finite()).sort("t_ns").select("t_ns", column)
     times, clocks = known["t_ns"].to_numpy(), known[column].to_list()
     chosen: set[int] = set()
     for start, end in spans:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.bundle import Machine
+from gpudiag.model.bundle import Machine, Manifest
 from gpudiag.model.hardware import Device
 
 _MAX_BYTES = 1 << 20  # a real entry has about 2 kB
@@ -28,6 +28,17 @@ def cache_key(machine: Machine, *, threads: int | None = None, gpu: str | None =
     """Return the key of measured peaks: CPU model, threads, torch version and ISA; for a GPU its key or name, driver, torch version."""
     parts = ("gpu", gpu, driver, machine.torch) if gpu is not None else ("cpu", machine.cpu, threads, machine.torch, machine.isa)
     return " | ".join("" if part is None else str(part) for part in parts)
+
+
+def peaks_key(manifest: Manifest) -> str:
+    """Return the key under which measured peaks of the machine that recorded a bundle are kept."""
+    gpu = (manifest.device.key or manifest.device.name) if manifest.device_kind == "gpu" and manifest.device else None
+    return cache_key(manifest.machine, threads=manifest.settings.threads, gpu=gpu)
+
+
+def cached_peaks(manifest: Manifest) -> Device | None:
+    """Return peaks measured before for such a machine; None where there are none. Measures nothing."""
+    return load_cached(peaks_key(manifest))
 
 
 def load_cached(key: str) -> Device | None:

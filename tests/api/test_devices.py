@@ -17,6 +17,7 @@ from gpudiag.api.devices import at_observed_clock, peaks_key
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.hardware.peaks import device_from_row
 from gpudiag.hardware.table import load_table
+from gpudiag.model import tables
 from gpudiag.model.bundle import Machine, Manifest, Settings, Window
 from gpudiag.model.hardware import Device, device_key
 from gpudiag.model.trace import ObservedDevice
@@ -54,7 +55,9 @@ def test_peaks_follow_the_clock_of_the_analysed_steps(tmp_path: Path, a100: Devi
     assert device is not None
     assert device.peaks["bf16"] == pytest.approx(312e12 * 1065 / 1410)  # 1,050 still holds at 3000
     assert device.notes[0].startswith("Peaks at the observed 1,065 of 1,410 MHz")
-    assert opened.telemetry.columns == ["t_ns", "sm_clock_mhz", "mem_clock_mhz"]
+    assert opened.telemetry.columns == list(tables.schema("telemetry"))
+    assert opened.telemetry["power_w"].to_list() == [None, None, 400.0, 400.0]
+    assert opened.telemetry["energy_mj"].null_count() == 4
 
 
 @pytest.mark.parametrize("unix", [None, UNIX])

@@ -1,0 +1,1 @@
+"""Samples of clocks, power, temperature and load beside the steps: a thread, and the sources that it asks."""

@@ -1,0 +1,276 @@
+"""Telemetry of one NVIDIA GPU through nvidia-ml-py (module pynvml).
+
+Names, units and constants: NVIDIA's NVML API reference (nvml.h) and pynvml.py. Every call goes through ctypes, which releases the GIL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gpudiag.capture.telemetry.device import DeviceIdentity
+from gpudiag.capture.telemetry.protocol import Value
+from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, share_out
+
+ALL_LINKS = 0xFFFFFFFF
+"""scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')."""
+
+MAX_EVENTS = 64
+"""Xid events taken at a time."""
+
+_KIB = 1024
+
+# nvmlReturn_t that will not change while the process runs: invalid argument, not supported, no permission, function not found,
+# vGPU ECC not supported, version mismatch, deprecated (by value: older nvidia-ml-py lack the newer names).
+_FINAL_CODES = frozenset({2, 3, 4, 13, 22, 25, 26})
+_FUNCTION_NOT_FOUND = 13
+_TIMEOUT = 10
+
+# nvmlValueType_t -> member of the union nvmlValue_t
+_MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
+
+_BOARD = "of the whole board, which several MIG instances share"
+_SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
+
+
+def _code(error: BaseException) -> int | None:
+    return getattr(error, "value", None)
+
+
+def is_final(error: Exception) -> bool:
+    """Return whether asking again is useless: the board, the driver or nvidia-ml-py does not have it."""
+    return isinstance(error, AttributeError) or _code(error) in _FINAL_CODES
+
+
+class Nvml:
+    """NVML's view of one device. Making one calls nvmlInit; close() calls nvmlShutdown. Raises NVMLError where NVML does not answer."""
+
+    name = "nvml"
+
+    def __init__(self, lib: Any, identity: DeviceIdentity) -> None:
+        self._lib = lib
+        self._chosen: dict[str, str] = {}
+        self._notes: dict[str, str] = {}
+        self._events: Any = None
+        self._xids: list[int] = []
+        self._xid_count = 0
+        lib.nvmlInit()
+        try:
+            self._own = self._find(identity)
+            self._board = self._board_of(self._own)
+            self._readings = self._make_readings()
+        except BaseException:
+            lib.nvmlShutdown()
+            raise
+
+    # -- the device -------------------------------------------------------------------------------------------------
+
+    def _find(self, identity: DeviceIdentity) -> Any:
+        """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows."""
+        wanted: list[tuple[str, Any]] = []
+        if identity.uuid is not None:
+            wanted += [("nvmlDeviceGetHandleByUUID", f"{kind}-{identity.uuid}") for kind in ("GPU", "MIG")]
+        if identity.pci_bus_id is not None:
+            wanted.append(("nvmlDeviceGetHandleByPciBusId", identity.pci_bus_id))
+        if identity.number is not None:
+            wanted.append(("nvmlDeviceGetHandleByIndex", identity.number))
+        failure: Exception = LookupError("torch does not say which GPU this process uses")
+        for name, key in wanted:
+            try:
+                return getattr(self._lib, name)(key)
+            except Exception as error:  # noqa: BLE001 - the next way may find it
+                failure = error
+        raise failure
+
+    def _board_of(self, handle: Any) -> Any:
+        """Return the handle of the board: a MIG instance has memory of its own, but neither clock nor power."""
+        try:
+            instance = int(getattr(answer := self._lib.nvmlDeviceIsMigDeviceHandle(handle), "value", answer)) == 1
+            board = self._lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if instance else handle
+            if instance or self._lib.nvmlDeviceGetMigMode(board)[0] == 1:
+                self._notes.update(dict.fromkeys(_SHARED, _BOARD))
+        except Exception:  # noqa: BLE001 - a board or driver without MIG
+            return handle
+        return board
+
+    # -- what is asked ----------------------------------------------------------------------------------------------
+
+    def _make_readings(self) -> list[Reading]:
+        lib, board = self._lib, self._board
+        tick, quarter = 0, SECOND // 4
+        readings = [
+            self._one("sm_clock_mhz", tick, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
+            self._one("clock_event_reasons", tick, self._reasons),
+            *self._power(),
+            self._reading(("gpu_util_pct", "mem_util_pct"), quarter, self._utilisation),
+            self._one("mem_used_bytes", SECOND // 2, self._memory_used),
+            self._one("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
+            self._one("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
+            self._one("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
+            self._one("pcie_link_width", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkWidth(board)),
+            # each call watches the link for 20 ms (NVML API reference, nvmlDeviceGetPcieThroughput); KB/s
+            self._one("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_RX_BYTES")),
+            self._one("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_TX_BYTES")),
+            self._reading(("nvlink_rx_bytes", "nvlink_tx_bytes"), SECOND, self._nvlink),
+            self._one("ecc_uncorrected", 10 * SECOND, self._ecc),
+            self._one("xid_events", 2 * SECOND, self._xid),
+        ]
+        share_out(readings)
+        return readings
+
+    def _reading(self, columns: tuple[str, ...], period_ns: int, read: Callable[[], Answer]) -> Reading:
+        return Reading(columns, read, period_ns, final=is_final)
+
+    def _one(self, column: str, period_ns: int, read: Callable[[], Value]) -> Reading:
+        return self._reading((column,), period_ns, lambda: {column: read()})
+
+    def _newest(self, *names: str) -> Any:
+        """Return the first function of `names` that both nvidia-ml-py and the driver have, called on the board."""
+        for name in (self._chosen[names[0]],) if names[0] in self._chosen else names:
+            try:
+                found = getattr(self._lib, name)(self._board)
+                self._chosen[names[0]] = name
+                return found
+            except Exception as error:
+                if name == names[-1] or not (isinstance(error, AttributeError) or _code(error) == _FUNCTION_NOT_FOUND):
+                    raise
+        return None
+
+    def _reasons(self) -> Value:
+        return int(self._newest("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
+
+    def _power(self) -> list[Reading]:
+        """Return how power and energy are asked for: one call for both where the driver has field values, else one each."""
+        wanted = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
+        fields: dict[str, int] = {}
+        try:
+            numbers = {column: getattr(self._lib, name) for column, name in wanted.items()}
+            answer = self._fields(numbers)
+            fields = {column: numbers[column] for column, value in answer.items() if not isinstance(value, Exception)}
+        except Exception:  # noqa: BLE001 - an old driver or nvidia-ml-py: the functions below are older
+            fields.clear()
+        readings = [self._reading(tuple(fields), 0, lambda: self._milliwatts(self._fields(fields)))] if fields else []
+        lib, board = self._lib, self._board
+        if "power_w" not in fields:
+            readings.append(self._one("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
+        if "energy_mj" not in fields:
+            readings.append(self._one("energy_mj", 0, lambda: lib.nvmlDeviceGetTotalEnergyConsumption(board)))
+        how = "instantaneous" if "power_w" in fields else "averaged over one second by boards newer than GA100 (nvmlDeviceGetPowerUsage)"
+        self._notes["power_w"] = "; ".join([how, *([_BOARD] if "power_w" in self._notes else [])])
+        return readings
+
+    @staticmethod
+    def _milliwatts(answer: dict[str, Value | Exception]) -> Answer:
+        power = answer.get("power_w")
+        return answer | {"power_w": power / 1000} if isinstance(power, (int, float)) else answer
+
+    def _fields(self, wanted: Mapping[str, Any]) -> dict[str, Value | Exception]:
+        """Return column -> field value of the board; `wanted`: column -> field id, or (field id, scope id)."""
+        values = self._lib.nvmlDeviceGetFieldValues(self._board, list(wanted.values()))
+        return {column: self._field(value) for column, value in zip(wanted, values, strict=True)}
+
+    def _field(self, found: Any) -> Value | Exception:
+        if found.nvmlReturn != 0:
+            error: Exception = self._lib.NVMLError(found.nvmlReturn)
+            return error
+        member = _MEMBERS.get(found.valueType)
+        return ValueError(f"unknown value type {found.valueType}") if member is None else getattr(found.value, member)
+
+    def _utilisation(self) -> Answer:
+        found = self._lib.nvmlDeviceGetUtilizationRates(self._board)
+        return {"gpu_util_pct": found.gpu, "mem_util_pct": found.memory}
+
+    def _memory(self) -> Any:
+        """Return nvmlMemory_v2_t, whose `used` leaves out what the driver reserves, else the older nvmlMemory_t."""
+        version = getattr(self._lib, "nvmlMemory_v2", None)
+        if version is not None and self._chosen.get("memory") != "v1":
+            try:
+                return self._lib.nvmlDeviceGetMemoryInfo(self._own, version=version)
+            except Exception as error:
+                if not is_final(error):
+                    raise
+                self._chosen["memory"] = "v1"
+        return self._lib.nvmlDeviceGetMemoryInfo(self._own)
+
+    def _memory_used(self) -> Value:
+        return int(self._memory().used)
+
+    def _throughput(self, counter: str) -> Value:
+        return int(self._lib.nvmlDeviceGetPcieThroughput(self._board, getattr(self._lib, counter))) * 1000
+
+    def _nvlink(self) -> Answer:
+        ids = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
+        found = self._fields({column: (getattr(self._lib, name), ALL_LINKS) for column, name in ids.items()})
+        return {column: value if isinstance(value, Exception) else value * _KIB for column, value in found.items()}
+
+    def _ecc(self) -> Value:
+        lib = self._lib
+        return int(lib.nvmlDeviceGetTotalEccErrors(self._board, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC))
+
+    def _xid(self) -> Value:
+        """Return how many Xid errors the driver has reported since the first question; never waits for one."""
+        if self._events is None:
+            events = self._lib.nvmlEventSetCreate()
+            try:
+                self._lib.nvmlDeviceRegisterEvents(self._board, self._lib.nvmlEventTypeXidCriticalError, events)
+            except Exception:
+                self._lib.nvmlEventSetFree(events)
+                raise
+            self._events = events
+        for _ in range(MAX_EVENTS):
+            try:
+                event = self._lib.nvmlEventSetWait(self._events, 0)
+            except Exception as error:
+                if _code(error) != _TIMEOUT:
+                    raise
+                break
+            if event.eventType == self._lib.nvmlEventTypeXidCriticalError:
+                self._xid_count += 1
+                self._xids = [*self._xids[-7:], int(event.eventData)]
+        return self._xid_count
+
+    # -- the source -------------------------------------------------------------------------------------------------
+
+    def sample(self, at_ns: int) -> Mapping[str, Value]:
+        """Return what is due and known."""
+        found: dict[str, Value] = {}
+        for reading in self._readings:
+            found.update(reading.sample(at_ns))
+        return found
+
+    def missing(self) -> Mapping[str, str]:
+        """Return column -> what NVML said instead of a value."""
+        return {column: why for reading in self._readings for column, why in reading.missing().items()}
+
+    def notes(self) -> Mapping[str, str]:
+        """Return how power is measured, what is of the whole board, and the numbers of the latest Xid errors."""
+        xids = {"xid_events": f"latest: {', '.join(f'Xid {number}' for number in dict.fromkeys(self._xids))}"} if self._xids else {}
+        return self._notes | xids
+
+    def limits(self) -> Mapping[str, float]:
+        """Return what the board allows; what it does not say is left out."""
+        lib, board = self._lib, self._board
+        wanted: dict[str, Callable[[], float]] = {
+            "max_sm_clock_mhz": lambda: lib.nvmlDeviceGetMaxClockInfo(board, lib.NVML_CLOCK_SM),
+            "max_mem_clock_mhz": lambda: lib.nvmlDeviceGetMaxClockInfo(board, lib.NVML_CLOCK_MEM),
+            "power_limit_w": lambda: lib.nvmlDeviceGetEnforcedPowerLimit(board) / 1000,
+            "max_pcie_link_gen": lambda: lib.nvmlDeviceGetMaxPcieLinkGeneration(board),
+            "max_pcie_link_width": lambda: lib.nvmlDeviceGetMaxPcieLinkWidth(board),
+            "memory_bytes": lambda: self._memory().total,
+            "slowdown_temperature_c": lambda: lib.nvmlDeviceGetTemperatureThreshold(board, lib.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        }
+        found = {}
+        for name, ask in wanted.items():
+            try:
+                found[name] = float(ask())
+            except Exception:  # noqa: BLE001, S112 - a limit that is not told is not in the manifest
+                continue
+        return found
+
+    def close(self) -> None:
+        """Free the event set and call nvmlShutdown, once for the nvmlInit of this object."""
+        try:
+            if self._events is not None:
+                self._lib.nvmlEventSetFree(self._events)
+        finally:
+            self._lib.nvmlShutdown()

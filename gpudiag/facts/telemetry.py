@@ -1,0 +1,168 @@
+"""Facts about the device during the steps, by telemetry: energy, clocks and what held them down, the link to the host, memory."""
+
+from __future__ import annotations
+
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window
+from gpudiag.model.telemetry import ColumnRange, Energy, Telemetry
+
+NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
+
+# GT/s of a lane by PCIe generation (PCI-SIG, PCI Express Base Specifications 1.0 to 6.0)
+_LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
+
+
+def _telemetry(window: Window) -> Telemetry:
+    found = window.analysis.telemetry
+    if found is None:
+        raise NotKnownError(NOT_SAMPLED)
+    return found
+
+
+def _column(window: Window, name: str) -> ColumnRange:
+    """Return the range of a column; raises NotKnownError with what the source said instead of values."""
+    found = _telemetry(window)
+    if name not in found.columns:
+        raise NotKnownError(f"{name} was not sampled: {found.missing.get(name, 'no sample falls into the steps')}")
+    return found.columns[name]
+
+
+def _limit(window: Window, name: str) -> float:
+    limit = _telemetry(window).limits.get(name, 0.0)
+    require(limit > 0, f"the device does not tell its {name}")
+    return limit
+
+
+def _energy(window: Window) -> Energy:
+    found = window.analysis.energy
+    if found is None:
+        raise NotKnownError(NOT_SAMPLED)
+    require(not found.reason, found.reason)
+    return found
+
+
+def _figure(value: float | None, reason: str) -> float:
+    if value is None:
+        raise NotKnownError(reason)
+    return value
+
+
+@fact("energy_per_step_j", unit="J")
+def energy_per_step_j(window: Window) -> float:
+    """Energy of the device in a step: of the unprofiled steps of the run, else of the analysed ones. Without CPU and host memory."""
+    return _figure(_energy(window).joule_per_step, "no energy was recorded")
+
+
+@fact("energy_per_sample_j", unit="J")
+def energy_per_sample_j(window: Window) -> float:
+    """Energy of the device in those steps over the samples of their batches."""
+    return _figure(_energy(window).joule_per_sample, "the batch size of some steps is not known")
+
+
+@fact("mean_power_w", unit="W")
+def mean_power_w(window: Window) -> float:
+    """Energy of the device in those steps over their wall time."""
+    return _figure(_energy(window).mean_power_w, "no energy was recorded")
+
+
+@fact("power_share_of_limit", unit="share")
+def power_share_of_limit(window: Window) -> float:
+    """Median power draw over the power limit in force."""
+    return _column(window, "power_w").median / _limit(window, "power_limit_w")
+
+
+@fact("throttle_share", unit="share")
+def throttle_share(window: Window) -> float:
+    """Part of the time in which NVML gave a reason that holds clocks down (power cap, heat, power brake, sync boost, board limit)."""
+    found = _telemetry(window)
+    why = found.missing.get("clock_event_reasons", "no sample falls into the steps")
+    return _figure(found.throttle_share, f"clock event reasons were not sampled: {why}")
+
+
+@fact("throttle_reasons", unit="text")
+def throttle_reasons(window: Window) -> str:
+    """The reasons that held clocks down, in NVIDIA's words, with the share of the time of each; 'none'."""
+    throttle_share.measure(window)
+    held = [f"{event.reason} {event.share * 100:.0f} %" for event in _telemetry(window).clock_events if event.lowers]
+    return ", ".join(held) or "none"
+
+
+@fact("sm_clock_mhz", unit="MHz")
+def sm_clock_mhz(window: Window) -> float:
+    """Median SM clock during the steps, in MHz."""
+    return _column(window, "sm_clock_mhz").median
+
+
+@fact("sm_clock_share_of_max", unit="share")
+def sm_clock_share_of_max(window: Window) -> float:
+    """Median SM clock over the highest that the device allows."""
+    return _column(window, "sm_clock_mhz").median / _limit(window, "max_sm_clock_mhz")
+
+
+@fact("gpu_temperature_c", unit="C")
+def gpu_temperature_c(window: Window) -> float:
+    """Highest temperature of the GPU."""
+    return _column(window, "temperature_c").max
+
+
+@fact("pcie_link_share_of_max", unit="share")
+def pcie_link_share_of_max(window: Window) -> float:
+    """Rate of the PCIe link at its best during the steps over that of the best link that board and slot could have.
+
+    The link falls back while the GPU is idle, so the best sample counts: below 1 it was never better.
+    """
+    best = _column(window, "pcie_link_gen").max, _column(window, "pcie_link_width").max
+    return _figure(
+        link_share(best, (_limit(window, "max_pcie_link_gen"), _limit(window, "max_pcie_link_width"))), "unknown PCIe generation"
+    )
+
+
+def link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
+    """Return the rate of a PCIe link (generation, lanes) over that of another; None for a generation that is not known."""
+    rate, best = _link_rate(*now), _link_rate(*most)
+    return rate / best if rate is not None and best else None
+
+
+def _link_rate(generation: float, lanes: float) -> float | None:
+    """Return Gbit/s of all lanes: generations 1 and 2 lose a fifth to 8b/10b coding, 3 and later 2 of 130 bits."""
+    lane = _LANE_GT_PER_S.get(round(generation))
+    return None if lane is None else lane * (0.8 if generation < 3 else 128 / 130) * lanes
+
+
+@fact("device_memory_used_bytes", unit="B")
+def device_memory_used_bytes(window: Window) -> float:
+    """Most device memory in use, by all processes, as the driver counts."""
+    return _column(window, "mem_used_bytes").max
+
+
+@fact("device_memory_used_share", unit="share")
+def device_memory_used_share(window: Window) -> float:
+    """Most device memory in use, by all processes, over what the device has."""
+    return _column(window, "mem_used_bytes").max / _limit(window, "memory_bytes")
+
+
+@fact("host_memory_used_share", unit="share")
+def host_memory_used_share(window: Window) -> float:
+    """Most resident memory of this process and its children over the memory of the machine."""
+    return _column(window, "rss_bytes").max / _limit(window, "host_memory_bytes")
+
+
+@fact("other_cpu_share", unit="share")
+def other_cpu_share(window: Window) -> float:
+    """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
+    _column(window, "system_cpu_util_pct"), _column(window, "cpu_util_pct")
+    return _figure(others_share(_telemetry(window)), "the number of CPUs was not told")
+
+
+def others_share(found: Telemetry) -> float | None:
+    """Return other_cpu_share of `found`; None where it was not sampled."""
+    machine, own, cpus = found.columns.get("system_cpu_util_pct"), found.columns.get("cpu_util_pct"), found.limits.get("cpus", 0.0)
+    if machine is None or own is None or cpus < 1:
+        return None
+    return max(0.0, machine.median - own.median / cpus) / 100
+
+
+@fact("rss_growth_share", unit="share")
+def rss_growth_share(window: Window) -> float:
+    """Resident memory of this process and its children in the last quarter of the run over that in the second, less 1."""
+    return _figure(_telemetry(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows")

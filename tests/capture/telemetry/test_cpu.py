@@ -1,0 +1,69 @@
+"""What psutil tells of this process, its children and the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import psutil
+
+from gpudiag.capture.telemetry.cpu import Cpu
+from gpudiag.capture.telemetry.readings import SECOND
+
+
+def spin(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_a_busy_thread_is_about_one_core_and_a_sleeping_one_none() -> None:
+    source = Cpu(psutil)
+    assert "cpu_util_pct" not in source.sample(0)  # a rate needs two readings
+    begun = time.perf_counter()
+    spin(0.2)
+    busy, share = source.sample(10 * SECOND)["cpu_util_pct"], 0.2 / (time.perf_counter() - begun)
+    assert abs(busy - 100 * share) < 25
+    time.sleep(0.2)
+    assert source.sample(20 * SECOND)["cpu_util_pct"] < 50
+
+
+def test_memory_and_time_of_children_count() -> None:
+    code = "x = bytearray(200 << 20); x[::4096] = b'1' * len(x[::4096]); print('up', flush=True); [0 for _ in iter(int, 1)]"
+    source = Cpu(psutil)
+    before = source.sample(0)["rss_bytes"]
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.read(2) == b"up"
+        source.sample(10 * SECOND)
+        time.sleep(0.4)
+        found = source.sample(10**6 * SECOND)
+    finally:
+        child.kill()
+        child.communicate()
+    assert found["rss_bytes"] - before > 180 << 20
+    assert found["cpu_util_pct"] > 20  # it spins, and this process sleeps
+    assert "rss_bytes" in source.notes()
+
+
+def test_the_users_own_cpu_percent_is_not_disturbed(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    def forbidden(*_: object, **__: object) -> float:
+        raise AssertionError("psutil keeps the time of the last call for the whole process")
+
+    monkeypatch.setattr(psutil, "cpu_percent", forbidden)
+    monkeypatch.setattr(psutil.Process, "cpu_percent", forbidden)
+    source = Cpu(psutil)
+    source.sample(0)
+    time.sleep(0.05)
+    assert 0 <= source.sample(10 * SECOND)["system_cpu_util_pct"] <= 100
+    assert "system_cpu_util_pct" not in source.missing()
+
+
+def test_a_machine_that_does_not_tell_its_frequency_says_so(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
+    source = Cpu(psutil)
+    assert "cpu_freq_mhz" not in source.sample(0)
+    assert source.missing()["cpu_freq_mhz"] == "the system does not tell its frequency"
+    assert source.limits()["host_memory_bytes"] > 0
