@@ -1,0 +1,199 @@
+"""How much of a batch is padding, where the batch itself tells: a mask, lengths, or labels that are ignored at the end of each row.
+
+Only named fields are looked at, and only tensors in host memory, through numpy: no operator of torch runs. Padding stands at one end of
+each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name is
+unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
+
+* attention_mask: not 0 is real (Hugging Face).
+* padding_mask and the like: True is padding (torch.nn.Transformer, src_key_padding_mask), and no row begins with it.
+* mask: both are in use. Only where no row begins with 0 it is told: 0 is padding then.
+* lengths: one number for each sample; the batch is as long as the longest one, if another tensor of it is at least that long.
+* labels: -100 is ignored (ignore_index of torch.nn.CrossEntropyLoss); padding where it stands only at the end of rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_ELEMENTS = 1 << 18
+"""Elements of a mask looked at: counting so many takes about 0.3 ms, and a step of so many positions is far longer. Larger: unknown."""
+
+IGNORED = -100
+
+Array = npt.NDArray[Any]
+Count = tuple[int, int]
+
+_REAL = ("attention_mask",)
+_PADDING = (
+    "padding_mask", "key_padding_mask", "src_key_padding_mask", "encoder_padding_mask", "src_padding_mask", "pad_mask",
+)  # fmt: skip
+_LENGTHS = ("lengths", "length", "input_lengths", "seq_lens", "seq_lengths", "src_lengths")
+_TYPES = {"bool": "|b1", "uint8": "|u1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
+
+
+def padding_of(batch: object) -> Count | None:
+    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises."""
+    with suppress(Exception):  # whatever a batch of the user's own kind does: it is unknown then
+        return _padding_of(batch)
+    return None
+
+
+def _padding_of(batch: object) -> Count | None:
+    import torch
+
+    for item in _items(batch):
+        if type(item) is torch.Tensor:
+            continue
+        fields = _fields(item)
+        found = _unpadded(item) if fields is None else _of_fields(fields)
+        if found is not None:
+            return found
+    return None
+
+
+def _items(batch: object) -> list[object]:
+    """Return the batch, or what stands in it where it is a plain list or tuple."""
+    return list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
+
+
+def _fields(item: object) -> Mapping[str, Any] | None:
+    """Return the named fields of a batch; None where it has none. No method of its class runs: some compute values on demand."""
+    if isinstance(item, dict):
+        return dict(dict.items(item))
+    if isinstance(item, UserDict):
+        return _fields(vars(item)["data"])
+    if isinstance(item, tuple) and hasattr(item, "_fields") and not hasattr(item, "batch_sizes"):
+        return dict(zip(item._fields, tuple.__iter__(item), strict=False))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        return vars(item)
+    return None
+
+
+def _of_fields(fields: Mapping[str, Any]) -> Count | None:
+    """Return the count of the first kind of field that is there; a field that does not tell ends the search."""
+    kinds: tuple[tuple[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Count | None]], ...] = (
+        (_REAL, lambda value, _: _mask(value, real=True)),
+        (_PADDING, lambda value, _: _mask(value, real=False)),
+        (("mask",), lambda value, _: _mask(value, real=True, only_left=True)),
+        (_LENGTHS, _lengths),
+        (("labels",), lambda value, _: _labels(value)),
+    )
+    for names, count in kinds:
+        for name in names:
+            if fields.get(name) is not None:
+                return count(fields[name], fields)
+    return None
+
+
+def _unpadded(item: object) -> Count | None:
+    """Return the positions of a batch that holds no padding by its kind: a PackedSequence, a nested tensor."""
+    data = getattr(item, "data", None) if hasattr(item, "batch_sizes") else None
+    if data is None and getattr(item, "is_nested", False):
+        data = getattr(item, "_values", None)  # jagged layout; of the strided one no shape is known without an operator
+    return None if data is None else (int(data.shape[0]), 0)
+
+
+def _array(value: Any, dimensions: int) -> Array | None:
+    """Return a view of a tensor in host memory; None where it is anything else, or too large.
+
+    Not Tensor.numpy(): that forbids the tensor to be resized for the rest of its life (torch/csrc/utils/tensor_numpy.cpp).
+    """
+    import torch
+
+    if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.ndim != dimensions:
+        return None
+    kind, size = _TYPES.get(str(value.dtype).removeprefix("torch.")), value.numel()
+    if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
+        return None
+    width = int(kind[2:])
+    return np.asarray(_View(value.data_ptr(), tuple(value.shape), tuple(width * step for step in value.stride()), kind))
+
+
+class _View:
+    """Describes memory to numpy (array interface protocol, version 3), read-only."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
+        self.__array_interface__ = {"version": 3, "data": (address, True), "shape": shape, "strides": strides, "typestr": kind}
+
+
+def _mask(value: Any, *, real: bool, only_left: bool = False) -> Count | None:
+    """Return the count of a mask in which not 0 is real (else padding); `only_left`: unless a row begins with padding."""
+    array = _array(value, 2)
+    if array is None:
+        return None
+    size, marked = array.size, int(np.count_nonzero(array))
+    set_ = array if array.dtype.kind == "b" else array != 0
+    if not _plain_numbers(array) or not _one_sided(set_) or _causal(set_):
+        return None
+    if marked in (0, size):  # all real by either convention: a batch that is all padding does not exist
+        return size, 0
+    if not real and set_[:, 0].any():
+        return None
+    if only_left and not set_[:, 0].all():
+        return None
+    return size, size - marked if real else marked
+
+
+def _plain_numbers(array: Array) -> bool:
+    """Return whether the values are those of a mask and not numbers to be added (0 and -inf), or weights."""
+    if array.dtype.kind in "bu":
+        return True
+    return bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
+
+
+def _one_sided(set_: Array) -> bool:
+    """Return whether each row changes at most once: its padding stands at one end."""
+    changes = np.count_nonzero(set_[:, 1:] != set_[:, :-1], axis=1)
+    return bool(changes.max(initial=0) <= 1)
+
+
+def _causal(set_: Array) -> bool:
+    """Return whether this is the mask of a causal attention, in either convention."""
+    rows, columns = set_.shape
+    if rows != columns or rows == 1:
+        return False
+    below = np.tri(rows, dtype=bool)
+    return bool((set_ == below).all() or (set_ != below).all())
+
+
+def _lengths(value: Any, fields: Mapping[str, Any]) -> Count | None:
+    """Return the count of a batch whose samples have these lengths, padded to the longest."""
+    if type(value) is list and len(value) <= MAX_ELEMENTS and all(type(item) is int for item in value):
+        array: Array | None = np.asarray(value, dtype=np.int64)
+    else:
+        array = _array(value, 1)
+    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
+        return None
+    samples, longest = array.size, int(array.max())
+    if not longest or not any(_holds(other, samples, longest) for other in fields.values()):
+        return None
+    return samples * longest, samples * longest - int(array.sum())
+
+
+def _holds(other: Any, samples: int, longest: int) -> bool:
+    """Return whether `other` is a padded tensor of these samples, batch first or second; else the lengths may be of joined sequences."""
+    shape = getattr(other, "shape", None)
+    if shape is None or len(shape) < 2:
+        return False
+    first, second = cast("tuple[int, int]", tuple(shape[:2]))
+    return (first == samples and second >= longest) or (second == samples and first >= longest)
+
+
+def _labels(value: Any) -> Count | None:
+    """Return the count of labels whose rows are ignored at their ends only; None where they are ignored elsewhere too, or nowhere."""
+    array = _array(value, 2)
+    if array is None or array.dtype.kind != "i":
+        return None
+    kept = array != IGNORED
+    padded = math.prod(kept.shape) - int(np.count_nonzero(kept))
+    if not padded or not kept[:, 0].all() or not _one_sided(kept):
+        return None
+    return array.size, padded
