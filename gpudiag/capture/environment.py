@@ -1,24 +1,27 @@
-"""What is known about the machine and the numeric settings of the run. Reads only; names no host, user, path or variable."""
+"""What is known about the machine and the process. Reads only; names no host, user, path or variable."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Callable
-from typing import Any
+from pathlib import Path
 
-from gpudiag.model.bundle import LoaderSettings, Machine, OptimizerSettings, Settings
+from gpudiag.capture.loaders import loader_settings
+from gpudiag.capture.optimizers import optimizer_settings
+from gpudiag.capture.reading import count, read
+from gpudiag.capture.settings import settings
+from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import device_key
 from gpudiag.model.trace import ObservedDevice
 
+__all__ = [
+    "gpu_uuid", "loader_settings", "machine", "observed_device", "optimizer_settings", "rank_and_world", "settings", "threads",
+]  # fmt: skip
 
-def _read(getter: Callable[[], Any]) -> Any:
-    """Return what `getter` returns; None where this build of torch does not have it."""
-    try:
-        return getter()
-    except Exception:  # noqa: BLE001 - a setting that cannot be read is unknown; the training run must not notice
-        return None
+_NODES = Path("/sys/devices/system/node")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Time and period in us of the control group, version 2 ('max': no limit; Linux: Documentation/admin-guide/cgroup-v2.rst)."""
 
 
 def _cpu_name() -> str:
@@ -38,58 +41,51 @@ def _cores() -> int | None:
     return os.cpu_count()
 
 
+def _cpu_quota() -> float | None:
+    quota, period = _QUOTA.read_text(encoding="ascii").split()
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def _numa_nodes() -> int | None:
+    return sum(entry.name.startswith("node") and entry.name[4:].isdigit() for entry in _NODES.iterdir()) or None
+
+
+def gpu_uuid() -> str | None:
+    """Return the UUID of the current device; None where this process has not used one (asking would initialise it)."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)[:64]
+
+
 def machine() -> Machine:
-    """Return the versions, the processor and the number of cores that this process may use."""
+    """Return the versions, the processor, the number of cores that this process may use, and the device in use."""
     import torch
 
     return Machine(
         python=platform.python_version(),
         torch=str(torch.__version__),
-        cuda=_read(lambda: torch.version.cuda or torch.version.hip),
+        cuda=read(lambda: torch.version.cuda or torch.version.hip),
         system=f"{platform.system()} {platform.machine()}",
         cpu=_cpu_name(),
         cpu_cores=_cores(),
-        isa=_read(torch.backends.cpu.get_cpu_capability),
-    )
-
-
-def settings(
-    autocast: tuple[str, ...] = (), optimizers: tuple[OptimizerSettings, ...] = (), loader: LoaderSettings | None = None
-) -> Settings:
-    """Return the numeric settings and threads in force now, with what was seen of autocast, optimizers and the loader."""
-    import torch
-
-    return Settings(
-        float32_matmul_precision=_read(torch.get_float32_matmul_precision),
-        cuda_matmul_allow_tf32=_read(lambda: torch._C._get_cublas_allow_tf32()),
-        cudnn_allow_tf32=_read(lambda: torch._C._get_cudnn_allow_tf32()),
-        cudnn_benchmark=_read(lambda: torch.backends.cudnn.benchmark),
-        deterministic=_read(torch.are_deterministic_algorithms_enabled),
-        autocast=autocast,
-        threads=_read(torch.get_num_threads),
-        interop_threads=_read(torch.get_num_interop_threads),
-        optimizers=optimizers,
-        loader=loader,
-        compiled=_read(_compiled),
+        isa=read(torch.backends.cpu.get_cpu_capability),
+        cpu_quota=read(_cpu_quota),
+        numa_nodes=read(_numa_nodes),
+        gpu_uuid=read(gpu_uuid),
     )
 
 
 def threads() -> int | None:
     """Return how many threads torch computes with by default; None without torch."""
 
-    def read() -> int:
+    def found() -> int:
         import torch
 
         return int(torch.get_num_threads())
 
-    found = _read(read)
-    return found if isinstance(found, int) else None
-
-
-def _compiled() -> bool:
-    """Return whether torch.compile produced code in this process, without importing the compiler."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and utils.counters["stats"]["unique_graphs"] > 0
+    return count(read(found))
 
 
 def observed_device() -> ObservedDevice | None:
@@ -106,45 +102,8 @@ def observed_device() -> ObservedDevice | None:
         sm_count=found.multi_processor_count,
         memory_bytes=found.total_memory,
         compute_capability=None if torch.version.hip else f"{found.major}.{found.minor}",
-        warp_size=_read(lambda: found.warp_size),
-        key=_read(lambda: device_key(found.name, index, str(found.uuid), found.multi_processor_count)),
-    )
-
-
-def optimizer_settings(optimizer: Any) -> OptimizerSettings:
-    """Return what the optimizer is and how many parameters it updates."""
-    tensors = [tensor for group in optimizer.param_groups for tensor in group["params"]]
-    flags = {name: _flag(optimizer.defaults.get(name)) for name in ("fused", "foreach", "capturable")}
-    return OptimizerSettings(
-        name=type(optimizer).__name__, parameters=sum(tensor.numel() for tensor in tensors), tensors=len(tensors), **flags
-    )
-
-
-def _flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def loader_settings(loader: object) -> LoaderSettings | None:
-    """Return the settings of a DataLoader, or of an iterator of one; None for any other iterable."""
-    get = getattr
-    if _count(get(loader, "num_workers", None)) is not None:
-        under = ""
-    elif _count(get(loader, "_num_workers", None)) is not None:
-        under = "_"
-    else:
-        return None
-    sampler = get(loader, "_index_sampler", None)
-    size = get(loader, "batch_size", None) if not under else None
-    return LoaderSettings(
-        num_workers=get(loader, f"{under}num_workers"),
-        pin_memory=bool(get(loader, f"{under}pin_memory", False)),
-        persistent_workers=bool(get(loader, f"{under}persistent_workers", False)),
-        prefetch_factor=_count(get(loader, f"{under}prefetch_factor", None)),
-        batch_size=_count(size if size is not None else get(sampler, "batch_size", None)),
+        warp_size=read(lambda: found.warp_size),
+        key=read(lambda: device_key(found.name, index, str(found.uuid), found.multi_processor_count)),
     )
 
 

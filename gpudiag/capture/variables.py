@@ -1,0 +1,93 @@
+"""The few environment variables that are recorded: they change speed or numerics, and nothing else says that they were set.
+
+A value is kept only where it has the form that the variable is documented to have: numbers, switches and fixed words. Such a form can hold
+neither a secret nor a path; any other value is recorded as 'set', without the value.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+MAX_VALUE = 200
+"""Characters of a value that is kept."""
+
+_NUMBER = r"\d{1,9}"
+_NUMBERS = rf"{_NUMBER}(,{_NUMBER}){{0,7}}"
+_COLLECTIVE = r"(allreduce|allgather|reducescatter|broadcast|reduce):"
+_SWITCH = r"0|1|true|false|yes|no|on|off"
+_ALLOCATOR_VALUE = rf"True|False|native|cudaMallocAsync|{_NUMBER}(\.\d{{1,6}})?|\[[\d:,> ]{{1,100}}\]"
+
+ALLOCATOR_KEYS = (
+    "backend", "expandable_segments", "garbage_collection_threshold", "max_split_size_mb", "max_non_split_rounding_mb",
+    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_use_background_threads", "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register", "per_process_memory_fraction", "graph_capture_record_stream_reuse", "large_segment_size_mb",
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "roundup_power2_divisions",
+)  # fmt: skip
+"""Options of PYTORCH_ALLOC_CONF (PyTorch's CUDA semantics, "Optimizing memory usage with PYTORCH_ALLOC_CONF")."""
+
+_OPTION = rf"({'|'.join(ALLOCATOR_KEYS)}):({_ALLOCATOR_VALUE})"
+_ALLOCATOR = rf"{_OPTION}(,{_OPTION}){{0,15}}"
+
+FORMS: dict[str, str] = {
+    # Where memory comes from; expandable_segments and max_split_size_mb decide about fragmentation (three names, by age and vendor).
+    "PYTORCH_ALLOC_CONF": _ALLOCATOR,
+    "PYTORCH_CUDA_ALLOC_CONF": _ALLOCATOR,
+    "PYTORCH_HIP_ALLOC_CONF": _ALLOCATOR,
+    # Every allocation is a cudaMalloc, which synchronises.
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": _SWITCH,
+    # Threads of the CPU kernels; torchrun sets OMP_NUM_THREADS=1 where it is not set.
+    "OMP_NUM_THREADS": _NUMBERS,
+    "MKL_NUM_THREADS": _NUMBER,
+    # Every launch waits for its kernel: no figure of the host means anything then.
+    "CUDA_LAUNCH_BLOCKING": _SWITCH,
+    # 1 keeps the order of launches over streams (tensor and sequence parallelism rely on it); more lets them overlap.
+    "CUDA_DEVICE_MAX_CONNECTIONS": _NUMBER,
+    # EAGER loads all kernels at start, LAZY each at its first launch.
+    "CUDA_MODULE_LOADING": "LAZY|EAGER|DEFAULT",
+    # TF32 against what the program says.
+    "NVIDIA_TF32_OVERRIDE": "0|1",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0|1",
+    # xf32 on AMD.
+    "HIPBLASLT_ALLOW_TF32": "0|1",
+    # Workspace of cuBLAS: memory, and whether its results repeat.
+    "CUBLAS_WORKSPACE_CONFIG": rf"(:{_NUMBER}:{_NUMBER}){{1,4}}",
+    # Switched off ways between GPUs, forced algorithms: collectives below the rate of the link.
+    "NCCL_P2P_DISABLE": "0|1",
+    "NCCL_SHM_DISABLE": "0|1",
+    "NCCL_IB_DISABLE": "0|1",
+    "NCCL_ALGO": rf"({_COLLECTIVE}|Ring|Tree|CollnetDirect|CollnetChain|NVLSTree|NVLS|PAT|[,;^]){{1,32}}",
+    "NCCL_PROTO": rf"({_COLLECTIVE}|LL128|LL|Simple|[,;^]){{1,32}}",
+    # Collectives that block the host.
+    "TORCH_NCCL_BLOCKING_WAIT": _SWITCH,
+    "TORCH_DISTRIBUTED_DEBUG": "OFF|INFO|DETAIL",
+    # torch.compile switched off, or tuned for longer.
+    "TORCH_COMPILE_DISABLE": _SWITCH,
+    "TORCHDYNAMO_DISABLE": _SWITCH,
+    "TORCHINDUCTOR_MAX_AUTOTUNE": _SWITCH,
+    # Tokenizers in forked workers run on one thread.
+    "TOKENIZERS_PARALLELISM": _SWITCH,
+}
+"""Name -> the form (a regular expression) that its value must have to be kept."""
+
+_FORMS = {name: re.compile(form, re.IGNORECASE) for name, form in FORMS.items()}
+
+
+def variables(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
+    """Return the variables of FORMS that are set; None for a value that does not have its form."""
+    return {name: _kept(environment[name], form) for name, form in _FORMS.items() if environment.get(name)}
+
+
+def _kept(value: str, form: re.Pattern[str]) -> str | None:
+    return value.strip() if len(value) <= MAX_VALUE and form.fullmatch(value.strip()) else None
+
+
+_OPTIONS = re.compile(_OPTION)
+
+
+def allocator_options(text: str) -> dict[str, str]:
+    """Return the known options in `text`, written as PYTORCH_ALLOC_CONF is; {} where it has another form."""
+    if len(text) > MAX_VALUE:
+        return {}
+    return {match.group(1): match.group(2) for match in _OPTIONS.finditer(text)}

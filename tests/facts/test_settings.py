@@ -1,0 +1,139 @@
+"""Facts about how a run was set up: the figures of the manifest, and why one is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from factories import analysis, kernel
+
+from gpudiag.facts import Facts
+from gpudiag.model.bundle import LoaderSettings, Manifest, OptimizerSettings, Settings
+from gpudiag.model.finding import Missing
+from gpudiag.model.program import CompileCall, Compiled, DistributedData, Program, ShardedData, Wrappers
+
+DDP = DistributedData(
+    world_size=8, bucket_cap_bytes=25 << 20, find_unused_parameters=True, static_graph=False, gradient_as_bucket_view=False,
+    broadcast_buffers=True,
+)  # fmt: skip
+FSDP = ShardedData(version=2, units=24, sharding="reshard after forward", world_size=8, cpu_offload=False)
+ADAM = OptimizerSettings("AdamW", 100, 4, implementation="foreach", channels_last=True)
+SGD = OptimizerSettings("SGD", 100, 4, implementation="fused")
+
+PROGRAM = Program(
+    variables={"CUDA_LAUNCH_BLOCKING": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "0"},
+    compiled=Compiled(calls=(CompileCall(backend="inductor", mode="reduce-overhead"),), graphs=3, graph_breaks=2, recompiles=5),
+    wrappers=Wrappers(
+        ddp=(DDP,), fsdp=(FSDP, msgspec.structs.replace(FSDP, units=1, sharding="no reshard after forward")), grad_scaler=True
+    ),
+    activation_checkpointing=True,
+)
+SETTINGS = Settings(
+    cudnn_benchmark=False, deterministic=False, cudnn_deterministic=True, autocast=("cuda:fp16",), optimizers=(ADAM,),
+    sdp_backends=("math",),
+    anomaly_detection=False, allocator={"expandable_segments": "True"},
+    loader=LoaderSettings(4, True, True, drop_last=False, in_order=True),
+)  # fmt: skip
+
+KNOWN: dict[str, Any] = {
+    "cudnn_benchmark": False,
+    "deterministic_algorithms": True,
+    "anomaly_detection": False,
+    "launch_blocking": True,
+    "fused_attention_allowed": False,
+    "autocast_used": True,
+    "expandable_segments": True,
+    "optimizer_implementation": "foreach",
+    "weights_channels_last": True,
+    "grad_scaler_used": True,
+    "loader_in_order": True,
+    "loader_drops_last": False,
+    "ddp_used": True,
+    "ddp_bucket_cap_bytes": 26_214_400,
+    "ddp_finds_unused_parameters": True,
+    "ddp_static_graph": False,
+    "ddp_gradient_as_bucket_view": False,
+    "ddp_broadcasts_buffers": True,
+    "data_parallel_devices": 0,
+    "fsdp_units": 25,
+    "fsdp_sharding": "reshard after forward",
+    "fsdp_offloads": False,
+    "nccl_ways_disabled": 1,
+    "compile_mode": "reduce-overhead",
+    "compiled_graphs": 3,
+    "graph_breaks": 2,
+    "recompiles": 5,
+    "activation_checkpointing": True,
+}
+
+
+def facts(settings: Settings = SETTINGS, program: Program | None = PROGRAM) -> Facts:
+    return Facts(analysis([kernel("aten::mm", 0, 10)], manifest=Manifest(settings=settings, program=program)))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_manifest_says(name: str) -> None:
+    assert facts().value(name) == KNOWN[name]
+    assert type(facts().value(name)) is type(KNOWN[name])
+
+
+def test_every_fact_of_the_module_is_tested() -> None:
+    from gpudiag.facts import settings
+    from gpudiag.facts.values import collect
+
+    assert set(collect((settings,))) == set(KNOWN)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_trace_alone_does_not_say(name: str) -> None:
+    found = Facts(analysis([kernel("aten::mm", 0, 10)])).value(name)
+    assert isinstance(found, Missing)
+    assert "gpudiag.profile" in found.reason
+
+
+FROM_THE_PROGRAM = {
+    "launch_blocking", "grad_scaler_used", "ddp_used", "data_parallel_devices", "fsdp_units", "nccl_ways_disabled", "recompiles",
+    "activation_checkpointing",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FROM_THE_PROGRAM))
+def test_an_older_bundle_does_not_say(name: str) -> None:
+    assert isinstance(facts(program=None).value(name), Missing)
+
+
+@pytest.mark.parametrize("name", ["ddp_used", "fsdp_units", "grad_scaler_used", "data_parallel_devices", "activation_checkpointing"])
+def test_a_killed_run_does_not_say_what_is_looked_up_at_the_end(name: str) -> None:
+    killed = msgspec.structs.replace(PROGRAM, wrappers=None, activation_checkpointing=None)
+    assert isinstance(facts(program=killed).value(name), Missing)
+
+
+@pytest.mark.parametrize("name", ["cudnn_benchmark", "anomaly_detection", "fused_attention_allowed", "loader_drops_last"])
+def test_what_torch_did_not_tell_is_missing_not_false(name: str) -> None:
+    assert isinstance(facts(settings=Settings(loader=LoaderSettings(0, False, False))).value(name), Missing)
+
+
+def test_a_model_that_is_not_wrapped() -> None:
+    plain = facts(program=Program(wrappers=Wrappers()))
+    assert plain.value("ddp_used") is False
+    assert plain.value("fsdp_units") == 0
+    assert isinstance(plain.value("ddp_static_graph"), Missing)
+    assert plain.value("recompiles") == 0
+    assert isinstance(plain.value("compile_mode"), Missing)
+
+
+def test_several_optimizers_that_run_differently_are_mixed() -> None:
+    assert facts(settings=Settings(optimizers=(ADAM, SGD))).value("optimizer_implementation") == "mixed"
+    own = msgspec.structs.replace(SGD, implementation=None)
+    assert isinstance(facts(settings=Settings(optimizers=(ADAM, own))).value("optimizer_implementation"), Missing)
+
+
+def test_an_allocator_with_its_defaults_does_not_expand() -> None:
+    assert facts(settings=Settings()).value("expandable_segments") is False
+
+
+def test_a_value_of_launch_blocking_that_was_not_kept_is_unknown() -> None:
+    odd = msgspec.structs.replace(PROGRAM, variables={"CUDA_LAUNCH_BLOCKING": None})
+    assert isinstance(facts(program=odd).value("launch_blocking"), Missing)
+    assert facts(program=msgspec.structs.replace(PROGRAM, variables={})).value("launch_blocking") is False
