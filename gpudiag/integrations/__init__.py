@@ -1,0 +1,1 @@
+"""Training frameworks, one module each (huggingface, lightning, accelerate): imported by name, so that none needs another's package."""
