@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, export, ops, report, schema, whatif
+from gpudiag.cli import calibrate, demo, export, memory, ops, report, run, schema, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -26,8 +26,10 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
 )
 app.command("report")(report.report)
+app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
 app.command("ops")(ops.ops)
 app.command("whatif")(whatif.whatif)
+app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
 app.add_typer(rule_commands.app, name="rules")

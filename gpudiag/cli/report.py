@@ -20,7 +20,9 @@ def report(
     path: Annotated[
         str,
         typer.Argument(
-            metavar="PATH", help="A torch.profiler trace (.json, .json.gz, .json.zst), a bundle, or a folder of traces, one a rank."
+            metavar="PATH",
+            help="A torch.profiler trace (.json, .json.gz, .json.zst), an SQLite export of Nsight Systems, a bundle, or a folder of "
+            "traces, one a rank.",
         ),
     ],
     output: Annotated[
@@ -32,6 +34,12 @@ def report(
         typer.Option(min=0, metavar="N", help="Ops to list in the terminal and in Markdown (default: 10 and 20).", show_default=False),
     ] = None,
     rank: Annotated[int | None, options.RANK] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Which window of a bundle to analyse (default: the first complete timing window).", show_default=False
+        ),
+    ] = None,
     rules: Annotated[
         list[str] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
     ] = None,
@@ -48,7 +56,7 @@ def report(
     from gpudiag import api
 
     with terminal.progress("reading") as tell:
-        found = api.diagnose(path, rank=rank, rules_dirs=rules or [], graph_capture=graph_capture, progress=tell)
+        found = api.diagnose(path, rank=rank, window=window, rules_dirs=rules or [], graph_capture=graph_capture, progress=tell)
         for target in targets:
             tell(f"writing {target}")
             files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))

@@ -27,6 +27,14 @@ def whatif_schema() -> None:
     _print(json_schema())
 
 
+@app.command("memory")
+def memory_schema() -> None:
+    """Print the schema of what `gpudiag memory PATH --json out.json` writes."""
+    from gpudiag.api.memory import json_schema
+
+    _print(json_schema())
+
+
 def _print(schema: dict[str, Any]) -> None:
     import msgspec
 

@@ -47,6 +47,15 @@ def say(line: str) -> None:
             stream.flush()
 
 
+def aside(text: str) -> None:
+    """Write a text of several lines to stderr, where stdout belongs to another program; nowhere where stderr is closed or full."""
+    stream = _opened(sys.stderr)
+    if stream is not None:
+        with suppress(OSError):
+            stream.write(for_encoding(text, stream.encoding))
+            stream.flush()
+
+
 def _opened(stream: TextIO | None) -> TextIO | None:
     """Return a standard stream; None where the command was started with it closed (`>&-`): Python then has none."""
     return stream

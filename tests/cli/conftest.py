@@ -56,12 +56,14 @@ class FakeApi(types.ModuleType):
         path: str,
         *,
         rank: int | None = None,
+        window: int | None = None,
         rules_dirs: Sequence[str] = (),
         graph_capture: Path | None = None,
         progress: Callable[[str], None] | None = None,
         modules: bool = False,
     ) -> FakeReport:
         more = {"graph_capture": graph_capture} if graph_capture else {}
+        more |= {} if window is None else {"window": window}
         self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs), **more})
         if progress:
             progress("reading \x1b[31m[bold]")

@@ -96,3 +96,9 @@ def test_a_graph_capture_that_is_not_there_is_bad_input(command, api, name) -> N
     assert result.code == 2
     assert result.err.startswith("gpudiag: /nonexistent/capture.json: no such file or folder")
     assert api.calls == []
+
+
+def test_a_window_is_passed_on(command, api, trace: Path) -> None:
+    assert command("report", trace, "--window", 2).code == 0
+    assert api.calls[0]["window"] == 2
+    assert command("report", trace, "--window", -1).code == 2

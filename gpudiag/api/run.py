@@ -1,0 +1,222 @@
+"""Runs an unmodified training script, with the injector that records it, and reports on what was recorded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpudiag.capture import launch
+from gpudiag.capture.inject.sitecustomize import PLAN, SHADOWED
+from gpudiag.capture.plan import Entry, Plan, read_journal
+from gpudiag.errors import InputError
+from gpudiag.model.bundle import MANIFEST_NAME, Manifest
+
+if TYPE_CHECKING:
+    from gpudiag.api import Progress, Report
+
+INJECT = Path(launch.__file__).parent / "inject"
+
+MAX_PLAN = 100_000
+"""Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
+
+_PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
+_SIGNALS = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """How a script ended and what was recorded of it."""
+
+    exit_code: int
+    """The script's own; 128 + n where signal n ended it."""
+    entries: tuple[Entry, ...] = ()
+    """What its processes told, in time order."""
+    interrupted: bool = False
+    """Whether the user pressed Ctrl-C meanwhile."""
+
+    @property
+    def bundle(self) -> Path | None:
+        """Return the bundle of the lowest rank, of the first process where several are no ranks of one run; None: nothing was recorded."""
+        begun = sorted((entry for entry in self.entries if entry.what == "bundle"), key=lambda entry: entry.rank)
+        return Path(begun[0].text) if begun else None
+
+    @property
+    def others(self) -> tuple[Path, ...]:
+        """Return the bundles of further processes that trained."""
+        found = dict.fromkeys(Path(entry.text) for entry in self.entries if entry.what == "bundle")
+        return tuple(path for path in found if path != self.bundle)
+
+    def told(self, what: str) -> list[Entry]:
+        """Return the entries of one kind."""
+        return [entry for entry in self.entries if entry.what == what]
+
+
+def run(
+    command: Sequence[str],
+    path: str = "",
+    options: Mapping[str, int] | None = None,
+    *,
+    shown: Sequence[str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Ran:
+    """Return how `command` ended; what of it trains is recorded into a bundle at `path` (default runs/<time>).
+
+    Standard streams, signals, working directory and open files are the command's own. `options`: of a session (skip, warm, record, sites).
+    `shown`: the arguments for the manifest. `environ`: the command's environment (default: this process's, as the libraries loaded here
+    may have changed it). Raises InputError where the command cannot be started.
+    """
+    folder = Path(path) if path else launch.default_path()
+    with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
+        journal = Path(scratch) / "journal"
+        journal.touch()
+        plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
+        with _signals() as relay:
+            try:
+                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ), close_fds=False)  # noqa: S603 - the user's own command
+            except OSError as error:
+                raise InputError(f"cannot start {command[0]}: {error.strerror or error}", "name a Python script or a program") from None
+            relay.child = child
+            code = child.wait()
+        return Ran(128 - code if code < 0 else code, tuple(read_journal(journal)), relay.interrupted)
+
+
+def command_of(words: Sequence[str], module: str | None = None) -> list[str]:
+    """Return the command that runs `words`: a Python script with its arguments, or a program; with `module` as `python -m`.
+
+    Raises InputError where there is no such file or program.
+    """
+    python = sys.executable or "python3"
+    if module is not None:
+        return [python, "-m", module, *words]
+    name = words[0]
+    if _is_script(name):
+        return [python, *words]
+    found = shutil.which(name) or shutil.which(name, path=os.path.dirname(python))
+    if found is None or os.path.isdir(name):
+        what = "a folder without __main__.py" if os.path.isdir(name) else "no such file"
+        raise InputError(f"{name}: {what}", "give a Python script, -m MODULE, or a program such as torchrun")
+    return [found, *words[1:]]
+
+
+def _is_script(name: str) -> bool:
+    if os.path.isdir(name):
+        return os.path.exists(os.path.join(name, "__main__.py"))
+    return os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
+
+
+def _environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
+    environ = dict(base)
+    text = plan.text()
+    environ[PLAN] = text if len(text.encode()) <= MAX_PLAN else msgspec.structs.replace(plan, command=None).text()
+    environ.pop(SHADOWED, None)
+    before = environ.get("PYTHONPATH")
+    if before is not None:
+        environ[SHADOWED] = before
+    environ["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
+    return environ
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+
+
+class _Relay:
+    """Hands signals on to the child. What the terminal sends reaches the child by itself: it is in the same process group."""
+
+    def __init__(self) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.interrupted = False
+
+    def __call__(self, number: int, _: object) -> None:
+        self.interrupted = self.interrupted or number == signal.SIGINT
+        if self.child is None or (signal.Signals(number).name in _OF_TERMINAL and _in_foreground()):
+            return
+        with suppress(OSError):
+            self.child.send_signal(number)
+
+
+def _in_foreground() -> bool:
+    """Return whether this process belongs to the foreground group of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@contextmanager
+def _signals() -> Iterator[_Relay]:
+    """Yield the relay, in force until the child has ended. Signals that are ignored (nohup) stay so, here and in the child."""
+    relay = _Relay()
+    before: dict[int, Any] = {}
+    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+            before[number] = signal.signal(number, relay)  # a handler of ours is the default again in the child
+    try:
+        yield relay
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# -- afterwards -------------------------------------------------------------------------------------------------------
+
+
+def nothing_because(ran: Ran) -> str:
+    """Return why nothing was recorded, in one line."""
+    failed = ran.told("failed")
+    if failed:
+        return f"the recording failed: {failed[0].text}"
+    if ran.told("aside"):
+        return "the script records itself with gpudiag.profile: the bundle is where that put it"
+    if ran.told("torch"):
+        return "nothing was recorded: torch was imported, but no backward pass and no optimizer step was seen"
+    return (
+        "nothing was recorded: no Python of the command that has gpudiag installed imported torch, or it was kept from being watched "
+        "(python -S, -I and -E ignore PYTHONPATH)"
+    )
+
+
+def report_on(bundle: Path, *, measure: bool, progress: Progress | None = None) -> Report:
+    """Return the report on `bundle`, which then also stands in it as report.html and report.json.
+
+    `measure`: measure the peaks of the device, where they are not known, and keep them. Raises GpudiagError where there is nothing to say.
+    """
+    from gpudiag.api import diagnose
+
+    tell = progress or (lambda _: None)
+    if measure:
+        tell("measuring what this device can do")
+        _measure(bundle)
+    report = diagnose(str(bundle), progress=tell)
+    for name in ("report.html", "report.json"):
+        report.save(bundle / name)
+    return report
+
+
+def _measure(bundle: Path) -> None:
+    """Put measured peaks into the manifest of a finished run; what fails leaves them unknown, as the report then says."""
+    from gpudiag.api.devices import measured_peaks
+    from gpudiag.capture.recording import encode_manifest
+    from gpudiag.capture.writer import write_atomic
+
+    with suppress(Exception):
+        manifest = msgspec.json.decode((bundle / MANIFEST_NAME).read_bytes(), type=Manifest)
+        if manifest.finished and manifest.windows and manifest.peaks is None:
+            manifest = msgspec.structs.replace(manifest, peaks=measured_peaks(manifest))
+            write_atomic(bundle / MANIFEST_NAME, encode_manifest(manifest))

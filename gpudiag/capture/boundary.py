@@ -1,0 +1,176 @@
+"""The step-boundary rule: which event of a training loop ends a step, told from the events alone.
+
+The events are starts of backward passes, optimizers that have stepped, and updates seen in a parameter itself. What optimizers do between
+two backward passes is one group; the smallest cycle of groups that was seen three times in a row is a step, and its last optimizer ends
+it. So two discriminator updates and one generator update are one step, micro-batches and closures are part of theirs, and optimizers that
+step inside backward, one a parameter, end a step together. A loop without torch optimizers is told by its updates.
+
+Pure bookkeeping: no torch, no clock, so that a recording and an experiment can share it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+REPEATS = 3
+"""A cycle must have been seen this often in a row: twice happens by chance while a loop warms up."""
+
+MAX_CYCLE = 40
+"""Groups in a cycle at most: with the longest usual pattern, five critic updates to one of the generator, there are six."""
+
+UNSTEADY = 48
+"""Groups without any cycle after which the optimizer that tells best is taken (a random number of critic updates, unused experts), or
+the old cycle kept where a newcomer has not become a part of a new one."""
+
+WITHOUT_BACKWARD = 8
+"""Optimizer steps without any backward pass after which none is waited for. Fewer: an engine that steps while it is built (ZeRO does)."""
+
+Group = tuple[int, ...]
+
+
+class Boundary:
+    """Says of each event whether it ends a step. `settled`: the rule knows; False while it learns, at first or after a change."""
+
+    def __init__(self) -> None:
+        self.cycle: Group = ()
+        """The optimizers of one step in the order in which they step; empty before the rule has settled, and for loops without any."""
+        self.settled = False
+        self.backwards = self.optimizer_steps = self.updates = 0
+        """Events counted since the beginning."""
+        self._groups: deque[Group] = deque(maxlen=REPEATS * MAX_CYCLE + MAX_CYCLE)
+        self._open: list[int] = []
+        self._place = 0  # in the cycle
+        self._silent = 0  # groups since the last step ended
+        self._patience = 0  # groups for which a newcomer is waited for
+        self._newcomer: int | None = None
+        self._ignored: set[int] = set()
+        self._updatable = False
+
+    def backward(self) -> None:
+        """A backward pass begins."""
+        if not self.backwards:
+            self._forget()  # what stepped before any backward pass was an engine that is being built
+        self.backwards += 1
+        self._updatable = True
+        if self._open:
+            self._close()
+
+    def stepped(self, optimizer: int) -> bool:
+        """Return whether the step of `optimizer` (any number that names it) ends a training step."""
+        self.optimizer_steps += 1
+        if not self.backwards:
+            return self._stepped_alone(optimizer)
+        return self._noted(optimizer)
+
+    def updated(self) -> bool:
+        """Return whether a step ends here, where a parameter was seen to have changed since the last backward pass.
+
+        Only for loops without torch optimizers: it says no where one has stepped, and a second time after the same backward pass.
+        """
+        if not self._updatable or self._open or self._groups:
+            return False
+        self._updatable = False
+        self.updates += 1
+        self.settled = self.updates >= REPEATS
+        return self.updates > REPEATS
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def _stepped_alone(self, optimizer: int) -> bool:
+        if self.optimizer_steps <= WITHOUT_BACKWARD:
+            return False
+        ends = self._noted(optimizer)
+        self._close()
+        return ends
+
+    def _noted(self, optimizer: int) -> bool:
+        if not self._open and not self._groups:
+            self.settled = False  # updates told the steps until now
+        self._open.append(optimizer)
+        if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
+            self.settled, self._newcomer, self._patience = False, optimizer, UNSTEADY
+        ends = self._passed(optimizer)
+        self._silent = 0 if ends else self._silent
+        return ends and self.settled
+
+    def _close(self) -> None:
+        """A group is complete: the next backward pass has begun."""
+        self._groups.append(tuple(self._open))
+        self._open.clear()
+        self._silent += 1
+        if self.settled and self._silent > self._longest_silence:
+            self.settled = False  # the loop does something else now
+            self._groups = deque(list(self._groups)[-REPEATS:], self._groups.maxlen)
+        if not self.settled:
+            self._search()
+        elif self._ignored.issuperset(self._groups[-1]):
+            self._turn_to(_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
+
+    def _passed(self, optimizer: int) -> bool:
+        """Return whether `optimizer` is the last of the cycle. One that was left out (a skipped update) is passed over."""
+        cycle = self.cycle
+        ahead = next((place for place in range(self._place, len(cycle)) if cycle[place] == optimizer), None)
+        if ahead is None:
+            if optimizer not in cycle:
+                return False
+            ahead = cycle.index(optimizer)  # the cycle began anew before its end
+        self._place = (ahead + 1) % len(cycle)
+        return self._place == 0
+
+    # -- the search ---------------------------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        found = _cycle(list(self._groups), self._newcomer)
+        if found is None and self._newcomer is not None:
+            self._wait()
+        elif found is None and len(self._groups) >= UNSTEADY:
+            found = _steadiest(list(self._groups)[-UNSTEADY:])
+            self._ignore_all_but(found)
+        self._turn_to(found)
+
+    def _wait(self) -> None:
+        """Give the newcomer time to show its place; then go on without all that step now and then, if what was known still holds."""
+        self._patience -= 1
+        if self._patience == 0:
+            self._newcomer, self.settled = None, self._silent <= self._longest_silence
+            self._ignore_all_but(self.cycle)
+
+    def _ignore_all_but(self, cycle: Group) -> None:
+        self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
+
+    @property
+    def _longest_silence(self) -> int:
+        return 2 * len(self.cycle) + REPEATS
+
+    def _turn_to(self, cycle: Group | None) -> None:
+        if cycle is not None:
+            self.cycle, self.settled, self._newcomer = cycle, True, None
+            self._ignored.difference_update(cycle)
+            self._place = self._silent = 0
+
+    def _forget(self) -> None:
+        self.cycle, self.settled, self._newcomer = (), False, None
+        self._groups.clear()
+        self._open.clear()
+
+
+def _cycle(groups: list[Group], newcomer: int | None) -> Group | None:
+    """Return the optimizers of the smallest cycle that the last groups repeat, from where the repetition began; None: there is none."""
+    for length in range(1, min(len(groups) // REPEATS, MAX_CYCLE) + 1):
+        start = len(groups) - length
+        while start > 0 and groups[start - 1] == groups[start - 1 + length]:
+            start -= 1
+        cycle = groups[start : start + length]
+        whole = (len(groups) - start) % length == 0  # else the next event would stand inside the cycle
+        if len(groups) - start >= REPEATS * length and whole and (newcomer is None or any(newcomer in group for group in cycle)):
+            return tuple(optimizer for group in cycle for optimizer in group)
+    return None
+
+
+def _steadiest(groups: list[Group]) -> Group:
+    """Return the optimizer that stepped in every group (the last such one of a group), else the rarest."""
+    always = set(groups[0]).intersection(*groups)
+    if always:
+        return (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
+    count = Counter(optimizer for group in groups for optimizer in group)
+    return (min(count, key=lambda optimizer: count[optimizer]),)

@@ -1,0 +1,122 @@
+"""`gpudiag run`: record an unmodified training script, then report on it. Our own lines go to stderr: stdout is the script's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from gpudiag.cli import terminal
+from gpudiag.errors import GpudiagError, UsageError
+
+if TYPE_CHECKING:
+    from gpudiag.api.run import Ran
+
+_MODULE = ("-m", "--module")
+
+
+class ScriptCommand(TyperCommand):
+    """A command whose options end at the script: after `-m MODULE` too, where Python itself ends its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the parsed arguments; those after the module's name are the script's."""
+        end = _end_of_module(args, {name: param for param in self.params for name in param.opts})
+        return super().parse_args(ctx, args if end is None else [*args[:end], "--", *args[end:]])
+
+
+def _end_of_module(args: list[str], options: dict[str, Any]) -> int | None:
+    """Return where the script's arguments begin, in a call with -m; None in one without."""
+    place = 0
+    while place < len(args) and args[place].startswith("-") and args[place] != "--":
+        name, attached, _ = args[place].partition("=")
+        if name in _MODULE:
+            return place + (1 if attached else 2)
+        flag = getattr(options.get(name), "is_flag", True)
+        place += 1 if attached or flag else 2
+    return None
+
+
+SETTINGS = {"allow_interspersed_args": False}
+
+
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun; what follows is its own."),
+    ] = None,
+    module: Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the recording (default: runs/<time>).", show_default=False)
+    ] = "",
+    skip: Annotated[int, typer.Option(min=0, help="Steps before the profiled ones, counted from when steps are known.")] = 5,
+    warm: Annotated[int, typer.Option(min=1, help="Steps that warm the profiler up.")] = 2,
+    record: Annotated[int, typer.Option(min=1, help="Profiled steps; all times come from these.")] = 6,
+    sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for file and line (0: none).")] = 2,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
+) -> None:
+    """Run a training script, record it without changing it, and say where the time of a step goes."""
+    given = words or []
+    if module is None and not given:
+        raise UsageError("nothing to run", "gpudiag run train.py ARGS, gpudiag run -m module ARGS, or gpudiag run torchrun ... train.py")
+    environ = dict(os.environ)  # before polars is imported, which sets a variable of its own
+    from gpudiag.api import run as runner
+
+    command = runner.command_of(given, module)
+    shown = [*(["-m", module] if module is not None else []), *given]
+    options = {"skip": skip, "warm": warm, "record": record, "sites": sites}
+    ran = runner.run(command, output, options, shown=shown, environ=environ)
+    if _rank() == 0:
+        try:
+            _tell(ran, report=report)
+        except KeyboardInterrupt:
+            terminal.say("gpudiag: no report: interrupted")
+        except Exception as error:  # noqa: BLE001 - the exit code is the script's, whatever becomes of the report
+            terminal.say(f"gpudiag: no report: {type(error).__name__}: {error}")
+    raise typer.Exit(ran.exit_code)
+
+
+def _rank() -> int:
+    """Return the number of this process among those of a launcher that started them all as `gpudiag run`."""
+    rank = os.environ.get("RANK", "0")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _tell(ran: Ran, *, report: bool) -> None:
+    from gpudiag.api.run import nothing_because
+
+    bundle = ran.bundle
+    if bundle is None:
+        terminal.say(f"gpudiag: {nothing_because(ran)}")
+        return
+    place = _short(bundle)
+    notes = dict.fromkeys(entry.text for entry in ran.told("note"))
+    for note in notes:
+        terminal.say(f"gpudiag: {note}")
+    reported = report and not notes and _report(ran, bundle)
+    if ran.others:
+        terminal.say(f"gpudiag: other processes trained too: {', '.join(_short(path) for path in ran.others)}")
+    then = f"; the page is {place}/report.html" if reported else "" if report or notes else f"; `gpudiag report {place}` reports on it"
+    terminal.say(f"gpudiag: the recording is {place}{then}")
+
+
+def _report(ran: Ran, bundle: Path) -> bool:
+    """Return whether there is a report; it has been shown then."""
+    from gpudiag.api.run import report_on
+
+    try:
+        with terminal.progress("reading") as progress:
+            found = report_on(bundle, measure=not ran.interrupted, progress=progress)
+    except GpudiagError as error:
+        terminal.say(f"gpudiag: no report: {error}")
+        return False
+    terminal.aside("\n" + found.text(width=terminal.columns(), top=10))
+    return True
+
+
+def _short(path: Path) -> str:
+    """Return the path as seen from the working directory, where it lies below."""
+    with_base = os.path.relpath(path)
+    return str(path) if with_base.startswith(os.pardir) else with_base
