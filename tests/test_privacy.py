@@ -6,6 +6,9 @@ What is shown by design: names of ops, kernels, annotations and devices, shapes,
 from __future__ import annotations
 
 import json
+import platform
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ from fuzz.documents import MATRIX, SHAPES, Document, complete, distributed, with
 
 from gpudiag import api
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.variables import FORMS
 from gpudiag.errors import GpudiagError
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.trace import read
@@ -206,6 +210,74 @@ def test_no_error_message_echoes_a_manifest(tmp_path: Path, manifest: dict[str, 
         open_bundle(tmp_path)
     assert TOKEN not in str(caught.value)
     assert "not the manifest of a bundle" in str(caught.value)
+
+
+SETTING = r"[\w.+:,;^<>() -]{0,200}"  # what a recorded setting may be written with: no slash, no @, no quote
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every string in a decoded JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)
+
+
+RECORDS = """
+import json, os, sys, torch
+from torch import nn
+from gpudiag import profile
+os.environ.update(json.loads(sys.argv[1]))  # after the import: torch refuses some of them
+if __name__ == "__main__":
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=4)
+    with profile("run", skip=1, warm=1, record=2, sites=1) as prof:
+        for batch in prof.steps(data):
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+def test_a_manifest_holds_no_variable_no_path_and_no_host(tmp_path: Path) -> None:
+    """Every variable of the allow-list and others hold the bait, the folder and the branch have telling names."""
+    folder = tmp_path / TOKEN
+    folder.mkdir()
+    (folder / "train.py").write_text(RECORDS)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    have_git = shutil.which("git") is not None
+    for words in (["init", "-q", "-b", TOKEN], ["add", "."], ["commit", "-qm", TOKEN]) if have_git else ():
+        subprocess.run([*git, *words], cwd=folder, check=True)
+    planted_names = dict.fromkeys((*FORMS, "HF_TOKEN", "WANDB_API_KEY"), TOKEN)
+    command = [sys.executable, "train.py", json.dumps(planted_names)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    data = (folder / "run" / "manifest.json").read_bytes()
+    manifest = json.loads(data)
+    assert TOKEN.encode() not in data
+    assert platform.node() not in list(_texts(manifest))
+    assert str(tmp_path) not in data.decode()
+    assert manifest["program"]["variables"]["CUDA_LAUNCH_BLOCKING"] is None  # set, and its value not kept
+    assert (manifest["program"]["code"] is not None) == have_git
+    for part in ("program", "settings"):
+        assert [text for text in _texts(manifest[part]) if not re.fullmatch(SETTING, text)] == []
+
+
+def test_a_report_leaves_out_the_uuid_of_the_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(RECORDS)
+    subprocess.run([sys.executable, "train.py", "{}"], cwd=tmp_path, capture_output=True, check=True)
+    path = tmp_path / "run" / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    manifest["machine"] |= {"gpu_uuid": TOKEN, "driver": "570.86.15"}
+    path.write_text(json.dumps(manifest))
+    for kind, text in renderings(path.parent).items():
+        assert TOKEN not in text, kind
+        assert "570.86.15" in text, kind
 
 
 def test_shapes_are_shown(write: Callable[[Document], Path]) -> None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.capture.session import Session
-from gpudiag.capture.standard import standard_parts
 from gpudiag.errors import UsageError
+from gpudiag.integrations.defaults import session_options, session_path
 from gpudiag.model.hardware import Device
 
 if TYPE_CHECKING:
-    from gpudiag.model.bundle import Manifest
     from gpudiag.model.report import ReportData
 
 Progress = Callable[[str], None]
@@ -82,14 +80,33 @@ class Report:
 class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`
     """Records a training loop into the bundle at `path`: `for batch in prof.steps(loader): ...`, or `prof.step()` after each step.
 
-    Options: skip=5 steps, then warm=2, then record=6 steps with shapes, then sites=2 steps with Python stacks. No failure of the
-    recording stops the training.
+    Without `path` it is runs/<time>, the same for all ranks of one torchrun. No failure of the recording stops the training; a wrong
+    option or call raises UsageError.
+
+    ================  =======  ==================================================================================================
+    option            default  what it does
+    ================  =======  ==================================================================================================
+    skip              5        plain steps before the first window
+    warm, record      2, 6     a timing window: steps to warm the profiler up, then steps with shapes that all times come from
+    sites             2        steps with Python stacks after the first timing window, for file and line (0: none)
+    repeat            1        timing windows on schedule (0: only those that the options below ask for)
+    wait              0        plain steps between those
+    at_steps          ()       numbers of steps, counted from 0: a further timing window is recorded from each of them
+    on_signal         None     signal.SIGUSR1, for example: a further timing window whenever the process gets it
+    on_slow           None     0.3: a further timing window when the median of 20 steps is 30 % above that of 50 early ones
+    max_windows       8        timing windows at most, whatever asks for them
+    rank              None     number of this process, where the environment does not tell it
+    peaks             cached   looks measured peaks up when the bundle is finished; None: left out
+    telemetry_hz      20       samples of clocks, power and load a second (0: none)
+    memory            False    what memory is used for at its peak: the site window also records every allocation
+    nvtx              False    NVTX ranges of steps and phases, to see the same run in Nsight Systems
+    ================  =======  ==================================================================================================
+
+    Steps in between are not profiled, but each has its row in the table step_records.
     """
 
     def __init__(self, path: AnyPath = "", **options: Any) -> None:
-        options.setdefault("peaks", _cached_peaks)
-        options.setdefault("parts", standard_parts())
-        super().__init__(Path(os.fspath(path) or f"runs/{time.strftime('%Y%m%d-%H%M%S')}"), **options)
+        super().__init__(session_path(path), **session_options(options))
 
     def report(self) -> Report:
         """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see api.apart)."""
@@ -110,12 +127,14 @@ def diagnose(
     path: AnyPath,
     *,
     rank: int | None = None,
+    window: int | None = None,
     rules_dirs: Sequence[AnyPath] = (),
     graph_capture: AnyPath | None = None,
     progress: Progress | None = None,
     modules: bool = False,
 ) -> Report:
-    """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest).
+    """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest; `window`: which
+    of a bundle's windows, default the first complete timing window).
 
     `rules_dirs`: folders with further rules; `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
     stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
@@ -133,7 +152,7 @@ def diagnose(
 
     tell = progress or (lambda _: None)
     rules = load_rules([os.fspath(folder) for folder in rules_dirs])
-    chosen = resolve_input(os.fspath(path), rank)
+    chosen = resolve_input(os.fspath(path), rank, window)
     if graph_capture is not None:
         chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
     tell("reading")
@@ -155,13 +174,6 @@ def _version() -> str:
         return metadata.version("gpudiag")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-def _cached_peaks(manifest: Manifest) -> Device | None:
-    """Return peaks measured before for such a machine; None where there are none. Measures nothing."""
-    from gpudiag.api.devices import cached_peaks
-
-    return cached_peaks(manifest)
 
 
 def calibrate(device: str = "auto") -> Device:

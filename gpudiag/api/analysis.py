@@ -12,6 +12,8 @@ import polars as pl
 from gpudiag.api.captures import with_captures
 from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
+from gpudiag.api.memory import find_memory
+from gpudiag.api.telemetry import find_telemetry
 from gpudiag.api.timeline import Found, timeline
 from gpudiag.attribution import cpu, gaps, intervals
 from gpudiag.attribution.clocks import on_one_clock
@@ -29,11 +31,13 @@ from gpudiag.roofline.engine import engine_warnings
 from gpudiag.roofline.geometry import with_geometry
 from gpudiag.roofline.inductor import known_costs
 from gpudiag.roofline.list_types import with_list_types
+from gpudiag.roofline.named_types import with_named_types
 from gpudiag.roofline.oprows import op_rows
 from gpudiag.roofline.over_roof import over_roof_warnings
 from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
+from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.trace import read
 from gpudiag.trace.reader import OWN_THREAD
 
@@ -41,9 +45,6 @@ Progress = Callable[[str], None]
 
 MIN_STEPS_FOR_SLOWDOWN = 3
 """Fewer profiled or plain steps than this give no ratio."""
-
-SETTLED_AFTER = 2
-"""The first steps of a run are slow for other reasons (allocation, autotuning): they are no yardstick for the profiler."""
 
 
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[Analysis, Sites]:
@@ -68,6 +69,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     site_window = _site_window(chosen.sites)
     trace, captures = with_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
+    trace, types = with_named_types(trace)
     owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
     owners = without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
     trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
@@ -78,6 +80,8 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     marks = chosen.bundle.host_marks if chosen.bundle else None
     told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent))
     records = chosen.bundle.step_records if chosen.bundle else None
+    sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns)
+    memory = find_memory(chosen, (trace, steps.table), site_window, device=found.number)
     analysis = Analysis(
         trace=trace,
         device_kind=found.kind,
@@ -94,6 +98,9 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         critical_path=told.critical_path,
         queue=told.queue,
         replay=told.replay,
+        memory=memory.memory,
+        telemetry=sampled.telemetry,
+        energy=sampled.energy,
         device_time=device_time(trace.kernels) if run == "gpu" else None,
         coverage=coverage(trace),
         op_rows=table,
@@ -107,10 +114,12 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
             *found.warnings,
             *steps.warnings,
             *_shape_warnings(trace),
+            *types,
             *captures,
             *engine_warnings(owners.costs, device),
             *over_roof_warnings(table, "op" if on_cpu else "kernel"),
             *told.warnings,
+            *memory.warnings,
         ),
     )
     return analysis, sites
@@ -135,12 +144,26 @@ def _one_device(trace: Trace, index: int | None) -> Trace:
 
 
 def _shape_warnings(trace: Trace) -> tuple[str, ...]:
+    if trace.meta.recorder == "nsys":
+        return _nsys_warnings(trace)
     if not trace.ops.height and not trace.kernels.height:
         return (f"no ops were recorded: nothing can be linked or modelled; {OWN_THREAD}",)
     if not trace.ops.height:
         return ("no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]",)
     if not trace.signatures.height:
         return ("no shapes were recorded: no op can be modelled; record with record_shapes=True",)
+    return ()
+
+
+def _nsys_warnings(trace: Trace) -> tuple[str, ...]:
+    """Return what a recording of Nsight Systems does not hold, and how to come by it."""
+    if not trace.ops.height:
+        return (
+            "no ops were recorded, so kernels stand alone and none is modelled: run the steps inside "
+            "torch.autograd.profiler.emit_nvtx(record_shapes=True), or record with gpudiag.profile or torch.profiler",
+        )
+    if not trace.signatures.height:
+        return ("no shapes were recorded, so no op is modelled: use torch.autograd.profiler.emit_nvtx(record_shapes=True)",)
     return ()
 
 

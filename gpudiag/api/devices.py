@@ -10,7 +10,7 @@ from gpudiag.attribution.device import Run, busiest
 from gpudiag.attribution.intervals import Spans
 from gpudiag.capture.bundle import OpenedBundle
 from gpudiag.hardware.derate import derate, observed_clock_mhz
-from gpudiag.hardware.peaks_cache import cache_key, load_cached, store_cached
+from gpudiag.hardware.peaks_cache import cache_key, cached_peaks, peaks_key, store_cached
 from gpudiag.hardware.resolve import resolve
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device, DeviceKind
@@ -85,17 +85,6 @@ def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
             f"the peaks of this CPU are not known, so there is no roofline: {where}",
         ),
     )
-
-
-def peaks_key(manifest: Manifest) -> str:
-    """Return the key under which measured peaks of such a machine are kept."""
-    gpu = (manifest.device.key or manifest.device.name) if manifest.device_kind == "gpu" and manifest.device else None
-    return cache_key(manifest.machine, threads=manifest.settings.threads, gpu=gpu)
-
-
-def cached_peaks(manifest: Manifest) -> Device | None:
-    """Return peaks measured before for such a machine; None where there are none. Measures nothing."""
-    return load_cached(peaks_key(manifest))
 
 
 def calibrate(device: str = "auto") -> Device:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from gpudiag.api.windows import choose_window, window_notes
 from gpudiag.capture.bundle import OpenedBundle, is_bundle, open_bundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.report import Source
@@ -25,14 +26,19 @@ class Input(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def resolve_input(path: str, rank: int | None) -> Input:
-    """Return what `path` names: a bundle, a folder of ranks, or a trace file."""
+def resolve_input(path: str, rank: int | None, window: int | None = None) -> Input:
+    """Return what `path` names: a bundle (`window`: which of its windows), a folder of ranks, or a trace file.
+
+    Raises UsageError for a rank or window where there is none to choose, InputError where it does not exist.
+    """
+    if window is not None and not (os.path.isdir(path) and is_bundle(Path(path))):
+        raise UsageError(f"{path}: --window chooses from a bundle, this is none", "leave --window out")
     if "://" in path or not os.path.isdir(path):  # Path.is_dir raises where a name is too long or a folder closed
         if rank is not None:
             raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one trace", "leave --rank out")
         return Input(path if "://" in path else Path(path), Source(path, "trace"))
     if is_bundle(Path(path)):
-        return _from_bundle(path, rank)
+        return _from_bundle(path, rank, window)
     return _from_folder(path, rank)
 
 
@@ -52,20 +58,27 @@ def _listed(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {len(ranks) - 16} more' if len(ranks) > 16 else ''}"
 
 
-def _from_bundle(path: str, rank: int | None) -> Input:
+def _from_bundle(path: str, rank: int | None, window: int | None) -> Input:
     bundle = open_bundle(Path(path), rank)
-    timing, sites = bundle.window("timing"), bundle.window("sites")
-    notes = list(dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)))
-    others = [number for number in bundle.ranks if number != bundle.rank]
-    if others:
-        notes.append(f"rank {bundle.rank} only; not analysed: {_listed(others)}")
-    if timing is None and sites is None:
+    chosen, sites = choose_window(bundle, window), bundle.window("sites")
+    trace = None if chosen is None else bundle.trace(chosen.index)
+    if chosen is None or trace is None:
         raise InputError(
             f"{path}: no window was recorded in this bundle ({bundle.manifest.steps} steps)",
             "the loop ended before the profiled steps: record more steps, or lower skip= and record=",
         )
-    if timing is None:
-        notes.append("the timing window is missing: times are those of the site window, which Python stacks slow down")
+    notes = [*dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)), *_rank_notes(bundle), *window_notes(bundle, chosen)]
+    if chosen.kind == "sites":
+        missing = "" if bundle.timing_window() else "the timing window is missing: "
+        notes.append(f"{missing}times are those of the site window, which Python stacks slow down")
     elif sites is None:
         notes.append("the site window is missing: no call sites")
-    return Input(timing or sites or "", Source(path, "bundle", bundle.ranks), bundle, sites if timing else None, warnings=tuple(notes))
+    return Input(trace, Source(path, "bundle", bundle.ranks), bundle, sites if chosen.kind == "timing" else None, warnings=tuple(notes))
+
+
+def _rank_notes(bundle: OpenedBundle) -> list[str]:
+    others = [number for number in bundle.ranks if number != bundle.rank]
+    notes = [f"rank {bundle.rank} only; not analysed: {_listed(others)}"] if others else []
+    if bundle.unfinished:
+        notes.append(f"{_listed(bundle.unfinished)} did not finish: still recording, or killed")
+    return notes

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import polars as pl
 
-from gpudiag.capture.folder import inductor_name, manifest_name
+from gpudiag.capture.folder import MANIFEST_PATTERN, MAX_MANIFEST_BYTES, inductor_name, manifest_name, other_ranks, trace_name
+from gpudiag.capture.schedule import SITES_INDEX
 from gpudiag.errors import InputError
 from gpudiag.model import tables
-from gpudiag.model.bundle import BUNDLE_VERSION, UNFINISHED, Manifest
+from gpudiag.model.bundle import BUNDLE_VERSION, UNFINISHED, Manifest, Window
 from gpudiag.model.inductor import INDUCTOR_VERSION, InductorCode
 
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
 
-MAX_MANIFEST_BYTES = 16 << 20
-"""A manifest is a few kB; more than this is no manifest."""
-
 _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 """Columns that every segment has; others came with later versions, or are not known on every device."""
 
-_MANIFEST = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
 _PLACE = re.compile(r" - at `(\$[\w.\[\]]+)`$")
 
@@ -39,6 +37,8 @@ class OpenedBundle(msgspec.Struct, frozen=True):
     rank: int
     ranks: tuple[int, ...]
     """All ranks of the bundle."""
+    unfinished: tuple[int, ...]
+    """The other ranks that still record, or were killed."""
     manifest: Manifest
     step_records: pl.DataFrame
     host_marks: pl.DataFrame
@@ -56,14 +56,37 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         wanted = self.rank if rank is None else rank
         return tuple(path for (owner, _), path in sorted(_traces(self.path).items()) if owner == wanted)
 
+    def recorded(self) -> dict[int, Window]:
+        """Return the windows of this rank by index, in order; those of a killed run that its manifest does not tell of, by their traces."""
+        told = {window.index: window for window in self.manifest.windows}
+        indices = sorted(index for owner, index in _traces(self.path) if owner == self.rank)
+        return {index: told.get(index) or self._untold(index) for index in indices}
+
+    def timing_window(self) -> Window | None:
+        """Return the first timing window that holds all steps it was meant to, else the first of the longest; None where there is none."""
+        found = [window for window in self.recorded().values() if window.kind == "timing"]
+        complete = [window for window in found if window.planned and window.steps >= window.planned]
+        return complete[0] if complete else max(found, key=lambda window: window.steps, default=None)
+
+    def trace(self, index: int) -> Path | None:
+        """Return the trace of the window with this index; None where it was not recorded."""
+        return _traces(self.path).get((self.rank, index))
+
     def window(self, kind: str) -> Path | None:
-        """Return the trace of the window of this kind ('timing' or 'sites'); None where it was not recorded."""
-        index = next((window.index for window in self.manifest.windows if window.kind == kind), {"timing": 0, "sites": 1}.get(kind))
-        return None if index is None else _traces(self.path).get((self.rank, index))
+        """Return the trace of the window of this kind ('timing': see timing_window(); 'sites'); None where it was not recorded."""
+        if kind == "timing":
+            found = self.timing_window()
+        else:
+            found = next((window for window in self.recorded().values() if window.kind == kind), None)
+        return None if found is None else self.trace(found.index)
+
+    def _untold(self, index: int) -> Window:
+        kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"
+        return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
 def _ranks(path: Path) -> tuple[int, ...]:
-    names = (_MANIFEST.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
+    names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
     return tuple(sorted(int(match.group(1) or 0) for match in names if match))
 
 
@@ -163,6 +186,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         path=path,
         rank=chosen,
         ranks=ranks,
+        unfinished=tuple(state.rank for state in other_ranks(path, chosen) if not state.finished),
         manifest=manifest,
         step_records=_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
         host_marks=_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),

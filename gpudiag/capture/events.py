@@ -50,6 +50,7 @@ class Events:
         self.muted = False
         """True while steps() asks for a batch: it emits the two events itself."""
         self._marks, self._note = marks, note
+        self._hooked = False
 
     @property
     def here(self) -> bool:
@@ -80,14 +81,26 @@ class Events:
         ):
             register = getattr(optimizer, name, None)
             if register is not None:
-                patches.on_restore(register(hook).remove)
+                patches.on_restore(self._removal(register(hook)))
 
     def _optimizer(self, event: str) -> Callable[..., None]:
         def hook(optimizer: Any, *_: Any) -> None:
             if self.here:
-                self.emit(event, optimizer)
+                self._hooked = True
+                try:
+                    self.emit(event, optimizer)
+                finally:
+                    self._hooked = False
 
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
         return hook
+
+    def _removal(self, handle: Any) -> Callable[[], None]:
+        def remove() -> None:
+            if not self._hooked:  # torch is going through its hooks: one less there raises in the training; it stays, and does nothing
+                handle.remove()
+
+        return remove
 
     def _next(self, original: Any) -> Any:
         def timed_next(iterator: Any) -> Any:

@@ -22,8 +22,14 @@ MAX_MARKS = 20_000
 
 _MAX_FRAMES = 64
 _PACKAGE = str(Path(__file__).resolve().parents[1])
-_LIBRARIES = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_INSTALLED = (_PACKAGE + os.sep, "<", *(path + os.sep for path in _LIBRARIES if path))
+
+
+def _library(*names: str) -> tuple[str, ...]:
+    return tuple({path + os.sep for path in (sysconfig.get_path(name) for name in names) if path})
+
+
+_STANDARD, _SITE = ("<", *_library("stdlib", "platstdlib")), _library("purelib", "platlib")
+_INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 
 _live: HostMarks | None = None
@@ -40,6 +46,18 @@ def caller_site(frame: FrameType | None) -> str | None:
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def _own(frame: FrameType | None) -> bool:
+    """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        name = frame.f_code.co_filename
+        if name.startswith(_SITE) or not name.startswith(_STANDARD):
+            return name.startswith(_PACKAGE + os.sep)
+        frame = frame.f_back
+    return False
 
 
 class HostMarks:
@@ -105,8 +123,9 @@ class HostMarks:
         if not _writes(mode, flags) or not isinstance(path, (str, bytes)):
             return
         name = os.fsdecode(path)
-        if not name.startswith((*_NO_FILES, self._ignore)):
-            self.add("file_write", os.path.basename(name), time.time_ns(), 0, caller_site(sys._getframe(2)))
+        frame = sys._getframe(2)
+        if not name.startswith((*_NO_FILES, self._ignore)) and not _own(frame):
+            self.add("file_write", os.path.basename(name), time.time_ns(), 0, caller_site(frame))
 
 
 def _writes(mode: object, flags: object) -> bool:

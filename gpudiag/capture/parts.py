@@ -25,6 +25,9 @@ class Context(Protocol):
     def note(self, message: str, error: BaseException | None) -> None:
         """Warn once, and keep `message` (with the kind of error, not its text) for the manifest."""
 
+    def remember(self, message: str) -> bool:
+        """Keep `message` for the manifest, without a warning; return whether it is new."""
+
     def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
         """Write encode() to `target` atomically, in the background."""
 
@@ -34,6 +37,9 @@ class Context(Protocol):
 
 class Part(Listener):
     """Every method does nothing unless overridden, and is called on the training thread. One that raises switches the part off."""
+
+    profile_memory = False
+    """Whether the profiler of the site windows shall record the allocators' events for this part."""
 
     def start(self, context: Context) -> None:
         """Begin; the session has just been entered. Starting twice never happens."""
@@ -73,6 +79,11 @@ class Parts:
     def __init__(self, parts: Sequence[Part], note: Callable[[str, BaseException | None], None]) -> None:
         self._note = note
         self._waiting, self.working = list(parts), list[Part]()
+
+    @property
+    def profile_memory(self) -> bool:
+        """Return whether a part that works wants the allocators' events."""
+        return any(part.profile_memory for part in self.working)
 
     def start(self, context: Context) -> None:
         """Start all parts and let them hear the events."""

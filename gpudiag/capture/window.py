@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpudiag.capture.patches import Patches
-from gpudiag.capture.schedule import Kind
+from gpudiag.capture.schedule import Kind, Planned
 
 
 class Guard:
@@ -84,23 +84,28 @@ def _activities() -> list[Any]:
 class ProfilerWindow:
     """The profiler of one window. The timing window records shapes only: stacks cost host time and would distort it."""
 
-    def __init__(self, index: int, kind: Kind, first_step: int, *, warm: int, record: int, guard: Guard) -> None:
+    def __init__(self, planned: Planned, first_step: int, *, guard: Guard, profile_memory: bool = False) -> None:
         import torch
 
-        self.index = index
-        self.kind: Kind = kind
-        self.first_recorded = first_step + warm
-        self.with_stack = kind == "sites"
+        self.planned = planned
+        self.index = planned.index
+        self.kind: Kind = planned.kind
+        self.first_recorded = first_step + planned.warm
+        self.with_stack = planned.kind == "sites"
         self._guard = guard
         with guard.own():
             self._profiler = torch.profiler.profile(
                 activities=_activities(),
-                schedule=_schedule(first_step, warm, record),
+                schedule=_schedule(first_step, planned.warm, planned.record),
                 record_shapes=True,
                 with_stack=self.with_stack,
-                profile_memory=False,
+                profile_memory=profile_memory and self.with_stack,
             )
             self._profiler.step_num = first_step
+
+    def start(self) -> None:
+        """Begin with the warm-up."""
+        with self._guard.own():
             self._profiler.start()
 
     def step(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpudiag.capture.folder import trace_name
 from gpudiag.capture.parts import Parts
-from gpudiag.capture.schedule import SITE_WARM, Label, Schedule
+from gpudiag.capture.schedule import PLAIN, SITES_INDEX, Label, Planned, Schedule
 from gpudiag.capture.window import Guard, ProfilerWindow
 from gpudiag.capture.writer import Background, compress_trace
 from gpudiag.model.bundle import Window
@@ -32,7 +32,6 @@ class Windows:
         *,
         rank: int,
         schedule: Schedule,
-        lengths: tuple[int, int, int],
         background: Background,
         warn: Callable[[str, BaseException | None], None],
         on_recorded: Callable[[], None],
@@ -41,7 +40,6 @@ class Windows:
         self.recorded: dict[int, Window] = {}
         self.guard = Guard(self._step_aside)
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
-        self._warm, self._lengths = lengths[0], {"timing": lengths[1], "sites": lengths[2]}
         self._warn, self._on_recorded, self._parts = warn, on_recorded, parts
         self._live: ProfilerWindow | None = None
         self._packing = self._exports = 0
@@ -54,6 +52,12 @@ class Windows:
         if slot.window is None or slot.label == "export" or self._live is not None:
             self._schedule.complete()  # else the window waits for another profiler to stop
 
+    def request(self, trigger: str) -> None:
+        """Ask for a further timing window; `trigger` says why."""
+        if not self._schedule.request(trigger):
+            most = self._schedule.options.max_windows
+            self._warn(f"{most} timing windows are recorded or planned: no further ones, whatever asks for them (max_windows={most})", None)
+
     def advance(self) -> None:
         """Begin the annotation of the next step, where it is still inside the window. Call this just before taking the mark."""
         slot = self._schedule.slot
@@ -64,13 +68,12 @@ class Windows:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
         slot = self._schedule.slot
         if self._live is not None and slot.label == "export":
-            self._close(self._schedule.kinds[self._live.index])
+            self._close(self._live)
             return "export"
         if self._live is None and slot.window is not None and slot.label != "export":
             if not slot.first:
                 self._schedule.interrupt()  # another profiler made ours step aside
-            self._open(step)
-            return "plain" if self._live is None else self._schedule.slot.label
+            slot = self._schedule.slot if self._open(step) else PLAIN
         return "export" if slot.label == "plain" and self._packing else slot.label
 
     def interrupt(self, step: int) -> None:
@@ -78,9 +81,14 @@ class Windows:
         window = self._live
         if window is not None:
             done = self._schedule.recorded
-            self._live = None
             if self._stop(window) and done:
                 self._protected(lambda: self._export(window, done, incomplete=step))
+        self._schedule.interrupt()
+
+    def abandon(self) -> None:
+        """Give up what is recorded of the window: the thread that began it is no more, and the profiler sees one thread only."""
+        if self._live is not None:
+            self._stop(self._live)
         self._schedule.interrupt()
 
     def drop(self) -> None:
@@ -91,45 +99,42 @@ class Windows:
 
     def missing(self) -> list[str]:
         """Return what was planned and is not in the bundle, in words."""
-        out = []
-        for index, kind in self._schedule.kinds.items():
-            found = self.recorded[index].steps if index in self.recorded else 0
-            if found < self._lengths[kind]:
-                out.append(f"{kind} window: {found} of {self._lengths[kind]} steps recorded (the loop or its epochs were too short)")
-        return [] if self._off else out
+        return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
-    def _open(self, step: int) -> None:
+    def _open(self, step: int) -> bool:
+        """Return whether a window begins with this step."""
         slot = self._schedule.slot
         if not slot.first or slot.window is None:
-            return
-        index = slot.window
-        kind = self._schedule.kinds[index]
-        warm = self._warm if kind == "timing" else SITE_WARM
+            return False
+        planned = self._schedule.begun[slot.window]
+        if self._packing and planned.index > SITES_INDEX and planned.index not in self._exported:
+            return False  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
+        if not self._protected(lambda: self._start(planned, step)) or self._live is None:
+            return False
+        self._parts.call("window_began", planned.index, planned.kind)
+        return True
 
-        def start() -> None:
-            if self.guard.foreign:
-                self._warn("another torch profiler is running: recording waits until it has stopped", None)
-            else:
-                self._live = ProfilerWindow(index, kind, step, warm=warm, record=self._lengths[kind], guard=self.guard)
+    def _start(self, planned: Planned, step: int) -> None:
+        if self.guard.foreign:
+            self._warn("another torch profiler is running: recording waits until it has stopped", None)
+        else:
+            self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
+            self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
 
-        if self._protected(start) and self._live is not None:
-            self._parts.call("window_began", index, kind)
-
-    def _close(self, kind: str) -> None:
-        window, self._live = self._live, None
-        if window is not None and self._protected(window.step, window) and self._stop(window):
-            self._protected(lambda: self._export(window, self._lengths[kind], incomplete=None))
+    def _close(self, window: ProfilerWindow) -> None:
+        if self._protected(window.step) and self._stop(window):
+            self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
 
     def _stop(self, window: ProfilerWindow) -> bool:
         """Return whether the profiler has stopped without a fault."""
-        stopped = self._protected(window.stop, window)
+        stopped = self._protected(window.stop)
+        self._live = None
         self._parts.call("window_ended", window.index, window.kind)
         return stopped
 
     def _step_aside(self) -> None:
-        window, self._live = self._live, None
-        if window is not None:
-            self._stop(window)
+        if self._live is not None:
+            self._stop(self._live)
             self._warn("another torch profiler was started inside a window: the window was given up", None)
 
     def _export(self, window: ProfilerWindow, steps: int, *, incomplete: int | None) -> None:
@@ -147,7 +152,7 @@ class Windows:
         self._exported[window.index] = steps
         found = Window(
             rank=self._rank, index=window.index, kind=window.kind, file=name, first_step=window.first_recorded, steps=steps,
-            record_shapes=True, with_stack=window.with_stack,
+            record_shapes=True, with_stack=window.with_stack, trigger=window.planned.trigger, planned=window.planned.record,
         )  # fmt: skip
         self._packing += 1
         self._background.submit(lambda: self._pack(found, plain, target, incomplete))
@@ -166,13 +171,12 @@ class Windows:
         finally:
             self._packing -= 1
 
-    def _protected(self, action: Callable[[], object], window: ProfilerWindow | None = None) -> bool:
-        """Return whether `action` succeeded; a failure stops `window` and switches profiling off for the rest of the run."""
+    def _protected(self, action: Callable[[], object]) -> bool:
+        """Return whether `action` succeeded; a failure switches profiling off for the rest of the run."""
         try:
             action()
         except Exception as error:  # noqa: BLE001 - a failing profiler must not stop the training run
             self._off = True
-            _stop_quietly(window)
             self.drop()
             self._warn("profiling was switched off", error)
             return False

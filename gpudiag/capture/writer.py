@@ -81,7 +81,7 @@ def _pack(source: Path, scratch: Path, replacements: Sequence[tuple[bytes, bytes
 
 
 class Background:
-    """Runs jobs one after the other in a thread that lives only while there is work.
+    """Runs jobs one after the other in a thread that lives only while there is work; while Python shuts down, in the caller's.
 
     A job returns the bytes that it wrote. The first failure ends the work: later jobs are not run and `error` holds it.
     """
@@ -102,10 +102,18 @@ class Background:
         """Run `job` after those submitted before. Raises RuntimeError where no thread can be started."""
         with self._lock:
             self._jobs.append(job)
-            if self._thread is None:
+            if self._thread is not None:
+                return
+            if threading.main_thread().is_alive():
                 thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
                 self._thread = thread
-                thread.start()
+                try:
+                    thread.start()
+                except BaseException:
+                    self._thread = None
+                    raise
+                return
+        self._run()  # in an atexit handler: Python 3.12 and later start no thread there
 
     def take_written(self) -> int:
         """Return the bytes that finished jobs wrote since the last call."""

@@ -13,8 +13,8 @@ from gpudiag.model.finding import FactValue
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window
 
-Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "bool", "text"]
-UNITS: tuple[Unit, ...] = ("ns", "share", "count", "ratio", "B", "FLOP", "bool", "text")
+Unit = Literal["ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text"]
+UNITS: tuple[Unit, ...] = ("ns", "share", "count", "ratio", "B", "FLOP", "J", "W", "MHz", "C", "bool", "text")
 
 NO_ACCELERATOR = "no accelerator: this run used the CPU only"
 

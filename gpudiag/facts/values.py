@@ -13,15 +13,19 @@ from gpudiag.facts import (
     coverage,
     elementwise,
     gemm,
+    history,
     host_copies,
     launch,
     loader,
+    memory,
     occupancy,
     optimizer,
     precision,
     queue,
+    settings,
     steps,
     syncs,
+    telemetry,
     trust,
     utilisation,
     waits,
@@ -29,12 +33,13 @@ from gpudiag.facts import (
 from gpudiag.facts.places import PLACES
 from gpudiag.facts.registry import Fact, NotKnownError
 from gpudiag.facts.window import Window
+from gpudiag.model.advice import advice
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 
 MODULES: tuple[ModuleType, ...] = (
     steps, coverage, trust, causes, launch, queue, syncs, waits, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise,
-    attention, optimizer, copies, communication, ceilings,
+    attention, optimizer, copies, communication, history, memory, settings, telemetry, ceilings,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""
 
@@ -86,7 +91,7 @@ class Facts:
                 self._replayed.add(wanted.name)
             return value
         except NotKnownError as unknown:
-            return Missing(unknown.reason)
+            return Missing(advice(unknown.reason, self._window.analysis.trace.meta.recorder))
         except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
             return Missing(f"fact {wanted.name} failed: {self._failed(wanted.name, error)}")
 

@@ -14,7 +14,9 @@ from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
 from gpudiag.facts.replayed import Replays
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
+from gpudiag.model.history import StepHistory
 from gpudiag.roofline import calls
+from gpudiag.timeline.history import history
 from gpudiag.trace.kernel_names import LOADER_MARK
 
 HELD = 0.5
@@ -93,6 +95,12 @@ class Window:
     def step_spans(self) -> spans.Spans:
         """Return the time that the analysed steps cover."""
         return spans.of(self.steps)
+
+    @cached_property
+    def history(self) -> StepHistory | None:
+        """Return what the records of all steps say; None where there are none."""
+        records = self.analysis.step_records
+        return None if records is None else history(records, self.analysis.host_marks)
 
     @property
     def device(self) -> Device:

@@ -9,7 +9,9 @@ from gpudiag.model.breakdown import Breakdown, DeviceTime
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind
+from gpudiag.model.memory import MemoryReport
 from gpudiag.model.replay import QueueStats, ReplayTrust
+from gpudiag.model.telemetry import Energy, Telemetry
 from gpudiag.model.trace import Trace
 
 
@@ -82,6 +84,11 @@ class Analysis(msgspec.Struct, frozen=True):
     """Of all analysed steps in the order in which they ran, or of as many consecutive ones as can be replayed: what-ifs are judged by it.
     None: not even three fit, what-ifs are judged by `graphs`."""
     replay: ReplayTrust | None = None
+    telemetry: Telemetry | None = None
+    """None: nothing was sampled beside the trace."""
+    energy: Energy | None = None
+    memory: MemoryReport | None = None
+    """None: no allocation was recorded."""
 
     @property
     def wall_ns(self) -> int:

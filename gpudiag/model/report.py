@@ -11,10 +11,15 @@ from typing import Any, Literal
 import msgspec
 
 from gpudiag.model.breakdown import Breakdown, DeviceTime
+from gpudiag.model.bundle import Machine, Settings
 from gpudiag.model.cost import Bound, Provenance
 from gpudiag.model.finding import Finding, RuleOutcome
 from gpudiag.model.hardware import DeviceKind, PeakProvenance
+from gpudiag.model.history import StepHistory
+from gpudiag.model.memory import MemoryReport
+from gpudiag.model.program import Program
 from gpudiag.model.replay import QueueStats, ReplayTrust, WhatIf
+from gpudiag.model.telemetry import Energy, Telemetry
 
 SCHEMA_VERSION = 1
 
@@ -228,6 +233,14 @@ class CollectiveRow(msgspec.Struct, frozen=True, kw_only=True):
     """algbw x the collective's factor: comparable with the one-direction rate of the link."""
 
 
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run was recorded with: the manifest of its bundle, without the UUID of the device."""
+
+    machine: Machine
+    settings: Settings
+    program: Program | None = None
+
+
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """One report; architecture.md section 7 defines every key."""
 
@@ -244,9 +257,9 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     kernels: tuple[KernelRow, ...] = ()
     idle: tuple[IdleRow, ...] = ()
     collectives: tuple[CollectiveRow, ...] = ()
-    memory: dict[str, Any] | None = None
-    energy: dict[str, Any] | None = None
-    telemetry: dict[str, Any] | None = None
+    memory: MemoryReport | None = None
+    energy: Energy | None = None
+    telemetry: Telemetry | None = None
     ranks: tuple[dict[str, Any], ...] | None = None
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
@@ -256,6 +269,10 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     critical_path: tuple[CriticalRow, ...] = ()
     replay: ReplayTrust | None = None
     what_ifs: tuple[WhatIf, ...] = ()
+    history: StepHistory | None = None
+    """All steps of the run; null: a trace alone was read, or no record of its steps was found."""
+    recorded: Recorded | None = None
+    """None: a trace alone, which does not say."""
 
 
 def to_json(report: ReportData) -> bytes:

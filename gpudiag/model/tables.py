@@ -131,6 +131,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("device", _I64, "", "device index"),
         Column("total_allocated", _I64, "B", "as the allocator counts"),
         Column("total_reserved", _I64, "B", "as the allocator counts"),
+        Column("address", _I64, "", "of the block; null: not recorded (torch before 1.13)"),
     ),
     "collectives": (
         _ID,

@@ -15,6 +15,7 @@ from gpudiag.model.report import (
     KernelRow,
     Mfu,
     OpRow,
+    Recorded,
     ReportData,
     ReportDevice,
     Source,
@@ -66,9 +67,22 @@ def build(
         queue=analysis.queue,
         critical_path=() if analysis.critical_path is None else critical_rows(analysis.critical_path),
         replay=analysis.replay,
+        memory=analysis.memory,
+        energy=analysis.energy,
+        telemetry=analysis.telemetry,
         what_ifs=idleness.what_ifs(window.replays),
+        history=window.history,
+        recorded=_recorded(analysis),
     )
     return capped(made)
+
+
+def _recorded(analysis: Analysis) -> Recorded | None:
+    found = analysis.manifest
+    if found is None:
+        return None
+    machine = msgspec.structs.replace(found.machine, gpu_uuid=None)
+    return Recorded(machine=machine, settings=found.settings, program=found.program)
 
 
 def _device(analysis: Analysis) -> ReportDevice | None:

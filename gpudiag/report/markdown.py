@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, trust, waiting, words
+from gpudiag.report import chosen, history, memory, recorded, telemetry, trust, waiting, words
 from gpudiag.report.escape import code, markdown
 from gpudiag.report.labels import namer, recompute_text, site_text
 from gpudiag.units import format_ns, format_rate, format_share
@@ -25,8 +25,12 @@ def render(report: ReportData, *, top: int = 20) -> str:
         *_waiting(report),
         *_findings(report),
         _changes(report),
+        history.as_markdown(report),
+        memory.as_markdown(report.memory),
+        _telemetry(report),
         _ops(report, top),
         _trust(report),
+        _recorded(report),
         _rules(report),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -158,6 +162,20 @@ def _trust(report: ReportData) -> str:
         lines.append("published, to compare with:\n" + "\n".join(f"  - {markdown(text)}" for text in published))
     lines += [f"**Warning:** {markdown(warning)}" for warning in trust.warning_lines(report)]
     return "## How far to trust this\n\n" + "\n".join(f"- {line}" for line in lines)
+
+
+def _recorded(report: ReportData) -> str:
+    rows = [(topic, markdown(said, recorded.LONGEST)) for topic, said in recorded.lines(report)]
+    return "## Recorded with\n\n" + _table(("", ""), "ll", rows) if rows else ""
+
+
+def _telemetry(report: ReportData) -> str:
+    found = telemetry.rows(report)
+    if not found:
+        return ""
+    cells = ((row.label, row.low, row.median, row.high) for row in found)
+    table = _table(("sampled", "lowest", "median", "highest"), "lrrr", cells)
+    return f"<details><summary>Clocks, power and load during the steps</summary>\n\n{telemetry.caption(report)}.\n\n{table}\n\n</details>"
 
 
 def _rules(report: ReportData) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, trust, waiting, words
+from gpudiag.report import chosen, history, memory, recorded, trust, waiting, words
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.labels import namer, op_detail, phase_text
@@ -37,8 +37,11 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _waiting(console, report)
     _findings(console, report)
     _changes(console, report)
+    history.section(console, report)
+    memory.section(console, report.memory)
     _trust(console, report)
     _ops(console, report, top)
+    _recorded(console, report)
     console.print()
     line(console, words.rules_line(report), QUIET)
     line(console, "Everything, as one page: gpudiag report PATH -o report.html", QUIET)
@@ -199,6 +202,17 @@ def _ops(console: Console, report: ReportData, top: int) -> None:
     print_with_details(console, table, details)
     for said in words.legend(rows):
         line(console, said, QUIET)
+
+
+def _recorded(console: Console, report: ReportData) -> None:
+    found = recorded.lines(report)
+    if not found:
+        return
+    heading(console, "Recorded with")
+    table = new_table((("", "left"), ("", "wrapped")))
+    for topic, said in found:
+        table.add_row(*cells(topic, unbroken(clean(said, recorded.LONGEST))))
+    console.print(table)
 
 
 def _op_columns(flop_unit: str, byte_unit: str) -> list[tuple[str, str, int]]:

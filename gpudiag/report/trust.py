@@ -8,7 +8,7 @@ from collections import Counter
 from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
-from gpudiag.report import waiting
+from gpudiag.report import history, telemetry, waiting
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
@@ -50,8 +50,10 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
         ("utilisation", _mfu_grade(report)),
         ("profiler", _slowdown_line(report)),
         ("read", _read_line(report)),
+        *telemetry.lines(report),
         ("replay", waiting.replay_line(report)),
         ("call sites", _sites_line(report)),
+        ("other steps", history.trust_line(report)),
     ]
     return [(topic, text) for topic, text in lines if text]
 

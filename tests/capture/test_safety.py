@@ -336,8 +336,8 @@ def test_overhead_outside_windows_is_small(tmp_path: Path) -> None:
             time.sleep(0.01)
         best = float("inf")
         for _ in range(5):
-            begun = time.perf_counter()
+            begun = time.thread_time()
             for _ in prof.steps(batch for _ in range(2000)):
                 pass
-            best = min(best, (time.perf_counter() - begun) / 2000)
+            best = min(best, (time.thread_time() - begun) / 2000)
     assert best < 30e-6, f"{best * 1e6:.1f} us a step"

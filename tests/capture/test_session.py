@@ -343,6 +343,22 @@ def test_collections_saves_and_writes_leave_marks(tmp_path: Path, make_loop: typ
     assert not marks.filter(pl.col("name").str.contains("parquet|manifest|rank0")).height
 
 
+def test_files_that_gpudiag_opens_itself_leave_no_mark(tmp_path: Path) -> None:
+    """Through the standard library too, and wherever they lie; the same call of the loop's own code leaves one."""
+    import tempfile
+
+    from gpudiag.capture import writer
+
+    with Session(tmp_path / "run") as prof:
+        for _ in prof.steps(range(3)):
+            writer.write_atomic(tmp_path / "elsewhere.json", b"{}")
+            with tempfile.NamedTemporaryFile(suffix=".theirs"):
+                pass
+    names = open_bundle(prof.path).host_marks.filter(kind="file_write")["name"].to_list()
+    assert sum(name.endswith(".theirs") for name in names) == 3
+    assert not [name for name in names if "elsewhere" in name]
+
+
 def test_written_bytes_are_the_process_s_own(tmp_path: Path) -> None:
     if not os.path.exists("/proc/self/io"):
         pytest.skip("this system does not count written bytes")

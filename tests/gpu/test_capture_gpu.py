@@ -40,3 +40,18 @@ def test_losses_on_the_gpu_are_those_of_the_same_run(tmp_path: Path) -> None:
     first, second = (train_demo(tmp_path / name, seconds=0, device="cuda") for name in ("a", "b"))
     assert first.first_loss == pytest.approx(second.first_loss, rel=1e-5)
     assert second.last_loss < second.first_loss
+
+
+def test_further_windows_on_the_gpu_hold_kernels_too(tmp_path: Path) -> None:
+    from gpudiag.capture.session import Session
+
+    weight = torch.randn(64, 64, device="cuda", requires_grad=True)
+    with Session(tmp_path / "run", skip=2, warm=1, record=2, sites=1, at_steps=(40,)) as prof:
+        for batch in prof.steps(torch.randn(8, 64) for _ in range(60)):
+            (batch.to("cuda") @ weight).sum().backward()
+            torch.cuda.synchronize()
+    bundle = open_bundle(prof.path)
+    assert [(window.index, window.trigger) for window in bundle.recorded().values()] == [(0, "schedule"), (1, "schedule"), (2, "step 40")]
+    for path in bundle.windows():
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        assert any(event.get("cat") == "kernel" for event in events)

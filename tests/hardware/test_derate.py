@@ -12,6 +12,11 @@ from gpudiag.hardware.table import load_table
 from gpudiag.model.hardware import Device
 
 
+def test_clocks_that_are_null_or_no_number_tell_nothing() -> None:
+    assert observed_clock_mhz(samples((0, None), (5, float("nan"))), [(0, 10)]) is None
+    assert observed_clock_mhz(samples((0, 1500.0), (5, None), (6, float("inf"))), [(0, 10)]) == 1500
+
+
 def h100() -> Device:
     table = load_table()
     return device_from_row(next(row for row in table.devices if row.id == "h100-sxm5-80gb"), table)

@@ -10,9 +10,9 @@ import msgspec
 from gpudiag.facts.spoken import event_words, kernel_label
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import CollectiveRow, KernelRow, MfuReference, OpRow, ReportData
-from gpudiag.report import chosen, trust, waiting, words
+from gpudiag.report import chosen, history, recorded, telemetry, trust, waiting, words
 from gpudiag.report.escape import clean, joined
-from gpudiag.report.html import idleness
+from gpudiag.report.html import idleness, memory
 from gpudiag.report.labels import collective_label, namer, phase_text, recompute_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 
@@ -73,10 +73,14 @@ def context(report: ReportData) -> dict[str, Any]:
         "nothing_found": _prose(words.nothing_found(report)),
         "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
         "warnings": [_prose(warning) for warning in trust.warning_lines(report)],
+        "recorded": [(topic, clean(said, recorded.LONGEST)) for topic, said in recorded.lines(report)],
         "op_legend": words.legend(report.ops),
         "rules_line": words.rules_line(report),
         "tables": {table.id: table for table in _tables(report)},
         "idleness": idleness.context(report),
+        "history": history.page_context(report),
+        "memory": memory.context(report.memory),
+        "telemetry_caption": telemetry.caption(report),
     }
 
 
@@ -147,7 +151,7 @@ def _published(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
 
 
 def _tables(report: ReportData) -> list[Table]:
-    tables = [_ops(report), _kernels(report), _idle(report), _syncs(report), _collectives(report), _rules(report)]
+    tables = [_ops(report), _kernels(report), _idle(report), _syncs(report), _collectives(report), _telemetry(report), _rules(report)]
     return [table for table in tables if table.rows]
 
 
@@ -329,6 +333,12 @@ def _collective(row: CollectiveRow) -> tuple[Cell, ...]:
     size = Cell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
     speed = Cell("?" if rate is None else format_rate(rate, "B"), rate)
     return _name(collective_label(row.name)), _name(row.group), _count(row.size), _count(row.count), _time(row.kernel_ns), size, speed
+
+
+def _telemetry(report: ReportData) -> Table:
+    columns = (Column("sampled"), Column("lowest"), Column("median", help="weighted by how long each sample holds"), Column("highest"))
+    cells = [(_name(row.label), Cell(row.low), Cell(row.median), Cell(row.high)) for row in telemetry.rows(report)]
+    return _table("telemetry", columns, cells)
 
 
 def _rules(report: ReportData) -> Table:

@@ -1,0 +1,171 @@
+"""What asks for a further window: step numbers, signals, and a step time that has really risen."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.capture.options import Options
+from gpudiag.capture.steps import StepRow
+from gpudiag.capture.triggers import (
+    COOL_DOWN_STEPS,
+    RECENT_STEPS,
+    REFERENCE_STEPS,
+    SETTLE_STEPS,
+    SignalFlag,
+    SlowWatch,
+    Triggers,
+)
+
+START = SETTLE_STEPS + REFERENCE_STEPS
+
+
+def told(watch: SlowWatch, walls: list[int]) -> list[tuple[int, float]]:
+    """Return (position, rise) wherever the watch tells."""
+    return [(at, rise) for at, wall in enumerate(walls) if (rise := watch.add(wall)) is not None]
+
+
+# -- step time rose --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rise_is_told_once_more_than_half_of_the_recent_steps_have_it() -> None:
+    found = told(SlowWatch(0.3), [100] * (START + 40) + [131] * 500)
+    # the median of an even count is the mean of the middle two: the eleventh slow step of twenty makes it 131
+    assert found == [(START + 40 + RECENT_STEPS // 2, pytest.approx(0.31))]
+
+
+def test_slow_first_steps_are_no_yardstick() -> None:
+    walls = [5000] * SETTLE_STEPS + [100] * (REFERENCE_STEPS + 40) + [140] * 20
+    assert [rise for _, rise in told(SlowWatch(0.3), walls)] == [pytest.approx(0.4)]
+
+
+def test_a_lasting_rise_is_told_once_a_further_one_again() -> None:
+    walls = [100] * (START + 20) + [140] * 1000 + [200] * 1000
+    first, second = told(SlowWatch(0.3), walls)
+    assert (first[1], second[1]) == (pytest.approx(0.4), pytest.approx(1.0))
+    assert second[0] < START + 20 + 1000 + RECENT_STEPS
+
+
+def test_a_rise_that_went_away_and_comes_back_is_told_again_after_the_cool_down() -> None:
+    walls = [100] * (START + 20) + [140] * 50 + [100] * 50 + [140] * 50 + [100] * COOL_DOWN_STEPS + [140] * 50
+    found = [at for at, _ in told(SlowWatch(0.3), walls)]
+    assert len(found) == 2  # the second of the three came within the cool-down
+    assert found[1] >= START + 20 + 150 + COOL_DOWN_STEPS
+
+
+def test_noise_of_a_shared_machine_is_no_rise() -> None:
+    chance = random.Random(3)
+    walls = [int(1e6 * chance.lognormvariate(0, 0.15)) for _ in range(20_000)]
+    assert told(SlowWatch(0.3), walls) == []
+
+
+@given(st.data(), st.integers(1, 10**9))
+def test_fewer_than_half_of_any_twenty_steps_never_trigger(data: Any, wall: int) -> None:
+    """However slow they are: outliers, checkpoints, validation steps."""
+    walls = [wall] * (START + 200)
+    for begin in range(START, len(walls), RECENT_STEPS):
+        slow = data.draw(st.sets(st.integers(0, RECENT_STEPS - 1), max_size=RECENT_STEPS // 4))
+        for at in slow:
+            walls[begin + at] = wall * data.draw(st.integers(2, 1000))
+    assert told(SlowWatch(0.05), walls) == []
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=400))
+def test_any_times_do(walls: list[int]) -> None:
+    for _, rise in told(SlowWatch(0.5), walls):
+        assert rise > 0.5
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _handler_is_put_back() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_a_signal_sets_a_flag_once() -> None:
+    flag = SignalFlag(signal.SIGUSR1)
+    assert flag.install() is None
+    assert not flag.take()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert flag.take()
+    assert not flag.take()
+    flag.restore()
+
+
+def test_the_handler_that_was_there_is_called_and_put_back() -> None:
+    calls = []
+
+    def theirs(number: int, frame: object) -> None:
+        calls.append(number)
+
+    before = signal.signal(signal.SIGUSR1, theirs)
+    flag = SignalFlag(signal.SIGUSR1)
+    flag.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert flag.take()
+    flag.restore()
+    assert calls == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is theirs
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_set_later_stays() -> None:
+    flag = SignalFlag(signal.SIGUSR1)
+    flag.install()
+    previous = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    flag.restore()
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
+    assert previous == flag._handle
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def test_in_another_thread_nothing_is_installed() -> None:
+    flag, why = SignalFlag(signal.SIGUSR1), []
+    thread = threading.Thread(target=lambda: (why.append(flag.install()), flag.restore()))
+    thread.start()
+    thread.join()
+    assert "main thread" in why[0]
+
+
+# -- together ---------------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_due_so_that_they_are_the_first_recorded() -> None:
+    triggers = Triggers(Options(warm=2, at_steps=(1, 10, 10_000)))
+    due = {number: triggers.due(number) for number in range(20)}
+    assert {number: reasons for number, reasons in due.items() if reasons} == {0: ["step 1"], 8: ["step 10"]}
+    assert triggers.missing() == ["at_steps: the run ended before step 10000"]
+
+
+def test_only_plain_steps_tell_of_the_step_time() -> None:
+    triggers = Triggers(Options(on_slow=0.3))
+
+    def step(wall: int, window: str) -> list[str]:
+        row = StepRow(0, 0, wall)
+        row.window = window
+        triggers.ended(row)
+        return triggers.due(0)
+
+    for _ in range(START + 20):
+        assert step(100, "plain") == []
+    for label in ("warm", "timing", "sites", "export"):
+        assert [step(900, label) for _ in range(50)] == [[]] * 50
+    assert [reason for _ in range(20) for reason in step(131, "plain")] == ["step time rose 31 %"]
+
+
+def test_nothing_asked_for_costs_nothing() -> None:
+    assert not Triggers(Options()).used
+    assert Triggers(Options(at_steps=(3,))).used
