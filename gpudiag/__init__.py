@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, profile
-    from gpudiag.capture.marker import step
+    from gpudiag.capture.unmodified.marker import step
 
 __all__ = ["Report", "calibrate", "diagnose", "profile", "step"]
 
@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gpudiag' has no attribute {name!r}; public names: {', '.join(__all__)}")
     if name == "step":  # called in each step of a script: it must not load the analysis
-        from gpudiag.capture.marker import step
+        from gpudiag.capture.unmodified.marker import step
 
         globals()["step"] = step
         return step

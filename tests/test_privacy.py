@@ -22,7 +22,7 @@ from fuzz.documents import MATRIX, SHAPES, Document, complete, distributed, with
 
 from gpudiag import api
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.variables import FORMS
+from gpudiag.capture.environment.variables import FORMS
 from gpudiag.errors import GpudiagError
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.trace import read

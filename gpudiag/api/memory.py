@@ -14,7 +14,7 @@ from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
-from gpudiag.capture.memory_files import MemoryFiles, memory_files
+from gpudiag.capture.memory.files import MemoryFiles, memory_files
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.trace import Trace

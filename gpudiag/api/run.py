@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.capture import launch
-from gpudiag.capture.inject.sitecustomize import PLAN, SHADOWED
-from gpudiag.capture.plan import Entry, Plan, read_journal
+from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
+from gpudiag.capture.unmodified.plan import Entry, Plan, read_journal
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpudiag.capture.loaders import loader_settings
+from gpudiag.capture.environment.loaders import loader_settings
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.recording import Recording
 from gpudiag.capture.seen import Seen

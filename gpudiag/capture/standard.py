@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from gpudiag.capture.accumulation import Accumulation
-from gpudiag.capture.inventory import Inventory
-from gpudiag.capture.memory import Memory
+from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.memory.part import Memory
 from gpudiag.capture.nvtx_ranges import Ranges
 from gpudiag.capture.parts import Part
-from gpudiag.capture.phases import Phases
+from gpudiag.capture.phases.part import Phases
 from gpudiag.capture.telemetry.part import DEFAULT_HZ, Telemetry
 
 

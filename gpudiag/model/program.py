@@ -1,6 +1,6 @@
 """What the training program brought along: packages, wrappers, compilation, its commit. Part of the manifest of a bundle.
 
-Names no host, user, path, branch or remote; environment variables only from a short list (gpudiag.capture.variables).
+Names no host, user, path, branch or remote; environment variables only from a short list (gpudiag.capture.environment.variables).
 """
 
 from __future__ import annotations

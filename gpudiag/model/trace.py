@@ -9,7 +9,6 @@ import polars as pl
 
 from gpudiag.model import tables
 
-
 Recorder = Literal["torch", "nsys"]
 """What wrote a recording: PyTorch's profiler or Nsight Systems."""
 

@@ -192,9 +192,8 @@ def main() -> int:
     if chosen.child:
         print(json.dumps(empty_steps() if chosen.child == "empty" else turns(chosen.child, chosen.rounds)))
         return 0
-    print(
-        f"{platform.processor() or platform.machine()}, {chosen.processes} processes x {chosen.rounds} turns, {RECORD} recorded steps a turn\n"
-    )
+    machine = platform.processor() or platform.machine()
+    print(f"{machine}, {chosen.processes} processes x {chosen.rounds} turns, {RECORD} recorded steps a turn\n")
     print("| model (bare step) | ratio of step times | median | 95 % interval |\n|---|---|---|---|", flush=True)
     kept = [compare(size, chosen.processes, chosen.rounds) for size in SIZES]
     cost = _child("--child", "empty")

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from gpudiag.api.memory import memory
-from gpudiag.capture.memory import Memory
-from gpudiag.capture.memory_files import memory_files
+from gpudiag.capture.memory.files import memory_files
+from gpudiag.capture.memory.part import Memory
 from gpudiag.capture.session import Session
 from gpudiag.trace.snapshot import read_snapshot
 

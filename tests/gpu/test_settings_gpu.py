@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.inventory import Inventory
+from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.nvtx_ranges import Ranges
 from gpudiag.capture.session import Session
 

@@ -1,0 +1,140 @@
+"""Loaded by each Python that finds this folder first on PYTHONPATH (https://docs.python.org/3/library/site.html), as in `gpudiag run`.
+
+It takes the folder off sys.path, lets the sitecustomize that it shadows run, and waits for torch to be imported. Launchers, DataLoader
+workers and compile workers load it too, so it imports next to nothing, never torch, prints nothing, and does nothing without a plan.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing itself is too slow an import for here
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PLAN = "GPUDIAG_RUN"
+"""Environment variable: the plan of the recording, as text (gpudiag.capture.unmodified.watch.Plan)."""
+
+SHADOWED = "GPUDIAG_RUN_PYTHONPATH"
+"""Environment variable: PYTHONPATH as it was for `gpudiag run`; not set where there was none."""
+
+_PATH = "PYTHONPATH"
+_QUIET = "KINETO_LOG_LEVEL"  # read by libkineto when torch is loaded: without it each window writes lines to stderr
+_QUIETEST = "6"  # above its last kind of message (5, USDT)
+
+_LAUNCHERS = {
+    "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.elastic.multiprocessing.subprocess_handler",
+    "lightning.fabric.strategies.launchers.subprocess_script",
+    "lightning.pytorch.strategies.launchers.subprocess_script",
+    "lightning_fabric.strategies.launchers.subprocess_script",
+    "pytorch_lightning.strategies.launchers.subprocess_script",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.launch",
+    "deepspeed.launcher.runner",
+}
+"""Modules that start ranks with a copy of os.environ; whatever else starts a process hands on the environment itself."""
+
+
+class Environment:
+    """Our variables: handed on to child processes, but not seen in os.environ by the script (nor by what prints or stores it)."""
+
+    def __init__(self) -> None:
+        self._ours = {name: os.environ[name] for name in (PLAN, SHADOWED, _PATH) if name in os.environ}
+        self._ours.setdefault(_QUIET, os.environ.get(_QUIET, _QUIETEST))
+
+    def hide(self) -> None:
+        """Show the script PYTHONPATH as it was; the process environment, which children inherit, keeps our values."""
+        before = self._ours.get(SHADOWED)
+        for name in (PLAN, SHADOWED, _PATH):
+            os.environ.pop(name, None)
+        if before is not None:
+            os.environ[_PATH] = before
+        for name, value in self._ours.items():
+            os.putenv(name, value)
+
+    def show(self) -> None:
+        """Put our values into os.environ, for a launcher that copies it."""
+        os.environ.update(self._ours)
+
+
+class Finder:
+    """A finder on sys.meta_path that calls `actions[name]()` once the module of that name has been imported by the other finders."""
+
+    def __init__(self, actions: dict[str, Callable[[], None]]) -> None:
+        self._actions = actions
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Return the other finders' spec with a loader that tells us; None (not ours) for all other modules."""
+        if name not in self._actions:
+            return None
+        finders: tuple[Any, ...] = tuple(sys.meta_path)
+        for finder in finders:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                self._follow(name, spec.loader)
+                return spec
+        return None
+
+    def _follow(self, name: str, loader: Any) -> None:
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return
+
+        def exec_module(module: Any) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)  # where it raises, the next import is followed again
+            action = self._actions.pop(name, None)
+            if action is not None:
+                action()
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError:  # a loader without attributes of its own: its modules are not followed
+            return
+
+
+def _chain(folder: str) -> bool:
+    """Return whether there is another sitecustomize; it has then been run in our place, and what it raises is raised."""
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != folder]
+    sys.path_importer_cache.pop(folder, None)
+    ours = sys.modules.pop(__name__, None)
+    try:
+        __import__(__name__)
+    except ImportError as error:
+        if error.name != __name__:
+            raise
+        if ours is not None:
+            sys.modules[__name__] = ours
+        return False
+    return True
+
+
+def _watch(plan: str) -> None:
+    try:
+        from gpudiag.capture.unmodified.watch import watch
+
+        watch(plan)
+    except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
+        pass
+
+
+def _install() -> None:
+    plan = os.environ.get(PLAN)
+    if not plan:
+        return
+    environment = Environment()
+    environment.hide()
+    actions: dict[str, Callable[[], None]] = dict.fromkeys(_LAUNCHERS, environment.show)
+    actions["torch"] = lambda: _watch(plan)
+    sys.meta_path.insert(0, Finder(actions))
+
+
+if __name__ == "sitecustomize":
+    _install()
+    if not _chain(os.path.dirname(os.path.abspath(__file__))):
+        # site takes this for "there is none" and says nothing: so `import sitecustomize` fails in the script as it would without us
+        raise ImportError("No module named 'sitecustomize'", name=__name__)

@@ -1,0 +1,169 @@
+"""What a recorded program brought along stands in the manifest; taking stock neither stops nor slows the loop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import checkpoint as checkpoint_module
+from torch.utils.checkpoint import checkpoint
+
+from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.environment import inventory as module
+from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.patches import Patches
+from gpudiag.capture.session import Session
+from gpudiag.model.bundle import Manifest
+from gpudiag.model.program import Code, Program
+
+COMMIT = Code("a" * 40, dirty=True)
+
+
+@pytest.fixture(autouse=True)
+def _known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "code", lambda folder: COMMIT)
+
+
+class Context:
+    rank, world_size = 0, 1
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.patches = Patches()
+
+
+def recorded(path: Path, loop: Any, **options: Any) -> Manifest:
+    with Session(path, parts=[Inventory()], skip=1, warm=1, record=2, sites=0, **options) as prof:
+        loop.epoch(prof.steps(loop.loader()))
+    return open_bundle(prof.path).manifest
+
+
+def test_a_bundle_holds_the_program(tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_TOKEN", "hf_PLANTED")
+    manifest = recorded(tmp_path / "run", make_loop(batches=8))
+    program = manifest.program
+    assert program is not None
+    assert program.code == COMMIT
+    assert program.packages["torch"] == torch.__version__
+    assert program.variables["OMP_NUM_THREADS"] == "3"
+    assert program.wrappers is not None
+    assert manifest.machine.cpu
+    assert b"PLANTED" not in (tmp_path / "run" / "manifest.json").read_bytes()
+
+
+def test_the_loader_and_the_optimizer_are_described_in_the_settings(tmp_path: Path, make_loop: type) -> None:
+    settings = recorded(tmp_path / "run", make_loop(batches=8)).settings
+    assert settings.loader is not None
+    assert (settings.loader.sampler, settings.loader.dataset, settings.loader.drop_last) == ("RandomSampler", "map", False)
+    assert [optimizer.implementation for optimizer in settings.optimizers] == ["for-loop"]  # fused=False: torch then takes the loop
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_is_heard_of(reentrant: bool) -> None:
+    part, context = Inventory(), Context()
+    originals = [getattr(checkpoint_module, name) for name in module._CHECKPOINT]
+    part.start(context)  # type: ignore[arg-type]
+    assert part.manifest()["program"].activation_checkpointing is None
+    layer, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+    context.patches.restore()
+    assert part.manifest()["program"].activation_checkpointing is True
+    assert x.grad is not None
+    assert [getattr(checkpoint_module, name) for name in module._CHECKPOINT] == originals
+
+
+def test_without_checkpointing_the_end_says_so() -> None:
+    part, context = Inventory(), Context()
+    part.start(context)  # type: ignore[arg-type]
+    part.close()
+    context.patches.restore()
+    assert part.manifest()["program"].activation_checkpointing is False
+
+
+def test_only_the_first_rank_asks_git() -> None:
+    part, context = Inventory(), Context(rank=3)
+    part.start(context)  # type: ignore[arg-type]
+    part.close()
+    context.patches.restore()
+    assert part.manifest()["program"].code is None
+
+
+def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
+    tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(module, "JOIN_S", 0.2)
+    monkeypatch.setattr(module, "code", lambda folder: release.wait(60) and None)
+    begun = time.monotonic()
+    manifest = recorded(tmp_path / "run", make_loop(batches=8))
+    assert time.monotonic() - begun < 30
+    release.set()
+    assert manifest.finished
+    assert manifest.program is not None
+    assert manifest.program.code is None
+
+
+@pytest.mark.parametrize("name", ["alive", "wrappers", "compiled", "packages", "code", "variables"])
+def test_whatever_fails_the_losses_are_the_same(tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def fail(*_: object) -> Any:
+        raise RuntimeError("broken")
+
+    plain, loop = make_loop(batches=8), make_loop(batches=8)
+    torch.manual_seed(1)
+    plain.epoch(plain.loader())
+    monkeypatch.setattr(module, name, fail)
+    torch.manual_seed(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        manifest = recorded(tmp_path / "run", loop)
+    assert loop.losses == plain.losses
+    assert manifest.finished
+    assert sum("gpudiag" in str(item.message) for item in caught) <= 1
+
+
+def test_the_training_thread_gives_little_time_to_it() -> None:
+    """With 2,000 modules and 4,000 tensors; 5 ms on an idle machine, here the fastest of several looks against ten times that."""
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(2_000)))
+    part, context = Inventory(), Context()
+    times = []
+    part.start(context)  # type: ignore[arg-type]
+    for index in range(5):
+        begun = time.perf_counter()
+        part.window_ended(index, "timing")
+        part.manifest()
+        times.append(time.perf_counter() - begun)
+    context.patches.restore()
+    assert len(list(model.modules())) == 2_001
+    assert min(times) < 0.05
+
+
+def test_a_run_that_was_killed_says_what_is_not_known() -> None:
+    part, context = Inventory(), Context()
+    part.start(context)  # type: ignore[arg-type]
+    program: Program = part.manifest()["program"]
+    context.patches.restore()
+    assert (program.wrappers, program.activation_checkpointing) == (None, None)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_fork_while_the_thread_works_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(module, "code", lambda folder: release.wait(30) and COMMIT)
+    part, context = Inventory(), Context()
+    part.start(context)  # type: ignore[arg-type]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if part.manifest()["program"].code is None else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    release.set()
+    part.close()
+    context.patches.restore()
+    assert part.manifest()["program"].code == COMMIT

@@ -1,0 +1,49 @@
+"""Versions of imported packages, without importing or loading anything."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from gpudiag.capture.environment.packages import KNOWN, packages
+
+
+def test_what_is_imported_has_its_version() -> None:
+    found = packages()
+    assert found["torch"] == torch.__version__
+    assert set(found) <= set(KNOWN.values())
+
+
+def test_asking_imports_nothing() -> None:
+    before = set(sys.modules)
+    packages()
+    assert set(sys.modules) == before
+
+
+def test_a_lazy_module_is_not_made_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was loaded")
+
+    monkeypatch.setitem(sys.modules, "timm", Lazy("timm"))
+    monkeypatch.setattr(metadata, "version", lambda name: {"timm": "1.0.9"}[name])
+    assert packages()["timm"] == "1.0.9"
+
+
+@pytest.mark.parametrize("version", ["/home/me/timm", "1.0; token=x", "", "x" * 100, 7])
+def test_what_is_no_version_is_left_out(monkeypatch: pytest.MonkeyPatch, version: object) -> None:
+    def absent(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    module = ModuleType("timm")
+    module.__version__ = version  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", module)
+    monkeypatch.setattr(metadata, "version", absent)
+    assert "timm" not in packages()
+    monkeypatch.setitem(sys.modules, "timm", None)  # an import that was blocked
+    assert "timm" not in packages()

@@ -1,0 +1,157 @@
+"""What a batch tells of its padding, and what looks like padding and is none."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from gpudiag.capture.phases import padding
+from gpudiag.capture.phases.padding import padding_of
+
+RIGHT = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 12 positions, 5 of them padding
+LEFT = RIGHT.flip(1)
+
+
+@dataclass
+class Sample:
+    x: Any
+    attention_mask: Any
+
+
+Named = namedtuple("Named", ["x", "padding_mask"])
+
+
+class Lazy(dict):  # type: ignore[type-arg]
+    """Computes its values when they are asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise AssertionError("asked for a value")
+
+    get = items = values = __getitem__  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("mask", [RIGHT, LEFT, RIGHT.bool(), RIGHT.float(), RIGHT.to(torch.uint8), RIGHT.t().contiguous().t(), RIGHT * 3])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda mask: {"attention_mask": mask},
+        lambda mask: UserDict(input_ids=1, attention_mask=mask),
+        lambda mask: [{"labels": None}, {"attention_mask": mask}],
+        lambda mask: ({"attention_mask": mask}, 3),
+        lambda mask: Sample(1, mask),
+        lambda mask: Lazy(attention_mask=mask),
+    ],
+)
+def test_an_attention_mask_tells_on_both_sides_in_every_container(mask: torch.Tensor, wrap: Any) -> None:
+    assert padding_of(wrap(mask)) == (12, 5)
+
+
+def test_a_hugging_face_batch_tells() -> None:
+    tokenization = pytest.importorskip("transformers.tokenization_utils_base")
+    assert padding_of(tokenization.BatchEncoding({"attention_mask": LEFT})) == (12, 5)
+
+
+def test_in_a_padding_mask_true_is_padding() -> None:
+    assert padding_of({"src_key_padding_mask": RIGHT == 0}) == (12, 5)
+    assert padding_of(Named(torch.ones(3), RIGHT == 0)) == (12, 5)
+    assert padding_of({"padding_mask": torch.zeros(2, 3, dtype=torch.bool)}) == (6, 0)
+    assert padding_of({"padding_mask": RIGHT == 1}) is None  # 1 is real here: some models have it so
+
+
+def test_a_field_called_mask_is_read_only_where_its_sense_is_plain() -> None:
+    assert padding_of({"mask": RIGHT}) == (12, 5)
+    assert padding_of({"mask": RIGHT == 0}) is None
+    assert padding_of({"mask": LEFT}) is None
+    assert padding_of({"mask": torch.tensor([[1, 0, 1, 0]])}) is None  # what a masked model is to restore
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.ones(4, 4).tril(),  # causal: looks like right padding
+        torch.zeros(2, 1, 4, 4),
+        torch.tensor([[0.0, float("-inf")], [0.0, 0.0]]),
+        torch.tensor([[0.0, -1e9], [0.0, 0.0]]),
+        torch.tensor([[1, 0, 1, 1]]),
+        torch.tensor([[1.0, 0.5, 0.2]]),
+        torch.tensor([[1, -1]]),
+        torch.ones(3),
+        torch.ones(2, 2, dtype=torch.bfloat16),
+        torch.ones(2, 2, device="meta"),
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(0, 4),
+        [[1, 1], [1, 0]],
+        "mask",
+    ],
+)
+def test_other_masks_are_unknown(mask: Any) -> None:
+    assert padding_of({"attention_mask": mask}) is None
+
+
+def test_a_causal_mask_of_the_other_convention_is_unknown() -> None:
+    assert padding_of({"padding_mask": torch.ones(4, 4).triu(1).bool()}) is None
+
+
+def test_lengths_count_where_a_padded_tensor_is_there() -> None:
+    lengths = torch.tensor([4, 2, 1])
+    assert padding_of({"x": torch.ones(3, 4, 8), "lengths": lengths}) == (12, 5)
+    assert padding_of({"x": torch.ones(6, 3, 8), "input_lengths": [4, 2, 1]}) == (12, 5)  # time first, and longer than the longest
+    assert padding_of({"x": torch.ones(7, 8), "lengths": lengths}) is None  # joined, not padded
+    assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([-1, 2, 2])}) is None
+    assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([1.0, 2.0, 2.0])}) is None
+
+
+def test_labels_count_only_where_the_ends_of_rows_are_ignored() -> None:
+    assert padding_of({"labels": torch.tensor([[5, 6, 7], [5, -100, -100]])}) == (6, 2)
+    assert padding_of({"labels": torch.tensor([[-100, 6, 7], [5, 6, -100]])}) is None  # a masked prompt
+    assert padding_of({"labels": torch.tensor([[5, -100, 7]])}) is None  # a masked language model
+    assert padding_of({"labels": torch.tensor([[5, 6, 7]])}) is None
+    assert padding_of({"labels": torch.tensor([3, 1])}) is None
+    assert padding_of({"attention_mask": RIGHT, "labels": torch.tensor([[5, -100]])}) == (12, 5)
+
+
+def test_packed_and_nested_batches_have_no_padding() -> None:
+    packed = pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)])
+    assert padding_of(packed) == (7, 0)
+    assert padding_of((packed, torch.ones(3))) == (7, 0)
+    jagged = torch.nested.nested_tensor([torch.ones(4, 2), torch.ones(1, 2)], layout=torch.jagged)
+    assert padding_of(jagged) == (5, 0)
+
+
+@pytest.mark.parametrize("batch", [None, 3, "text", torch.ones(3), (torch.ones(2), torch.ones(2)), {}, {1: 2}, [], object(), Sample])
+def test_other_batches_are_unknown(batch: Any) -> None:
+    assert padding_of(batch) is None
+
+
+class Raises:
+    is_nested = True
+
+    @property
+    def _values(self) -> Any:
+        raise RuntimeError("no")
+
+
+def test_it_never_raises_and_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert padding_of(Raises()) is None
+    monkeypatch.setattr(padding, "MAX_ELEMENTS", 11)
+    assert padding_of({"attention_mask": RIGHT}) is None
+
+
+def test_the_batch_stays_as_it_was() -> None:
+    mask, before = RIGHT.clone(), RIGHT.clone()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        assert padding_of({"attention_mask": mask}) == (12, 5)
+    assert not [event.key for event in profiler.key_averages() if event.key.startswith("aten::")]
+    assert torch.equal(mask, before)
+    mask.resize_(100)  # Tensor.numpy() would have forbidden it
+
+
+def test_a_mask_that_needs_gradients_or_is_a_view_is_read_in_place() -> None:
+    wide = torch.zeros(3, 9)
+    wide[:, 2:6] = RIGHT
+    assert padding_of({"attention_mask": wide[:, 2:6].requires_grad_()}) == (12, 5)
