@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.capture import launch
+from gpudiag.capture.unmodified.inject import sitecustomize
 from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
 from gpudiag.capture.unmodified.plan import Entry, Plan, read_journal
 from gpudiag.errors import InputError
@@ -24,7 +25,7 @@ from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
 
-INJECT = Path(launch.__file__).parent / "inject"
+INJECT = Path(sitecustomize.__file__).parent
 
 MAX_PLAN = 100_000
 """Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches
@@ -37,20 +37,46 @@ class Listener:
         """The step of a torch optimizer has ended."""
 
 
+T = TypeVar("T")
+
+
+def overriding(objects: Iterable[T], base: type, name: str) -> list[tuple[T, Callable[..., None]]]:
+    """Return (object, its method `name`) for those whose class overrides that of `base`: a call that does nothing costs too, every step."""
+    return [(item, getattr(item, name)) for item in objects if getattr(type(item), name) is not getattr(base, name)]
+
+
 class Events:
-    """Emits the events of one thread to `listeners`, in their order.
+    """Emits the events of one thread to the listeners that were added, in their order.
 
     A listener that raises is taken off with one warning; the wrapped call goes on in any case. `on` is the marks' own switch, so that
     nothing is emitted before the session began, after it ended, or in a forked child.
     """
 
     def __init__(self, marks: HostMarks, note: Note) -> None:
-        self.listeners: list[Listener] = []
+        self.failed: Callable[[Listener], None] = lambda _: None
+        """Called with a listener that was taken off because it raised."""
         self.thread = threading.get_ident()
         self.muted = False
         """True while steps() asks for a batch: it emits the two events itself."""
         self._marks, self._note = marks, note
         self._hooked = False
+        self._listeners: list[Listener] = []
+        self._hearing: dict[str, list[tuple[Listener, Callable[..., None]]]] = {}
+
+    def add(self, listener: Listener) -> None:
+        """Let `listener` hear all events from now on, after those that were added before."""
+        self._listeners.append(listener)
+        self._hearing = {}
+
+    def remove(self, listener: Listener) -> None:
+        """Let `listener` hear nothing more; does nothing where it was not added."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+            self._hearing = {}
+
+    def clear(self) -> None:
+        """Let nobody hear anything more."""
+        self._listeners, self._hearing = [], {}
 
     @property
     def here(self) -> bool:
@@ -59,13 +85,19 @@ class Events:
 
     def emit(self, name: str, *args: object) -> None:
         """Call `name`(now, *args) of every listener."""
+        hearing = self._hearing.get(name)
+        if hearing is None:
+            hearing = self._hearing[name] = overriding(self._listeners, Listener, name)
+        if not hearing:
+            return
         at = time.perf_counter_ns()
-        for listener in tuple(self.listeners):
+        for listener, method in hearing:
             try:
-                getattr(listener, name)(at, *args)
+                method(at, *args)
             except Exception as error:  # noqa: BLE001 - the training run comes first
-                self.listeners.remove(listener)
-                self._note(f"{type(listener).__name__} was switched off", error)
+                self.remove(listener)
+                self._note(f"{type(listener).__name__.lower()} was switched off", error)
+                self.failed(listener)
 
     def install(self, patches: Patches) -> None:
         """Put the wrappers in place; what this version of torch does not have is left out."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpudiag.capture.events import Events, Listener
+from gpudiag.capture.events import Events, Listener, overriding
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.schedule import Kind
 from gpudiag.capture.steps import StepRow
@@ -78,35 +78,42 @@ class Parts:
 
     def __init__(self, parts: Sequence[Part], note: Callable[[str, BaseException | None], None]) -> None:
         self._note = note
-        self._waiting, self.working = list(parts), list[Part]()
+        self._waiting, self._working = list(parts), list[Part]()
+        self._reached: dict[str, list[tuple[Part, Callable[..., None]]]] = {}
+        self._events: Events | None = None
 
     @property
     def profile_memory(self) -> bool:
         """Return whether a part that works wants the allocators' events."""
-        return any(part.profile_memory for part in self.working)
+        return any(part.profile_memory for part in self._working)
 
     def start(self, context: Context) -> None:
         """Start all parts and let them hear the events."""
+        self._events = context.events
+        self._events.failed = self._failed
         for part in self._waiting:
-            self.working.append(part)
+            self._working.append(part)
             if self._guarded(part, part.start, context):
-                context.events.listeners.append(part)
+                self._events.add(part)
 
     def call(self, name: str, *args: object) -> None:
         """Call the method `name` of every part."""
-        for part in tuple(self.working):
-            self._guarded(part, getattr(part, name), *args)
+        reached = self._reached.get(name)
+        if reached is None:
+            reached = self._reached[name] = overriding(self._working, Part, name)
+        for part, method in reached:
+            self._guarded(part, method, *args)
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest fields of all parts."""
         fields: dict[str, Any] = {}
-        for part in tuple(self.working):
+        for part in tuple(self._working):
             self._guarded(part, lambda part=part: fields.update(part.manifest()))
         return fields
 
     def drop(self) -> None:
         """Drop all parts; none works afterwards."""
-        for part in tuple(self.working):
+        for part in tuple(self._working):
             self._off(part)
 
     def _guarded(self, part: Part, action: Callable[..., object], *args: object) -> bool:
@@ -118,10 +125,17 @@ class Parts:
             return False
         return True
 
+    def _failed(self, listener: Listener) -> None:
+        if isinstance(listener, Part):
+            self._off(listener)
+
     def _off(self, part: Part) -> None:
-        if part not in self.working:
+        if part not in self._working:
             return
-        self.working.remove(part)
+        self._working.remove(part)
+        self._reached = {}
+        if self._events is not None:
+            self._events.remove(part)
         try:
             part.drop()
         except Exception as error:  # noqa: BLE001

@@ -33,6 +33,7 @@ class Seen(Listener):
         self._optimizers: dict[int, OptimizerSettings] = {}
         self._wait_ns: int | None = None
         self._samples: int | None = None
+        self._no_loader: type | None = None
 
     @property
     def optimizers(self) -> tuple[OptimizerSettings, ...]:
@@ -51,8 +52,9 @@ class Seen(Listener):
         self._wait_ns = (self._wait_ns or 0) + wait_ns
         if samples is not None:
             self._samples = (self._samples or 0) + samples
-        if self.loader is None:
+        if self.loader is None and type(iterator) is not self._no_loader:
             self.loader = environment.loader_settings(iterator)
+            self._no_loader = type(iterator)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Note an optimizer after its step."""

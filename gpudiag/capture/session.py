@@ -190,7 +190,7 @@ class Session:
         self._events.install(patches)
         install(patches, self._seen)
         self._windows.guard.install(patches)
-        self._events.listeners.append(self._seen)
+        self._events.add(self._seen)
         self._parts.start(self._recording)
         self._triggers.install(self._recording.note)
         self._marks.attach()

@@ -40,5 +40,5 @@ class LoopLeft(Part):
         if frame is not None:
             self._inside = True
         elif self._inside and self._context is not None:
-            self._context.events.listeners.clear()  # the call that is under way emits one more event
+            self._context.events.clear()  # the call that is under way emits one more event
             self._left()

@@ -79,17 +79,9 @@ def _fields(item: object) -> Mapping[str, Any] | None:
 
 def _of_fields(fields: Mapping[str, Any]) -> Count | None:
     """Return the count of the first kind of field that is there; a field that does not tell ends the search."""
-    kinds: tuple[tuple[tuple[str, ...], Callable[[Any, Mapping[str, Any]], Count | None]], ...] = (
-        (_REAL, lambda value, _: _mask(value, real=True)),
-        (_PADDING, lambda value, _: _mask(value, real=False)),
-        (("mask",), lambda value, _: _mask(value, real=True, only_left=True)),
-        (_LENGTHS, _lengths),
-        (("labels",), lambda value, _: _labels(value)),
-    )
-    for names, count in kinds:
-        for name in names:
-            if fields.get(name) is not None:
-                return count(fields[name], fields)
+    for name, count in _KINDS:
+        if fields.get(name) is not None:
+            return count(fields[name], fields)
     return None
 
 
@@ -130,6 +122,8 @@ def _mask(value: Any, *, real: bool, only_left: bool = False) -> Count | None:
     if array is None:
         return None
     size, marked = array.size, int(np.count_nonzero(array))
+    if marked == size and array.dtype.kind in "bu":
+        return size, 0
     set_ = array if array.dtype.kind == "b" else array != 0
     if not _plain_numbers(array) or not _one_sided(set_) or _causal(set_):
         return None
@@ -151,8 +145,8 @@ def _plain_numbers(array: Array) -> bool:
 
 def _one_sided(set_: Array) -> bool:
     """Return whether each row changes at most once: its padding stands at one end."""
-    changes = np.count_nonzero(set_[:, 1:] != set_[:, :-1], axis=1)
-    return bool(changes.max(initial=0) <= 1)
+    changes = np.add.reduce(set_[:, 1:] != set_[:, :-1], axis=1, dtype=np.int32)
+    return int(np.maximum.reduce(changes, initial=0)) <= 1
 
 
 def _causal(set_: Array) -> bool:
@@ -197,3 +191,20 @@ def _labels(value: Any) -> Count | None:
     if not padded or not kept[:, 0].all() or not _one_sided(kept):
         return None
     return array.size, padded
+
+
+_Counter = Callable[[Any, Mapping[str, Any]], Count | None]
+
+
+def _kinds() -> list[tuple[str, _Counter]]:
+    counters: list[tuple[tuple[str, ...], _Counter]] = [
+        (_REAL, lambda value, _: _mask(value, real=True)),
+        (_PADDING, lambda value, _: _mask(value, real=False)),
+        (("mask",), lambda value, _: _mask(value, real=True, only_left=True)),
+        (_LENGTHS, _lengths),
+        (("labels",), lambda value, _: _labels(value)),
+    ]
+    return [(name, count) for names, count in counters for name in names]
+
+
+_KINDS = _kinds()
