@@ -10,15 +10,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpudiag.capture import launch
+from gpudiag.capture.options import checked
+from gpudiag.capture.standard import standard_parts
 from gpudiag.capture.unmodified.inject import sitecustomize
 from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
-from gpudiag.capture.unmodified.plan import Entry, Plan, read_journal
+from gpudiag.capture.unmodified.plan import Entry, Option, Plan, read_journal
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 
@@ -65,17 +68,18 @@ class Ran(msgspec.Struct, frozen=True):
 def run(
     command: Sequence[str],
     path: str = "",
-    options: Mapping[str, int] | None = None,
+    options: Mapping[str, Option] | None = None,
     *,
     shown: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Ran:
     """Return how `command` ended; what of it trains is recorded into a bundle at `path` (default runs/<time>).
 
-    Standard streams, signals, working directory and open files are the command's own. `options`: of a session (skip, warm, record, sites).
+    Standard streams, signals, working directory and open files are the command's own. `options`: of gpudiag.profile.
     `shown`: the arguments for the manifest. `environ`: the command's environment (default: this process's, as the libraries loaded here
-    may have changed it). Raises InputError where the command cannot be started.
+    may have changed it). Raises UsageError for a wrong option, InputError where the command cannot be started.
     """
+    _check(options or {})
     folder = Path(path) if path else launch.default_path()
     with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
         journal = Path(scratch) / "journal"
@@ -89,6 +93,13 @@ def run(
             relay.child = child
             code = child.wait()
         return Ran(128 - code if code < 0 else code, tuple(read_journal(journal)), relay.interrupted)
+
+
+def _check(options: Mapping[str, Option]) -> None:
+    """Raise UsageError here and now for what a session in the script's process would refuse."""
+    of_parts = signature(standard_parts).parameters.keys()
+    checked({name: value for name, value in options.items() if name not in of_parts})
+    standard_parts(**{name: value for name, value in options.items() if name in of_parts})  # type: ignore[arg-type]
 
 
 def command_of(words: Sequence[str], module: str | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
     from gpudiag.api.run import Ran
+    from gpudiag.capture.unmodified.plan import Option
 
 _MODULE = ("-m", "--module")
 
@@ -55,6 +57,24 @@ def run(
     warm: Annotated[int, typer.Option(min=1, help="Steps that warm the profiler up.")] = 2,
     record: Annotated[int, typer.Option(min=1, help="Profiled steps; all times come from these.")] = 6,
     sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for file and line (0: none).")] = 2,
+    repeat: Annotated[int, typer.Option(min=0, help="Timing windows on schedule.")] = 1,
+    wait: Annotated[int, typer.Option(min=0, help="Plain steps between those.")] = 0,
+    at_step: Annotated[
+        list[int] | None,
+        typer.Option(metavar="STEP", help="A further window from this step on (may be given often)."),
+    ] = None,
+    on_signal: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A further window whenever the script gets this signal: USR1, USR2."),
+    ] = None,
+    on_slow: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="A further window when step time rose by this share: 0.3."),
+    ] = None,
+    max_windows: Annotated[int, typer.Option(min=1, help="Timing windows at most.")] = 8,
+    telemetry_hz: Annotated[float, typer.Option(metavar="HZ", help="Samples of clocks, power and load a second (0: none).")] = 20,
+    memory: Annotated[bool, typer.Option("--memory", help="Record what memory is used for at its peak.")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
 ) -> None:
     """Run a training script, record it without changing it, and say where the time of a step goes."""
@@ -66,7 +86,11 @@ def run(
 
     command = runner.command_of(given, module)
     shown = [*(["-m", module] if module is not None else []), *given]
-    options = {"skip": skip, "warm": warm, "record": record, "sites": sites}
+    options: dict[str, Option] = {
+        "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
+        "on_signal": _signal(on_signal), "on_slow": on_slow, "max_windows": max_windows,
+        "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
+    }  # fmt: skip
     ran = runner.run(command, output, options, shown=shown, environ=environ)
     if _rank() == 0:
         try:
@@ -76,6 +100,16 @@ def run(
         except Exception as error:  # noqa: BLE001 - the exit code is the script's, whatever becomes of the report
             terminal.say(f"gpudiag: no report: {type(error).__name__}: {error}")
     raise typer.Exit(ran.exit_code)
+
+
+def _signal(name: str | None) -> int | None:
+    """Return the number of a signal. Raises UsageError for an unknown name."""
+    if name is None:
+        return None
+    found = getattr(signal, f"SIG{name.upper().removeprefix('SIG')}", None)
+    if not isinstance(found, signal.Signals):
+        raise UsageError(f"--on-signal {name}: no such signal", "give USR1 or USR2")
+    return int(found)
 
 
 def _rank() -> int:

@@ -12,6 +12,8 @@ import msgspec
 MAX_JOURNAL_BYTES = 1 << 20
 """More is not read: a process writes a few lines, and a launcher starts some thousand processes at most."""
 
+Option = bool | int | float | tuple[int, ...] | None
+
 What = Literal["torch", "training", "bundle", "aside", "failed", "note"]
 
 
@@ -22,7 +24,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Folder of the bundle, absolute."""
     command: tuple[str, ...] | None = None
     """The arguments of `gpudiag run`, for the manifest."""
-    options: dict[str, int] = {}
+    options: dict[str, Option] = {}
+    """Of gpudiag.profile, by name."""
     journal: str = ""
     """File to which each process appends what became of it; '' for none."""
 

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.capture.patches import Patches
@@ -96,7 +97,8 @@ class Watch:
             return None
         driver = Driver(self.plan)
         options: dict[str, Any] = dict(self.plan.options)
-        recorder = session.Session(self.plan.path, parts=[*standard_parts(), driver], gives_way=True, **options)
+        of_parts = {name: options.pop(name) for name in signature(standard_parts).parameters.keys() & options.keys()}
+        recorder = session.Session(self.plan.path, parts=[*standard_parts(**of_parts), driver], gives_way=True, **options)
         driver.session = recorder
         recorder.__enter__()
         if not recorder.recording:
