@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpudiag.api.telemetry import of_device
 from gpudiag.attribution.device import Run, busiest
 from gpudiag.attribution.intervals import Spans
 from gpudiag.capture.bundle import OpenedBundle
@@ -14,7 +15,7 @@ from gpudiag.hardware.peaks_cache import cache_key, cached_peaks, peaks_key, sto
 from gpudiag.hardware.resolve import resolve
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device, DeviceKind
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import ObservedDevice, Trace
 
 
 class Found(NamedTuple):
@@ -37,14 +38,15 @@ def find_device(trace: Trace, run: Run, manifest: Manifest | None) -> Found:
             "no device events were recorded, though the run used an accelerator: record with activities=[CPU, CUDA] "
             "and no other profiler attached; what the device did is unknown"
         )
-    observed = [item for item in trace.meta.devices if item.index == index] or list(trace.meta.devices[:1])
-    if manifest is not None and manifest.device is not None and not observed:
-        observed = [manifest.device]
+    observed = _observed(trace, index, manifest)
     if not observed:
         return Found("gpu", index, None, (*notes, "the device is not named in the recording: no roofline"))
+    if index is not None and observed[0].index != index:
+        notes.append(f"the recording does not describe device {index}: its roofline is that of device {observed[0].index}")
     resolution = resolve(observed[0])
-    device = manifest.peaks if manifest is not None and manifest.peaks is not None and manifest.peaks.kind == "gpu" else resolution.device
-    notes.extend(resolution.warnings)
+    measured, other = _measured(manifest, index, observed[0])
+    device = measured or resolution.device
+    notes.extend((*other, *resolution.warnings))
     if device is None:
         notes.append("no peaks are known for this device: no roofline")
     elif device.bandwidth_byte_per_s is None:
@@ -52,14 +54,34 @@ def find_device(trace: Trace, run: Run, manifest: Manifest | None) -> Found:
     return Found("gpu", index, device, tuple(notes))
 
 
-def at_observed_clock(device: Device | None, bundle: OpenedBundle | None, window: Spans, unix_base_ns: int | None) -> Device | None:
-    """Return `device` with its peaks at the median SM clock of the analysed steps, where the bundle's telemetry tells it."""
+def _observed(trace: Trace, index: int | None, manifest: Manifest | None) -> list[ObservedDevice]:
+    """Return what is said of device `index`, first what is said of itself; of another one where nothing is."""
+    told = [*trace.meta.devices, *([manifest.device] if manifest is not None and manifest.device is not None else [])]
+    return [item for item in told if item.index == index] or told
+
+
+def _measured(manifest: Manifest | None, index: int | None, observed: ObservedDevice) -> tuple[Device | None, tuple[str, ...]]:
+    """Return the measured peaks of the manifest where they are of such a device, and what to say where they are not."""
+    peaks = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
+    of = None if manifest is None else manifest.device
+    if peaks is None or of is None or of.index == index or index is None or of.name == observed.name:
+        return peaks, ()
+    return None, (f"the measured peaks are of device {of.index}, not of device {index}, which is analysed: they are not used",)
+
+
+def at_observed_clock(
+    device: Device | None, bundle: OpenedBundle | None, window: Spans, unix_base_ns: int | None, number: int | None = None
+) -> Device | None:
+    """Return `device` with its peaks at the median SM clock of the analysed steps, where the bundle's telemetry tells it.
+
+    `number`: index of the analysed device; clocks of another one say nothing about it.
+    """
     if device is None:
         return None
     clock = None
     if bundle is not None and unix_base_ns is not None:
         spans = [(int(start) + unix_base_ns, int(end) + unix_base_ns) for start, end in window]
-        clock = observed_clock_mhz(bundle.telemetry, spans)
+        clock = observed_clock_mhz(of_device(bundle, number)[0], spans)
     return derate(device, clock)
 
 

@@ -83,8 +83,13 @@ def throttle_share(window: Window) -> float:
 def throttle_reasons(window: Window) -> str:
     """The reasons that held clocks down, in NVIDIA's words, with the share of the time of each; 'none'."""
     throttle_share.measure(window)
-    held = [f"{event.reason} {event.share * 100:.0f} %" for event in _telemetry(window).clock_events if event.lowers]
+    held = [f"{event.reason} {_percent(event.share)}" for event in _telemetry(window).clock_events if event.lowers]
     return ", ".join(held) or "none"
+
+
+def _percent(share: float) -> str:
+    """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
+    return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
 @fact("sm_clock_mhz", unit="MHz")

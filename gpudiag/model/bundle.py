@@ -140,6 +140,12 @@ class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Column -> what to know of how it was read: power instantaneous or averaged, figures of a whole board, latest Xid errors."""
     limits: dict[str, float] = {}
     """What the device allows, by name with unit: power_limit_w, max_sm_clock_mhz, max_pcie_link_gen, ..."""
+    device_index: int | None = None
+    """CUDA's index in this process of the GPU that was asked, as in the recordings; None: no GPU was asked, or an older recorder."""
+    device_key: str | None = None
+    """Tells that very GPU from others (model.hardware.device_key)."""
+    device_since_unix_ns: int = 0
+    """Columns of a GPU in samples before this moment are of another one: the optimizer turned out to step elsewhere."""
 
 
 class RankState(msgspec.Struct, frozen=True):

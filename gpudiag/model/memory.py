@@ -17,13 +17,15 @@ CATEGORIES = (
     "optimizer_state",
     "buffers",
     "activations",
+    "forward_held",
     "inputs",
     "temporary",
     "before_recording",
     "unknown",
 )
 """What memory is used for, in the order of reports. activations: made by the forward pass and freed in or after the backward pass;
-temporary: freed by the op or the pass that made it; before_recording: there before the recording began, and no owner is known."""
+forward_held: made by the forward pass and still held, where no backward pass was recorded that could need it; temporary: freed by the op
+or the pass that made it; before_recording: there before the recording began, and no owner is known."""
 
 
 class Owner(msgspec.Struct, frozen=True):

@@ -16,7 +16,9 @@ class Code(msgspec.Struct, frozen=True):
     commit: str
     """Hash of the commit that was checked out."""
     dirty: bool | None = None
-    """Whether tracked files differed from it; None: git did not answer in time."""
+    """Whether tracked files differed from it; None: git did not answer in time, or only a filter (Git LFS) could have told."""
+    script_tracked: bool | None = None
+    """Whether the script itself is in the repository; None: not known."""
 
 
 class DistributedData(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,9 +19,13 @@ class Energy(msgspec.Struct, frozen=True, kw_only=True):
     of: Literal["unprofiled steps", "analysed steps"] | None = None
     """Unprofiled ones where there are enough: the profiler slows the host and with it changes the power of the device."""
     provenance: Literal["counter", "power"] | None = None
-    """The device's energy counter at the step marks (interpolated), or its power integrated over time (trapezoid)."""
+    """The device's energy counter at the step marks (interpolated), or its power integrated over time (trapezoid).
+
+    A counter that stands still, jumps or contradicts the power is not used, and no step in which samples are missing.
+    """
     uncertain_share: float | None = None
-    """How far the figures may be off because the counter moves in jumps: one of them for each run of consecutive steps / duration_ns."""
+    """How far the figures may be off at the ends of each run of consecutive steps: half of the time between two values there, which is
+    1 s at least where the driver averages power over one, / duration_ns."""
     note: str = ""
     """What else the figures hold: of the whole board, where MIG instances share it."""
     reason: str = ""
@@ -35,6 +39,8 @@ class ColumnRange(msgspec.Struct, frozen=True):
     max: float
     samples: int
     unit: str
+    covered_share: float = 1.0
+    """Part of the steps' time for which a sample holds: none does for much longer than its column is usually asked."""
 
 
 class ClockEvent(msgspec.Struct, frozen=True):
@@ -59,7 +65,9 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     columns: dict[str, ColumnRange] = {}
     clock_events: tuple[ClockEvent, ...] = ()
     throttle_share: float | None = None
-    """Share of the time in which any reason held that lowers clocks."""
+    """Share of the sampled time in which any reason held that lowers clocks."""
+    throttle_covered_share: float = 1.0
+    """Part of the steps' time for which that is known."""
     rss_growth_share: float | None = None
     """Resident memory in the last quarter of the run over that in the second, less 1; null: shorter than a minute."""
     limits: dict[str, float] = {}

@@ -8,11 +8,14 @@ from gpudiag.facts.telemetry import link_share, others_share
 from gpudiag.model.report import ReportData
 from gpudiag.model.telemetry import ColumnRange, Energy, Telemetry
 from gpudiag.report.escape import clean
-from gpudiag.report.words import plural
+from gpudiag.report.words import plural, small_share
 from gpudiag.units import format_bytes, format_rate, format_share
 
 HELD_ENOUGH = 0.01
 """Share of the time from which it is worth a word that clocks were held down."""
+
+COVERED_ENOUGH = 0.9
+"""Part of the time that samples tell of from which the rest is not worth a word."""
 
 GREW_ENOUGH = 0.05
 """Growth of the resident memory that is worth a word: less is a cache that fills."""
@@ -34,7 +37,7 @@ _LABELS = {
     "pcie_link_width": "PCIe lanes",
     "nvlink_rx_bytes_per_s": "NVLink received",
     "nvlink_tx_bytes_per_s": "NVLink sent",
-    "ecc_uncorrected": "uncorrected ECC errors",
+    "ecc_uncorrected": "uncorrected ECC errors since the run began",
     "xid_events": "Xid errors",
     "cpu_util_pct": "CPU of this process and its children (100 % = one core)",
     "system_cpu_util_pct": "CPU of the machine",
@@ -124,9 +127,10 @@ def _clocks(found: Telemetry) -> str:
     if found.throttle_share is None:
         return f"{text}; what held it down was not told."
     held = [f"{event.reason} {format_share(event.share)}" for event in found.clock_events if event.lowers and event.share >= HELD_ENOUGH]
+    known = "" if found.throttle_covered_share >= COVERED_ENOUGH else f" (known for {small_share(found.throttle_covered_share)} of it)"
     if found.throttle_share < HELD_ENOUGH or not held:
-        return f"{text}; nothing held it down."
-    return f"{text}; held down {format_share(found.throttle_share)} of the time ({', '.join(held)})."
+        return f"{text}; nothing held it down{' while it was sampled' if known else ''}{known.replace('of it', 'of the time')}."
+    return f"{text}; held down {small_share(found.throttle_share)} of the time{known} ({', '.join(held)})."
 
 
 def _link(found: Telemetry) -> str:
@@ -138,7 +142,7 @@ def _link(found: Telemetry) -> str:
         return ""
     return (
         f"The PCIe link was {generation.max:.0f}.0 x{lanes.max:.0f} at best, where {most[0]:.0f}.0 x{most[1]:.0f} is possible: "
-        f"{format_share(share)} of its rate."
+        f"{small_share(share)} of its rate."
     )
 
 
@@ -149,7 +153,8 @@ def _errors(found: Telemetry) -> str:
         if count:
             note = found.notes.get(name, "")
             said.append(f"{count} {plural(count, word)}{f' ({clean(note, 100)})' if note else ''}")
-    return f"{', '.join(said)}: see NVIDIA's list of Xid errors, and the system log." if said else ""
+    where = "NVIDIA's list of Xid errors, and the system log" if _most(found.columns.get("xid_events")) else "the system log"
+    return f"{', '.join(said)} during the run: see {where}." if said else ""
 
 
 def _most(column: ColumnRange | None) -> int:

@@ -8,11 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.capture.telemetry.readings import MOST
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.telemetry import Energy
+from gpudiag.timeline.telemetry import holds_ns, plausible_limits
 
 SETTLED_AFTER = 2
 """The first steps of a run allocate and tune: they are no yardstick."""
+
+SEVERAL = 4
+"""Without samples for this many times its resolution a curve has a hole (and never within what a sample holds)."""
 
 MOST_UNCERTAIN = 0.2
 """Above this share of uncertainty no figure is given: the counter moves too seldom for so short a time."""
@@ -22,6 +27,23 @@ NO_RAPL = "the energy of CPUs is not read (RAPL needs root)"
 _Numbers = npt.NDArray[np.float64]
 
 
+AVERAGED_NS = 1e9
+"""Over which nvmlDeviceGetPowerUsage averages on newer boards (NVML API reference): when within it energy was spent is not told."""
+
+MOST_WATTS = MOST["power_w"]
+OVER_LIMIT = 2
+"""Boards exceed their power limit for moments, and a sample comes late: a counter that moves this many times faster jumped."""
+
+CONTRADICTED = 2
+"""Counter and power may differ by this factor over a piece of the run: power is sampled, and may be averaged."""
+
+PIECES = 16
+"""The run is compared in so many parts: a counter that stops half way is right on average only until then."""
+
+STILL_FOR = 20
+"""A counter of a device that is powered moves at its own interval; after this many of them without moving it stands still."""
+
+
 class _Curve(NamedTuple):
     """Joules since some moment over Unix time, and how long the device needs to move it."""
 
@@ -29,6 +51,22 @@ class _Curve(NamedTuple):
     joules: _Numbers
     resolution_ns: float
     provenance: Literal["counter", "power"]
+
+    def unknown(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which [start, end) need what no sample tells: power all along, a counter only at both ends."""
+        holes = np.diff(self.t_ns) > np.maximum(holds_ns(self.t_ns)[:-1], SEVERAL * self.resolution_ns)
+        first = np.clip(np.searchsorted(self.t_ns, starts, side="right") - 1, 0, holes.size - 1)
+        last = np.clip(np.searchsorted(self.t_ns, ends, side="left") - 1, 0, holes.size - 1)
+        if self.provenance == "counter":
+            return np.asarray(holes[first] | holes[last])
+        before = np.concatenate(([0], np.cumsum(holes)))
+        return np.asarray(before[last + 1] > before[first])
+
+    def slack_ns(self, moments: npt.NDArray[np.int64]) -> _Numbers:
+        """Return how long the device needed to move the curve around each moment."""
+        gaps = np.diff(self.t_ns).astype(np.float64)
+        around = gaps[np.clip(np.searchsorted(self.t_ns, moments, side="right") - 1, 0, gaps.size - 1)]
+        return np.asarray(np.maximum(around, self.resolution_ns), dtype=np.float64)
 
     def at(self, moments: npt.NDArray[np.int64]) -> _Numbers:
         begin = int(self.t_ns[0])  # float64 holds Unix time in steps of 256 ns only
@@ -42,19 +80,23 @@ def energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records: pl.Data
     """
     if info is None and telemetry.is_empty():
         return None
-    curve = _counter(telemetry) or _power(telemetry)
+    power = _power(telemetry, averaged=info is not None and "averaged" in info.notes.get("power_w", ""))
+    counter = _counter(telemetry, _most_watts(info))
+    curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
     if curve is None:
-        return Energy(reason=_why(info))
+        return Energy(reason=_why(info, telemetry))
     note = "" if info is None else _shared(info)
     records, analysed = (frame.drop_nulls(["start_unix_ns", "wall_ns"]) for frame in (records, analysed))
     plain = records.filter((pl.col("window") == "plain") & (pl.col("step") >= SETTLED_AFTER))
     found = _of(curve, plain, "unprofiled steps") or _of(curve, analysed.sort("start_unix_ns"), "analysed steps")
     if found is None:
-        return Energy(reason=f"the steps with samples are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
+        return Energy(reason=f"the steps with samples on end are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
     return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _of names
 
 
-def _why(info: TelemetryInfo | None) -> str:
+def _why(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str:
+    if telemetry["energy_mj"].count():
+        return "the device's energy counter stands still, jumps or was read too seldom, and it does not tell its power"
     if info is not None and info.source == "psutil":
         told = info.missing.get("power_w", "")
         return NO_RAPL if not told or "no CUDA device" in told else told
@@ -71,37 +113,67 @@ def _known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:
     return telemetry.select("t_ns", column).drop_nulls().sort("t_ns").unique("t_ns", keep="first", maintain_order=True)
 
 
-def _counter(telemetry: pl.DataFrame) -> _Curve | None:
-    """Return the energy counter (mJ since the driver was loaded); None where it is not there, never moves, or went back."""
+def _most_watts(info: TelemetryInfo | None) -> float:
+    """Return the power above which a counter is wrong."""
+    limit = MOST_WATTS if info is None else plausible_limits(info).get("power_limit_w", 0.0)
+    return OVER_LIMIT * (limit or MOST_WATTS)
+
+
+def _counter(telemetry: pl.DataFrame, most_watts: float) -> _Curve | None:
+    """Return the energy counter (mJ since the driver was loaded); None where it is not there, stands still, went back, or jumped."""
     known = _known(telemetry, "energy_mj")
     t_ns, joules = known["t_ns"].to_numpy(), known["energy_mj"].to_numpy() / 1e3
     moved = np.flatnonzero(np.diff(joules) != 0)
     if moved.size < 2 or bool((np.diff(joules) < 0).any()):
         return None
-    return _Curve(t_ns, joules, float(np.median(np.diff(t_ns[moved + 1]))), "counter")
+    resolution = float(np.median(np.diff(t_ns[moved + 1])))
+    passed = np.diff(t_ns[np.concatenate(([0], moved + 1))]) + resolution
+    if bool((np.diff(joules)[moved] / (passed / 1e9) > most_watts).any()) or _stopped(moved, t_ns, resolution):
+        return None
+    return _Curve(t_ns, joules, resolution, "counter")
 
 
-def _power(telemetry: pl.DataFrame) -> _Curve | None:
-    """Return the integral of the power over time: trapezoids between samples."""
-    known = _known(telemetry, "power_w").filter(pl.col("power_w").is_finite())
+def _stopped(moved: npt.NDArray[np.int64], t_ns: npt.NDArray[np.int64], resolution: float) -> bool:
+    """Return whether samples show the counter at one value for too long. `moved`: samples after which it moved."""
+    begins, ends = np.concatenate(([0], moved + 1)), np.append(moved, t_ns.size - 1)
+    return bool((t_ns[ends] - t_ns[begins] > STILL_FOR * resolution).any())
+
+
+def _contradicts(counter: _Curve, power: _Curve) -> bool:
+    """Return whether the counter moves at quite another rate than the power in a part of the time that both tell."""
+    begin, end = max(int(counter.t_ns[0]), int(power.t_ns[0])), min(int(counter.t_ns[-1]), int(power.t_ns[-1]))
+    slack = 2 * max(counter.resolution_ns, power.resolution_ns)
+    pieces = min(PIECES, int((end - begin) / (SEVERAL * slack)))
+    if pieces < 1:
+        return False
+    moments = np.linspace(begin, end, pieces + 1).astype(np.int64)
+    told = ~(counter.unknown(moments[:-1], moments[1:]) | power.unknown(moments[:-1], moments[1:]))
+    one, other = np.diff(counter.at(moments))[told], np.diff(power.at(moments))[told]
+    return bool(((other > 0) & ((one > CONTRADICTED * other) | (other > CONTRADICTED * one))).any())
+
+
+def _power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
+    """Return the integral of the power over time: trapezoids between samples. `averaged`: over a second each."""
+    known = _known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS))
     if known.height < 3:
         return None
     t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
     gaps = np.diff(t_ns)
     pieces = gaps / 1e9 * (watts[1:] + watts[:-1]) / 2
-    return _Curve(t_ns, np.concatenate(([0.0], np.cumsum(pieces))), float(np.median(gaps)), "power")
+    resolution = max(float(np.median(gaps)), AVERAGED_NS if averaged else 0.0)
+    return _Curve(t_ns, np.concatenate(([0.0], np.cumsum(pieces))), resolution, "power")
 
 
 def _of(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None:
-    """Return the figures of those `steps` that the curve covers; None where they are too short for it."""
+    """Return the figures of those `steps` that the curve covers without a hole; None where they are too short for it."""
     starts = steps["start_unix_ns"].to_numpy().astype(np.int64)
     ends = starts + steps["wall_ns"].to_numpy().astype(np.int64)
-    inside = (starts >= curve.t_ns[0]) & (ends <= curve.t_ns[-1]) & (ends > starts)
+    inside = (starts >= curve.t_ns[0]) & (ends <= curve.t_ns[-1]) & (ends > starts) & ~curve.unknown(starts, ends)
     covered = int(inside.sum())
     duration = int((ends - starts)[inside].sum())
     if not covered or not duration:
         return None
-    uncertain = _runs(inside, starts, ends) * curve.resolution_ns / duration
+    uncertain = _uncertain_ns(curve, starts[inside], ends[inside]) / duration
     if uncertain > MOST_UNCERTAIN:
         return None
     joules = float((curve.at(ends[inside]) - curve.at(starts[inside])).sum())
@@ -123,7 +195,8 @@ _TOUCHING_NS = 5_000_000
 """Steps follow one another where less than this lies between them: Unix time and the steps' own clock are read one after the other."""
 
 
-def _runs(inside: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-    """Return how many runs of consecutive steps there are: each has two ends at which the curve must be guessed."""
-    first, last = starts[inside], ends[inside]
-    return 1 + int((first[1:] - last[:-1] > _TOUCHING_NS).sum())
+def _uncertain_ns(curve: _Curve, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> float:
+    """Return for how long the curve is guessed: half of what it needs to move, at both ends of each run of consecutive steps."""
+    apart = starts[1:] - ends[:-1] > _TOUCHING_NS
+    first, last = starts[np.concatenate(([True], apart))], ends[np.append(apart, True)]
+    return float((curve.slack_ns(first).sum() + curve.slack_ns(last).sum()) / 2)

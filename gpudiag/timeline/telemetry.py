@@ -1,4 +1,4 @@
-"""What the samples of telemetry say of the steps: a sample holds until the next one of its column."""
+"""What the samples of telemetry say of the steps: a sample holds until the next one of its column, but not across a hole."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.capture.telemetry.readings import MOST
 from gpudiag.model import tables
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.telemetry import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry
@@ -22,8 +23,23 @@ GROWTH_FROM_S = 60.0
 GROWTH_SAMPLES = 20
 
 _COUNTERS = {"nvlink_rx_bytes": "nvlink_rx_bytes_per_s", "nvlink_tx_bytes": "nvlink_tx_bytes_per_s"}
+_SINCE_LOADED = {"ecc_uncorrected"}
 _LEFT_OUT = {"t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
 _UNITS = {column.name: column.unit for column in tables.TABLES["telemetry"]}
+
+
+HOLDS_INTERVALS = 4
+"""A sample holds for this many intervals of its column: one that came late is no hole, a driver that stopped answering is."""
+
+LONE_HOLDS_NS = 10 * 10**9
+"""A sample without another one to tell the interval holds as long as the slowest column's."""
+
+_SAME_BOUNDS = {
+    "max_sm_clock_mhz": "sm_clock_mhz", "max_mem_clock_mhz": "mem_clock_mhz", "power_limit_w": "power_w",
+    "max_pcie_link_gen": "pcie_link_gen", "max_pcie_link_width": "pcie_link_width", "memory_bytes": "mem_used_bytes",
+    "slowdown_temperature_c": "temperature_c", "host_memory_bytes": "rss_bytes", "max_cpu_freq_mhz": "cpu_freq_mhz",
+}  # fmt: skip
+_MOST_LIMITS = {name: MOST[column] for name, column in _SAME_BOUNDS.items()} | {"cpus": 1e5}
 
 
 class Held(NamedTuple):
@@ -31,6 +47,8 @@ class Held(NamedTuple):
 
     values: npt.NDArray[np.float64]
     weights: npt.NDArray[np.float64]
+    covered_share: float = 0.0
+    """Part of the steps' time for which any holds."""
 
 
 def summary(info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans) -> Telemetry | None:
@@ -41,7 +59,8 @@ def summary(info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: inter
     within = int(sum(((times >= start) & (times < end)).sum() for start, end in analysed.tolist()))
     over: Literal["analysed steps", "all steps"] = "analysed steps" if within >= ENOUGH or not len(every) else "all steps"
     spans = analysed if over == "analysed steps" else every
-    events, throttled = _clock_events(held(telemetry, "clock_event_reasons", spans))
+    reasons = held(telemetry, "clock_event_reasons", spans)
+    events, throttled = _clock_events(reasons)
     return _frame(
         info,
         telemetry.height,
@@ -49,6 +68,7 @@ def summary(info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: inter
         columns=_ranges(telemetry, spans),
         clock_events=events,
         throttle_share=throttled,
+        throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
         rss_growth_share=_growth(telemetry, every),
     )
 
@@ -61,22 +81,43 @@ def _frame(info: TelemetryInfo | None, samples: int, over: Literal["analysed ste
         interval_ns=told.interval_ns,
         samples=samples,
         over=over,
-        limits=told.limits,
+        limits=plausible_limits(told),
         missing={column: why for column, why in told.missing.items() if column in _UNITS},
         notes={column: note for column, note in told.notes.items() if column in _UNITS},
         **found,  # type: ignore[arg-type]
     )
 
 
+def plausible_limits(info: TelemetryInfo) -> dict[str, float]:
+    """Return the limits that are known by name and can be."""
+    return {name: value for name, value in info.limits.items() if 0 <= value <= _MOST_LIMITS.get(name, -1.0)}
+
+
+def holds_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return how long each sample may hold: some intervals of its column, or as many of the one before it where asking went slower.
+
+    `times`: of the samples, ascending. A hole before a sample is no interval: what it adds is bounded.
+    """
+    gaps = np.diff(times).astype(np.float64)
+    if not gaps.size:
+        return np.full(times.size, float(LONE_HOLDS_NS))
+    usual = HOLDS_INTERVALS * float(np.median(gaps))
+    before = np.concatenate(([0.0], np.minimum(HOLDS_INTERVALS * gaps, LONE_HOLDS_NS)))
+    return np.maximum(usual, before)
+
+
 def held(telemetry: pl.DataFrame, column: str, spans: intervals.Spans) -> Held:
     """Return the samples of `column` that hold within `spans` (Unix ns, half-open)."""
-    known = telemetry.select("t_ns", pl.col(column).cast(pl.Float64)).drop_nulls().filter(pl.col(column).is_finite()).sort("t_ns")
+    known = telemetry.select("t_ns", pl.col(column).cast(pl.Float64)).drop_nulls().sort("t_ns")
+    known = known.filter(pl.col(column).is_between(0, MOST.get(column, float("inf"))) & pl.col(column).is_finite())
     times, values = known["t_ns"].to_numpy(), known[column].to_numpy()
     if not times.size or not len(spans):
         return Held(values[:0], values[:0])
     following = np.append(times[1:], max(int(times[-1]), int(spans[:, 1].max())))
-    weights = np.asarray(intervals.covered(spans, times, following), dtype=np.float64)
-    return Held(values[weights > 0], weights[weights > 0])
+    ends = times + np.minimum(following - times, holds_ns(times)).astype(np.int64)
+    weights = np.asarray(intervals.covered(spans, times, ends), dtype=np.float64)
+    whole = float((spans[:, 1] - spans[:, 0]).sum())
+    return Held(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
 
 
 def _ranges(telemetry: pl.DataFrame, spans: intervals.Spans) -> dict[str, ColumnRange]:
@@ -87,8 +128,17 @@ def _ranges(telemetry: pl.DataFrame, spans: intervals.Spans) -> dict[str, Column
         samples = held(frame, name, spans)
         if samples.values.size:
             values = samples.values
-            found[name] = ColumnRange(float(values.min()), _median(samples), float(values.max()), values.size, _UNITS.get(name, "B/s"))
+            values = values - _before(telemetry, name) if name in _SINCE_LOADED else values
+            unit = _UNITS.get(name, "B/s")
+            figures = float(values.min()), _median(samples._replace(values=values)), float(values.max())
+            found[name] = ColumnRange(*figures, values.size, unit, samples.covered_share)
     return found
+
+
+def _before(telemetry: pl.DataFrame, column: str) -> float:
+    """Return the lowest value of a counter that began long before the run: what it held at the beginning is not of the run."""
+    known = telemetry.select("t_ns", column).drop_nulls().sort("t_ns")[column]
+    return float(known.min() or 0)  # type: ignore[arg-type]  # a column of integers
 
 
 def _rate(telemetry: pl.DataFrame, column: str) -> pl.Series:

@@ -11,18 +11,20 @@ import numpy as np
 import polars as pl
 import pytest
 from handmade import call, kernel, op, steps, write
+from handmade import trace as make_trace
 
 from gpudiag import api
-from gpudiag.api.devices import at_observed_clock, peaks_key
+from gpudiag.api.devices import Found, at_observed_clock, find_device, peaks_key
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.hardware.peaks import device_from_row
 from gpudiag.hardware.table import load_table
 from gpudiag.model import tables
-from gpudiag.model.bundle import Machine, Manifest, Settings, Window
+from gpudiag.model.bundle import Machine, Manifest, Settings, TelemetryInfo, Window
 from gpudiag.model.hardware import Device, device_key
 from gpudiag.model.trace import ObservedDevice
 
 UNIX = 1_700_000_000_000_000_000
+NAMES = {0: "NVIDIA A100-SXM4-80GB", 1: "NVIDIA A100-SXM4-80GB", 2: "NVIDIA H100 80GB HBM3"}
 WINDOW = np.array([[1000, 2000], [3000, 4000]])
 
 
@@ -68,6 +70,37 @@ def test_without_telemetry_or_a_known_clock_of_the_trace_the_boost_clock_counts(
         assert found.peaks == a100.peaks
         assert "was not recorded" in found.notes[0]
     assert at_observed_clock(None, opened, WINDOW, unix) is None
+
+
+@pytest.mark.parametrize(("asked", "since", "mhz"), [(0, 0, None), (1, 0, 1050), (1, 500, 1050), (1, 1500, None), (None, 0, 1050)])
+def test_clocks_of_another_gpu_say_nothing(tmp_path: Path, a100: Device, asked: int | None, since: int, mhz: float | None) -> None:
+    opened = bundle(tmp_path, s0=clocks((1000, 1050)))
+    info = TelemetryInfo(source="nvml", interval_ns=1, samples=1, device_index=asked, device_since_unix_ns=UNIX + since)
+    opened = msgspec.structs.replace(opened, manifest=msgspec.structs.replace(opened.manifest, telemetry=info))
+    device = at_observed_clock(a100, opened, WINDOW, UNIX, 1)
+    assert device is not None
+    assert device.notes[0].startswith("Peaks at the boost clock" if mhz is None else f"Peaks at the observed {mhz:,.0f}")
+
+
+def of_trace(*indices: int, number: int, measured: int | None) -> Found:
+    """Return what is found for kernels on device `number`; the trace describes `indices`, and `measured` has measured peaks."""
+    properties = [{"id": index, "name": NAMES[index]} for index in indices]
+    trace = make_trace(kernel(50, 4050, 1, device=number), deviceProperties=properties)
+    peaks = Device(id="m", name="measured", kind="gpu", provenance="measured", source="s", peaks={"fp32": 1e12})
+    manifest = None if measured is None else Manifest(device=ObservedDevice(index=measured, name=NAMES[measured]), peaks=peaks)
+    return find_device(trace, "gpu", manifest)
+
+
+def test_measured_peaks_are_used_for_such_a_device_only() -> None:
+    same, twin, other = of_trace(1, number=1, measured=1), of_trace(0, 1, number=1, measured=0), of_trace(0, 2, number=2, measured=0)
+    assert [found.device.provenance for found in (same, twin, other) if found.device] == ["measured", "measured", "datasheet"]
+    assert [text for text in other.warnings if "measured peaks are of device 0, not of device 2" in text]
+    assert not [text for text in (*same.warnings, *twin.warnings) if "measured peaks are" in text]
+
+
+def test_a_device_that_the_recording_does_not_describe_is_judged_like_another_with_a_word() -> None:
+    assert [text for text in of_trace(0, number=2, measured=None).warnings if "does not describe device 2" in text]
+    assert not [text for text in of_trace(0, number=2, measured=2).warnings if "does not describe" in text]
 
 
 def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) -> None:

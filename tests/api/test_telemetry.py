@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
 from fakenvml import FakeNvml, identity
 from torch import nn
 
 from gpudiag import api
+from gpudiag.api.telemetry import find_telemetry
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry.part import Telemetry
@@ -70,6 +72,26 @@ def test_a_run_without_telemetry_and_a_plain_trace_have_none(tmp_path: Path) -> 
     data = api.diagnose(str(tmp_path / "run")).data
     assert data.telemetry is None
     assert data.energy is None
+
+
+def test_the_figures_of_another_gpu_are_not_those_of_the_analysed_one(tmp_path: Path) -> None:
+    lib = FakeNvml("h100_sxm")
+    losses(tmp_path / "run", Telemetry(100, load_nvml=lambda: lib, device=lambda: identity("h100_sxm")._replace(ordinal=1)))
+    opened = open_bundle(tmp_path / "run")
+    nothing = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64, "analysed": pl.Boolean})
+    same, other = (find_telemetry(opened, nothing, None, number) for number in (1, 0))
+    assert same.warnings == ()
+    assert other.warnings == ("telemetry is of device 1, not of device 0, which is analysed: its clocks, power and energy are not used",)
+    assert same.telemetry is not None
+    assert other.telemetry is not None
+    assert other.energy is not None
+    assert "sm_clock_mhz" in same.telemetry.columns
+    assert "rss_bytes" in other.telemetry.columns  # of the host all the same
+    assert not set(other.telemetry.columns) & {"sm_clock_mhz", "power_w", "xid_events"}
+    assert (other.telemetry.throttle_share, "power_limit_w" in other.telemetry.limits) == (None, False)
+    assert other.telemetry.missing["sm_clock_mhz"].startswith("telemetry is of device 1")
+    assert other.energy.joule_per_step is None
+    assert other.energy.reason.startswith("telemetry is of device 1")
 
 
 def test_the_rate_is_an_option_of_profile(tmp_path: Path) -> None:

@@ -52,6 +52,11 @@ def test_the_figures_of_a_board_at_its_power_cap() -> None:
     assert found.errors == {}
 
 
+def test_a_reason_that_held_for_a_moment_is_not_zero() -> None:
+    found = facts(msgspec.structs.replace(H100, clock_events=(ClockEvent("HW Slowdown", 0.001, True),), throttle_share=0.001))
+    assert found.value("throttle_reasons") == "HW Slowdown <1 %"
+
+
 def test_energy_is_that_of_the_report() -> None:
     energy = Energy(joule_per_step=40, joule_per_sample=5, mean_power_w=400, steps=9, of="unprofiled steps", provenance="counter")
     found = facts(energy=energy)

@@ -10,7 +10,7 @@ import torch
 from gpudiag import api
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
-from gpudiag.capture.telemetry.device import current_device
+from gpudiag.capture.telemetry.device import cuda_device
 from gpudiag.capture.telemetry.part import Telemetry
 
 pytestmark = [
@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nvml_is_asked_about_the_device_of_torch(recorded: Path) -> None:
     import pynvml
 
-    identity = current_device()
+    identity = cuda_device()
     assert identity is not None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     pynvml.nvmlInit()

@@ -47,7 +47,7 @@ def test_never_above_the_published_peaks() -> None:
 def test_without_a_clock_the_boost_clock_counts_and_is_said() -> None:
     device = derate(h100(), None)
     assert device.peaks == h100().peaks
-    assert device.notes[0] == "Peaks at the boost clock of 1,980 MHz: the clock during the run was not recorded."
+    assert device.notes[0] == "Peaks at the boost clock of 1,980 MHz: the clock during the analysed steps was not recorded."
 
 
 def test_measured_peaks_and_cpus_stay_as_they_are() -> None:
@@ -71,6 +71,12 @@ def test_a_sample_holds_until_the_next() -> None:
     assert observed_clock_mhz(telemetry, [(400, 1001)]) == (1200 + 1800) / 2
     assert observed_clock_mhz(telemetry, [(5000, 6000)]) == 1800
     assert observed_clock_mhz(samples((500, 1200)), [(0, 400)]) is None  # only a later one
+    minute = 60 * 10**9
+    assert observed_clock_mhz(telemetry, [(minute, 2 * minute)]) is None  # the driver has stopped answering since
+
+
+def test_a_field_of_ones_is_no_clock() -> None:
+    assert observed_clock_mhz(samples((0, 1500.0), (5, 1e308)), [(0, 10)]) == 1500
 
 
 def test_no_reading_is_no_clock() -> None:

@@ -8,7 +8,7 @@ from report_sample import report as sample
 
 from gpudiag.model.report import ReportData, from_json, to_json
 from gpudiag.model.telemetry import ClockEvent, ColumnRange, Energy, Telemetry
-from gpudiag.report import html, markdown, telemetry, text
+from gpudiag.report import html, markdown, telemetry, text, trust
 
 ENERGY = Energy(
     joule_per_step=31.24, joule_per_sample=0.488, mean_power_w=412.3, steps=1204, duration_ns=91 * 10**9, of="unprofiled steps",
@@ -72,6 +72,28 @@ def test_a_slow_link_errors_growing_memory_and_other_load_are_said() -> None:
     assert found["device errors"].startswith("2 Xid errors (latest: Xid 79)")
     assert found["memory"] == "Resident memory of the process grew by 40 % in the second half of the run, to 5.20 GB."
     assert found["other load"] == "Other programs kept 65 % of the machine's CPUs busy meanwhile."
+
+
+def test_ecc_errors_alone_point_to_the_system_log() -> None:
+    found = said(changed(columns=CALM.columns | {"ecc_uncorrected": ColumnRange(0, 1, 1, 4, "")}))
+    assert found["device errors"] == "1 uncorrected ECC error during the run: see the system log."
+
+
+def test_what_is_known_for_a_part_of_the_time_says_so() -> None:
+    assert said(changed(throttle_covered_share=0.004))["clocks"] == (
+        "SM clock 1,980 of 1,980 MHz; nothing held it down while it was sampled (known for <1 % of the time)."
+    )
+    events = (ClockEvent("SW Power Cap", 0.12, True),)
+    found = said(changed(clock_events=events, throttle_share=0.12, throttle_covered_share=0.3))
+    assert found["clocks"].endswith("held down 12 % of the time (known for 30 % of it) (SW Power Cap 12 %).")
+
+
+def test_peaks_at_the_observed_clock_say_so() -> None:
+    made = report()
+    assert made.device is not None
+    scaled = msgspec.structs.replace(made.device, provenance="derived", source="a data sheet; peaks scaled by SM clock 1,410 / 1,980 MHz")
+    line = trust.device_line(msgspec.structs.replace(made, device=scaled))
+    assert line.endswith(": published peak rates, scaled to the clock that was observed.")
 
 
 def test_unknown_energy_is_explained_on_a_gpu_and_no_topic_on_a_cpu() -> None:

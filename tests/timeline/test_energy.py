@@ -92,7 +92,7 @@ def test_a_time_that_is_too_short_for_the_counter_has_no_figure() -> None:
     found = energy(None, telemetry(power_w=[400.0] * 201), steps(2), NONE)
     assert found is not None
     assert found.joule_per_step is None
-    assert found.reason == "the steps with samples are too short: energy is known every 50 ms only"
+    assert found.reason == "the steps with samples on end are too short: energy is known every 50 ms only"
 
 
 def test_steps_outside_the_samples_are_left_out_and_a_missing_batch_size_costs_only_that_figure() -> None:
@@ -121,6 +121,65 @@ def test_reasons() -> None:
     )
     assert shared is not None
     assert "whole board" in shared.note
+
+
+@pytest.mark.parametrize("provenance", ["counter", "power"])
+def test_no_straight_line_is_drawn_over_a_hole(provenance: str) -> None:
+    # 400 W for 5 s, then no sample until 100 W at 9.5 s
+    known = [row < 100 or row > 190 for row in range(201)]
+    watts = [(400.0 if row < 100 else 100.0) if there else None for row, there in enumerate(known)]
+    joules = [(20_000 * row if row < 100 else 2_500_000) if there else None for row, there in enumerate(known)]
+    frame = telemetry(power_w=watts) if provenance == "power" else telemetry(energy_mj=joules)  # type: ignore[arg-type]
+    found = energy(None, frame, steps(95), NONE)
+    assert found is not None
+    assert found.joule_per_step == pytest.approx(40, abs=1 if provenance == "power" else 6)
+    assert found.steps <= 53
+
+
+def test_a_counter_needs_no_samples_within_a_long_step() -> None:
+    joules = [20_000 * row if row < 60 or row > 140 else None for row in range(201)]
+    found = energy(None, telemetry(energy_mj=joules), steps(2, length=5000 * MS - 50 * MS, first=2), NONE)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.joule_per_step is None  # both ends of the steps lie in the hole
+    found = energy(None, telemetry(energy_mj=joules), steps(1, length=9900 * MS), NONE)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.joule_per_step == pytest.approx(3960)
+
+
+def jumped(row: int) -> int:
+    return 20_000 * row + (10**15 if row >= 100 else 0)
+
+
+@pytest.mark.parametrize(
+    "energy_mj",
+    [[20_000 * min(row, 100) for row in range(201)], [jumped(row) for row in range(201)], [90_000 * row for row in range(201)]],
+    ids=["stops half way", "jumps", "contradicts the power"],
+)
+def test_a_counter_that_cannot_be_is_not_believed(energy_mj: list[float | None]) -> None:
+    found = energy(None, telemetry(energy_mj=energy_mj, power_w=[400.0] * 201), steps(90), NONE)
+    assert found is not None
+    assert found.provenance == "power"
+    assert found.joule_per_step == pytest.approx(40)
+
+
+def test_a_counter_above_the_power_limit_jumped_and_without_power_that_is_the_reason() -> None:
+    counter = telemetry(energy_mj=[90_000 * row for row in range(201)])  # 1,800 W
+    assert energy(info(limits={"power_limit_w": 1200.0}), counter, steps(90), NONE).joule_per_step == pytest.approx(180)  # type: ignore[union-attr]
+    found = energy(info(limits={"power_limit_w": 400.0}), counter, steps(90), NONE)
+    assert found is not None
+    assert found.joule_per_step is None
+    assert "stands still, jumps" in found.reason
+
+
+def test_power_that_is_averaged_over_a_second_is_no_better_than_a_second() -> None:
+    found = energy(
+        info(notes={"power_w": "averaged over one second by boards newer than GA100"}), telemetry(power_w=[400.0] * 201), steps(90), NONE
+    )
+    assert found is not None
+    assert found.uncertain_share == pytest.approx(1000 / 9000)
+    short = energy(info(notes={"power_w": "averaged over one second"}), telemetry(power_w=[400.0] * 201), steps(30), NONE)
+    assert short is not None
+    assert short.joule_per_step is None
 
 
 def test_any_samples_give_figures_or_a_reason_and_the_sum_over_steps_is_that_of_the_whole() -> None:

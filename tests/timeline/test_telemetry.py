@@ -59,9 +59,40 @@ def test_the_analysed_steps_are_judged_alone_where_they_have_ten_samples() -> No
     assert (many.over, many.columns["sm_clock_mhz"].max) == ("analysed steps", 1000)
 
 
+def test_a_sample_does_not_stand_for_the_rest_of_the_run_after_the_driver_stopped_answering() -> None:
+    # five seconds at 20 Hz, the last sample throttled; then fifty seconds without an answer
+    rows = [(row / 20, {"clock_event_reasons": 0x8 if row == 99 else 0, "sm_clock_mhz": 1980}) for row in range(100)]
+    found = summary(None, at(*rows), NONE, spans((0, 55)))
+    assert found is not None
+    assert found.throttle_share == pytest.approx(0.2 / 5.15)  # four intervals of 50 ms
+    assert found.throttle_covered_share == found.columns["sm_clock_mhz"].covered_share == pytest.approx(5.15 / 55)
+
+
+def test_samples_that_come_once_a_second_later_in_the_run_hold_as_long() -> None:
+    rows = [*(row / 20 for row in range(200)), *(float(row) for row in range(11, 30))]
+    found = held(at(*((time, {"power_w": 100.0}) for time in rows)), "power_w", spans((0, 30)))
+    assert found.covered_share == pytest.approx(1 - (1.05 - 0.2) / 30)  # all but the change of the pace
+
+
+def test_a_counter_since_the_driver_was_loaded_is_that_of_the_run() -> None:
+    frame = at(*((time, {"ecc_uncorrected": count}) for time, count in ((0, 7), (10, 7), (20, 9))))
+    found = summary(None, frame, NONE, spans((0, 30)))
+    assert found is not None
+    assert (found.columns["ecc_uncorrected"].min, found.columns["ecc_uncorrected"].max) == (0, 2)
+
+
+def test_limits_and_values_that_cannot_be_are_left_out() -> None:
+    limits = {"max_sm_clock_mhz": 1e308, "power_limit_w": -1.0, "memory_bytes": float("nan"), "made_up": 1.0, "cpus": 64.0}
+    told = TelemetryInfo(source="nvml", interval_ns=5, samples=2, limits=limits)
+    found = summary(told, at((0, {"sm_clock_mhz": 9e18}), (1, {"sm_clock_mhz": 1500})), NONE, spans((0, 2)))
+    assert found is not None
+    assert found.limits == {"cpus": 64.0}
+    assert found.columns["sm_clock_mhz"].max == 1500
+
+
 def test_medians_are_weighted_by_time_not_by_samples() -> None:
-    # twenty samples at 1,000 MHz in the first second, then nine seconds at 2,000
-    rows = [(row / 20, {"sm_clock_mhz": 1000.0}) for row in range(20)] + [(1, {"sm_clock_mhz": 2000.0})]
+    # twenty samples at 1,000 MHz in the first second, then nine at 2,000, a second apart
+    rows = [(row / 20, {"sm_clock_mhz": 1000.0}) for row in range(20)] + [(at_s, {"sm_clock_mhz": 2000.0}) for at_s in range(1, 10)]
     found = summary(None, at(*rows), NONE, spans((0, 10)))
     assert found is not None
     assert found.columns["sm_clock_mhz"].median == 2000

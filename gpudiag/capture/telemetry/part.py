@@ -8,7 +8,7 @@ from typing import Any
 
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.schedule import Kind
-from gpudiag.capture.telemetry.device import DeviceIdentity, current_device
+from gpudiag.capture.telemetry.device import DeviceIdentity, cuda_device, stepped_device
 from gpudiag.capture.telemetry.readings import SECOND
 from gpudiag.capture.telemetry.sampler import Sampler, optional
 from gpudiag.errors import UsageError
@@ -22,6 +22,9 @@ MAX_HZ = 100.0
 SEGMENT_NS, LONGEST_SEGMENT_NS, LOST_SHARE = 10 * SECOND, 600 * SECOND, 0.01
 """A segment is closed after 10 s, in long runs after 1 % of the run so far, 10 minutes at most: what a killed run can lose. A week has
 about 1,500 files, not 60,000."""
+
+MOST_CHANGES = 8
+"""A program that steps on another GPU every time (one per network) is not followed for ever: each change opens NVML again."""
 
 JOIN_S, DROP_S = 0.5, 0.1
 """How long the end of a session waits for a thread that is inside the driver."""
@@ -46,19 +49,24 @@ def checked_hz(hz: object) -> float:
 
 
 class Telemetry(Part):
-    """Samples `hz` times a second. `load_nvml`, `device`: stand-ins for pynvml and for torch's current device, for tests."""
+    """Samples `hz` times a second. `load_nvml`, `device`: stand-ins for pynvml and for torch's devices, for tests.
+
+    The GPU is that of the parameters that optimizers step; until one has stepped, and where they lie on the host, the current one.
+    """
 
     def __init__(
         self,
         hz: float = DEFAULT_HZ,
         *,
         load_nvml: Callable[[], Any] = _import_pynvml,
-        device: Callable[[], DeviceIdentity | None] = current_device,
+        device: Callable[..., DeviceIdentity | None] = cuda_device,
     ) -> None:
         self._hz = checked_hz(hz)
         self._load, self._device = load_nvml, device
         self._sampler: Sampler | None = None
-        self._known = False
+        self._known: DeviceIdentity | None = None
+        self._stepped: set[int] = set()
+        self._changes = 0
 
     def start(self, context: Context) -> None:
         """Start the thread; NVML is asked once the process uses a CUDA device."""
@@ -72,19 +80,29 @@ class Telemetry(Part):
         self._sampler.start()
         self._look()
 
-    def _look(self) -> None:
+    def _look(self, index: int | None = None) -> None:
         """Tell the thread of the device once there is one: the current one is known on the training thread only."""
-        if self._sampler is None or self._known:
+        if self._sampler is None:
             return
-        identity = self._device()
+        identity = self._device() if index is None else self._device(index)
         if identity is not None:
-            self._known = True
+            self._known = identity
             self._sampler.use(identity)
 
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
-        """Look for the device until there is one."""
-        if not self._known:
-            self._look()
+        """Look for the device until there is one, and again where the step that ended updated parameters on others only."""
+        if self._known is None:
+            self._look(min(self._stepped, default=None))
+        elif self._stepped and self._known.ordinal not in self._stepped and self._changes < MOST_CHANGES:
+            self._changes += 1
+            self._look(min(self._stepped))
+        self._stepped.clear()
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Note where the parameters lie: the current device need not be the one that computes."""
+        index = stepped_device(optimizer)
+        if index is not None:
+            self._stepped.add(index)
 
     def window_began(self, index: int, kind: Kind) -> None:
         """Sample at full rate; not at all where stacks are recorded."""
@@ -101,8 +119,10 @@ class Telemetry(Part):
         sampler = self._sampler
         if sampler is None:
             return
-        if sampler.error is not None:
+        if isinstance(sampler.error, Exception):
             raise sampler.error
+        if sampler.error is not None:  # a SystemExit of the thread must not end the training
+            raise RuntimeError(f"the thread that samples ended: {type(sampler.error).__name__}") from sampler.error
         now = time.perf_counter_ns()
         due = min(LONGEST_SEGMENT_NS, max(SEGMENT_NS, LOST_SHARE * (now - self._begun_ns)))
         if now - self._flushed_ns >= 0.9 * due:  # flushes come at step marks, a little early or late
@@ -138,5 +158,6 @@ class Telemetry(Part):
                 missing=sampler.missing(),
                 notes=sampler.notes(),
                 limits=sampler.limits(),
+                **sampler.device(),
             )
         }

@@ -24,7 +24,7 @@ SLOW_SHARE = 0.0002
 """The same for each question that is asked less often. Twenty of them, the fast ones and the thread itself stay below 1 % of a core."""
 
 # Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
-_MOST: dict[str, float] = {
+MOST: dict[str, float] = {
     "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
     "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
     "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
@@ -45,7 +45,7 @@ def checked(column: str, value: Value) -> Value:
         number = int(value) if column in _WHOLE else float(value)
     except (TypeError, ValueError, OverflowError):
         raise ImplausibleError(f"not a number: {type(value).__name__}") from None
-    if not (math.isfinite(number) and 0 <= number <= _MOST[column]):
+    if not (math.isfinite(number) and 0 <= number <= MOST[column]):
         raise ImplausibleError(f"an implausible value: {number}")
     return number
 

@@ -31,6 +31,7 @@ GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _
 
 NOT_USED = "this process used no CUDA device"
 NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"
+NO_ANSWER = "NVML has not answered"
 NOT_INSTALLED = "nvidia-ml-py is not installed: pip install 'gpudiag[train]'"
 
 
@@ -44,6 +45,8 @@ class Sampler:
         self.samples = self.dropped = 0
         self._pynvml = pynvml
         self._identity: DeviceIdentity | None = None
+        self._asked: DeviceIdentity | None = None
+        self._since_unix_ns = 0
         self._cpu = Cpu(psutil)
         self._gpu: Nvml | None = None
         self._no_gpu = NOT_USED
@@ -112,12 +115,20 @@ class Sampler:
         """Return what the device allows."""
         return dict(self._limits)
 
+    def device(self) -> dict[str, Any]:
+        """Return the fields of TelemetryInfo that name the GPU whose samples these are."""
+        asked = self._asked
+        if asked is None:
+            return {}
+        return {"device_index": asked.ordinal, "device_key": asked.key, "device_since_unix_ns": self._since_unix_ns}
+
     def _rouse(self) -> None:
         with suppress(RuntimeError):  # it is awake
             self._wake.release()
 
     def _sources(self) -> list[Source]:
-        return [source for source in (self._gpu, self._cpu) if source is not None]
+        """The host first: a driver that hangs must not keep it waiting."""
+        return [source for source in (self._cpu, self._gpu) if source is not None]
 
     # -- the thread -------------------------------------------------------------------------------------------------
 
@@ -136,12 +147,12 @@ class Sampler:
         begun = due = time.perf_counter_ns()
         while not self._stopping:
             now = time.perf_counter_ns()
-            if self._identity is not None and self._gpu is None:
-                self._open(self._identity)
-                self._identity = None
             if not self._paused and now >= due:
                 self._tick(now)
                 due = next_tick(begun, now, self._pace(now - begun))
+            if (identity := self._identity) is not None and not self._stopping:
+                self._identity = None
+                self._open(identity)
             self._wake.acquire(timeout=-1 if self._paused else max(0, due - time.perf_counter_ns()) / SECOND)
 
     def _pace(self, age_ns: int) -> int:
@@ -159,7 +170,13 @@ class Sampler:
                 self.dropped += 1
 
     def _open(self, identity: DeviceIdentity) -> None:
-        """Begin to ask NVML; where that fails the reason stands for every GPU column."""
+        """Begin to ask NVML, about this device alone; where that fails the reason stands for every GPU column."""
+        former, self._gpu = self._gpu, None
+        self._no_gpu, self._asked = NO_ANSWER, identity
+        if former is not None:
+            self._since_unix_ns = time.time_ns()
+            with suppress(Exception):  # what it holds is the driver's: the next device is asked all the same
+                former.close()
         if identity.hip or self._pynvml is None:
             self._no_gpu = NO_HIP if identity.hip else NOT_INSTALLED
             return
@@ -168,7 +185,7 @@ class Sampler:
         except Exception as error:  # noqa: BLE001 - no driver library, a container without it, a device that NVML does not know
             self._no_gpu = said(error)
             return
-        self._limits.update(gpu.limits())
+        self._limits = dict(self._cpu.limits()) | dict(gpu.limits())
         self._cpu.relax()
         self._gpu = gpu
 

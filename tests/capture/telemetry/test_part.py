@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry import part as part_module
 from gpudiag.capture.telemetry import sampler as sampler_module
-from gpudiag.capture.telemetry.device import DeviceIdentity, current_device
+from gpudiag.capture.telemetry.device import DeviceIdentity, cuda_device, stepped_device
 from gpudiag.capture.telemetry.part import Telemetry, checked_hz
 from gpudiag.capture.telemetry.readings import SECOND
 from gpudiag.capture.telemetry.sampler import GPU_COLUMNS, MOST_ROWS, Sampler, next_tick
@@ -109,9 +110,104 @@ def test_before_cuda_is_used_only_the_host_is_sampled(context: Kept) -> None:
     telemetry.close()
 
 
+class TwoGpus(FakeNvml):
+    """Knows any device."""
+
+    def _handle(self, kind: str, key: Any) -> Any:
+        return "board"
+
+
+def optimizer_on(*devices: str) -> Any:
+    return SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device(device)) for device in devices]}])
+
+
+def ordinal(index: int | None = None) -> DeviceIdentity:
+    return identity("h100_sxm")._replace(ordinal=index or 0, key=f"H100 {index or 0}")
+
+
+def test_the_gpu_is_that_of_the_parameters_not_the_current_one(context: Kept) -> None:
+    lib = TwoGpus("h100_sxm")
+    telemetry = Telemetry(50, load_nvml=lambda: lib, device=ordinal)
+    telemetry.start(context)  # type: ignore[arg-type]
+    sampler = telemetry._sampler
+    assert sampler is not None
+    until(lambda: sampler.source == "nvml" and sampler.samples >= 3)
+    telemetry.step_began(0, 0, 0)  # no optimizer has stepped yet
+    assert telemetry.manifest()["telemetry"].device_index == 0
+    before = time.time_ns()
+    telemetry.optimizer_ended(0, optimizer_on("cpu", "cuda:1"))
+    telemetry.step_began(1, 0, 0)
+    until(lambda: telemetry.manifest()["telemetry"].device_index == 1 and sampler.source == "nvml")
+    telemetry.optimizer_ended(0, optimizer_on("cuda:0"))
+    telemetry.optimizer_ended(0, optimizer_on("cuda:1"))
+    telemetry.step_began(2, 0, 0)  # one of those that step: it stays
+    telemetry.step_began(3, 0, 0)  # a step that only accumulates
+    telemetry.close()
+    info = telemetry.manifest()["telemetry"]
+    assert (info.source, info.device_index, info.device_key) == ("nvml", 1, "H100 1")
+    assert info.device_since_unix_ns >= before
+    assert info.limits["power_limit_w"] == 700
+    assert lib.open == 0  # the first one was closed as well
+
+
+def test_a_program_that_steps_elsewhere_every_time_is_not_followed_for_ever(context: Kept) -> None:
+    asked: list[int | None] = []
+
+    def device(index: int | None = None) -> DeviceIdentity:
+        asked.append(index)
+        return ordinal(index)
+
+    telemetry = Telemetry(50, load_nvml=lambda: TwoGpus("h100_sxm"), device=device)
+    telemetry.start(context)  # type: ignore[arg-type]
+    for step in range(100):
+        telemetry.optimizer_ended(0, optimizer_on(f"cuda:{1 + step % 2}"))
+        telemetry.step_began(step, 0, 0)
+    telemetry.close()
+    assert len(asked) == 1 + part_module.MOST_CHANGES
+
+
+def test_where_the_parameters_lie_is_found_without_a_gpu() -> None:
+    assert stepped_device(optimizer_on("cuda:3", "cuda:1")) == 3
+    assert stepped_device(optimizer_on("cpu", "meta")) is None
+    assert stepped_device(SimpleNamespace(param_groups=[{"params": {1, 2}}])) is None
+    assert stepped_device(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1)) is None
+
+
+def test_nvml_that_hangs_while_it_opens_says_so_and_the_host_is_sampled(context: Kept) -> None:
+    class Hanging(FakeNvml):
+        def nvmlInit(self) -> None:
+            time.sleep(1.5)
+            super().nvmlInit()
+
+    lib = Hanging("h100_sxm")
+    telemetry = Telemetry(50, load_nvml=lambda: lib, device=lambda: identity("h100_sxm"))
+    telemetry.start(context)  # type: ignore[arg-type]
+    assert telemetry._sampler is not None
+    until(lambda: telemetry._sampler.samples >= 1)
+    time.sleep(0.05)
+    telemetry.close()
+    assert telemetry.manifest()["telemetry"].missing["power_w"] == "NVML has not answered"
+    assert any(context.column("rss_bytes"))
+    for thread in threads():
+        thread.join(5)
+    assert lib.open == 0
+
+
+def test_an_exit_in_the_thread_does_not_end_the_training(context: Kept) -> None:
+    class Exiting(FakeNvml):
+        def _answer(self, key: str) -> Any:
+            raise SystemExit(3)
+
+    telemetry = Telemetry(50, load_nvml=lambda: Exiting("h100_sxm"), device=lambda: identity("h100_sxm"))
+    telemetry.start(context)  # type: ignore[arg-type]
+    until(lambda: not threads())
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        telemetry.flush()
+
+
 def test_asking_for_the_device_does_not_initialise_cuda() -> None:
     initialised = torch.cuda.is_initialized()
-    current_device()
+    cuda_device()
     assert torch.cuda.is_initialized() == initialised
 
 

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from gpudiag.capture.telemetry.readings import _MOST, FAST_SHARE, RETRY_NS, SECOND, ImplausibleError, Reading, checked, said, share_out
+from gpudiag.capture.telemetry.readings import FAST_SHARE, MOST, RETRY_NS, SECOND, ImplausibleError, Reading, checked, said, share_out
 from gpudiag.model import tables
 
 
 def test_every_column_but_the_time_has_a_largest_value() -> None:
-    assert set(_MOST) == set(tables.schema("telemetry")) - {"t_ns"}
+    assert set(MOST) == set(tables.schema("telemetry")) - {"t_ns"}
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, 0xFFFFFFFF, "12 W", None, [1]])
