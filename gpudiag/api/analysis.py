@@ -39,7 +39,9 @@ from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.trace import read
+from gpudiag.trace.nsys.reader import RECORD as RECORD_NSYS
 from gpudiag.trace.reader import OWN_THREAD
+from gpudiag.trace.source import shown
 
 Progress = Callable[[str], None]
 
@@ -50,6 +52,7 @@ MIN_STEPS_FOR_SLOWDOWN = 3
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[Analysis, Sites]:
     """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known."""
     trace, clocks = on_one_clock(read(chosen.trace))
+    _check_recorded(trace)
     run = kind_of_run(trace)
     on_cpu, silent = run.startswith("cpu"), run.endswith(("without events", "without ops"))
     steps = find_steps(trace)
@@ -65,7 +68,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         trace = _one_device(trace, found.number)
         rows, spans = _kernel_spans(trace)
         found_gaps = gaps.gaps(trace.kernels, trace.launches, window)
-    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns)
+    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
     site_window = _site_window(chosen.sites)
     trace, captures = with_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
@@ -80,7 +83,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     marks = chosen.bundle.host_marks if chosen.bundle else None
     told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent))
     records = chosen.bundle.step_records if chosen.bundle else None
-    sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns)
+    sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns, found.number)
     memory = find_memory(chosen, (trace, steps.table), site_window, device=found.number)
     analysis = Analysis(
         trace=trace,
@@ -112,6 +115,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
             *trace.meta.warnings,
             *clocks,
             *found.warnings,
+            *sampled.warnings,
             *steps.warnings,
             *_shape_warnings(trace),
             *types,
@@ -123,6 +127,13 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         ),
     )
     return analysis, sites
+
+
+def _check_recorded(trace: Trace) -> None:
+    """Raise InputError where Nsight Systems recorded NVTX ranges alone: they tell neither a GPU that waits nor a CPU that computes."""
+    if trace.meta.recorder == "nsys" and not trace.kernels.height and not trace.launches.height:
+        message = f"{shown(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
+        raise InputError(message, f"{RECORD_NSYS}, of steps that run on the GPU")
 
 
 def _kernel_spans(trace: Trace) -> tuple[Any, Any]:

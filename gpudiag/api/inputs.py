@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from gpudiag.api.windows import choose_window, window_notes
+from gpudiag.api.windows import choose_window, no_window, window_notes
 from gpudiag.capture.bundle import OpenedBundle, is_bundle, open_bundle
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.report import Source
@@ -63,10 +63,7 @@ def _from_bundle(path: str, rank: int | None, window: int | None) -> Input:
     chosen, sites = choose_window(bundle, window), bundle.window("sites")
     trace = None if chosen is None else bundle.trace(chosen.index)
     if chosen is None or trace is None:
-        raise InputError(
-            f"{path}: no window was recorded in this bundle ({bundle.manifest.steps} steps)",
-            "the loop ended before the profiled steps: record more steps, or lower skip= and record=",
-        )
+        raise no_window(path, bundle)
     notes = [*dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)), *_rank_notes(bundle), *window_notes(bundle, chosen)]
     if chosen.kind == "sites":
         missing = "" if bundle.timing_window() else "the timing window is missing: "

@@ -18,7 +18,7 @@ from gpudiag.capture.memory.files import MemoryFiles, memory_files
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.memory.from_snapshot import snapshot_report
+from gpudiag.timeline.memory.from_snapshot import reserved_by_device, snapshot_report
 from gpudiag.timeline.memory.peak import memory as memory_of_trace
 from gpudiag.trace import read
 from gpudiag.trace.snapshot import Snapshot, is_pickle, read_snapshot
@@ -50,29 +50,43 @@ def json_schema() -> dict[str, Any]:
     return msgspec.json.schema(MemoryFound)
 
 
-def memory(path: str, *, rank: int | None = None, progress: Callable[[str], None] | None = None) -> MemoryFound:
+def memory(path: str, *, rank: int | None = None, device: int | None = None, progress: Callable[[str], None] | None = None) -> MemoryFound:
     """Return what memory was used for at its peak in `path`: a snapshot, a trace, a bundle or a folder of ranks.
 
-    Raises InputError where nothing can be read or no memory was recorded.
+    `device`: index of the GPU, default the one with most memory. Raises InputError where nothing can be read or no memory was recorded.
     """
     tell = progress or (lambda _: None)
     tell("reading")
     if "://" not in path and Path(path).is_file() and is_pickle(Path(path)):
         if rank is not None:
             raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one snapshot", "leave --rank out")
-        found = snapshot_report(read_snapshot(Path(path)))
-        if found is None:
-            raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
-        return MemoryFound(path, found)
+        return MemoryFound(path, _of_snapshot(path, device))
     chosen = resolve_input(path, rank)
     trace, _ = on_one_clock(read(chosen.sites or chosen.trace))
     steps = find_steps(trace).table
     tell("linking")
     linked = link(trace, steps, on_cpu=kind_of_run(trace).startswith("cpu"))[0]
-    told = find_memory(chosen, (linked, steps)).memory
+    told = find_memory(chosen, (linked, steps), device=device).memory
     if told is None:
         raise InputError(f"{path}: no memory was recorded", HOW)
+    if device is not None and told.device != f"cuda:{device}":
+        raise _no_device(path, device, told.device)
     return MemoryFound(path, told)
+
+
+def _of_snapshot(path: str, device: int | None) -> MemoryReport:
+    snapshot = read_snapshot(Path(path))
+    reserved = reserved_by_device(snapshot)
+    if not reserved:
+        raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
+    found = snapshot_report(snapshot, device) if device is None or device in reserved else None
+    if found is None:
+        raise _no_device(path, device, ", ".join(f"cuda:{index}" for index in sorted(reserved)[:16]))
+    return found
+
+
+def _no_device(path: str, device: int | None, held: str) -> InputError:
+    return InputError(f"{path}: no memory of cuda:{device} was recorded", f"it holds {held}: give another --device, or none")
 
 
 def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> Found:

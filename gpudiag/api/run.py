@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpudiag.api.relay import relayed
 from gpudiag.capture import launch
 from gpudiag.capture.options import checked
 from gpudiag.capture.standard import standard_parts
@@ -34,8 +34,6 @@ MAX_PLAN = 100_000
 """Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
 
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
-_SIGNALS = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
-_OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -85,7 +83,7 @@ def run(
         journal = Path(scratch) / "journal"
         journal.touch()
         plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
-        with _signals() as relay:
+        with relayed() as relay:
             try:
                 child = subprocess.Popen(command, env=_environment(plan, environ or os.environ), close_fds=False)  # noqa: S603 - the user's own command
             except OSError as error:
@@ -139,53 +137,6 @@ def _environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
     return environ
 
 
-# -- signals ----------------------------------------------------------------------------------------------------------
-
-
-class _Relay:
-    """Hands signals on to the child. What the terminal sends reaches the child by itself: it is in the same process group."""
-
-    def __init__(self) -> None:
-        self.child: subprocess.Popen[bytes] | None = None
-        self.interrupted = False
-
-    def __call__(self, number: int, _: object) -> None:
-        self.interrupted = self.interrupted or number == signal.SIGINT
-        if self.child is None or (signal.Signals(number).name in _OF_TERMINAL and _in_foreground()):
-            return
-        with suppress(OSError):
-            self.child.send_signal(number)
-
-
-def _in_foreground() -> bool:
-    """Return whether this process belongs to the foreground group of a terminal."""
-    try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
-
-
-@contextmanager
-def _signals() -> Iterator[_Relay]:
-    """Yield the relay, in force until the child has ended. Signals that are ignored (nohup) stay so, here and in the child."""
-    relay = _Relay()
-    before: dict[int, Any] = {}
-    for number in (getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)):
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):
-            before[number] = signal.signal(number, relay)  # a handler of ours is the default again in the child
-    try:
-        yield relay
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 # -- afterwards -------------------------------------------------------------------------------------------------------
 
 
@@ -200,7 +151,7 @@ def nothing_because(ran: Ran) -> str:
         return "nothing was recorded: torch was imported, but no backward pass and no optimizer step was seen"
     return (
         "nothing was recorded: no Python of the command that has gpudiag installed imported torch, or it was kept from being watched "
-        "(python -S, -I and -E ignore PYTHONPATH)"
+        "(python -S, -I and -E ignore PYTHONPATH; so does a process that is started with an environment or a PYTHONPATH of its own)"
     )
 
 

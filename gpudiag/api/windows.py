@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from gpudiag.capture.bundle import OpenedBundle
 from gpudiag.errors import InputError
-from gpudiag.model.bundle import Window
+from gpudiag.model.bundle import UNFINISHED, Window
+from gpudiag.report.history import told
+from gpudiag.timeline.history import history
+
+_SIGNS = (
+    ("was switched off", "mend that and record again"),
+    ("another torch profiler", "leave out the other profiler, or record at steps where it does not run: at_steps="),
+    (UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
+    ("the training loop ended with", "the loop was left before the profiled steps: lower skip="),
+    ("steps recorded (", "the loop ended before the profiled steps: record more steps, or lower skip= and record="),
+    ("the run ended before", "record more steps, or ask for earlier ones"),
+    ("were not begun", "the loop ended before the profiled steps: record more steps, or lower skip="),
+)
+"""What a session notes when a window is not recorded, the causes before what follows from them; and what to do."""
 
 _TRIGGERS = {"schedule": "on schedule", "": ""}
 
@@ -21,6 +34,25 @@ def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
         held = f"it holds window{'s' if len(windows) > 1 else ''} {', '.join(map(str, windows))}" if windows else "it holds no window"
         raise InputError(f"{bundle.path}: no window {asked} in this bundle", held)
     return windows[asked]
+
+
+def no_window(path: str, bundle: OpenedBundle) -> InputError:
+    """Return the error about a bundle without any window: why there is none, what to do, and what its records say of the run."""
+    found = history(bundle.step_records, bundle.host_marks)
+    why, hint = _why_none(bundle)
+    known = "".join(f" {text}" for text in told(found)[:2]) if found else ""
+    count = max(bundle.manifest.steps, found.steps if found else 0)  # the manifest of a killed run has not been written again
+    return InputError(f"{path}: no window was recorded in this bundle ({count} steps): {why}.{known}", hint)
+
+
+def _why_none(bundle: OpenedBundle) -> tuple[str, str]:
+    """Return why no window was recorded, from what the session noted, and what to do."""
+    noted = list(dict.fromkeys(bundle.warnings))
+    for sign, hint in _SIGNS:
+        said = [text for text in noted if sign in text]
+        if said:
+            return "; ".join(said), hint
+    return "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
 
 
 def _steps(window: Window) -> str:

@@ -20,6 +20,10 @@ def memory(
     ],
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Call sites, modules and ops to list.")] = 10,
     rank: Annotated[int | None, options.RANK] = None,
+    device: Annotated[
+        int | None,
+        typer.Option("--device", min=0, metavar="N", help="Which GPU (default: the one with most memory in use).", show_default=False),
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
 ) -> None:
     """Say what memory was used for at its peak, and where it was allocated."""
@@ -30,7 +34,7 @@ def memory(
     from gpudiag.report.memory import render
 
     with terminal.progress("reading") as tell:
-        found = find(path, rank=rank, progress=tell)
+        found = find(path, rank=rank, device=device, progress=tell)
     terminal.out(render(found.memory, width=terminal.columns(), top=top, color=terminal.coloured()))
     if json is not None:
         import msgspec

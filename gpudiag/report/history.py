@@ -49,11 +49,15 @@ _LABELS = {"warm": "warm-up", "timing": "recording", "sites": "recording with st
 
 def lines(report: ReportData) -> list[str]:
     """Return what matters of all steps of the run, one sentence or two a line; none where only a trace was read."""
-    found = report.history
-    if found is None or found.median_ns is None:
+    return [] if report.history is None else told(report.history)
+
+
+def told(found: StepHistory) -> list[str]:
+    """Return the lines of `found`; none where too few steps were left alone to tell the pace of the run."""
+    if found.median_ns is None:
         return []
-    told = (_pace(found), _phase_line(found), _padding(found), _drift_line(found.drift), _slow(found), _profiler(found))
-    return [text for text in told if text]
+    lines = (_pace(found), _phase_line(found), _padding(found), _drift_line(found.drift), _slow(found), _profiler(found))
+    return [text for text in lines if text]
 
 
 def section(console: Console, report: ReportData) -> None:

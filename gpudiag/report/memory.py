@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from gpudiag.model.memory import MemoryReport, MemoryRow
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table
 from gpudiag.report.escape import clean, code, markdown
-from gpudiag.report.words import ROUNDS_TO_ZERO
+from gpudiag.report.labels import site_text
+from gpudiag.report.words import ROUNDS_TO_ZERO, small_share
 from gpudiag.units import format_bytes, format_share
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ IN_WORDS = {
     "optimizer_state": "optimizer state",
     "buffers": "buffers",
     "activations": "activations kept for backward",
+    "forward_held": "made by the forward pass: still held, no backward pass recorded",
     "inputs": "inputs",
     "temporary": "temporary: freed by the op or pass that made it",
     "before_recording": "there before the recording, owner not known",
@@ -27,6 +29,8 @@ IN_WORDS = {
 }
 
 _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
+_ROUNDS_TO_ZERO = 0.0005
+"""A share below half a thousandth, with one decimal."""
 _THREE = ("what", "bytes", "share")
 
 Rows = list[tuple[str, str, str]]
@@ -36,7 +40,7 @@ Rows = list[tuple[str, str, str]]
 def headline(found: MemoryReport) -> str:
     """Return the peak in one sentence: how much, and when."""
     capacity = found.capacity_bytes
-    share = f", {format_share(found.peak_bytes / capacity)} of its {format_bytes(capacity)}" if capacity else ""
+    share = f", {small_share(found.peak_bytes / capacity)} of its {format_bytes(capacity)}" if capacity else ""
     phase = f"{found.peak_phase} pass" if found.peak_phase in ("forward", "backward") else found.peak_phase
     step = (found.peak_step or "").replace("ProfilerStep#", "step ")
     when = ", ".join(text for text in (step, phase, found.peak_op) if text)
@@ -53,12 +57,18 @@ def rows_of(rows: Sequence[MemoryRow], found: MemoryReport, top: int) -> list[tu
     return [(row.name, _word(row.category), format_bytes(row.bytes), _share(row.bytes, found)) for row in rows[:top]]
 
 
+def site_rows(found: MemoryReport, top: int) -> list[tuple[str, str, str, str]]:
+    """Return the `top` call sites as rows_of does, with the end of each path."""
+    return [(site_text(name), kind, size, share) for name, kind, size, share in rows_of(found.by_site, found, top)]
+
+
 def _word(category: str) -> str:
     return clean(IN_WORDS.get(category, category), 80).partition(":")[0].partition(",")[0]
 
 
 def _share(value: int, found: MemoryReport) -> str:
-    return format_share(value / found.peak_bytes if found.peak_bytes else None, 1)
+    share = value / found.peak_bytes if found.peak_bytes else None
+    return f"<{format_share(0.001, 1)}" if share and 0 < share < _ROUNDS_TO_ZERO else format_share(share, 1)
 
 
 def allocator_line(found: MemoryReport) -> str:
@@ -101,7 +111,7 @@ def section(console: Console, found: MemoryReport | None) -> None:
     for text in lines(found):
         line(console, text)
     if found.by_site:
-        where = "; ".join(f"{name} ({kind}) {size}" for name, kind, size, _ in rows_of(found.by_site, found, _TOP_IN_REPORT))
+        where = "; ".join(f"{name} ({kind}) {size}" for name, kind, size, _ in site_rows(found, _TOP_IN_REPORT))
         line(console, f"Most of it at {where}. More: gpudiag memory PATH", QUIET)
 
 
@@ -122,10 +132,10 @@ def render(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool 
     _table(console, category_rows(found))
     for text in lines(found):
         line(console, text)
-    for title, rows in (("By call site", found.by_site), ("By module", found.by_module), ("By op", found.by_op)):
+    for title, rows in places(found):
         if rows:
             heading(console, f"{title} ({min(top, len(rows))} of {len(rows)})")
-            _table(console, rows_of(rows, found, top))
+            _table(console, rows[:top])
     if found.pools:
         heading(console, "Segments of the allocator")
         table = new_table((("allocations", "left"), ("stream", "right"), ("segments", "right"), *_POOL_COLUMNS))
@@ -136,6 +146,13 @@ def render(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool 
     for note in found.notes:
         line(console, f"! {note}", "yellow")
     return finished(sink)
+
+
+def places(found: MemoryReport) -> tuple[tuple[str, list[tuple[str, str, str, str]]], ...]:
+    """Return the three lists with their titles, whole."""
+    everything = len(found.by_site) + len(found.by_module) + len(found.by_op)
+    modules, ops = (rows_of(rows, found, everything) for rows in (found.by_module, found.by_op))
+    return ("By call site", site_rows(found, everything)), ("By module", modules), ("By op", ops)
 
 
 _POOL_COLUMNS = (("reserved", "right"), ("in use", "right"), ("largest free", "right"))
@@ -149,7 +166,7 @@ def as_markdown(found: MemoryReport | None) -> str:
     table += [f"| {markdown(name)} | {size} | {share} |" for name, size, share in category_rows(found)]
     parts = [markdown(headline(found)), "\n".join(table), *(markdown(text) for text in lines(found))]
     if found.by_site:
-        rows = rows_of(found.by_site, found, _TOP_IN_PAGE)
+        rows = site_rows(found, _TOP_IN_PAGE)
         sites = [f"| {code(name, 120, cell=True)} | {markdown(kind)} | {size} | {share} |" for name, kind, size, share in rows]
         parts.append("\n".join(["| allocated at | used for | bytes | share |", "| --- | --- | ---: | ---: |", *sites]))
     parts += [f"- {markdown(note)}" for note in found.notes]

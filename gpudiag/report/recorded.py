@@ -88,7 +88,7 @@ def _switches(settings: Settings, *, cpu: bool) -> str:
             "deterministic algorithms" if settings.deterministic or settings.cudnn_deterministic else "",
             "anomaly detection on" if settings.anomaly_detection else "",
             "" if fused else "fused attention switched off",
-            *(f"{key} {value}" for key, value in settings.allocator.items()),
+            *(() if cpu else (f"{key} {value}" for key, value in settings.allocator.items())),
         )
     )
 
@@ -193,7 +193,10 @@ def _variables(program: Program) -> str:
 
 
 def _code(program: Program) -> str:
-    if program.code is None:
+    found = program.code
+    if found is None:
         return ""
-    state = {True: "with changes that are not committed", False: "nothing changed since", None: "changes not known"}
-    return f"commit {program.code.commit[:_COMMIT_CHARACTERS]}, {state[program.code.dirty]}"
+    unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
+    state = {True: "with changes that are not committed", False: unchanged, None: "changes not known"}
+    outside = "the script itself is not in git" if found.script_tracked is False else ""
+    return _joined((f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside))

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
+from gpudiag.hardware.derate import SCALED
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
 from gpudiag.report import history, telemetry, waiting
@@ -155,7 +156,8 @@ def device_line(report: ReportData) -> str:
     """Return the device and where its peaks come from, or that there is no roofline."""
     device = report.device
     if device is not None and device.peaks and device.provenance is not None:
-        return f"{device.name}: {_PROVENANCE[device.provenance]}."
+        scaled = ", scaled to the clock that was observed" if SCALED in device.source else ""
+        return f"{device.name}: {'published peak rates' if scaled else _PROVENANCE[device.provenance]}{scaled}."
     why = " (the reason is among the warnings)" if peaks_reason(report) else ""
     name = f"{device.name}: no peak rates are known" if device else "Not known"
     return f"{name}, so there is no roofline and no op is judged against one{why}."

@@ -8,6 +8,7 @@ from gpudiag.errors import InputError
 from gpudiag.model.trace import Trace
 from gpudiag.trace import nsys, reader
 from gpudiag.trace.nsys.database import MAGIC
+from gpudiag.trace.snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.source import shown
 
 _NSYS_REPORTS = (".nsys-rep", ".qdrep")
@@ -23,7 +24,19 @@ def read(path: str | Path) -> Trace:
     if source.lower().endswith(_NSYS_REPORTS):
         message = f"{shown(source)} is a report in Nsight Systems' own format"
         raise InputError(message, f"export it: nsys export --type sqlite {shown(source)}")
+    if "://" not in source:
+        _check_no_pickle(Path(source))
     return nsys.read(source) if is_sqlite(source) else reader.read(path)
+
+
+def _check_no_pickle(path: Path) -> None:
+    """Raise InputError where the file is a pickle: what is pickled beside traces are snapshots of the CUDA allocator."""
+    name = shown(str(path))
+    if is_pickle(path):
+        raise InputError(f"{name} is a pickle, not a trace", f"a snapshot of the CUDA allocator is read by: gpudiag memory {name}")
+    if is_old_pickle(path):
+        message = f"{name} is a pickle of protocol 0 or 1, which is not read"
+        raise InputError(message, "write the snapshot with torch.cuda.memory._dump_snapshot, then: gpudiag memory PATH")
 
 
 def is_sqlite(path: str) -> bool:

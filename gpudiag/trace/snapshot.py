@@ -6,6 +6,7 @@ Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -28,10 +29,18 @@ MAX_FRAMES = 1_000
 _HINT = "give a file written by torch.cuda.memory._dump_snapshot, or a bundle recorded with gpudiag.profile(memory=True)"
 _FEWER = "record fewer entries: torch.cuda.memory._record_memory_history(max_entries=100_000)"
 
-Size = Annotated[int, Meta(ge=0, le=1 << 40)]
-"""Bytes; with MAX_ROWS of them no sum leaves 64 bits."""
-Address = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+LARGEST = 1 << 40
+"""Bytes of a block; with MAX_ROWS of them no sum leaves 64 bits."""
+Size = Annotated[int, Meta(ge=0, le=LARGEST)]
+Asked = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+"""Bytes of a request: one that failed may have been for any number."""
+Address = Annotated[int, Meta(ge=0)]
+"""Below 2^64 (_check_address); those of some devices have the highest bit set."""
 Index = Annotated[int, Meta(ge=-1, le=(1 << 63) - 1)]
+
+
+OOM = "oom"
+"""Action of a request that failed."""
 
 
 class Frame(NamedTuple):
@@ -54,6 +63,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     frames: Any = None
     """As in the file: shared between entries. See stack_of."""
 
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that the allocator got from the driver; its blocks in the order of their addresses."""
@@ -61,20 +73,40 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     device: Index = 0
     address: Address
     total_size: Size
-    stream: Index = 0
-    segment_type: str = ""
+    stream: int = 0
+    """The stream's handle as a number: 0 for the default one, else an address, which torch may write with a sign."""
+    segment_type: str | None = ""
     blocks: tuple[Block, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+        if not -(1 << 63) <= self.stream <= _LAST_ADDRESS:
+            raise ValueError("no stream")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """One action of the allocator: alloc, free_requested, free_completed, segment_alloc, segment_free, segment_map, oom, snapshot, ..."""
 
     action: str
-    size: Size = 0
+    size: Asked = 0
     addr: Address | None = None
     """None: for oom."""
     frames: Any = None
     """As in the file: shared between entries. See stack_of."""
+
+    def __post_init__(self) -> None:
+        _check_address(self.addr)
+        if self.size > LARGEST and self.action != OOM:
+            raise ValueError("no size of memory that was given")
+
+
+_LAST_ADDRESS = (1 << 64) - 1
+
+
+def _check_address(address: int | None) -> None:
+    """Raise ValueError where `address` has more than 64 bits; msgspec's own bounds have 63."""
+    if address is not None and address > _LAST_ADDRESS:
+        raise ValueError("no address")
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -95,12 +127,25 @@ def stack_of(frames: Any) -> Iterable[Frame]:
 
 def is_pickle(path: Path) -> bool:
     """Return whether the file at `path` begins as a pickle of protocol 2 or later does."""
+    start = _start(path)
+    return len(start) >= 2 and start[0] == 0x80 and 2 <= start[1] <= 5
+
+
+def is_old_pickle(path: Path) -> bool:
+    """Return whether the file at `path` begins as a pickled list or dictionary of protocol 0 or 1 does; no JSON does."""
+    return _start(path).startswith(_OLD_STARTS)
+
+
+_OLD_STARTS = tuple(start + code for start, code in product((b"(d", b"(l", b"}", b"]"), (b"p", b"q", b"r")))
+"""A new container (Lib/pickle.py: MARK DICT, MARK LIST, EMPTY_DICT, EMPTY_LIST), and that it is kept under a number (PUT, BINPUT)."""
+
+
+def _start(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
-            start = file.read(2)
-    except OSError:
-        return False
-    return len(start) == 2 and start[0] == 0x80 and 2 <= start[1] <= 5
+            return file.read(3)
+    except (OSError, ValueError):
+        return b""
 
 
 def read_snapshot(path: Path) -> Snapshot:

@@ -15,6 +15,10 @@ MAX_OPERATIONS = 60_000_000
 
 MAX_CONTAINERS = 10_000_000
 
+MAX_KEY = 1 << 16
+"""Largest number that may be a key. Hashes of larger ones (and of fractions) can be made to collide, and n keys then take n^2 comparisons;
+those of texts are salted."""
+
 
 class NotPlainDataError(ValueError):
     """The pickle holds something else than plain data, is damaged, or is too large; the text says which."""
@@ -111,7 +115,15 @@ class _Reader:
         target = self._stack[-1]
         if type(target) is not dict or len(pairs) % 2:
             raise TypeError
-        target.update(zip(pairs[::2], pairs[1::2], strict=True))
+        keys = pairs[::2]
+        if not all(map(_is_key, keys)):
+            raise NotPlainDataError(f"a key at byte {self.at:,} is neither a text nor a small number")
+        target.update(zip(keys, pairs[1::2], strict=True))
+
+
+def _is_key(value: Any) -> bool:
+    """Return whether `value` may be hashed: the hash of a tuple is that of all in it, as deep and as often as the file says."""
+    return type(value) is str or value is None or (type(value) in (int, bool) and -MAX_KEY <= value <= MAX_KEY)
 
 
 def _text(length: int) -> Callable[[_Reader], None]:

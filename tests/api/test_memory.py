@@ -10,7 +10,7 @@ import msgspec
 import polars as pl
 import pytest
 from handmade import op, write
-from snapshots import MIB, training
+from snapshots import BASE, MIB, block, segment, training
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input, resolve_input
@@ -38,6 +38,26 @@ def test_a_snapshot_needs_no_bundle(tmp_path: Path) -> None:
     jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), json_schema())
     with pytest.raises(UsageError, match="this is one snapshot"):
         memory(str(path), rank=1)
+
+
+def test_the_gpu_is_chosen_and_the_others_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "dump.pickle"
+    path.write_bytes(pickle.dumps([segment(BASE, block(BASE, 512)), segment(BASE, block(BASE, 1024), device=3)]))
+    for device, chosen, peak, other in ((None, "cuda:3", 1024, "cuda:0"), (0, "cuda:0", 512, "cuda:3")):
+        found = memory(str(path), device=device).memory
+        assert (found.device, found.peak_bytes) == (chosen, peak)
+        assert found.notes[0].startswith(f"{chosen} only; not analysed: {other} (")
+    with pytest.raises(InputError, match=r"no memory of cuda:1 was recorded \(it holds cuda:0, cuda:3"):
+        memory(str(path), device=1)
+
+
+def test_the_gpu_of_a_trace_is_chosen_too(tmp_path: Path) -> None:
+    every = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1}
+    sizes = [{"Device Type": 1, "Device Id": number, "Bytes": size, "Addr": 64} for number, size in ((0, 512), (1, 256))]
+    path = str(write(tmp_path / "trace.json", op("aten::mm", 0, 5), *({**every, "args": args} for args in sizes)))
+    assert [memory(path, device=device).memory.peak_bytes for device in (None, 0, 1)] == [512, 512, 256]
+    with pytest.raises(InputError, match=r"no memory of cuda:2 was recorded \(it holds cuda:0"):
+        memory(path, device=2)
 
 
 def test_an_empty_snapshot_is_one_clear_line(tmp_path: Path) -> None:

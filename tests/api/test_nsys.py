@@ -77,6 +77,18 @@ def test_a_recording_without_ops_has_steps_idle_causes_and_advice_that_fits(tmp_
     assert "gemm" in text
 
 
+@pytest.mark.parametrize("name", ["iteration", "aten::mm, seq = 1, op_id = 7, sizes = [[8, 8], [8, 8]], input_op_ids = []"])
+@pytest.mark.parametrize("with_gpu", [True, False])
+def test_ranges_alone_are_no_computing_of_a_cpu(tmp_path: Path, name: str, with_gpu: bool) -> None:
+    file = NsysFile()
+    if with_gpu:
+        file.gpu()
+    for number in range(5):
+        file.range(name, 1_000_000 * number, 1_000_000 * number + 900_000)
+    with pytest.raises(InputError, match=r"neither device work nor CUDA calls were recorded \(record with `nsys profile --trace=cuda"):
+        diagnose(file.write(tmp_path / "run.sqlite"))
+
+
 def _text(report: Report) -> str:
     return " ".join(report.text(width=10_000).split())
 

@@ -13,6 +13,7 @@ from handmade import op, steps, write
 
 from gpudiag import api
 from gpudiag.api.inputs import resolve_input
+from gpudiag.capture.session import Session
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import Manifest, Window
 
@@ -115,3 +116,43 @@ def test_a_rank_that_did_not_finish_is_named(tmp_path: Path) -> None:
     warnings = resolve_input(str(path), None).warnings
     assert "rank 2 did not finish: still recording, or killed" in warnings
     assert "rank 0 only; not analysed: ranks 1, 2" in warnings
+
+
+def why_none(path: Path) -> str:
+    with pytest.raises(InputError, match="no window was recorded") as failure:
+        resolve_input(str(path), None)
+    return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("warnings", "told"),
+    [
+        ((), "none was planned, and nothing asked for one"),
+        (("timing window: 0 of 6 steps recorded (too short)",), "timing window: 0 of 6 steps recorded (too short)"),
+        (("profiling was switched off: OSError", "no memory was recorded"), "(50 steps): profiling was switched off: OSError."),
+    ],
+)
+def test_a_bundle_without_windows_says_why(tmp_path: Path, warnings: tuple[str, ...], told: str) -> None:
+    path = bundle(tmp_path / "b")
+    manifest = Manifest(finished=True, steps=50, warnings=warnings)
+    (path / "manifest.json").write_bytes(msgspec.json.encode(manifest))
+    assert told in why_none(path)
+
+
+def test_a_recording_without_windows_tells_what_its_records_say_of_the_run(tmp_path: Path) -> None:
+    with Session(tmp_path / "run", repeat=0, on_slow=0.5) as prof:
+        list(prof.steps(range(30)))
+    text = why_none(prof.path)
+    assert "none was planned" in text
+    assert "30 steps: an unprofiled one takes" in text
+
+
+def test_a_recording_that_was_switched_off_says_so_and_keeps_its_records(tmp_path: Path) -> None:
+    with pytest.warns(RuntimeWarning, match="switched off"), Session(tmp_path / "run", skip=100) as prof:  # noqa: PT031
+        for index, _ in enumerate(prof.steps(range(30))):
+            if index == 20:
+                prof._fail(OSError("gone"))
+    assert prof._recording.background.join(10)
+    text = why_none(prof.path)
+    assert "recording was switched off, training goes on: OSError" in text
+    assert "20 steps: an unprofiled one takes" in text

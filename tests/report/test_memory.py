@@ -7,7 +7,7 @@ from report_sample import HOSTILE
 
 from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
 from gpudiag.report.html.memory import context
-from gpudiag.report.memory import as_markdown, headline, render
+from gpudiag.report.memory import as_markdown, category_rows, headline, render
 
 GB = 10**9
 FOUND = MemoryReport(
@@ -35,7 +35,7 @@ FOUND = MemoryReport(
 def test_the_text_says_how_much_when_what_and_where() -> None:
     text = render(FOUND)
     assert "40.0 GB on cuda:0, 50 % of its 80.0 GB; reached in step 12, backward pass, MmBackward0." in text
-    for wanted in ("60.0 %", "25.0 %", "15.0 %", "model.py(12): forward", "blocks.0", "20 % of what was reserved", "2 allocation retries"):
+    for wanted in ("60.0 %", "25.0 %", "15.0 %", "model.py:12 forward", "blocks.0", "20 % of what was reserved", "2 allocation retries"):
         assert wanted in text
     assert "the run needed more: 44.0 GB" in text
     assert "large" in text
@@ -54,7 +54,31 @@ def test_what_is_not_known_is_not_printed() -> None:
 
 def test_lists_are_as_long_as_asked() -> None:
     many = msgspec.structs.replace(FOUND, by_site=tuple(MemoryRow(f"x.py({n}): f", 1, 1, "unknown") for n in range(30)))
-    assert render(many, top=4).count("x.py(") == 4
+    assert render(many, top=4).count("x.py:") == 4
+
+
+def test_small_shares_are_not_told_as_nothing() -> None:
+    """101 MB of 85 GB are 0.1 %, 4 bytes of 101 MB a hundredth of a millionth."""
+    sizes = {"parameters": 101_000_000 - 4, "inputs": 4}
+    small = msgspec.structs.replace(FOUND, peak_bytes=101_000_000, capacity_bytes=85 * GB, by_category=sizes)
+    assert "101 MB on cuda:0, <1 % of its 85.0 GB;" in headline(small)
+    assert category_rows(small) == [("parameters", "101 MB", "100.0 %"), ("inputs", "4 B", "<0.1 %")]
+
+
+def test_places_have_the_end_of_their_paths_everywhere() -> None:
+    row = MemoryRow("/mnt/data/someone/project/models/net.py(12): forward", GB, 1, "activations")
+    found = msgspec.structs.replace(FOUND, by_site=(row,))
+    for text in (render(found), as_markdown(found), str(context(found))):
+        assert "models/net.py:12 forward" in text
+        assert "someone" not in text
+
+
+def test_memory_of_a_forward_pass_alone_waits_for_no_backward() -> None:
+    row = MemoryRow("net.py(12): forward", GB, 1, "forward_held")
+    text = render(msgspec.structs.replace(FOUND, peak_bytes=GB, by_category={"forward_held": GB}, by_site=(row,)))
+    assert text.count("made by the forward pass") == 2
+    assert text.count("still held, no backward pass recorded") == 1
+    assert "for backward" not in text
 
 
 def test_hostile_names_do_no_harm() -> None:

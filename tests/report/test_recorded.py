@@ -56,6 +56,7 @@ def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
     said = " ".join(line for _, line in recorded.lines(msgspec.structs.replace(report(), device=device)))
     assert "cuDNN" not in said
     assert "TF32" not in said
+    assert "expandable_segments" not in said
     assert "8 threads, 16 cores" in said
 
 
@@ -106,3 +107,18 @@ def test_hostile_names_are_harmless(hostile: str) -> None:
     assert "<script>alert" not in html.render(made)
     assert "<img src=x" not in html.render(made)
     assert not re.search(r"(?<!\\)<(img|script)", markdown.render(made))
+
+
+@pytest.mark.parametrize(
+    ("dirty", "tracked", "said"),
+    [
+        (False, True, "commit abcdefabcdef, nothing changed since"),
+        (False, False, "commit abcdefabcdef, no tracked file changed since, the script itself is not in git"),
+        (False, None, "commit abcdefabcdef, no tracked file changed since"),
+        (None, True, "commit abcdefabcdef, changes not known"),
+        (True, False, "commit abcdefabcdef, with changes that are not committed, the script itself is not in git"),
+    ],
+)
+def test_a_commit_says_what_it_covers(dirty: bool | None, tracked: bool | None, said: str) -> None:
+    program = Program(code=Code("abcdef" * 6 + "abcd", dirty=dirty, script_tracked=tracked))
+    assert dict(recorded.lines(report(program=program)))["code"] == said

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import tracemalloc
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -287,7 +288,17 @@ def test_memory_kinds_numbered_as_cupti_does(tmp_path: Path) -> None:
     """CUPTI counts unknown as 0, pageable as 1, pinned as 2 and device as 3; the device's end of a copy tells which numbers a file has."""
     file = NsysFile()
     file.copy("HtoD", "Pinned", "Device", 0, 10, 1, srcKind=2, dstKind=3)
-    assert rows(opened(file, tmp_path).kernels, "name") == [("Memcpy HtoD (Pinned -> Device)",)]
+    file.memset(20, 30, 2, memKind=3)
+    assert rows(opened(file, tmp_path).kernels, "name") == [("Memcpy HtoD (Pinned -> Device)",), ("Memset (Device)",)]
+
+
+@pytest.mark.parametrize(("number", "copied"), [(2, False), (3, False), (2, True)])
+def test_memsets_are_named_by_the_numbers_of_their_file(tmp_path: Path, number: int, copied: bool) -> None:
+    file = NsysFile()
+    file.memset(20, 30, 2, memKind=number)
+    if copied:
+        file.copy("HtoD", "Pinned", "Device", 40, 50, 1)
+    assert rows(opened(file, tmp_path).kernels, "name")[0] == ("Memset (Device)",)
 
 
 @pytest.mark.parametrize(
@@ -387,6 +398,44 @@ def test_pages_that_are_named_again_and_again_end_the_reading(tmp_path: Path) ->
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged or incomplete: SQLite says 'interrupted'"):
         read(path)
+
+
+def test_rows_that_are_named_again_and_again_hold_no_more_text_than_the_file(tmp_path: Path) -> None:
+    """As above with 400 rows of 3,000 characters: 160,000 rows are few steps for SQLite, but half a gigabyte of text."""
+    file = NsysFile("2021")
+    for number in range(400):
+        file.range("x" * 3000, number, number + 1)
+    path = file.write(tmp_path / "run.sqlite")
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[16:18], "big")
+    root = next(at for at in range(size, len(content), size) if content[at] == 5)
+    inner, leaf = _pages_below(content, root)[1:3]
+    content[(inner - 1) * size : inner * size] = content[root : root + size]
+    for at, below in ((root, inner), ((inner - 1) * size, leaf)):
+        for place in _places(content, at):
+            content[place : place + 4] = below.to_bytes(4, "big")
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="its texts are longer than the file"):
+        read(path)
+
+
+def test_long_values_of_another_type_are_not_fetched(tmp_path: Path) -> None:
+    """100 kB in the place of each number of 100 kernels: SQLite lets every row have a type of its own."""
+    file = NsysFile()
+    for number in range(100):
+        file.kernel("gemm", number, number + 1, number)
+    path = file.write(tmp_path / "run.sqlite")
+    for value in ("zeroblob(100000)", "hex(zeroblob(50000))"):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = {value}, globalPid = {value}")  # noqa: S608
+        tracemalloc.start()
+        try:
+            found = read(path).kernels
+            most = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert found.height == 100
+        assert most < 2_000_000
 
 
 def _places(content: bytearray, at: int) -> list[int]:

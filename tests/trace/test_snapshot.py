@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshots import BASE, MIB, block, segment, training
+from snapshots import BASE, MIB, block, entry, segment, training
 
 from gpudiag.errors import InputError
 from gpudiag.trace import snapshot
-from gpudiag.trace.snapshot import Frame, decode, is_pickle, read_snapshot, stack_of
+from gpudiag.trace.snapshot import Frame, decode, is_old_pickle, is_pickle, read_snapshot, stack_of
 
 
 def test_a_snapshot_is_read_with_its_history(tmp_path: Path) -> None:
@@ -59,6 +59,11 @@ class _Shell:
         {"segments": [segment(BASE, block(BASE, 1 << 50))]},
         {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1 << 70}]]},
         {"segments": [], "device_traces": [["alloc"]]},
+        {"segments": [], "device_traces": [[entry("alloc", BASE, 1 << 41)]]},
+        {"segments": [], "device_traces": [[{"action": "oom", "size": 1 << 63}]]},
+        {"segments": [segment(1 << 64, block(BASE, 512))]},
+        {"segments": [segment(BASE, block(1 << 64, 512))]},
+        {"segments": [segment(BASE, block(BASE, 512), stream=1 << 64)]},
     ],
 )
 def test_what_is_no_snapshot_is_one_clear_line(found: object) -> None:
@@ -84,8 +89,39 @@ def test_a_missing_or_huge_file_is_one_clear_line(tmp_path: Path, monkeypatch: p
         read_snapshot(path)
 
 
+def test_what_torch_may_write_is_read() -> None:
+    """A request for 2 TiB that failed, a stream's handle with a sign, no kind of segment, addresses from 2^63 on."""
+    odd = {**segment(1 << 63, block((1 << 64) - 512, 512), stream=-5), "segment_type": None}
+    failed = {"action": "oom", "size": 2 << 40, "device_free": 1 << 20, "stream": 0, "frames": []}
+    found = decode(pickle.dumps({"segments": [odd], "device_traces": [[failed, entry("alloc", 1 << 63, 512)]]}), "x")
+    assert (found.segments[0].address, found.segments[0].stream, found.segments[0].segment_type) == (1 << 63, -5, None)
+    assert [(item.size, item.addr) for item in found.device_traces[0]] == [(2 << 40, None), (512, 1 << 63)]
+
+
+def test_stacks_as_deep_as_the_file_says_are_passed_on_unread() -> None:
+    """A pickle of a list in a list, 200,000 times, in the place of a stack; pickle itself writes no such thing."""
+    marker = "the stack"
+    written = pickle.dumps({"segments": [segment(BASE, {**block(BASE, 512), "frames": marker})]}, 2)
+    place = pickle.dumps(marker, 2)[2:-3]  # less PROTO, and the PUT and STOP behind it
+    assert written.count(place) == 1
+    data = written.replace(place, b"]" * 200_000 + b"a" * 199_999)
+    (found,) = decode(data, "x").segments
+    assert list(stack_of(found.blocks[0].frames)) == []
+
+
+@pytest.mark.parametrize("protocol", [0, 1])
+def test_pickles_of_old_protocols_are_told_apart(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "dump.pickle"
+    for value in (training(), training()["segments"]):
+        path.write_bytes(pickle.dumps(value, protocol))
+        assert is_old_pickle(path)
+        assert not is_pickle(path)
+
+
 def test_traces_are_no_pickles(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
-    path.write_text("{}")
-    assert not is_pickle(path)
+    for text in ("{}", "[]", "", "(d"):
+        path.write_text(text)
+        assert not is_pickle(path)
+        assert not is_old_pickle(path)
     assert not is_pickle(tmp_path / "none")

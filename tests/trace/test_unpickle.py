@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -80,6 +82,43 @@ def test_operations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deep_nesting_is_no_recursion() -> None:
     assert isinstance(plain_data(b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b"."), list)
+
+
+def _nested(depth: int) -> bytes:
+    return b")" + b"\x85" * depth
+
+
+def _doubled(times: int) -> bytes:
+    """t = (t, t), `times` times: a hash of it takes 2^times steps."""
+    return b")" + b"".join(b"\x94h" + bytes([index]) + b"\x86" for index in range(times))
+
+
+_WRITTEN = {"deep": _nested(200_000), "doubled": _doubled(40), "tuple": _nested(1), "bytes": b"C\x01x", "fraction": b"G" + bytes(8)}
+
+
+@pytest.mark.parametrize("pairs", [b"%sNs", b"(%sNu", b"(X\x01\0\0\0aN%sNu"])
+@pytest.mark.parametrize("key", _WRITTEN)
+def test_keys_that_are_no_texts_or_small_numbers_are_refused_before_they_are_hashed(key: str, pairs: bytes) -> None:
+    """In a process of its own: hashing the first ends the interpreter, hashing the second never ends."""
+    data = b"\x80\x04}" + pairs.replace(b"%s", _WRITTEN[key]) + b"."
+    script = (
+        "import sys; from gpudiag.trace.unpickle import NotPlainDataError, plain_data\n"
+        "try: plain_data(sys.stdin.buffer.read())\n"
+        "except NotPlainDataError as error: print(error)"
+    )
+    found = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, timeout=20, check=True)
+    assert b"neither a text nor a small number" in found.stdout
+
+
+def test_keys_whose_hashes_collide_are_refused() -> None:
+    """All multiples of 2^61 - 1 have the hash 0 (sys.hash_info.modulus): n of them take n^2 comparisons."""
+    with pytest.raises(NotPlainDataError, match="neither a text nor a small number"):
+        plain_data(pickle.dumps(dict.fromkeys(number * sys.hash_info.modulus for number in range(100)), 4))
+
+
+def test_small_numbers_and_none_are_keys() -> None:
+    value = {0: "a", -1: "b", 65_536: "c", None: "d", "x": {True: 1}}
+    assert plain_data(pickle.dumps(value, 4)) == value
 
 
 @settings(max_examples=200, deadline=None)

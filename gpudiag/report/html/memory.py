@@ -16,12 +16,14 @@ def context(found: MemoryReport | None) -> dict[str, Any] | None:
     """Return headline, categories, sentences and places; None where no memory was recorded."""
     if found is None:
         return None
-    places = (("Allocated at", found.by_site), ("Module", found.by_module), ("Op", found.by_op))
+    lists = (("Module", found.by_module), ("Op", found.by_op))
+    places = [("Allocated at", memory.site_rows(found, _MOST_PLACES))]
+    places += [(title, memory.rows_of(rows, found, _MOST_PLACES)) for title, rows in lists]
     return {
         "headline": memory.headline(found),
         "categories": memory.category_rows(found),
         "lines": memory.lines(found),
-        "places": [(title, _cleaned(memory.rows_of(rows, found, _MOST_PLACES))) for title, rows in places if rows],
+        "places": [(title, _cleaned(rows)) for title, rows in places if rows],
         "notes": [clean(note, 2_000) for note in found.notes],
     }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -11,10 +12,10 @@ import polars as pl
 
 from gpudiag.model.memory import CATEGORIES, MemoryReport, MemoryRow
 from gpudiag.timeline.memory.lives import BEFORE, Ints, Lives, lives
-from gpudiag.timeline.memory.pools import segments_of, with_pools
+from gpudiag.timeline.memory.pools import others_note, segments_of, with_pools
 from gpudiag.timeline.memory.rows import ranked
 from gpudiag.timeline.memory.uses import Texts
-from gpudiag.trace.snapshot import Block, Entry, Snapshot, stack_of
+from gpudiag.trace.snapshot import OOM, Block, Entry, Snapshot, stack_of
 
 NO_HISTORY = "no history of allocations was recorded, so what is shown is the moment of the snapshot, not a peak"
 BY_FRAMES = (
@@ -24,6 +25,7 @@ BY_FRAMES = (
 REQUESTED = "bytes as requested; the allocator rounds them up"
 
 _FREES_UNKNOWN = "the stacks of frees were not recorded (context='all'), so activations are not told from temporary memory"
+_HOME = re.compile(r"^(?:[A-Za-z]:)?/+(?:(?:home|Users)/[^/]+|root)/+")
 _LIBRARY = ("/torch/", "<frozen ", "/runpy.py", "/threading.py")
 
 
@@ -55,9 +57,14 @@ def origin(frames: Any) -> Origin:
     for frame in stack_of(frames):
         path = frame.filename.replace("\\", "/")
         if site is None and frame.line > 0 and path.endswith(".py") and not any(part in path for part in _LIBRARY):
-            site = f"{path}({frame.line}): {frame.name}"
+            site = f"{_end(path)}({frame.line}): {frame.name}"
         phase = phase or _phase(path, frame.name)
     return Origin(site, phase)
+
+
+def _end(path: str) -> str:
+    """Return the last two parts of a path, none of which is the user's home: profilers name files from where Python found them."""
+    return "/".join(_HOME.sub("", path).split("/")[-2:])
 
 
 def _phase(path: str, name: str) -> str | None:
@@ -78,7 +85,8 @@ class _State(NamedTuple):
 
 def snapshot_report(snapshot: Snapshot, device: int | None = None) -> MemoryReport | None:
     """Return the memory of one device of `snapshot` (default: the one with the most reserved) at its peak; None where it holds none."""
-    index = _device(snapshot) if device is None else device
+    reserved = reserved_by_device(snapshot)
+    index = max(reserved, key=lambda index: (reserved[index], -index), default=None) if device is None else device
     if index is None:
         return None
     name = f"cuda:{index}"
@@ -87,25 +95,29 @@ def snapshot_report(snapshot: Snapshot, device: int | None = None) -> MemoryRepo
     blocks = [block for segment in segments_of(snapshot, name) for block in segment.blocks if block.state == "active_allocated"]
     state = _state(history, blocks)
     made = _made(name, state, bool(history), any(entry.frames for entry in history if entry.action != "alloc"))
+    others = others_note(name, (other for other in sorted(reserved) if other != index))
+    made = msgspec.structs.replace(made, notes=(*others, *made.notes))
     return with_pools(_counted(made, snapshot, entries, name), None, snapshot)
 
 
-def _device(snapshot: Snapshot) -> int | None:
+def reserved_by_device(snapshot: Snapshot) -> dict[int, int]:
+    """Return the bytes reserved on each device of which `snapshot` holds anything."""
     sums: dict[int, int] = {index: 0 for index, trace in enumerate(snapshot.device_traces) if trace}
     for segment in snapshot.segments:
         sums[segment.device] = sums.get(segment.device, 0) + segment.total_size
-    return max(sums, key=lambda index: (sums[index], -index), default=None)
+    return sums
 
 
 def _state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
     """Return the lives of the history, and those blocks in use at the end that it does not hold."""
     sizes = np.array([entry.size if entry.action == "alloc" else -entry.size for entry in history], dtype=np.int64)
-    found = lives(sizes, np.array([entry.addr or 0 for entry in history], dtype=np.int64))
+    found = lives(sizes, _addresses(entry.addr for entry in history))
     at_end = set(found.address[(found.died == found.events) & (found.born >= 0)].tolist())
-    older = [block for block in blocks if block.address is None or block.address not in at_end]
+    at_blocks = _addresses(block.address for block in blocks).tolist()
+    older = [block for block, at in zip(blocks, at_blocks, strict=True) if block.address is None or at not in at_end]
     count, origins = len(older), Origins()
     whole = Lives(
-        np.concatenate((found.address, np.array([block.address or 0 for block in older], dtype=np.int64))),
+        np.concatenate((found.address, _addresses(block.address for block in older))),
         np.concatenate((found.size, np.array([_requested(block) for block in older], dtype=np.int64))),
         np.concatenate((found.born, np.full(count, BEFORE))),
         np.concatenate((found.died, np.full(count, found.events))),
@@ -114,6 +126,11 @@ def _state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
     made = [origins.of(history[row].frames) if row >= 0 else Origin(None, None) for row in found.born.tolist()]
     freed = [origins.of(history[row].frames) if row < found.events else None for row in found.died.tolist()]
     return _State(whole, [*made, *(origins.of(block.frames) for block in older)], [*freed, *([None] * count)])
+
+
+def _addresses(found: Iterable[int | None]) -> Ints:
+    """Return addresses of up to 64 bits as the signed numbers of the same bits, 0 for None."""
+    return np.array([address or 0 for address in found], dtype=np.uint64).view(np.int64)
 
 
 def _requested(block: Block) -> int:
@@ -153,19 +170,28 @@ def _sites(sites: list[str | None], size: Ints, kinds: Texts) -> tuple[MemoryRow
 
 def _kinds(state: _State, frees_told: bool) -> Texts:
     found = np.full(len(state.made), "unknown", dtype=object)
-    rows = zip(state.made, state.freed, state.lives.born.tolist(), strict=True)
-    found[:] = [_kind(made, freed, born, frees_told) for made, freed, born in rows]
+    born = state.lives.born.tolist()
+    held = "activations" if _trained(state, born, frees_told) else "forward_held"
+    rows = zip(state.made, state.freed, born, strict=True)
+    found[:] = [_kind(made, freed, at, frees_told, held) for made, freed, at in rows]
     return found
 
 
-def _kind(made: Origin, freed: Origin | None, born: int, frees_told: bool) -> str:
+def _trained(state: _State, born: Sequence[int], frees_told: bool) -> bool:
+    """Return whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)."""
+    seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
+    seen += [origin for origin in state.freed if origin is not None and frees_told]
+    return any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen)
+
+
+def _kind(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:
     """Return what a block is for: as uses.uses, with Python frames in place of ops."""
     if made.phase == "optimizer":
         return "optimizer_state" if freed is None else "temporary"
     if born < 0:
         return "before_recording"
     if made.phase == "forward" and (freed is None or frees_told):
-        return "temporary" if freed is not None and freed.phase == "forward" else "activations"
+        return "temporary" if freed is not None and freed.phase == "forward" else held
     return "unknown"
 
 
@@ -174,11 +200,11 @@ def _counted(made: MemoryReport, snapshot: Snapshot, entries: Sequence[Entry], n
     now = sum(segment.total_size for segment in segments_of(snapshot, name))
     used = sum(block.size for segment in segments_of(snapshot, name) for block in segment.blocks if block.state == "active_allocated")
     grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-    changes = np.array([grown.get(entry.action, 0) * entry.size for entry in entries], dtype=np.int64)
+    changes = np.array([grown[entry.action] * entry.size if entry.action in grown else 0 for entry in entries], dtype=np.int64)
     back = now - np.append(0, np.cumsum(changes[::-1]))  # the state is known at the end: the history is walked back
     return msgspec.structs.replace(
         made,
         reserved_peak_bytes=int(back.max()) if now or len(entries) else None,
         fragmentation_share=(now - used) / now if now else None,
-        ooms=sum(entry.action == "oom" for entry in entries) if entries else None,
+        ooms=sum(entry.action == OOM for entry in entries) if entries else None,
     )

@@ -17,7 +17,7 @@ from gpudiag.model.memory import CATEGORIES, MemoryReport, MemoryRow, Owner, Own
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory.lives import Ints, Lives, lives
 from gpudiag.timeline.memory.owned import Held, held, named, owners_of
-from gpudiag.timeline.memory.pools import block_sizes, with_pools
+from gpudiag.timeline.memory.pools import block_sizes, others_note, with_pools
 from gpudiag.timeline.memory.rows import merged, ranked
 from gpudiag.timeline.memory.uses import Moments, Texts, moments, uses
 from gpudiag.trace.snapshot import Snapshot
@@ -76,6 +76,7 @@ def memory(
     peak = _peak(events, found, on_cpu=name == "cpu")
     made = _report(trace, steps, found, peak, name, events)
     notes = _notes(trace, events, found, name)
+    notes = [*_others(trace, name), *notes]
     if owners is not None and owners.device == name:
         notes = [*notes, *owners.notes]
     made = msgspec.structs.replace(made, notes=tuple(notes), provenance="owners" if owners_of(owners, name) else "lifetimes")
@@ -91,6 +92,12 @@ def _events(trace: Trace, device: int | None) -> tuple[str, pl.DataFrame]:
     sums = gpu.group_by("device").agg(pl.col("bytes").abs().sum()).sort("bytes", "device", descending=[True, False])
     index = device if device is not None and device in gpu["device"] else next(iter(sums["device"]), None)
     return f"cuda:{0 if index is None else index}", gpu.filter(pl.col("device").eq_missing(index))
+
+
+def _others(trace: Trace, name: str) -> tuple[str, ...]:
+    """Return a note on the GPUs that are left out beside `name`."""
+    gpu = trace.allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("bytes") != 0))
+    return others_note(name, (index for index in gpu["device"].drop_nulls().unique().sort().to_list() if f"cuda:{index}" != name))
 
 
 def _used(trace: Trace, events: pl.DataFrame, name: str, owners: Owners | None, snapshot: Snapshot | None) -> Used:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,10 +12,19 @@ from gpudiag.trace.snapshot import Segment, Snapshot
 
 INACTIVE = "inactive"
 
+_LISTED = 8
+
 
 def segments_of(snapshot: Snapshot, device: str) -> tuple[Segment, ...]:
     """Return the segments of `device` ('cuda:0')."""
     return tuple(segment for segment in snapshot.segments if f"cuda:{segment.device}" == device)
+
+
+def others_note(device: str, others: Iterable[int]) -> tuple[str, ...]:
+    """Return, as notes, which GPUs are left out beside `device`."""
+    names = [f"cuda:{other}" for other in others]
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (f"{device} only; not analysed: {', '.join(names[:_LISTED])}{more} (choose with gpudiag memory --device N)",) if names else ()
 
 
 def block_sizes(snapshot: Snapshot | None) -> dict[int, int]:
@@ -27,7 +37,7 @@ def pool_rows(segments: tuple[Segment, ...]) -> tuple[PoolRow, ...]:
     """Return the segments summed by size class and stream, largest first."""
     groups = defaultdict(list)
     for segment in segments:
-        groups[segment.segment_type, segment.stream].append(segment)
+        groups[segment.segment_type or "", segment.stream].append(segment)
     rows = [
         PoolRow(
             size_class=kind,

@@ -51,7 +51,8 @@ def uses(trace: Trace, lives: Lives, at: Moments) -> Texts:
     """Return the category of each block by its life; blocks of before the recording are `before_recording`.
 
     * freed before the outermost op that made it has returned: temporary;
-    * made forward, freed when a backward pass had begun (or never, or there is none): activations; freed earlier: temporary;
+    * made forward, freed when a backward pass had begun (or never): activations; freed earlier: temporary;
+    * made forward where no backward pass was recorded, and not freed by its own op: forward_held;
     * made backward, in use when the next forward pass or optimizer began: gradients; freed earlier: temporary;
     * made by the optimizer, in use when it was through: optimizer_state; made while data was moved: inputs.
 
@@ -62,8 +63,8 @@ def uses(trace: Trace, lives: Lives, at: Moments) -> Texts:
     freed_ns = np.append(at.t_ns, _FAR)[lives.died]
     roots = trace.ops.filter(pl.col("parent").is_null())
     found = np.full(len(made), "unknown", dtype=object)
-    found[(phase == "forward") & _kept_forward(roots, born_ns, freed_ns)] = "activations"
-    found[(phase == "forward") & ~_kept_forward(roots, born_ns, freed_ns)] = "temporary"
+    kept_forward = np.where(_kept_forward(roots, born_ns, freed_ns), _held_by_forward(roots), "temporary")
+    found[phase == "forward"] = kept_forward[phase == "forward"]
     for maker, others, kept in (
         ("backward", ("forward", "optimizer"), "gradients"),
         ("optimizer", ("forward", "backward", "data"), "optimizer_state"),
@@ -74,6 +75,11 @@ def uses(trace: Trace, lives: Lives, at: Moments) -> Texts:
     found[freed_ns <= np.append(at.over_ns, 0)[made]] = "temporary"
     found[lives.born < 0] = "before_recording"
     return found
+
+
+def _held_by_forward(roots: pl.DataFrame) -> str:
+    """Return the category of what the forward pass keeps: without any backward pass (inference) nothing is known to wait for one."""
+    return "activations" if (roots["phase"].cast(pl.String) == "backward").any() else "forward_held"
 
 
 def _kept_forward(roots: pl.DataFrame, born_ns: Ints, freed_ns: Ints) -> npt.NDArray[np.bool_]:

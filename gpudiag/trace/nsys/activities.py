@@ -79,23 +79,30 @@ def _node() -> pl.Expr:
 def _copies(export: Export) -> pl.DataFrame:
     frame = export.read(COPY, [*_EVERY, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
     direction = pl.col("copyKind").replace_strict(_DIRECTIONS, default="Unknown", return_dtype=pl.String)
-    words = _memory_words(frame)
+    words = _memory_words(_device_ends(frame))
     source, target = (pl.col(end).replace_strict(words, default="Unknown", return_dtype=pl.String) for end in ("srcKind", "dstKind"))
     name = pl.format("Memcpy {} ({} -> {})", direction, source, target)
     return frame.with_columns(name.alias("name"), pl.lit("memcpy").alias("kind"), _not_negative("bytes"), _node())
 
 
-def _memory_words(frame: pl.DataFrame) -> dict[int, str]:
-    """Return the words for kinds of memory, by the numbers that the device's end of copies from and to the host has in this file."""
+def _device_ends(copies: pl.DataFrame) -> pl.Series:
+    """Return the kind of memory at the device's end of each copy from and to the host."""
     ends = pl.when(pl.col("copyKind") == 1).then("dstKind").when(pl.col("copyKind") == 2).then("srcKind")
-    kinds = frame.select(ends.alias("kind"))["kind"].drop_nulls()
+    found: pl.Series = copies.select(ends.alias("kind"))["kind"].drop_nulls()
+    return found
+
+
+def _memory_words(kinds: pl.Series) -> dict[int, str]:
+    """Return the words for kinds of memory, by the numbers that memory of the device has in this file."""
     above = 1 if kinds.len() and (kinds == _DEVICE_MEMORY + 1).mean() > 0.5 else 0  # type: ignore[operator]
     return {number + above: word for number, word in _MEMORY.items()}
 
 
 def _memsets(export: Export) -> pl.DataFrame:
     frame = export.read(SET, [*_EVERY, "bytes", "memKind", "graphNodeId"])
-    kind = pl.col("memKind").replace_strict(_MEMORY, default="Unknown", return_dtype=pl.String)
+    ends = _device_ends(export.read(COPY, ["copyKind", "srcKind", "dstKind"]))
+    words = _memory_words(ends if ends.len() else frame["memKind"].drop_nulls())  # without copies: memsets are of the device's memory
+    kind = pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)
     return frame.with_columns(pl.format("Memset ({})", kind).alias("name"), pl.lit("memset").alias("kind"), _not_negative("bytes"), _node())
 
 

@@ -1,14 +1,15 @@
 """The SQLite file of an export as columns. It is untrusted: opened read-only, nothing that its schema defines can run.
 
 Only ordinary columns of real tables are read: no view, no virtual table, no generated column (https://www.sqlite.org/security.html). No
-text of the file reaches a statement. Work is bounded by the size of the file, because a damaged tree of pages may name a page twice.
+text of the file reaches a statement. Work and texts are bounded by the size of the file, because a damaged tree of pages may name a page
+twice, and many rows the same pages for their long values. So no value is fetched that is not of the wanted type.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ _STEPS_PER_BYTE = 12
 """Instructions of SQLite's machine that are allowed for each byte of the file: one with a million kernels took 0.44 (measured)."""
 _STEPS_AT_LEAST = 2_000_000
 _CALL_EVERY = 100_000
+
+_TEXTS_PER_BYTE = 2
+"""Bytes of text that are read for each byte of the file: it holds each once, and few names are used by two tables."""
+_TEXTS_AT_LEAST = 1 << 20
 
 
 class Export:
@@ -66,9 +71,9 @@ class Export:
         parts = [pl.DataFrame(schema=schema)]
         if known.isdisjoint(names):
             return parts[0]
-        fields = [f"[{name}]" if name in known else "NULL" for name in integers]
+        fields = [_integer(name) if name in known else "NULL" for name in integers]
         fields += [" * ".join(f"[{name}]" for name in of) if known.issuperset(of) else "NULL" for of in products.values()]
-        fields += [f"substr([{name}], 1, {LONGEST_TEXT})" if name in known else "NULL" for name in texts]
+        fields += [_text(name) if name in known else "NULL" for name in texts]
         cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]")  # noqa: S608 - names are gpudiag's own
         while rows := cursor.fetchmany(CHUNK_ROWS):
             columns = zip(names, zip(*rows, strict=True), strict=True)
@@ -79,20 +84,28 @@ class Export:
         """Return the number of rows of `table` for each number in `column`."""
         if column not in self.columns.get(table, frozenset()):
             return {}
-        rows = self._connection.execute(f"SELECT [{column}], count(*) FROM [{table}] GROUP BY 1")  # noqa: S608 - names are gpudiag's own
-        return {value: count for value, count in rows if type(value) is int}
+        statement = f"SELECT [{column}], count(*) FROM [{table}] WHERE typeof([{column}]) = 'integer' GROUP BY 1"  # noqa: S608 - as above
+        return dict(self._connection.execute(statement))
 
     def strings(self, table: str, column: str) -> pl.DataFrame:
         """Return (id, value) of the texts of StringIds that `column` of `table` refers to."""
         known = self.columns.get(table, frozenset())
         if column not in known or not {"id", "value"} <= self.columns.get("StringIds", frozenset()):
             return pl.DataFrame(schema={"id": pl.Int64, "value": pl.String})
-        used = f"SELECT [{column}] FROM [{table}]"  # noqa: S608 - names are gpudiag's own
-        statement = f"SELECT id, substr(value, 1, {LONGEST_TEXT}) FROM StringIds WHERE id IN ({used})"  # noqa: S608
+        used = f"SELECT {_integer(column)} FROM [{table}]"  # noqa: S608 - names are gpudiag's own
+        statement = f"SELECT {_integer('id')}, {_text('value')} FROM StringIds WHERE id IN ({used})"  # noqa: S608
         rows = self._connection.execute(statement).fetchall()
         ids, values = zip(*rows, strict=True) if rows else ((), ())
         found = pl.DataFrame([_column("id", ids, pl.Int64()), _column("value", values, pl.String())])
         return found.drop_nulls().unique("id", keep="first", maintain_order=True)
+
+
+def _integer(column: str) -> str:
+    return f"CASE typeof([{column}]) WHEN 'integer' THEN [{column}] END"
+
+
+def _text(column: str) -> str:
+    return f"CASE typeof([{column}]) WHEN 'text' THEN substr([{column}], 1, {LONGEST_TEXT}) END"
 
 
 def _column(name: str, values: Sequence[Any], dtype: pl.DataType) -> pl.Series:
@@ -113,7 +126,7 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
     _check_whole(path, size)
     try:
         with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
-            connection.text_factory = _decoded
+            connection.text_factory = _bounded_texts(path, size)
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA query_only = ON")
             _bound_work(connection, size)
@@ -155,5 +168,15 @@ def _bound_work(connection: sqlite3.Connection, size: int) -> None:
     connection.set_progress_handler(over, _CALL_EVERY)
 
 
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
+def _bounded_texts(path: str, size: int) -> Callable[[bytes], str]:
+    """Return what decodes the texts of a file of `size` bytes, and raises InputError once they are more than it has room for."""
+    left = _TEXTS_AT_LEAST + _TEXTS_PER_BYTE * size
+
+    def decoded(text: bytes) -> str:
+        nonlocal left
+        left -= len(text)
+        if left < 0:
+            raise InputError(f"{shown(path)} is damaged: its texts are longer than the file", EXPORT_AGAIN)
+        return text.decode("utf-8", "replace")
+
+    return decoded

@@ -14,6 +14,7 @@ from snapshots import training
 from torch import nn
 
 from gpudiag.api.memory import memory
+from gpudiag.capture.memory import owners as owners_module
 from gpudiag.capture.memory import part as part_module
 from gpudiag.capture.memory.files import memory_files
 from gpudiag.capture.memory.owners import find_owners, live_modules, module_tensors
@@ -58,7 +59,19 @@ def train(folder: Path, *, backward: bool = True) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("memory") / "run")
+    """A run whose model is the only one: models that other tests left alive hold memory of this process too."""
+    earlier = live_modules()
+    left_alone = {id(module) for module in earlier}  # no id is used again while `earlier` lives
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owners_module, "live_modules", lambda: [module for module in live_modules() if id(module) not in left_alone])
+        return train(tmp_path_factory.mktemp("memory") / "run")
+
+
+def test_a_model_that_is_not_trained_holds_memory_too(tmp_path: Path) -> None:
+    other = nn.Linear(300, 7, bias=False)
+    owners = memory_files(train(tmp_path / "run"), 0).owners
+    assert owners is not None
+    assert (other.weight.data_ptr(), 4 * 300 * 7) in [(owner.address, owner.bytes) for owner in owners.owners]
 
 
 def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:

@@ -111,10 +111,26 @@ def test_on_a_cpu_owners_are_all_that_is_known_of_before() -> None:
     owners = Owners(window=1, device="cpu", owners=(owner("parameters", "a.weight", D, 100, "cpu"),))
     trace = linked(*steps(0, 100), op("aten::mm", 10, 20, seq=1), moved(12, A, 50, total=9999, cpu=True), on_cpu=True)
     found = told(trace, owners=owners)
-    assert found.by_category == {"parameters": 100, "activations": 50}
+    assert found.by_category == {"parameters": 100, "forward_held": 50}  # no backward pass was recorded
     assert found.fragmentation_share is None
     assert found.reserved_peak_bytes is None
     assert any("no caching allocator" in note for note in found.notes)
+
+
+def test_without_any_backward_pass_nothing_is_kept_for_one() -> None:
+    """Two passes of inference: the first output is still held when the second is made, the third block is freed by its own op."""
+    ops = (op("aten::mm", 10, 20, seq=1), op("aten::mm", 60, 80, seq=2))
+    found = told(linked(*steps(0, 100), *ops, moved(12, A, 300), moved(62, B, 200), moved(63, C, 100), moved(64, C, -100)))
+    assert found.by_category == {"forward_held": 500, "temporary": 100}
+
+
+def test_the_gpus_that_are_left_out_are_named() -> None:
+    events = [moved(12, A, 512), moved(13, B, 256)]
+    for number, event in enumerate(events):
+        event["args"]["Device Id"] = number
+    found = told(step(*events))
+    assert (found.device, found.peak_bytes) == ("cuda:0", 512)
+    assert found.notes[0].startswith("cuda:0 only; not analysed: cuda:1 (")
 
 
 def test_a_recording_that_only_frees_has_its_peak_at_the_start() -> None:
