@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches
+from gpudiag.capture.untraced import skip_frame
 
 Note = Callable[[str, BaseException | None], None]
 
@@ -105,8 +106,10 @@ class Events:
         from torch.optim import optimizer
         from torch.utils.data import dataloader
 
+        skip_frame(Events.emit, inner=True)  # the listeners too: none of them is part of the program
+        skip_frame(vars(Events)["here"].fget)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        patches.wrap(torch.Tensor, "backward", self._backward)
+        patches.wrap_method(torch.Tensor, "backward", self._backward)
         for name, hook in (
             ("register_optimizer_step_pre_hook", self._optimizer("optimizer_began")),
             ("register_optimizer_step_post_hook", self._optimizer("optimizer_ended")),

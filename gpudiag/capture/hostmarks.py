@@ -12,6 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gpudiag.capture.gc_runs import Collections
+from gpudiag.capture.patches import Patches
 from gpudiag.model import tables
 
 FLOOR_NS = 20_000
@@ -65,12 +67,21 @@ class HostMarks:
 
     def __init__(self, ignore: Path) -> None:
         self.on = False
-        self.step: int | None = None
-        """Number of the step that is running."""
         self.dropped = 0
+        self._step: int | None = None
+        self._collections = Collections()
         self._rows: list[tuple[str, str, int, int, str | None, int | None]] = []
         self._ignore = str(ignore) + os.sep
-        self._gc_start = (0, 0)
+
+    @property
+    def step(self) -> int | None:
+        """Return the number of the step that is running."""
+        return self._step
+
+    @step.setter
+    def step(self, number: int | None) -> None:
+        self._note_collections()
+        self._step = number
 
     def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
         """Keep one mark (columns of the table host_marks)."""
@@ -86,6 +97,7 @@ class HostMarks:
 
     def take(self) -> dict[str, list[Any]] | None:
         """Return the columns of the marks since the last call, None where there are none."""
+        self._note_collections()
         rows, self._rows = self._rows, []
         return dict(zip(tables.schema("host_marks"), map(list, zip(*rows, strict=True)), strict=True)) if rows else None
 
@@ -97,7 +109,7 @@ class HostMarks:
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=_detach_in_child)
             _hooked = True
-        gc.callbacks.append(self._collected)
+        self._collections.attach()
         _live, self.on = self, True
 
     def detach(self) -> None:
@@ -106,17 +118,34 @@ class HostMarks:
         self.on = False
         if _live is self:
             _live = None
-        if self._collected in gc.callbacks:
-            gc.callbacks.remove(self._collected)
+        self._collections.detach()
 
-    def _collected(self, phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            self._gc_start = (time.perf_counter_ns(), time.time_ns())
-        elif self.on:
-            begun, unix = self._gc_start
-            duration = time.perf_counter_ns() - begun
-            if begun and duration >= FLOOR_NS:
-                self.add("gc", f"gen {info['generation']}", unix, duration, caller_site(sys._getframe(1)))
+    def install(self, patches: Patches) -> None:
+        """Wrap gc.collect: the one collection whose place in the loop's code can be known, and is worth knowing."""
+        patches.wrap(gc, "collect", self._collect)
+
+    def _collect(self, original: Any) -> Any:
+        def noted_collect(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return original(*args, **kwargs)
+            with suppress(Exception):  # a mark that fails is left out
+                self._note_collections()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                frame = sys._getframe(1)
+                with suppress(Exception):
+                    self._note_collections(caller_site(frame))
+
+        return noted_collect
+
+    def _note_collections(self, site: str | None = None) -> None:
+        """Keep the marks of the collections since the last call."""
+        runs, lost = self._collections.take()
+        self.dropped += lost
+        for run in runs:
+            if run.duration_ns >= FLOOR_NS:
+                self.add("gc", f"gen {run.generation}", run.start_unix_ns, run.duration_ns, site)
 
     def opened(self, path: object, mode: object, flags: object) -> None:
         """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""

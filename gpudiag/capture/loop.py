@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 
 from gpudiag.capture.environment.loaders import loader_settings
@@ -39,6 +40,9 @@ class Loop:
         self._entered_at = now()
         self._asked_ns = 0
         self._group, self._asked = 1, 0
+        self._retrying = False
+        self._batches: weakref.ref[object] | None = None
+        self._first = self._longest = self._epochs = 0
         self.after_mark: Callable[[int], None] = lambda _: None
         """Called last at every mark, with its time."""
 
@@ -49,27 +53,48 @@ class Loop:
 
     # -- steps() ------------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, loader: object, group: int) -> bool:
-        """Return whether the batches of `loader` are counted, `group` of them as one step: a loop inside a loop is not."""
+    def begin_epoch(self, batches: object, loader: object, group: int) -> bool:
+        """Return whether the batches of `loader` are counted, `group` of them as one step: a loop inside a loop is not.
+
+        `batches` is what the training loop iterates over; that it is no more says that the loop was left.
+        """
+        self.notice()
         if self._counting or self._manual:
             self._files.note("steps() inside a loop that already marks its steps: those batches are not counted as steps", None)
             return False
         self._own()
-        self._counting, self._group, self._asked = True, group, 0
+        self._counting, self._group, self._asked, self._retrying = True, group, 0, False
+        self._batches, self._first = weakref.ref(batches), self.rows.number
         self.loader = self.loader or loader_settings(loader)
         return True
+
+    def notice(self) -> None:
+        """End the epoch where its loop was left by `break` or an exception.
+
+        To be called on the way: in the destructor of the loop's iterator a Ctrl-C that comes while a trace is written would be lost.
+        """
+        if self._counting and self._batches is not None and self._batches() is None:
+            self.end_epoch()
 
     def ask(self) -> bool:
         """A batch is asked for: mark, where it is the first of its step. Return whether it is counted."""
         if not self._own():
             return False
-        if self._asked % self._group == 0:
+        if self._asked % self._group == 0 and not self._retrying:
             self._mark()
+        self._retrying = False
         self._asked += 1
         self._files.events.muted = True
         self._files.events.emit("batch_asked")
         self._asked_ns = time.perf_counter_ns()
         return True
+
+    def failed(self) -> None:
+        """The loader raised: where the loop goes on, the next batch takes the place of this one, in the same step."""
+        self._files.events.muted = False
+        self.rows.wait_ns = (self.rows.wait_ns or 0) + time.perf_counter_ns() - self._asked_ns
+        self._asked -= 1
+        self._retrying = True
 
     def received(self, batch: object, loader: object) -> None:
         """The batch that was asked for is here."""
@@ -84,23 +109,39 @@ class Loop:
         self._files.marks.waited("steps()", wait, sys._getframe(1))
 
     def exhausted(self) -> None:
-        """The loader has no more batches. A last group that is not full is no step: with fewer batches, and often without an update."""
+        """The epoch ends. A last group that is not full is no step: with fewer batches, and often without an update."""
         left = max(0, self._asked - 1) % self._group
         if left:
             self._files.remember(f"accumulation={self._group}: an epoch ended with a group of {left}, which is not counted as a step")
+        self.end_epoch()
+
+    def again(self) -> None:
+        """A loop was begun over batches that had come to their end."""
+        self._files.note("a loop over batches that had come to their end got none: call steps() once an epoch", None)
 
     def end_epoch(self) -> None:
         """The step that runs has no end: it is not counted, and what follows belongs to no step."""
         if self.rows.running:
             self._parts.call("interrupted")
+        if self._counting:
+            self._epochs += 1
+            self._longest = max(self._longest, self.rows.number - self._first)
         self._counting = self._files.events.muted = self.rows.running = False
         self._windows.interrupt(self.rows.number)
         self._files.marks.step = None
+
+    def missing(self, window_steps: int) -> list[str]:
+        """Return why no window of `window_steps` could be recorded, in words, where the epochs are the reason."""
+        if self._epochs < 2 or self._longest >= window_steps:
+            return []
+        longest = f"the longest of {self._epochs} epochs over steps() had {self._longest} step{'s' if self._longest != 1 else ''}"
+        return [f"{longest}, a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"]
 
     # -- step() -------------------------------------------------------------------------------------------------------
 
     def step(self) -> None:
         """Mark the end of a step, in loops without steps()."""
+        self.notice()
         if self._counting:
             self._files.note("step() inside a loop over steps(): its marks are not counted", None)
             return
@@ -114,6 +155,7 @@ class Loop:
 
     def pause(self) -> None:
         """What follows belongs to no step: the next step() begins one and ends none."""
+        self.notice()
         if self._counting:
             self._files.note("pause() inside a loop over steps(): leave that loop instead", None)
         elif self._own():
@@ -158,9 +200,12 @@ class Loop:
         self._files.marks.step = rows.number
         self._parts.call("step_began", rows.number, at, unix)
         if triggers.used:
-            for reason in triggers.due(rows.number):
+            for reason in triggers.due(rows.number, windows.covers):
                 windows.request(reason)
         rows.label = windows.begin(rows.number)
+        if triggers.used:
+            for message in triggers.late(windows.beginning, rows.number):
+                self._files.remember(message)
         self.after_mark(at)
 
     def _written_since(self) -> int | None:

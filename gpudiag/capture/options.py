@@ -59,6 +59,13 @@ def checked(given: Mapping[str, Any]) -> Options:
     return options
 
 
+def checked_rank(rank: object) -> int:
+    """Return the rank as given. Raises UsageError."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
+    return rank
+
+
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < _LEAST[name]:
         unit = "windows" if name in {"repeat", "max_windows"} else "steps"

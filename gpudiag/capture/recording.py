@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -18,6 +21,22 @@ from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.writer import Background, write_atomic
 from gpudiag.model.bundle import Manifest
+
+_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+
+
+def stack_level() -> int:
+    """Return the `stacklevel` with which the caller's warnings.warn points at the line outside gpudiag and torch that led to it.
+
+    1 where there is none: in threads of our own, and while Python shuts down.
+    """
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    inside = (_PACKAGE, os.path.dirname(torch) + os.sep) if torch else (_PACKAGE,)
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
+        frame, level = frame.f_back, level + 1
+    return 1 if frame is None else level
 
 
 class Recording:
@@ -31,7 +50,10 @@ class Recording:
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
         self.background = Background()
+        self.say: Callable[[str], None] = _warn
+        """Where note() says something: a warning of Python's, unless the script is not to see any."""
         self._segments: dict[str, int] = {}
+        self._failed = False
 
     def move(self, path: Path) -> None:
         """Write to `path` instead: for before anything is written."""
@@ -65,14 +87,24 @@ class Recording:
         return True
 
     def note(self, message: str, error: BaseException | None) -> None:
-        """Say once what is not recorded, and why. The manifest keeps the kind of error, not its text (it may name paths)."""
+        """Say once what is not recorded, and why. The manifest keeps the kind of error, not its text (it may name paths).
+
+        Of several errors only the first is said aloud: the others follow from it more often than not, and are in the manifest.
+        """
         if not self.remember(f"{message}: {type(error).__name__}" if error is not None else message):
             return
+        if error is not None and self._failed:
+            return
+        self._failed = self._failed or error is not None
         text = f"gpudiag: {message}" + (f" ({type(error).__name__}: {error})" if error is not None else "")
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        except Warning:  # under -W error a warning would stop the training run
-            logging.getLogger("gpudiag").warning(text)
+        self.say(text)
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=stack_level())
+    except Warning:  # under -W error a warning would stop the training run
+        logging.getLogger("gpudiag").warning(text)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -100,6 +100,11 @@ class Schedule:
         self._choose()
         return True
 
+    def covers(self, ahead: int) -> bool:
+        """Return whether the timing window of the present step also records the step that is `ahead` of it."""
+        window = self._now
+        return window is not None and window.kind == "timing" and 0 <= self._done + ahead - window.warm < window.record
+
     def complete(self) -> None:
         """Move on: the step has ended."""
         if self._now is None:

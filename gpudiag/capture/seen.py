@@ -14,6 +14,7 @@ from gpudiag.capture.events import Listener
 from gpudiag.capture.hostmarks import HostMarks, caller_site
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.steps import samples_of
+from gpudiag.capture.untraced import skip_frame
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 
 MAX_OPTIMIZERS = 64
@@ -80,6 +81,7 @@ def _save_of(seen: Seen) -> Callable[[Any], Any]:
                     name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
                     _quietly(lambda: seen.marks.add("save", name, unix, duration, caller_site(frame)))
 
+        timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
         return timed_save
 
     return make
@@ -107,5 +109,6 @@ def install(patches: Patches, seen: Seen) -> None:
     import torch
     from torch.amp import autocast_mode
 
-    patches.wrap(torch, "save", _save_of(seen))
+    patches.wrap(torch, "save", _save_of(seen), homes=(torch.serialization,))
+    skip_frame(_quietly, inner=True)
     patches.wrap(autocast_mode.autocast, "__enter__", _autocast_of(seen))

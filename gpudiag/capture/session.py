@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpudiag.capture import environment, folder, inductor, options
+from gpudiag.capture.batches import Leaving, batches_of
 from gpudiag.capture.launch import launch_id
 from gpudiag.capture.loop import Loop
 from gpudiag.capture.parts import Part, Parts
@@ -51,6 +53,14 @@ def _tool_version() -> str:
         return ""
 
 
+def _absolute(path: Path) -> Path:
+    """Return the path from the root, or `path` as it is where the current directory was deleted: that must not stop a run."""
+    try:
+        return Path(os.path.abspath(path))
+    except OSError:
+        return path
+
+
 def _require_torch() -> None:
     try:
         import torch  # noqa: F401
@@ -80,9 +90,9 @@ class Session:
         self.options = options.checked(given)
         _require_torch()
         found, world = environment.rank_and_world()
-        self.rank = found if rank is None else rank
+        self.rank = found if rank is None else options.checked_rank(rank)
         self.world_size = max(world, self.rank + 1)
-        self._recording = Recording(Path(os.path.abspath(os.fspath(path))), self.rank, self.world_size)
+        self._recording = Recording(_absolute(Path(os.fspath(path))), self.rank, self.world_size)
         self._parts = Parts(parts, self._recording.note)
         self._triggers = Triggers(self.options)
         self._peaks, self._gives_way = peaks, gives_way
@@ -156,7 +166,7 @@ class Session:
         return self._recording.marks.on
 
     def _start(self) -> None:
-        files, wanted = self._recording, self.path
+        files, wanted = self._recording, Path(os.path.abspath(self.path))
         self._launch = launch_id() if self.world_size > 1 else ""
         files.move(folder.choose(wanted, folder.Claim(self.rank, self.world_size, self._launch)))
         folder.create(self.path, self.rank)
@@ -190,9 +200,11 @@ class Session:
         self._events.install(patches)
         install(patches, self._seen)
         self._windows.guard.install(patches)
+        self._events.add(Leaving(lambda: self._mark("notice")))
         self._events.add(self._seen)
         self._parts.start(self._recording)
         self._triggers.install(self._recording.note)
+        self._marks.install(patches)
         self._marks.attach()
         self._flushed_ns, _ = now()
 
@@ -210,45 +222,35 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        self.warnings.extend([*self._windows.missing(), *self._triggers.missing()])
+        self.warnings.extend(self._missing())
         inductor.write(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
             folder.release_claim(self.path)
 
+    def _missing(self) -> list[str]:
+        """Return what was planned and is not in the bundle, in words."""
+        windows, given = self._windows.missing(), self.options
+        return [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]
+
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def steps(self, loader: Iterable[Batch], *, accumulation: int = 1) -> Iterator[Batch]:
-        """Return a generator over `loader` in which every `accumulation` batches are one step.
+        """Return an iterator over `loader` in which every `accumulation` batches are one step; it has a length where `loader` has one.
 
         A step lasts from asking for its first batch to asking for the first of the next. What is left at the end of `loader` and fills no
-        step is counted as none. Call it once an epoch: numbering continues, and the time between two calls belongs to no step. Raises
-        UsageError outside the `with` block.
+        step is counted as none, nor is the step in which the loop is left. Call it once an epoch: numbering continues, and the time
+        between two calls belongs to no step. Where `loader` raises and the loop goes on, the next batch takes the place of the missing
+        one. Raises UsageError outside the `with` block.
         """
         self._check_entered("steps()")
         if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
-        return self._generate(loader, accumulation)
+        return batches_of(loader, accumulation, self._mark)
 
-    def _generate(self, loader: Iterable[Batch], accumulation: int) -> Iterator[Batch]:
-        iterator = iter(loader)
-        counting = self._guarded(lambda: self._loop.begin_epoch(loader, accumulation))
-        held: list[Batch] = []  # emptied by each yield: a batch must not live longer than in a plain loop
-        try:
-            while True:
-                asked = counting and self._guarded(self._loop.ask)
-                try:
-                    held.append(next(iterator))
-                except StopIteration:
-                    if counting:
-                        self._guarded(self._loop.exhausted)
-                    return
-                if asked:
-                    self._guarded(self._loop.received, held[0], loader)
-                yield held.pop()
-        finally:
-            if counting:
-                self._guarded(self._loop.end_epoch)
+    def _mark(self, name: str, *args: object) -> bool:
+        """Return whether the loop's method `name` was called and did not refuse."""
+        return self._guarded(lambda: getattr(self._loop, name)(*args))
 
     def step(self) -> None:
         """Mark the end of a training step, in loops without steps(). The first step begins when the session is entered.
@@ -256,7 +258,7 @@ class Session:
         Raises UsageError outside the `with` block.
         """
         self._check_entered("step()")
-        self._guarded(lambda: self._loop.step())
+        self._mark("step")
 
     def pause(self) -> None:
         """Say that what follows (validation, the time between epochs) belongs to no step: the next step() begins one and ends none.
@@ -264,7 +266,7 @@ class Session:
         For loops without steps(). A step that runs is dropped: mark its end with step() first. Raises UsageError outside the `with` block.
         """
         self._check_entered("pause()")
-        self._guarded(lambda: self._loop.pause())
+        self._mark("pause")
 
     def _check_entered(self, name: str) -> None:
         if not self._entered:
@@ -349,16 +351,30 @@ class Session:
             world_size=self.world_size,
             launch=self._launch,
         )
-        return msgspec.structs.replace(manifest, **self._parts.manifest(), warnings=tuple(self.warnings))
+        known = self._parts.manifest()
+        if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
+            known["settings"] = environment.as_recorded(known["settings"], manifest.settings)
+        return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings))
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         """Stop recording for good, after one warning."""
+        parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more
         self._release()
         if not self._warned:
             self._warned = True
             self._recording.note("recording was switched off, training goes on", error)
+            self._write_why(parts)
+
+    def _write_why(self, parts: dict[str, Any]) -> None:
+        """Leave the last records and a manifest that says why the bundle ends here, where they can still be written."""
+        if self._started:
+            with suppress(Exception):
+                self._flush(last=True)
+            with suppress(Exception):
+                manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
+                write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
 
     def _release(self) -> None:
         """Take everything back that the session has put into the process, but the handler of a signal that might end it."""

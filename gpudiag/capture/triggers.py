@@ -124,6 +124,7 @@ class Triggers:
         self._signal = None if options.on_signal is None else SignalFlag(options.on_signal)
         self._slow = None if options.on_slow is None else SlowWatch(options.on_slow)
         self._rise: float | None = None
+        self._wanted: dict[str, int] = {}
         self.used = bool(self._steps or self._signal or self._slow)
         """Whether there is anything to ask at the marks."""
 
@@ -143,17 +144,31 @@ class Triggers:
         if self._slow and row.window == "plain":
             self._rise = self._slow.add(row.wall_ns) or self._rise
 
-    def due(self, number: int) -> list[str]:
-        """Return what asks for a window now that step `number` begins, in words. A window asked for by number warms up before its step."""
+    def due(self, number: int, covered: Callable[[int], bool] = lambda _: False) -> list[str]:
+        """Return what asks for a window now that step `number` begins, in words. A window asked for by number warms up before its step.
+
+        `covered` says whether a window that runs will record the step so far ahead too: no other is asked for then.
+        """
         out = []
         while self._steps and self._steps[0] - self._warm <= number:
-            out.append(f"step {self._steps.popleft()}")
+            step = self._steps.popleft()
+            if not covered(step - number):
+                self._wanted[f"step {step}"] = step
+                out.append(f"step {step}")
         if self._signal and self._signal.take():
             out.append(f"signal {self._signal.name}")
         if self._rise is not None:
             out.append(f"step time rose {self._rise:.0%}".replace("%", " %"))
             self._rise = None
         return out
+
+    def late(self, trigger: str, number: int) -> list[str]:
+        """Return what to say about the window of `trigger`, which begins with step `number`: that it does not record the step asked for."""
+        step, first = self._wanted.get(trigger), number + self._warm
+        if step is None or first <= step:
+            return []
+        del self._wanted[trigger]  # said once: where epochs cut into it, the window is begun again
+        return [f"at_steps: the window for step {step} records from step {first} on: it could not begin earlier"]
 
     def missing(self) -> list[str]:
         """Return the steps that were never reached, in words."""

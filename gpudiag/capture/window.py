@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gpudiag.capture.forked import let_children_end
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.schedule import Kind, Planned
 
@@ -93,6 +94,7 @@ class ProfilerWindow:
         self.first_recorded = first_step + planned.warm
         self.with_stack = planned.kind == "sites"
         self._guard = guard
+        let_children_end()
         with guard.own():
             self._profiler = torch.profiler.profile(
                 activities=_activities(),

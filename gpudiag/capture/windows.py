@@ -12,7 +12,7 @@ from gpudiag.capture.folder import trace_name
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.schedule import PLAIN, SITES_INDEX, Label, Planned, Schedule
 from gpudiag.capture.window import Guard, ProfilerWindow
-from gpudiag.capture.writer import Background, compress_trace
+from gpudiag.capture.writer import Background, compress_trace, discard_trace, full, require_space, require_trace
 from gpudiag.model.bundle import Window
 
 
@@ -42,7 +42,8 @@ class Windows:
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
         self._warn, self._on_recorded, self._parts = warn, on_recorded, parts
         self._live: ProfilerWindow | None = None
-        self._packing = self._exports = 0
+        self._packing = self._exports = self._largest = 0
+        self._lost: Exception | None = None
         self._exported: dict[int, int] = {}
         self._off = False
 
@@ -58,6 +59,16 @@ class Windows:
             most = self._schedule.options.max_windows
             self._warn(f"{most} timing windows are recorded or planned: no further ones, whatever asks for them (max_windows={most})", None)
 
+    def covers(self, ahead: int) -> bool:
+        """Return whether the timing window that runs will record the step that is `ahead` of the present one too."""
+        return self._live is not None and self._schedule.covers(ahead)
+
+    @property
+    def beginning(self) -> str:
+        """Return what asked for the window whose first step is the present one; empty where none begins."""
+        slot = self._schedule.slot
+        return self._schedule.begun[slot.window].trigger if self._live is not None and slot.first and slot.window is not None else ""
+
     def advance(self) -> None:
         """Begin the annotation of the next step, where it is still inside the window. Call this just before taking the mark."""
         slot = self._schedule.slot
@@ -66,6 +77,7 @@ class Windows:
 
     def begin(self, step: int) -> Label:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
+        self._heed()
         slot = self._schedule.slot
         if self._live is not None and slot.label == "export":
             self._close(self._live)
@@ -99,6 +111,7 @@ class Windows:
 
     def missing(self) -> list[str]:
         """Return what was planned and is not in the bundle, in words."""
+        self._heed()
         return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
     def _open(self, step: int) -> bool:
@@ -144,10 +157,12 @@ class Windows:
         target = self._folder / name
         self._exports += 1  # an earlier attempt may still be in the writer's hands
         plain = target.with_name(f".{target.name.removesuffix('.json.gz')}-{self._exports}.json")
+        require_space(plain.parent, self._largest)
         try:
             window.export(plain)
+            self._largest = max(self._largest, require_trace(plain))
         except BaseException:
-            plain.unlink(missing_ok=True)
+            discard_trace(plain)
             raise
         self._exported[window.index] = steps
         found = Window(
@@ -168,6 +183,9 @@ class Windows:
             self.recorded = self.recorded | {window.index: window}
             self._on_recorded()
             return written
+        except Exception as error:  # noqa: BLE001 - it costs the traces, not the records of the steps; the training thread says so
+            self._lost = error
+            return 0
         finally:
             self._packing -= 1
 
@@ -176,8 +194,19 @@ class Windows:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - a failing profiler must not stop the training run
-            self._off = True
-            self.drop()
-            self._warn("profiling was switched off", error)
+            self._give_up(error)
             return False
         return True
+
+    def _heed(self) -> None:
+        """Switch profiling off where a trace could not be compressed in the background."""
+        error, self._lost = self._lost, None
+        if error is not None:
+            if self._live is not None:
+                self._stop(self._live)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._off = True
+        self.drop()
+        self._warn("the disk is full: profiling was switched off" if full(error) else "profiling was switched off", error)

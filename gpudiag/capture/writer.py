@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import gzip
 import os
 import re
+import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+try:  # here and not in the thread: a DataLoader worker that is forked during an import finds that module locked for ever
+    from isal import igzip
+except ImportError:  # other processors than x86-64 and arm64
+    igzip = None
 
 CHUNK = 1 << 18
 """Bytes read at a time when a trace is compressed."""
 
 HELD_BACK = 1 << 13
 """Bytes kept back between chunks so that a replaced text is never cut in two (PATH_MAX is 4,096)."""
+
+RESERVE_BYTES = 128 << 20
+"""A plain trace of a few steps of a large model takes up to about 100 MB: where less is free, none is written beside the training."""
+
+_FULL_BYTES = 1 << 20
+"""A disk with less than this left is full for the profiler, whose file did not fit."""
 
 _HOST_NAME = re.compile(rb'("host_name":\s*")[^"\n]*(")')
 
@@ -34,6 +49,40 @@ def write_atomic(path: Path, data: bytes) -> int:
     return len(data)
 
 
+def full(error: BaseException) -> bool:
+    """Return whether `error` says that the disk, or the share of it that one may use, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def require_space(folder: Path, last_bytes: int) -> None:
+    """Return where a plain trace may be written to `folder`; `last_bytes`: the largest one so far. Raises OSError (ENOSPC)."""
+    free, wanted = shutil.disk_usage(folder).free, max(RESERVE_BYTES, 4 * last_bytes)  # with stacks a trace is a few times as large
+    if free < wanted:
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MB are left, traces are written where {wanted >> 20} MB are")
+
+
+def require_trace(plain: Path) -> int:
+    """Return the size of the trace that the profiler has written. Raises OSError where there is none: Kineto fails silently."""
+    try:
+        return plain.stat().st_size
+    except FileNotFoundError:
+        if shutil.disk_usage(plain.parent).free < _FULL_BYTES:
+            raise OSError(errno.ENOSPC, "the disk is full") from None
+        raise OSError("the profiler wrote no trace: a limit on the size of files, or a disk that was full for a moment") from None
+
+
+def discard_trace(plain: Path) -> None:
+    """Remove what the profiler has written, and the file under whose name Kineto writes it: that one stays where the disk is full.
+
+    Kineto keeps it open then, so that removing its name alone gives no space back.
+    """
+    for path in (plain, plain.with_name(f"{plain.name}.tmp")):
+        with suppress(OSError):
+            os.truncate(path, 0)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
 def _scrub(data: bytes, replacements: Sequence[tuple[bytes, bytes]]) -> bytes:
     for old, new in replacements:
         data = data.replace(old, new)
@@ -41,13 +90,7 @@ def _scrub(data: bytes, replacements: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _open_gzip(path: Path) -> Any:
-    try:
-        from isal import igzip
-    except ImportError:  # other processors than x86-64 and arm64
-        import gzip
-
-        return gzip.open(path, "wb", compresslevel=3)
-    return igzip.open(path, "wb", compresslevel=2)
+    return gzip.open(path, "wb", compresslevel=3) if igzip is None else igzip.open(path, "wb", compresslevel=2)
 
 
 def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[bytes, bytes]] = ()) -> int:
@@ -60,8 +103,9 @@ def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[byte
         _pack(source, scratch, replacements)
         os.replace(scratch, target)
     finally:  # also when the disk is full: a plain trace is ten times the size of a compressed one
-        source.unlink(missing_ok=True)
-        scratch.unlink(missing_ok=True)
+        discard_trace(source)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
     return target.stat().st_size
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from gpudiag.capture.unmodified.plan import Option
 
 _MODULE = ("-m", "--module")
+
+MOST_LISTED = 4
+"""Bundles of further processes that are named; a pool of workers leaves one each."""
 
 
 class ScriptCommand(TyperCommand):
@@ -36,6 +42,8 @@ def _end_of_module(args: list[str], options: dict[str, Any]) -> int | None:
         name, attached, _ = args[place].partition("=")
         if name in _MODULE:
             return place + (1 if attached else 2)
+        if name.startswith("-m") and name not in options:
+            return place + 1  # -mMODULE, in one word
         flag = getattr(options.get(name), "is_flag", True)
         place += 1 if attached or flag else 2
     return None
@@ -93,12 +101,7 @@ def run(
     }  # fmt: skip
     ran = runner.run(command, output, options, shown=shown, environ=environ)
     if _rank() == 0:
-        try:
-            _tell(ran, report=report)
-        except KeyboardInterrupt:
-            terminal.say("gpudiag: no report: interrupted")
-        except Exception as error:  # noqa: BLE001 - the exit code is the script's, whatever becomes of the report
-            terminal.say(f"gpudiag: no report: {type(error).__name__}: {error}")
+        _tell(ran, report=report)
     raise typer.Exit(ran.exit_code)
 
 
@@ -119,35 +122,59 @@ def _rank() -> int:
 
 
 def _tell(ran: Ran, *, report: bool) -> None:
+    """Say what was recorded, where it is and what speaks against it; show the report before that."""
     from gpudiag.api.run import nothing_because
 
+    for text in dict.fromkeys(entry.text for entry in ran.told("warned")):
+        terminal.say(f"gpudiag: {text}")
     bundle = ran.bundle
     if bundle is None:
         terminal.say(f"gpudiag: {nothing_because(ran)}")
         return
-    place = _short(bundle)
     notes = dict.fromkeys(entry.text for entry in ran.told("note"))
     for note in notes:
         terminal.say(f"gpudiag: {note}")
-    reported = report and not notes and _report(ran, bundle)
+    place = _short(bundle)
+    then = "" if notes else f"; `gpudiag report {shlex.quote(place)}` reports on it"
+    if report and not notes:
+        then = f"; the page is {place}/report.html" if (reported := _report(ran, bundle)) else then if reported is None else ""
     if ran.others:
-        terminal.say(f"gpudiag: other processes trained too: {', '.join(_short(path) for path in ran.others)}")
-    then = f"; the page is {place}/report.html" if reported else "" if report or notes else f"; `gpudiag report {place}` reports on it"
+        terminal.say(f"gpudiag: other processes trained too: {_listed(ran.others)}")
     terminal.say(f"gpudiag: the recording is {place}{then}")
 
 
-def _report(ran: Ran, bundle: Path) -> bool:
-    """Return whether there is a report; it has been shown then."""
+def _report(ran: Ran, bundle: Path) -> bool | None:
+    """Return whether there is a report, which has been shown then; None where it may be had later: this time it was broken off.
+
+    The exit code is the script's, whatever becomes of the report: nothing is raised.
+    """
     from gpudiag.api.run import report_on
 
     try:
         with terminal.progress("reading") as progress:
             found = report_on(bundle, measure=not ran.interrupted, progress=progress)
+        terminal.aside("\n" + found.text(width=terminal.columns(), top=10))
+    except KeyboardInterrupt:
+        terminal.say("gpudiag: no report: interrupted")
+        return None
     except GpudiagError as error:
-        terminal.say(f"gpudiag: no report: {error}")
+        terminal.say(f"gpudiag: no report: {_as_options(str(error))}")
         return False
-    terminal.aside("\n" + found.text(width=terminal.columns(), top=10))
+    except Exception as error:  # noqa: BLE001
+        terminal.say(f"gpudiag: no report: {type(error).__name__}: {error}")
+        return None
     return True
+
+
+def _as_options(hint: str) -> str:
+    """Return a hint that names arguments of gpudiag.profile (`lower skip=`) with the options of this command."""
+    return re.sub(r"\b([a-z_]+)=(?=[\s,;.)]|$)", lambda found: "--" + found[1].replace("_", "-"), hint)
+
+
+def _listed(bundles: Sequence[Path]) -> str:
+    """Return the first few bundles and how many more there are."""
+    more = len(bundles) - MOST_LISTED
+    return ", ".join(_short(path) for path in bundles[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _short(path: Path) -> str:

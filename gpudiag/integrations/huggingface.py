@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import CodeType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from gpudiag.errors import MissingDependencyError
 from gpudiag.integrations.defaults import AnyPath
-from gpudiag.integrations.left import LoopLeft
+from gpudiag.integrations.left import LoopLeft, Place
 from gpudiag.integrations.recorder import LEFT, Recorder
 
 try:
@@ -29,7 +29,8 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
     step; logging and saving belong to the step that follows, as in a loop of one's own. A second train() makes a second bundle.
 
     The Trainer has no event for a training that raises. The recording is then ended by the next batch or backward pass outside of it,
-    by the next train(), or when Python exits; at once, where train() stands in `with GpudiagCallback("runs/x") as callback:`.
+    by the next train() of any Trainer with this callback, or when Python exits; at once, where train() stands in
+    `with GpudiagCallback("runs/x") as callback:`.
     """
 
     def __init__(self, path: AnyPath = "", **options: Any) -> None:
@@ -48,7 +49,8 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a recording."""
-        self._recorder.begin([LoopLeft(_training_loop(), lambda: self._recorder.end(LEFT))])
+        loop = _training_loop(state)
+        self._recorder.begin([LoopLeft(loop, lambda: self._recorder.end(LEFT))], loop)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a step: it asks for its batches at once."""
@@ -73,9 +75,9 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder.end()
 
 
-def _training_loop() -> CodeType:
-    """Return the code of the function that runs the training: the nearest one outside the modules that pass events on."""
+def _training_loop(state: object) -> Place:
+    """Return the call of the function that runs the training: the nearest one outside the modules that pass events on."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.trainer_callback"):
         frame = frame.f_back
-    return frame.f_code
+    return Place(frame, state)

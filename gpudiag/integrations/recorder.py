@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any
 from gpudiag.capture.parts import Part
 from gpudiag.capture.session import Session
 from gpudiag.integrations.defaults import AnyPath, new_session
+from gpudiag.integrations.left import Place
 
 LEFT = "the training ended early: it raised or was stopped, its framework did not say which"
 """The manifest's warning where a framework has no hook for a training that raises."""
+
+_recording: weakref.ref[Recorder] | None = None
+"""The recorder whose recording began last in this process."""
 
 
 class Recorder:
@@ -29,6 +34,7 @@ class Recorder:
     def __init__(self, path: AnyPath, options: Mapping[str, Any]) -> None:
         self._path, self._options = os.fspath(path), dict(options)
         self._session: Session | None = None
+        self._loop: Place | None = None
         self.in_epoch = False
         """Whether the steps of an epoch are being taken."""
         self.path: Path | None = None
@@ -36,17 +42,24 @@ class Recorder:
         new_session(self._path, self._options, "GpudiagCallback")  # a wrong option is told here, where the user wrote it
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None, "in_epoch": False}
+        return self.__dict__ | {"_session": None, "_loop": None, "in_epoch": False}
 
-    def begin(self, more: Sequence[Part] = ()) -> None:
-        """Start a recording, with the parts in `more`; one that was left open is ended first."""
+    def begin(self, more: Sequence[Part] = (), loop: Place | None = None) -> None:
+        """Start a recording, with the parts in `more`; one that was left open, by another recorder too, is ended first.
+
+        `loop`: where the training runs, of a framework that does not say that one has raised.
+        """
         self.end(LEFT)
-        self._guarded("this training is not recorded", lambda: self._begin(more))
+        self._guarded("this training is not recorded", lambda: self._begin(more, loop))
 
-    def _begin(self, more: Sequence[Part]) -> None:
+    def _begin(self, more: Sequence[Part], loop: Place | None) -> None:
+        global _recording
+        other = _recording() if _recording is not None else None
+        if other is not None and other._loop is not None and loop is not None and other._loop.over(loop):
+            other.end(LEFT)
         session = new_session(self._path, self._options, "GpudiagCallback", more)
         session.__enter__()
-        self._session = session
+        self._session, self._loop, _recording = session, loop, weakref.ref(self)
         self.path = session.path
         atexit.register(self.end, LEFT)
         session.pause()

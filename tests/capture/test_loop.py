@@ -1,4 +1,4 @@
-"""Loops of every kind: accumulation, threads, generators kept and dropped, sessions inside sessions."""
+"""Loops of every kind: accumulation, threads, iterators kept and dropped, sessions inside sessions."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ def test_a_session_that_gives_way_ends_whole_when_another_begins(tmp_path: Path)
     assert any("session of its own" in text for text in first.warnings)
 
 
-# -- generators ----------------------------------------------------------------------------------------------------------------
+# -- iterators ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_generator_kept_beyond_the_block_goes_on_as_a_plain_loop(tmp_path: Path) -> None:
+def test_an_iterator_kept_beyond_the_block_goes_on_as_a_plain_loop(tmp_path: Path) -> None:
     with Session(tmp_path / "run") as prof:
         batches = prof.steps(iter(range(10)))
         assert [next(batches) for _ in range(4)] == [0, 1, 2, 3]
@@ -169,26 +169,11 @@ def test_a_generator_kept_beyond_the_block_goes_on_as_a_plain_loop(tmp_path: Pat
     assert bundle.step_records.height == 3  # the fourth had no end
 
 
-def test_a_generator_that_is_never_started_marks_nothing(tmp_path: Path) -> None:
+def test_an_iterator_that_is_never_started_marks_nothing(tmp_path: Path) -> None:
     with Session(tmp_path / "run") as prof:
         prof.steps(range(10))
         list(prof.steps(range(3)))
     assert open_bundle(prof.path).step_records.height == 3
-
-
-def test_throwing_into_the_generator_reaches_the_caller_unchanged(tmp_path: Path) -> None:
-    class Mine(BaseException):
-        pass
-
-    error = Mine()
-    with Session(tmp_path / "run") as prof:
-        batches = prof.steps(range(10))
-        next(batches)
-        with pytest.raises(Mine) as caught:
-            batches.throw(error)  # type: ignore[attr-defined]
-        assert caught.value is error
-        list(prof.steps(range(4)))
-    assert open_bundle(prof.path).step_records["step"].to_list() == list(range(4))
 
 
 def test_stop_iteration_of_the_loop_itself_is_an_error_of_the_loop(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gpudiag.capture.options import Options, checked
+from gpudiag.capture.session import Session
 from gpudiag.errors import UsageError
 
 
@@ -50,3 +51,9 @@ def test_wrong_ones_are_refused_in_one_line(given: dict[str, Any], words: str) -
         checked(given)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", [-1, "a", True, 1.0])
+def test_a_wrong_rank_is_refused_in_one_line(rank: Any) -> None:
+    with pytest.raises(UsageError, match="is not the rank of a process"):
+        Session("run", rank=rank)

@@ -188,3 +188,15 @@ def test_whatever_happens_windows_are_whole_ordered_and_bounded(
         if ended:  # the attempt that was exported held all its steps
             whole = run[ended[0] - planned.record - planned.warm : ended[0]]
             assert whole == ["warm"] * planned.warm + [planned.kind] * planned.record
+
+
+def test_a_window_covers_the_steps_that_it_will_record() -> None:
+    found = schedule(1, 2, 3, 1)
+    assert not found.covers(2)
+    labels(found, 1)  # the present step is the first of the warm-up
+    assert [ahead for ahead in range(9) if found.covers(ahead)] == [2, 3, 4]
+    labels(found, 3)
+    assert [ahead for ahead in range(9) if found.covers(ahead)] == [0, 1]
+    labels(found, 4)  # in the site window, which records no timing
+    assert found.begun[1].kind == "sites"
+    assert not any(found.covers(ahead) for ahead in range(9))

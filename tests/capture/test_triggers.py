@@ -6,14 +6,18 @@ import os
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.options import Options
+from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
 from gpudiag.capture.triggers import (
     COOL_DOWN_STEPS,
@@ -169,3 +173,23 @@ def test_only_plain_steps_tell_of_the_step_time() -> None:
 def test_nothing_asked_for_costs_nothing() -> None:
     assert not Triggers(Options()).used
     assert Triggers(Options(at_steps=(3,))).used
+
+
+def test_a_step_that_a_window_records_already_asks_for_none_and_a_late_one_is_told(tmp_path: Path) -> None:
+    with Session(tmp_path / "run", at_steps=(20, 22, 23), repeat=0, warm=2, record=3, sites=0) as prof:
+        for _ in prof.steps(range(200)):
+            time.sleep(0.002)  # the second window waits until the first is compressed
+    bundle = open_bundle(prof.path)
+    found = [(window.trigger, window.first_step) for window in bundle.manifest.windows]
+    late = found[-1][1]
+    assert late > 25
+    assert found == [("step 20", 20), ("step 23", late)]
+    assert bundle.warnings == (f"at_steps: the window for step 23 records from step {late} on: it could not begin earlier",)
+
+
+def test_a_step_before_the_end_of_its_warm_up_is_late() -> None:
+    triggers = Triggers(Options(at_steps=(1, 9), warm=3))
+    assert triggers.due(0) == ["step 1"]
+    assert triggers.late("step 1", 0) == ["at_steps: the window for step 1 records from step 3 on: it could not begin earlier"]
+    assert triggers.due(6) == ["step 9"]
+    assert triggers.late("step 9", 6) == triggers.late("schedule", 6) == triggers.late("", 6) == []

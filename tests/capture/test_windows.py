@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gpudiag.capture import triggers as triggers_module
+from gpudiag.capture import writer as writer_module
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
 
@@ -144,10 +145,14 @@ def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> Non
                 time.sleep(0.01)
     bundle = open_bundle(prof.path)
     assert [(window.index, window.steps, window.planned) for window in bundle.recorded().values()] == [(0, 6, 20), (2, 6, 20)]
-    assert bundle.warnings == (
+    late, *rest = bundle.warnings
+    assert late.startswith("at_steps: the window for step 60 records from step ")
+    assert rest == [
         "timing window: 6 of 20 steps recorded (the loop or its epochs were too short)",
         "timing window 2 (step 60): 6 of 20 steps recorded (the loop or its epochs were too short)",
-    )
+        "the longest of 12 epochs over steps() had 8 steps, a window needs 22 without a break: "
+        "mark them with prof.step(), which goes on from epoch to epoch",
+    ]
     assert bundle.timing_window() == bundle.recorded()[0]
     assert bundle.step_records.height == 96
 
@@ -163,3 +168,13 @@ def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Pa
     assert [(window.index, window.steps) for window in bundle.recorded().values()] == [(0, 4), (2, 6)]
     assert bundle.timing_window() == bundle.recorded()[2]
     assert bundle.window("timing") == bundle.trace(2)
+
+
+def test_with_little_space_left_the_traces_are_given_up_and_the_records_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "RESERVE_BYTES", 1 << 60)
+    with pytest.warns(RuntimeWarning, match="the disk is full: profiling was switched off") as caught:
+        bundle = train(Session(tmp_path / "run", skip=1, warm=1, record=2), 20)
+    assert len(caught) == 1
+    assert bundle.manifest.finished
+    assert (bundle.manifest.windows, bundle.step_records.height) == ((), 20)
+    assert list((tmp_path / "run" / "trace").iterdir()) == []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,3 +72,31 @@ def test_background_stops_at_the_first_failure() -> None:
     assert background.join(10)
     assert isinstance(background.error, OSError)
     assert ran == []
+
+
+def test_what_kineto_leaves_on_a_full_disk_is_removed_and_its_space_given_back(tmp_path: Path) -> None:
+    plain, scratch = tmp_path / "t.json", tmp_path / "t.json.tmp"
+    scratch.write_bytes(b"x" * 100_000)
+    with open(scratch, "rb") as held:  # Kineto keeps it open
+        writer.discard_trace(plain)
+        assert os.fstat(held.fileno()).st_size == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_trace_is_written_where_little_space_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = writer.RESERVE_BYTES
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
+    writer.require_space(tmp_path, writer.RESERVE_BYTES // 4)
+    with pytest.raises(OSError, match="only 128 MB are left") as failure:
+        writer.require_space(tmp_path, writer.RESERVE_BYTES)
+    assert writer.full(failure.value)
+
+
+def test_a_trace_that_the_profiler_did_not_write_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OSError, match="the profiler wrote no trace") as failure:
+        writer.require_trace(tmp_path / "t.json")
+    assert not writer.full(failure.value)
+    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match="the disk is full") as failure:
+        writer.require_trace(tmp_path / "t.json")
+    assert writer.full(failure.value)

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api.run import command_of
+from gpudiag.api.run import Ran, command_of
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.cli.run import _end_of_module
+from gpudiag.capture.unmodified.plan import Entry
+from gpudiag.cli.run import _end_of_module, _tell
 from gpudiag.errors import InputError
 
 AWKWARD = Path(__file__).parents[1] / "awkward"
@@ -70,11 +71,8 @@ def recorded(folder: Path, name: str = "run", rank: int | None = None) -> Opened
     ("code", "expected"),
     [
         ("pass", 0),
-        ("raise ValueError('x')", 1),
-        ("import sys; sys.exit(3)", 3),
         ("import os; os._exit(7)", 7),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 128 + 15),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 128 + 9),
     ],
 )
 def test_the_exit_code_is_the_script_s_own(tmp_path: Path, code: str, expected: int) -> None:
@@ -191,6 +189,7 @@ def test_options_end_at_the_module() -> None:
     options = {"--skip": Option(False), "-o": Option(False), "--no-report": Option(True)}
     assert _end_of_module(["--skip", "1", "-m", "mod", "--skip", "2"], options) == 4
     assert _end_of_module(["--no-report", "--module=mod", "-x"], options) == 2
+    assert _end_of_module(["-o", "x", "-mmod", "-o", "y"], options) == 3
     assert _end_of_module(["-o", "x", "train.py", "-m", "mod"], options) is None
     assert _end_of_module(["--", "-m"], options) is None
 
@@ -209,6 +208,47 @@ def test_scripts_and_programs_are_told_apart(tmp_path: Path, monkeypatch: pytest
     script.unlink()
     with pytest.raises(InputError, match="no such file"):
         command_of(["no_suffix"])
+
+
+# -- what is said afterwards --------------------------------------------------------------------------------------------------
+
+
+def _told(capsys: pytest.CaptureFixture[str], *entries: Entry, report: bool = True) -> list[str]:
+    _tell(Ran(0, entries), report=report)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_many_bundles_are_counted_and_a_hint_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    entries = [Entry("bundle", str(tmp_path / f"a run-{number}"), number) for number in range(12)]
+    others, place = _told(capsys, *entries, report=False)
+    assert others.endswith(f"{tmp_path / 'a run-4'} and 7 more")
+    assert others.count("a run-") == 4
+    assert f"`gpudiag report '{tmp_path / 'a run-0'}'`" in place
+
+
+def test_what_a_session_warns_of_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    said = [Entry("warned", "telemetry was switched off")] * 2
+    assert _told(capsys, *said, Entry("bundle", str(tmp_path)), report=False)[:-1] == ["gpudiag: telemetry was switched off"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "hint"),
+    [
+        (KeyboardInterrupt(), "interrupted", True),
+        (RuntimeError("broken"), "RuntimeError: broken", True),
+        (InputError("no window", "lower skip= and max_windows="), "lower --skip and --max-windows", False),
+    ],
+)
+def test_without_a_report_the_recording_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, reason: str, hint: bool
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("gpudiag.api.run.report_on", fails)
+    lines = _told(capsys, Entry("bundle", str(tmp_path)))
+    assert reason in lines[-2]
+    assert lines[-1] == f"gpudiag: the recording is {tmp_path}" + (f"; `gpudiag report {tmp_path}` reports on it" if hint else "")
 
 
 # -- what is recorded -------------------------------------------------------------------------------------------------------
@@ -233,6 +273,7 @@ def test_output_files_and_losses_are_those_of_the_bare_script(tmp_path: Path) ->
     assert bundle.step_records["samples"].to_list() == [4] * 20
 
 
+@pytest.mark.slow
 def test_the_report_follows_on_stderr_and_lies_in_the_bundle(tmp_path: Path) -> None:
     done = run("--sites", "1", AWKWARD / "gan.py", "40", cwd=tmp_path, env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert (done.returncode, done.stdout) == (0, "")
@@ -243,6 +284,7 @@ def test_the_report_follows_on_stderr_and_lies_in_the_bundle(tmp_path: Path) -> 
     assert "USDT" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_leaves_its_traceback_and_a_finished_bundle(tmp_path: Path) -> None:
     script = write(tmp_path, training("train(20)\nraise ValueError('late')"))
     done = run(*QUICK, "-o", "run", script, cwd=tmp_path)
@@ -256,6 +298,7 @@ def test_a_script_that_raises_leaves_its_traceback_and_a_finished_bundle(tmp_pat
     assert len(manifest.windows) == 2
 
 
+@pytest.mark.slow
 def test_a_script_that_ends_at_once_leaves_what_was_recorded(tmp_path: Path) -> None:
     code = "import time\ntrain(20)\ntime.sleep(1)\ntrain(1)\ntime.sleep(0.5)\nimport os; os._exit(9)"
     done = run(*QUICK, "-o", "run", write(tmp_path, training(code)), cwd=tmp_path)
@@ -265,6 +308,7 @@ def test_a_script_that_ends_at_once_leaves_what_was_recorded(tmp_path: Path) -> 
     assert [window.kind for window in bundle.manifest.windows] == ["timing", "sites"]
 
 
+@pytest.mark.slow
 def test_too_few_steps_are_told_in_one_line(tmp_path: Path) -> None:
     done = run("-o", "run", write(tmp_path, training("train(2)")), cwd=tmp_path)
     assert done.returncode == 0

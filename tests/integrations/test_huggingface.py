@@ -189,6 +189,25 @@ def test_a_training_that_raises_is_ended_by_the_next_training(tmp_path: Path) ->
     assert [open_bundle(tmp_path / name).manifest.finished for name in ("run", "run-2")] == [True, True]
 
 
+def test_a_training_that_raises_is_ended_by_the_training_of_another_callback(tmp_path: Path) -> None:
+    first, second = (GpudiagCallback(tmp_path / name, **SHORT) for name in ("first", "second"))
+    with pytest.raises(KeyError):
+        trainer(tmp_path, first, dataset=Tokens(48, fail_at=20)).train()
+    trainer(tmp_path, second).train()
+    assert bundle_of(first).manifest.finished
+    assert any("ended early" in text for text in bundle_of(first).warnings)
+    assert bundle_of(second).manifest.finished
+    assert bundle_of(second).step_records.height == 12
+
+
+def test_a_second_callback_of_one_training_does_not_end_the_first(tmp_path: Path) -> None:
+    first, second = (GpudiagCallback(tmp_path / name, **SHORT) for name in ("first", "second"))
+    with pytest.warns(RuntimeWarning, match="already recording"):
+        trainer(tmp_path, first, second).train()
+    assert bundle_of(first).step_records.height == 12
+    assert second.path is None
+
+
 def test_as_a_context_manager_it_ends_a_training_that_raises_at_once(tmp_path: Path) -> None:
     with pytest.raises(KeyError), GpudiagCallback(tmp_path / "run", **SHORT) as callback:
         trainer(tmp_path, callback, dataset=Tokens(48, fail_at=20)).train()

@@ -10,13 +10,14 @@ from pathlib import Path
 from gpudiag.capture.environment.loaders import loader_settings
 from gpudiag.capture.environment.optimizers import optimizer_settings
 from gpudiag.capture.environment.reading import count, read
-from gpudiag.capture.environment.settings import settings
+from gpudiag.capture.environment.settings import as_recorded, settings
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import device_key
 from gpudiag.model.trace import ObservedDevice
 
 __all__ = [
-    "gpu_uuid", "loader_settings", "machine", "observed_device", "optimizer_settings", "rank_and_world", "settings", "threads",
+    "as_recorded", "gpu_uuid", "loader_settings", "machine", "observed_device", "optimizer_settings", "rank_and_world", "settings",
+    "threads",
 ]  # fmt: skip
 
 _NODES = Path("/sys/devices/system/node")

@@ -64,15 +64,21 @@ def _call(context: Any) -> CompileCall | None:
         if inner is None:
             break
         backend = inner
-    word = getattr(backend, "compiler_name", None) or getattr(backend, "__name__", None)
     if not callable(backend):
         return None
     return CompileCall(
-        backend=name(word) or type(backend).__name__[:MAX_NAME],
+        backend=_backend(backend),
         mode=_mode(backend),
         dynamic=flag(getattr(context, "_dynamic", None)),
         fullgraph=flag(getattr(context, "fullgraph", None)),
     )
+
+
+def _backend(backend: Any) -> str:
+    """Return the registered name of a backend, else that of the function or class that was given as one."""
+    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
+    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
+    return next((word for word in map(name, words) if word), type(given).__name__[:MAX_NAME])
 
 
 def _mode(backend: Any) -> str | None:

@@ -10,7 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpudiag.model.program import Code
@@ -22,48 +23,139 @@ _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _OWN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")
 """Set while git runs a hook; they would name another repository."""
 
-_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-"""git --help: writes nothing to the repository where it need not, asks nothing."""
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"}
+"""git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
 
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""No program that the repository's own configuration names is started."""
+"""No hook or monitor that the repository's own configuration names is started; _without_filters() does the same for its filters."""
+
+_FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
+_STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
+
+MAX_FILTERS = 16
+"""Filters that are switched off one by one; with more (Git LFS is one) the changes are unknown."""
+
+MAX_CHANGED = 64
+"""Changed files that are asked about."""
+
+MAX_ANSWER = 1 << 16
+"""Bytes kept of an answer."""
+
+_PAUSE_S = 0.005
+"""Between two looks at a git that has not finished."""
+
+
+def script() -> Path | None:
+    """Return the script that runs; None where there is none (an interpreter, a notebook)."""
+    found = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(os.path.abspath(found)) if isinstance(found, str) else None
 
 
 def script_folder() -> Path:
-    """Return the folder of the script that runs; the current folder where there is no script (an interpreter, a notebook)."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(os.path.abspath(script)).parent if isinstance(script, str) else Path.cwd()
+    """Return the folder of the script that runs; the current folder where there is no script."""
+    found = script()
+    return Path.cwd() if found is None else found.parent
 
 
-def code(folder: Path) -> Code | None:
-    """Return commit and state of the repository that `folder` is in; None where there is none, or git does not answer."""
+def code(folder: Path, file: Path | None = None) -> Code | None:
+    """Return commit and state of the repository that `folder` is in, and whether it tracks `file`; None where git does not answer."""
     git = shutil.which("git")
     if git is None:
         return None
     commit = _ask(git, folder, "rev-parse", "--verify", "HEAD")
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
-    changes = _ask(git, folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
-    return Code(commit=commit, dirty=None if changes is None else bool(changes))
+    return Code(commit=commit, dirty=_changed(git, folder), script_tracked=None if file is None else _tracked(git, folder, file))
 
 
-def _ask(git: str, folder: Path, *words: str) -> str | None:
-    """Return what git prints; None where it fails or takes too long.
+def _changed(git: str, folder: Path) -> bool | None:
+    """Return whether tracked files differ from the commit; None where git does not say, or only a filter of the repository could."""
+    filters = _ask(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
+    without = None if filters is None else _without_filters(filters.splitlines())
+    changes = None if without is None else _ask(git, folder, *without, *_STATUS)
+    if changes is None:
+        return None
+    return bool(changes) if not changes or not without else _surely_changed(git, folder, changes)
 
-    The answer goes through a file and not a pipe, and the arguments let Python spawn without a pipe of its own (os.posix_spawn): a
-    DataLoader worker that is forked meanwhile would inherit its end and keep it open.
+
+def _without_filters(keys: Sequence[str]) -> list[str] | None:
+    """Return the options that switch the filters of these configuration keys off; None where that cannot be done.
+
+    A filter is a program that the configuration names, and `git status` runs it on files whose time has changed. An empty command is
+    none (git's convert.c), and a filter that is not required may be missing.
+    """
+    drivers = {key.rpartition(".")[0] for key in keys}
+    if len(drivers) > MAX_FILTERS or any("=" in driver for driver in drivers):
+        return None
+    return [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
+
+
+def _surely_changed(git: str, folder: Path, changes: str) -> bool | None:
+    """Return True where one of the changed files has no filter, else None: without its filter a file that was only touched differs too.
+
+    `changes`: 'XY path', each with a 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
+    """
+    entries = changes.rstrip("\0").split("\0")[:MAX_CHANGED]
+    if any(not entry.startswith(" ") for entry in entries):
+        return True
+    top = _ask(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
+    told = top and _ask(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
+    return True if told and {"unspecified", "unset"} & set(told.split("\0")[2::3]) else None
+
+
+def _tracked(git: str, folder: Path, file: Path) -> bool | None:
+    """Return whether git tracks `file`; None where it does not answer."""
+    found = _ask(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
+    return None if found is None else bool(found)
+
+
+def _ask(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) -> str | None:
+    """Return what git prints; None where it ends in another way than `accepted`, or takes too long.
+
+    No lock of Python's is held meanwhile (tempfile and imports have such): a DataLoader worker that is forked in that moment would find it
+    locked for ever. Nor does anything wait for the end of a pipe, of which such a worker may hold a copy: the answer is read as it comes,
+    until git has ended. With these arguments Python spawns without a pipe of its own (os.posix_spawn).
     """
     environment = {name: value for name, value in os.environ.items() if name not in _OWN} | _QUIET
-    with tempfile.TemporaryFile() as answer:
+    answer, end = os.pipe()
+    try:
+        os.set_blocking(answer, False)
         try:
-            done = subprocess.run(  # noqa: S603 - fixed words
+            process = subprocess.Popen(  # noqa: S603 - fixed words
                 [git, "-C", str(folder), *_HARMLESS, *words],
-                stdin=subprocess.DEVNULL, stdout=answer, stderr=subprocess.DEVNULL,
-                env=environment, timeout=TIMEOUT_S, close_fds=False, check=False,
+                stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.DEVNULL, env=environment, close_fds=False,
             )  # fmt: skip
-        except (OSError, subprocess.SubprocessError):
+        except OSError:
             return None
-        if done.returncode != 0:
+        finally:
+            os.close(end)
+        found = _answer(process, answer)
+        return found.decode(errors="surrogateescape").strip("\r\n") if found is not None and process.returncode in accepted else None
+    finally:
+        os.close(answer)
+
+
+def _answer(process: subprocess.Popen[bytes], answer: int) -> bytes | None:
+    """Return what the process prints until it ends; None where it had to be ended after TIMEOUT_S."""
+    deadline, found = time.monotonic() + TIMEOUT_S, bytearray()
+    while process.poll() is None:
+        _drain(answer, found)
+        if time.monotonic() > deadline:
+            process.kill()
+            process.wait()
             return None
-        answer.seek(0)
-        return answer.read(1 << 16).decode(errors="replace").strip()
+        time.sleep(_PAUSE_S)
+    _drain(answer, found)
+    return bytes(found)
+
+
+def _drain(answer: int, found: bytearray) -> None:
+    """Move what the pipe holds to `found`, up to MAX_ANSWER bytes of it."""
+    for _ in range(16):
+        try:
+            data = os.read(answer, MAX_ANSWER)
+        except BlockingIOError:
+            return
+        if not data:
+            return
+        found += data[: MAX_ANSWER - len(found)]

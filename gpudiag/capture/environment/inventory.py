@@ -13,10 +13,11 @@ import msgspec
 from gpudiag.capture import environment
 from gpudiag.capture.environment.alive import alive, checkpointing
 from gpudiag.capture.environment.compiled import compiled
-from gpudiag.capture.environment.driver import driver_version
-from gpudiag.capture.environment.git import code, script_folder
+from gpudiag.capture.environment.driver import driver_version, let_children_ask
+from gpudiag.capture.environment.git import code, script, script_folder
 from gpudiag.capture.environment.packages import packages
 from gpudiag.capture.environment.reading import read
+from gpudiag.capture.environment.switches import Switches
 from gpudiag.capture.environment.variables import variables
 from gpudiag.capture.environment.wrappers import wrappers
 from gpudiag.capture.parts import Context, Part
@@ -43,18 +44,27 @@ class Inventory(Part):
         self._wrappers: Wrappers | None = None
         self._checkpointed: bool | None = None
         self._closed = False
+        self._switches = Switches()
 
     def start(self, context: Context) -> None:
         """Ask git in the background (one rank: they run the same script), and hear of activation checkpointing."""
+        let_children_ask()
         self._asks_git = context.rank == 0
         self._machine = environment.machine()
         checkpoint = sys.modules.get("torch.utils.checkpoint")
         for name in _CHECKPOINT if checkpoint is not None else ():
             context.patches.wrap(checkpoint, name, self._noted)
+        self._switches.install(context.patches)
         self._look()
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Look at switches that may be on inside the step only."""
+        self._switches.backward_began()
 
     def window_ended(self, index: int, kind: Kind) -> None:
         """Look again: by now the program has imported what it uses, and initialised its device."""
+        if kind == "timing":
+            self._switches.freeze()
         self._look()
 
     def close(self) -> None:
@@ -80,7 +90,7 @@ class Inventory(Part):
             activation_checkpointing=self._checkpointed,
         )
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=read(environment.gpu_uuid))
-        return {"program": program, "machine": machine}
+        return {"program": program, "machine": machine, "settings": self._switches.now()}
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -90,6 +100,8 @@ class Inventory(Part):
         return noted
 
     # -- in the background --------------------------------------------------------------------------------------------
+    # A DataLoader worker may be forked at any moment, and finds every lock of Python as it is then, for ever. So this thread imports
+    # nothing, writes no temporary file and warns of nothing.
 
     def _look(self) -> None:
         import torch
@@ -103,7 +115,7 @@ class Inventory(Part):
         self._packages = read(packages) or self._packages
         if self._asks_git:
             self._asks_git = False
-            self._code = read(lambda: code(script_folder()))
+            self._code = read(lambda: code(script_folder(), script()))
         if uses_device and self._driver is None:
             self._driver = read(driver_version)
 

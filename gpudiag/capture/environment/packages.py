@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.parser  # noqa: F401 - importlib.metadata imports it when it reads a version; no import may happen in our thread
 import re
 import sys
 from importlib import metadata

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Any
 
+import msgspec
+
 from gpudiag.capture.environment.precision import precision_settings
 from gpudiag.capture.environment.reading import flag, read
 from gpudiag.capture.environment.variables import allocator_options
@@ -35,10 +37,15 @@ def settings(
         loader=loader,
         compiled=read(_compiled),
         reduced_precision_reduction=_reductions(),
-        sdp_backends=_sdp_backends(),
+        sdp_backends=sdp_backends(),
         anomaly_detection=flag(read(torch.is_anomaly_enabled)),
         allocator=_allocator(),
     )
+
+
+def as_recorded(then: Settings, now: Settings) -> Settings:
+    """Return the switches as they stood `then`, with what is learnt on the way (autocast, optimizers, loader, compiled) as of `now`."""
+    return msgspec.structs.replace(then, autocast=now.autocast, optimizers=now.optimizers, loader=now.loader, compiled=now.compiled)
 
 
 def _cudnn() -> dict[str, Any]:
@@ -63,7 +70,8 @@ def _reductions() -> dict[str, bool]:
     return found
 
 
-def _sdp_backends() -> tuple[str, ...] | None:
+def sdp_backends() -> tuple[str, ...] | None:
+    """Return the kernels that scaled_dot_product_attention may choose from now; None where torch does not say."""
     import torch
 
     getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}

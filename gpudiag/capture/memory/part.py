@@ -85,7 +85,7 @@ class Memory(Part):
     def close(self) -> None:
         """Say so where there was no site window to record memory in."""
         if not self._recorded:
-            self._context.note("no memory was recorded: it is recorded in the site window (sites=), and none came to its end", None)
+            self._context.remember("no memory was recorded: it is recorded in the site window (sites=), and none came to its end")
 
     def drop(self) -> None:
         """Switch the history off where it is ours."""

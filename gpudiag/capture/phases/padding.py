@@ -7,24 +7,28 @@ unknown: additive and causal masks, masks with holes, labels of masked language 
 * attention_mask: not 0 is real (Hugging Face).
 * padding_mask and the like: True is padding (torch.nn.Transformer, src_key_padding_mask), and no row begins with it.
 * mask: both are in use. Only where no row begins with 0 it is told: 0 is padding then.
-* lengths: one number for each sample; the batch is as long as the longest one, if another tensor of it is at least that long.
+* lengths: one number for each sample; the batch is as long as the one length that its tensors have, at least the longest number. `length`
+  may as well be what a model is to predict: it counts beside tokens or 3-D tensors only.
 * labels: -100 is ignored (ignore_index of torch.nn.CrossEntropyLoss); padding where it stands only at the end of rows.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from gpudiag.capture import inside
+
 MAX_ELEMENTS = 1 << 18
 """Elements of a mask looked at: counting so many takes about 0.3 ms, and a step of so many positions is far longer. Larger: unknown."""
+
+MAX_LENGTHS = 1 << 13
+"""Lengths in a list that are looked at: 0.3 ms."""
 
 IGNORED = -100
 
@@ -39,9 +43,20 @@ _LENGTHS = ("lengths", "length", "input_lengths", "seq_lens", "seq_lengths", "sr
 _TYPES = {"bool": "|b1", "uint8": "|u1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
 
 
+class Fields(NamedTuple):
+    """What is looked at of a batch with named fields."""
+
+    known: dict[str, Any]
+    """Those that may tell its padding."""
+    tensors: list[Any]
+    """The plain tensors among the first fields."""
+
+
 def padding_of(batch: object) -> Count | None:
-    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises."""
-    with suppress(Exception):  # whatever a batch of the user's own kind does: it is unknown then
+    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises, and runs nothing of the user's."""
+    import torch
+
+    with suppress(Exception), torch._C.DisableTorchFunction():  # whatever a batch of the user's own kind does: it is unknown then
         return _padding_of(batch)
     return None
 
@@ -64,33 +79,53 @@ def _items(batch: object) -> list[object]:
     return list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
 
 
-def _fields(item: object) -> Mapping[str, Any] | None:
+def _fields(item: object) -> Fields | None:
     """Return the named fields of a batch; None where it has none. No method of its class runs: some compute values on demand."""
-    if isinstance(item, dict):
-        return dict(dict.items(item))
-    if isinstance(item, UserDict):
-        return _fields(vars(item)["data"])
-    if isinstance(item, tuple) and hasattr(item, "_fields") and not hasattr(item, "batch_sizes"):
-        return dict(zip(item._fields, tuple.__iter__(item), strict=False))
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        return vars(item)
-    return None
+    values = inside.mapping(item)
+    if values is None and type not in inside.classes(item):
+        values = _of_tuple(item) or _of_dataclass(item)
+    if values is None:
+        return None
+    import torch
+
+    known = {name: value for name, _ in _KINDS if (value := dict.get(values, name)) is not None}
+    return Fields(known, [value for value in inside.contents(values) if type(value) is torch.Tensor])
 
 
-def _of_fields(fields: Mapping[str, Any]) -> Count | None:
+def _of_tuple(item: object) -> dict[str, Any] | None:
+    """Return the fields of a named tuple."""
+    names = inside.static(type(item), "_fields") if tuple in inside.classes(item) and not _packed(item) else None
+    if type(names) is not tuple or not all(type(name) is str for name in names):
+        return None
+    return dict(zip(names, tuple.__iter__(item), strict=False))  # type: ignore[arg-type]
+
+
+def _of_dataclass(item: object) -> dict[str, Any] | None:
+    """Return the fields of a dataclass; None for one with slots."""
+    return (inside.attributes(item) or None) if type(inside.static(type(item), "__dataclass_fields__")) is dict else None
+
+
+def _packed(item: object) -> bool:
+    from torch.nn.utils.rnn import PackedSequence
+
+    return PackedSequence in inside.classes(item)
+
+
+def _of_fields(fields: Fields) -> Count | None:
     """Return the count of the first kind of field that is there; a field that does not tell ends the search."""
-    for name, count in _KINDS:
-        if fields.get(name) is not None:
-            return count(fields[name], fields)
-    return None
+    return next((count(fields.known[name], name, fields) for name, count in _KINDS if name in fields.known), None)
 
 
 def _unpadded(item: object) -> Count | None:
-    """Return the positions of a batch that holds no padding by its kind: a PackedSequence, a nested tensor."""
-    data = getattr(item, "data", None) if hasattr(item, "batch_sizes") else None
-    if data is None and getattr(item, "is_nested", False):
-        data = getattr(item, "_values", None)  # jagged layout; of the strided one no shape is known without an operator
-    return None if data is None else (int(data.shape[0]), 0)
+    """Return the positions of a batch that holds no padding by its kind: a PackedSequence, a nested tensor in jagged layout."""
+    import torch
+
+    data: Any = None
+    if _packed(item):
+        data = inside.contents(item, 1)[0]
+    elif inside.is_jagged(item):
+        data = item._values  # type: ignore[attr-defined]
+    return (int(data.shape[0]), 0) if type(data) is torch.Tensor else None
 
 
 def _array(value: Any, dimensions: int) -> Array | None:
@@ -158,27 +193,49 @@ def _causal(set_: Array) -> bool:
     return bool((set_ == below).all() or (set_ != below).all())
 
 
-def _lengths(value: Any, fields: Mapping[str, Any]) -> Count | None:
-    """Return the count of a batch whose samples have these lengths, padded to the longest."""
-    if type(value) is list and len(value) <= MAX_ELEMENTS and all(type(item) is int for item in value):
+def _lengths(value: Any, name: str, fields: Fields) -> Count | None:
+    """Return the count of a batch whose samples have these lengths."""
+    if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
         array: Array | None = np.asarray(value, dtype=np.int64)
     else:
         array = _array(value, 1)
     if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
         return None
     samples, longest = array.size, int(array.max())
-    if not longest or not any(_holds(other, samples, longest) for other in fields.values()):
+    padded = _padded_length(fields.tensors, samples, longest, loose=name != "length") if longest else None
+    return None if padded is None else (samples * padded, samples * padded - int(array.sum()))
+
+
+def _padded_length(tensors: list[Any], samples: int, longest: int, *, loose: bool) -> int | None:
+    """Return how long the padded tensors of these samples are; None where that is not plain: the lengths may be of joined sequences.
+
+    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
+    other tensor will do that is exactly so long.
+    """
+    found = {length for tensor in tensors for length in _sequence(tensor, samples, longest)}
+    if longest in found:
+        return longest
+    if found:
+        return found.pop() if len(found) == 1 else None
+    return longest if loose and any(_lies(tensor, samples) == longest for tensor in tensors) else None
+
+
+def _lies(tensor: Any, samples: int) -> int | None:
+    """Return the dimension beside that of the samples, which comes first or second; None where neither is theirs."""
+    if tensor.is_nested or tensor.ndim < 2:
         return None
-    return samples * longest, samples * longest - int(array.sum())
+    first, second = cast("tuple[int, int]", tuple(tensor.shape[:2]))
+    return second if first == samples else first if second == samples else None
 
 
-def _holds(other: Any, samples: int, longest: int) -> bool:
-    """Return whether `other` is a padded tensor of these samples, batch first or second; else the lengths may be of joined sequences."""
-    shape = getattr(other, "shape", None)
-    if shape is None or len(shape) < 2:
-        return False
-    first, second = cast("tuple[int, int]", tuple(shape[:2]))
-    return (first == samples and second >= longest) or (second == samples and first >= longest)
+def _sequence(tensor: Any, samples: int, longest: int) -> tuple[int, ...]:
+    """Return (length,) of a tensor that is one of sequences for certain, at least `longest`; else ()."""
+    length = _lies(tensor, samples)
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
+        return ()
+    swapped = tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest
+    return () if swapped else (length,)  # swapped: channels may stand before time
 
 
 def _labels(value: Any) -> Count | None:
@@ -193,16 +250,16 @@ def _labels(value: Any) -> Count | None:
     return array.size, padded
 
 
-_Counter = Callable[[Any, Mapping[str, Any]], Count | None]
+_Counter = Callable[[Any, str, Fields], Count | None]
 
 
 def _kinds() -> list[tuple[str, _Counter]]:
     counters: list[tuple[tuple[str, ...], _Counter]] = [
-        (_REAL, lambda value, _: _mask(value, real=True)),
-        (_PADDING, lambda value, _: _mask(value, real=False)),
-        (("mask",), lambda value, _: _mask(value, real=True, only_left=True)),
+        (_REAL, lambda value, *_: _mask(value, real=True)),
+        (_PADDING, lambda value, *_: _mask(value, real=False)),
+        (("mask",), lambda value, *_: _mask(value, real=True, only_left=True)),
         (_LENGTHS, _lengths),
-        (("labels",), lambda value, _: _labels(value)),
+        (("labels",), lambda value, *_: _labels(value)),
     ]
     return [(name, count) for names, count in counters for name in names]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.unmodified.boundary import Boundary
 from gpudiag.capture.unmodified.plan import Plan, tell
+from gpudiag.capture.unmodified.quiet import keep_quiet
 from gpudiag.capture.unmodified.sentinel import Sentinel
 
 if TYPE_CHECKING:
@@ -40,8 +42,13 @@ class Driver(Part):
         self._pauses = _Pauses()
 
     def start(self, context: Context) -> None:
-        """Keep where the events come from."""
+        """Keep where the events come from; hear of updates that a gradient scaler leaves out."""
+        from torch import amp
+
         self.events = context.events
+        keep_quiet(context.patches)
+        if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
+            context.patches.wrap(amp.GradScaler, "step", self._scaled)
 
     def manifest(self) -> Mapping[str, Any]:
         """Return the command that was recorded."""
@@ -87,6 +94,20 @@ class Driver(Part):
         self._follow()
         if not self._inside:
             self._mark_if_due()
+
+    def _scaled(self, original: Any) -> Any:
+        """Tell the rule of a step that a scaler did not let the optimizer make: the iteration is over all the same."""
+
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.rule.optimizer_steps
+            result = original(scaler, optimizer, *args, **kwargs)
+            events = self.events
+            if events is not None and events.here and self.rule.optimizer_steps == before:
+                with suppress(Exception):  # the training run comes first
+                    self.optimizer_ended(0, optimizer)
+            return result
+
+        return step
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Write down how many samples the script said that the step had."""

@@ -14,7 +14,7 @@ MAX_JOURNAL_BYTES = 1 << 20
 
 Option = bool | int | float | tuple[int, ...] | None
 
-What = Literal["torch", "training", "bundle", "aside", "failed", "note"]
+What = Literal["torch", "training", "bundle", "aside", "failed", "note", "warned"]
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -40,7 +40,8 @@ def plan_of(text: str) -> Plan:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line of the journal: torch was imported, training began, a bundle was begun, the recording stepped aside or failed, or a note."""
+    """One line of the journal: torch was imported, training began, a bundle was begun, the recording stepped aside or failed, a note, or
+    what a session of gpudiag.profile would warn of: the script's own warnings are not ours to write to."""
 
     what: What
     text: str = ""

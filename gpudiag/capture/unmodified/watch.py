@@ -42,7 +42,7 @@ class Watch:
         import torch
         from torch.optim import optimizer
 
-        self._patches.wrap(torch.Tensor, "backward", self._backward)
+        self._patches.wrap_method(torch.Tensor, "backward", self._backward)
         register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
         if register is not None:
             self._hooks = optimizer._global_optimizer_pre_hooks
@@ -100,6 +100,7 @@ class Watch:
         of_parts = {name: options.pop(name) for name in signature(standard_parts).parameters.keys() & options.keys()}
         recorder = session.Session(self.plan.path, parts=[*standard_parts(**of_parts), driver], gives_way=True, **options)
         driver.session = recorder
+        recorder._recording.say = lambda text: tell(self.plan, "warned", text.removeprefix("gpudiag: "), recorder.rank)
         recorder.__enter__()
         if not recorder.recording:
             driver.ending = True

@@ -68,6 +68,21 @@ kept[0](torch.ones(2))
     assert (found.graphs, found.generated_graphs, found.generated_kernels) == (1, 1, 1)
 
 
+@pytest.mark.slow
+def test_a_function_or_an_object_given_as_backend_has_its_name() -> None:
+    found = in_a_process(
+        """
+def own_backend(graph, inputs): return graph
+class Backend:
+    def __call__(self, graph, inputs): return graph
+def plain(x): return x.sin() + 1
+kept = [torch.compile(plain, backend=given) for given in (own_backend, Backend())]
+"""
+    )
+    assert found is not None
+    assert {call.backend for call in found.calls} == {"own_backend", "Backend"}
+
+
 def test_before_the_end_only_counters_are_read() -> None:
     found = compiled(None)
     assert found is None or (found.generated_graphs is None and found.calls == ())

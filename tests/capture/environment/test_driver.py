@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gpudiag.capture.environment.driver import driver_version
+from gpudiag.capture.environment.driver import driver_version, let_children_ask
 
 
 class NVMLError(Exception):
@@ -50,3 +52,22 @@ def test_nvml_that_fails_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert driver_version() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_that_is_forked_while_a_thread_looks_a_function_up_can_use_pynvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _ = fake()
+    module.libLoadLock = threading.Lock()
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    let_children_ask()
+    with module.libLoadLock:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if module.libLoadLock.acquire(timeout=5) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_nothing_is_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    assert driver_version() is None
+    assert "pynvml" not in sys.modules

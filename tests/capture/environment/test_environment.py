@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from gpudiag.capture import environment
-from gpudiag.capture.environment import settings as settings_module
 
 
 def test_the_machine_names_no_host_and_starts_no_device() -> None:
@@ -59,14 +58,14 @@ def test_deterministic_flags_are_seen() -> None:
 def test_the_allocator_is_read_from_torch_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512")
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
-    assert settings_module.settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
+    assert environment.settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "expandable_segments:False", raising=False)
-    assert settings_module.settings().allocator == {"expandable_segments": "False"}
+    assert environment.settings().allocator == {"expandable_segments": "False"}
 
 
 def test_a_torch_without_any_of_the_getters_leaves_settings_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_C", SimpleNamespace())
-    found = settings_module.settings()
+    found = environment.settings()
     assert (found.cudnn_benchmark, found.sdp_backends, found.cuda_matmul_allow_tf32, found.reduced_precision_reduction) == (
         None,
         None,

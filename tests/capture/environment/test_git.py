@@ -111,3 +111,65 @@ def test_the_folder_is_that_of_the_script(tmp_path: Path, monkeypatch: pytest.Mo
     assert script_folder() == tmp_path
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     assert script_folder() == Path.cwd()
+
+
+@needs_git
+def test_whether_the_script_is_in_the_repository(repository: Path, tmp_path: Path) -> None:
+    (repository / "new.py").write_text("print(1)")
+    (tmp_path / "outside.py").write_text("print(1)")
+    for file, tracked in ((repository / "train.py", True), (repository / "new.py", False), (tmp_path / "outside.py", False), (None, None)):
+        found = code(repository, file)
+        assert found is not None
+        assert (found.dirty, found.script_tracked) == (False, tracked)
+
+
+def with_a_filter(repository: Path, tmp_path: Path, kind: str) -> Path:
+    """Return a file that is made when the filter of the repository for .bin files runs."""
+    spy, ran = tmp_path / "spy", tmp_path / "ran"
+    spy.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    spy.chmod(0o755)
+    (repository / ".gitattributes").write_text("*.bin filter=own\n")
+    (repository / "data.bin").write_text("1")
+    words = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(["git", "add", "."], cwd=repository, check=True)
+    subprocess.run(["git", *words, "commit", "-qm", "two"], cwd=repository, check=True)
+    for key, value in ((kind, str(spy)), ("required", "true")):
+        subprocess.run(["git", "config", f"filter.own.{key}", value], cwd=repository, check=True)
+    return ran
+
+
+@needs_git
+@pytest.mark.parametrize("kind", ["clean", "process"])
+def test_no_filter_runs_and_what_only_it_could_tell_is_unknown(repository: Path, tmp_path: Path, kind: str) -> None:
+    ran = with_a_filter(repository, tmp_path, kind)
+    time.sleep(0.01)
+    (repository / "data.bin").touch()
+    assert code(repository) == module.Code(head(repository), dirty=False)  # as it was committed: the filter changes nothing
+    (repository / "data.bin").write_text("22")
+    assert code(repository) == module.Code(head(repository), dirty=None)
+    (repository / "train.py").write_text("print(2)\n")
+    assert code(repository) == module.Code(head(repository), dirty=True)
+    assert not ran.exists()
+
+
+@needs_git
+def test_what_was_added_to_the_index_under_a_filter_is_a_change(repository: Path, tmp_path: Path) -> None:
+    ran = with_a_filter(repository, tmp_path, "clean")
+    (repository / "data.bin").write_text("22")
+    subprocess.run(["git", "add", "data.bin"], cwd=repository, check=True)
+    ran.unlink()
+    assert code(repository) == module.Code(head(repository), dirty=True)
+    assert not ran.exists()
+
+
+@needs_git
+def test_filters_that_cannot_be_switched_off_leave_the_changes_unknown(repository: Path) -> None:
+    subprocess.run(["git", "config", "filter.a=b.clean", "false"], cwd=repository, check=True)
+    assert code(repository) == module.Code(head(repository), dirty=None)
+
+
+def test_a_long_answer_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds."""
+    script = 'case "$*" in *rev-parse*) echo ' + "a" * 40 + ";; *status*) head -c 300000 /dev/zero;; *) exit 1;; esac"
+    fake_git(tmp_path / "bin", monkeypatch, script)
+    assert code(tmp_path) == module.Code("a" * 40, dirty=True)

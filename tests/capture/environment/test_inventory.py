@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +22,13 @@ from torch.utils import checkpoint as checkpoint_module
 from torch.utils.checkpoint import checkpoint
 
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.environment import git
 from gpudiag.capture.environment import inventory as module
 from gpudiag.capture.environment.inventory import Inventory
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.session import Session
+from gpudiag.capture.telemetry.part import Telemetry
+from gpudiag.capture.writer import Background, compress_trace
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.program import Code, Program
 
@@ -28,7 +37,7 @@ COMMIT = Code("a" * 40, dirty=True)
 
 @pytest.fixture(autouse=True)
 def _known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "code", lambda folder: COMMIT)
+    monkeypatch.setattr(module, "code", lambda *_: COMMIT)
 
 
 class Context:
@@ -101,7 +110,7 @@ def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(module, "JOIN_S", 0.2)
-    monkeypatch.setattr(module, "code", lambda folder: release.wait(60) and None)
+    monkeypatch.setattr(module, "code", lambda *_: release.wait(60) and None)
     begun = time.monotonic()
     manifest = recorded(tmp_path / "run", make_loop(batches=8))
     assert time.monotonic() - begun < 30
@@ -156,7 +165,7 @@ def test_a_run_that_was_killed_says_what_is_not_known() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_while_the_thread_works_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(module, "code", lambda folder: release.wait(30) and COMMIT)
+    monkeypatch.setattr(module, "code", lambda *_: release.wait(30) and COMMIT)
     part, context = Inventory(), Context()
     part.start(context)  # type: ignore[arg-type]
     child = os.fork()
@@ -167,3 +176,121 @@ def test_a_fork_while_the_thread_works_is_harmless(monkeypatch: pytest.MonkeyPat
     part.close()
     context.patches.restore()
     assert part.manifest()["program"].code == COMMIT
+
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+
+
+def child_ends(work: Callable[[], object], within_s: float = 20.0) -> bool:
+    """Return whether a forked child does `work` and ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0
+        time.sleep(0.001)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    return False
+
+
+@needs_fork
+def test_a_worker_that_is_forked_meanwhile_can_use_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tempfile holds a lock of its own while it tries folders out; a child that finds it locked waits for ever."""
+    parent, asked, real = os.getpid(), threading.Event(), git.code
+
+    def slow() -> str:
+        time.sleep(2.0 if os.getpid() == parent else 0)
+        return str(tmp_path)
+
+    def noted(*given: Any) -> Code | None:
+        asked.set()
+        return real(*given)
+
+    monkeypatch.setattr(module, "code", noted)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", slow)
+    part, context = Inventory(), Context()
+    part.start(context)  # type: ignore[arg-type]
+    asked.wait(10)
+    time.sleep(0.2)
+    ended = child_ends(tempfile.gettempdir, within_s=5)
+    part.close()
+    context.patches.restore()
+    assert ended
+
+
+def _as_a_worker() -> None:
+    """Use what holds locks."""
+    import colorsys  # noqa: F401 - nobody else has imported it
+    import email.parser  # noqa: F401
+
+    tempfile.TemporaryFile().close()
+    subprocess.run(["true"], check=True)
+    logging.getLogger("worker").warning("a line")
+
+
+@needs_fork
+def test_children_forked_at_any_moment_are_free_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, background, stop = tmp_path / "trace", Background(), threading.Event()
+    chance, sampler = random.Random(3), Telemetry(100)
+
+    def inventory() -> None:
+        while not stop.is_set():
+            tempfile.tempdir = None  # as in a fresh process
+            module.packages()
+            git.code(Path(__file__).parent)
+
+    def pack() -> int:
+        trace.write_bytes(b"x" * 100_000)
+        return compress_trace(trace, tmp_path / "trace.gz")
+
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    thread = threading.Thread(target=inventory, daemon=True)
+    thread.start()
+    sampler.start(Context())  # type: ignore[arg-type]
+    try:
+        until, ended = time.monotonic() + 2.5, True
+        while ended and time.monotonic() < until:
+            background.submit(pack)
+            time.sleep(chance.random() * 0.01)
+            ended = child_ends(_as_a_worker)
+    finally:
+        stop.set()
+        sampler.drop()
+        thread.join(20)
+        background.join(20)
+    assert ended
+    assert background.error is None
+
+
+def test_no_thread_imports(tmp_path: Path) -> None:
+    """In a process of its own: here everything has been imported already."""
+    program = """
+import sys, threading
+import torch
+from gpudiag.capture.environment import packages
+from gpudiag.capture.standard import standard_parts
+from gpudiag.capture.session import Session
+found = []
+class Spy:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is not threading.main_thread(): found.append(name)
+sys.meta_path.insert(0, Spy())
+packages.KNOWN["struct"] = "numpy"  # a module that does not tell its version
+layer = torch.nn.Linear(2, 2)
+with Session(sys.argv[1], parts=standard_parts(memory=True), skip=1, warm=1, record=1, sites=1) as prof:
+    for _ in prof.steps(range(8)):
+        layer(torch.ones(1, 2)).sum().backward()
+assert prof.warnings == [], prof.warnings
+assert found == [], found
+"""
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

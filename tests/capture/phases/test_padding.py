@@ -100,10 +100,30 @@ def test_a_causal_mask_of_the_other_convention_is_unknown() -> None:
 def test_lengths_count_where_a_padded_tensor_is_there() -> None:
     lengths = torch.tensor([4, 2, 1])
     assert padding_of({"x": torch.ones(3, 4, 8), "lengths": lengths}) == (12, 5)
-    assert padding_of({"x": torch.ones(6, 3, 8), "input_lengths": [4, 2, 1]}) == (12, 5)  # time first, and longer than the longest
+    assert padding_of({"x": torch.ones(6, 3, 8), "input_lengths": [4, 2, 1]}) == (18, 11)  # time first, and longer than the longest
     assert padding_of({"x": torch.ones(7, 8), "lengths": lengths}) is None  # joined, not padded
     assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([-1, 2, 2])}) is None
     assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([1.0, 2.0, 2.0])}) is None
+
+
+def test_lengths_count_up_to_the_length_that_the_tensors_have() -> None:
+    lengths = torch.tensor([3, 10, 5, 2])
+    assert padding_of({"x": torch.ones(4, 12, 8), "lengths": lengths}) == (48, 28)
+    assert padding_of({"x": torch.ones(4, 12, dtype=torch.int64), "lengths": lengths}) == (48, 28)
+    assert padding_of({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 10, dtype=torch.int64), "lengths": lengths}) == (40, 20)
+    assert padding_of({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 14, 8), "lengths": lengths}) is None  # which of the two?
+    assert padding_of({"x": torch.ones(4, 12, 80), "lengths": lengths}) is None  # or channels before time
+    assert padding_of({"x": torch.ones(4, 12), "lengths": lengths}) is None  # or features
+    assert padding_of({"x": torch.ones(4, 10), "lengths": lengths}) == (40, 20)
+
+
+def test_a_length_may_be_what_a_model_predicts() -> None:
+    length = torch.tensor([10, 20, 30, 15])
+    assert padding_of({"x": torch.ones(4, 40), "length": length}) is None
+    assert padding_of({"x": torch.ones(4, 30), "length": length}) is None
+    assert padding_of({"x": torch.ones(4, 30, 8, 8), "length": length}) is None
+    assert padding_of({"x": torch.ones(4, 40, dtype=torch.int64), "length": length}) == (160, 85)
+    assert padding_of({"x": torch.ones(4, 40, 7), "length": length}) == (160, 85)
 
 
 def test_labels_count_only_where_the_ends_of_rows_are_ignored() -> None:

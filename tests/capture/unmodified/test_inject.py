@@ -97,11 +97,13 @@ def test_a_launcher_that_copies_the_environment_hands_it_on(tmp_path: Path) -> N
 def _fake(tmp_path: Path, torch: str) -> None:
     """Put a torch and a gpudiag.capture.unmodified.watch of our own where the interpreter finds them first."""
     (tmp_path / "torch.py").write_text(textwrap.dedent(torch))
-    capture = tmp_path / "gpudiag" / "capture"
-    capture.mkdir(parents=True)
-    for folder in (capture.parent, capture):
+    unmodified = tmp_path / "gpudiag" / "capture" / "unmodified"
+    unmodified.mkdir(parents=True)
+    for folder in (unmodified.parents[1], unmodified.parent, unmodified):
         (folder / "__init__.py").write_text("")
-    (capture / "unmodified.py").write_text("def watch(text):\n    print('watching', __import__('torch').ready)\n")
+    (unmodified / "watch.py").write_text(
+        "def watch(text):\n    print('watching', getattr(__import__('torch'), 'ready', None), flush=True)\n"
+    )
 
 
 def test_torch_is_watched_once_it_is_imported(tmp_path: Path) -> None:
@@ -156,3 +158,34 @@ def test_a_python_without_gpudiag_runs_the_script_as_ever(tmp_path: Path) -> Non
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E"])
 def test_pythons_that_cannot_be_watched_are_not_disturbed(tmp_path: Path, flag: str) -> None:
     assert python(flag, "-c", "print('ran')", cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == "ran\n"
+
+
+COPIES = {
+    "subprocess": "import subprocess; subprocess.run([sys.executable, '-c', child], env=env)",
+    "positional": "import subprocess; subprocess.Popen([sys.executable, '-c', child], -1, *[None] * 5, True, False, None, env).wait()",
+    "without closing files": "import subprocess; subprocess.run([sys.executable, '-c', child], close_fds=False)",
+    "execve": "os.execve(sys.executable, [sys.executable, '-c', child], env)",
+    "execvpe": "os.execvpe(sys.executable, [sys.executable, '-c', child], env=env)",
+    "posix_spawn": "os.waitpid(os.posix_spawn(sys.executable, [sys.executable, '-c', child], env), 0)",
+}
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_the_environment_hands_it_on(tmp_path: Path, way: str) -> None:
+    code = "import os, sys; child = sys.argv[1]; env = dict(os.environ, MORE='1'); before = dict(env); " + COPIES[way]
+    child = "import os, sys; print(type(sys.meta_path[0]).__name__, os.environ.get('PYTHONPATH'), 'GPUDIAG_RUN' in os.environ)"
+    assert python("-c", code + "; assert env == before", child, cwd=tmp_path, plan=Plan(str(tmp_path / "run")), path="mine") == (
+        "Finder mine False\n"
+    )
+
+
+@pytest.mark.parametrize("env", ["{}", "{'PATH': os.environ['PATH']}", "dict(os.environ, PYTHONPATH='other')"])
+def test_an_environment_that_is_no_copy_stays_what_it_is(tmp_path: Path, env: str) -> None:
+    code = f"import os, subprocess; subprocess.run(['/usr/bin/env'], env={env})"
+    bare = python("-c", code, cwd=tmp_path, injected=False)
+    assert python("-c", code, cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == bare
+
+
+def test_a_program_that_cannot_be_started_raises_as_without(tmp_path: Path) -> None:
+    code = "import subprocess, traceback\ntry: subprocess.run(['/no/such'], env={})\nexcept OSError: print(traceback.format_exc())"
+    assert python("-c", code, cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == python("-c", code, cwd=tmp_path, injected=False)

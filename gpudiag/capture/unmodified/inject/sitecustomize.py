@@ -21,8 +21,9 @@ SHADOWED = "GPUDIAG_RUN_PYTHONPATH"
 """Environment variable: PYTHONPATH as it was for `gpudiag run`; not set where there was none."""
 
 _PATH = "PYTHONPATH"
-_QUIET = "KINETO_LOG_LEVEL"  # read by libkineto when torch is loaded: without it each window writes lines to stderr
-_QUIETEST = "6"  # above its last kind of message (5, USDT)
+
+_ENV, _ENV_OF_FORK_EXEC = 2, 5
+"""Places of the environment among the arguments of os.execve and os.posix_spawn, and of _posixsubprocess.fork_exec."""
 
 _LAUNCHERS = {
     "torch.distributed.elastic.multiprocessing",
@@ -35,7 +36,7 @@ _LAUNCHERS = {
     "deepspeed.launcher.launch",
     "deepspeed.launcher.runner",
 }
-"""Modules that start ranks with a copy of os.environ; whatever else starts a process hands on the environment itself."""
+"""Modules that show their own copy of os.environ to the ranks that they start, and may change PYTHONPATH in it on the way."""
 
 
 class Environment:
@@ -43,7 +44,6 @@ class Environment:
 
     def __init__(self) -> None:
         self._ours = {name: os.environ[name] for name in (PLAN, SHADOWED, _PATH) if name in os.environ}
-        self._ours.setdefault(_QUIET, os.environ.get(_QUIET, _QUIETEST))
 
     def hide(self) -> None:
         """Show the script PYTHONPATH as it was; the process environment, which children inherit, keeps our values."""
@@ -58,6 +58,58 @@ class Environment:
     def show(self) -> None:
         """Put our values into os.environ, for a launcher that copies it."""
         os.environ.update(self._ours)
+
+    def added(self, environ: Any) -> Any:
+        """Return `environ` for a new process, with our variables where it is a copy of os.environ (half of the names tell)."""
+        try:
+            alike = environ is not None and 2 * sum(name in environ for name in os.environ) >= len(os.environ)
+            if not alike or PLAN in environ or environ.get(_PATH) != self._ours.get(SHADOWED):
+                return environ
+            return {**environ, **self._ours}
+        except Exception:  # noqa: BLE001 - whatever the script gives there is for the one that it calls to judge
+            return environ
+
+    def follow(self) -> None:
+        """Hand our variables on in an environment that the script gives to a new process itself, a copy of os.environ more often than not.
+
+        os.execle and os.execvpe work by os.execve. subprocess is followed where it leaves Python, by _posixsubprocess.fork_exec: a wrapper
+        round Popen would stand in the traceback of a program that cannot be started.
+        """
+        for name in ("execve", "posix_spawn", "posix_spawnp"):
+            self._wrap(os, name, _ENV, self.added)
+        try:
+            import _posixsubprocess
+        except ImportError:  # Windows
+            return
+        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._added_to_list)
+
+    def _wrap(self, module: Any, name: str, place: int, added: Callable[[Any], Any]) -> None:
+        original = getattr(module, name, None)
+        if original is None:
+            return
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > place:
+                args = (*args[:place], added(args[place]), *args[place + 1 :])
+            elif "env" in kwargs:
+                kwargs["env"] = added(kwargs["env"])
+            return original(*args, **kwargs)
+
+        for attribute in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, attribute, getattr(original, attribute, None))
+        call.__wrapped__ = original  # type: ignore[attr-defined]  # for inspect.signature, as functools.wraps sets it
+        setattr(module, name, call)
+        if original in os.supports_fd:
+            os.supports_fd.add(call)
+
+    def _added_to_list(self, entries: Any) -> Any:
+        """Return added() for an environment that is a list of b"NAME=value"."""
+        try:
+            before = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
+            after = self.added(before)
+            return entries if after is before else [os.fsencode(f"{name}={value}") for name, value in after.items()]
+        except Exception:  # noqa: BLE001 - None (the process environment, which has them), or a form that is not known
+            return entries
 
 
 class Finder:
@@ -128,6 +180,7 @@ def _install() -> None:
         return
     environment = Environment()
     environment.hide()
+    environment.follow()
     actions: dict[str, Callable[[], None]] = dict.fromkeys(_LAUNCHERS, environment.show)
     actions["torch"] = lambda: _watch(plan)
     sys.meta_path.insert(0, Finder(actions))

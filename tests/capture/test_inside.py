@@ -1,0 +1,143 @@
+"""Batches of any kind: what is known of them is found without a line of their own code, and without much time."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gpudiag.capture import inside
+from gpudiag.capture.phases.padding import padding_of
+from gpudiag.capture.steps import samples_of
+
+ran: list[str] = []
+MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
+Named = namedtuple("Named", ["attention_mask", "x"])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_ran() -> Any:
+    ran.clear()
+    yield
+    assert ran == []
+
+
+def note(name: str) -> Any:
+    def method(*_: Any, **__: Any) -> Any:
+        ran.append(name)
+        raise RuntimeError(name)
+
+    return method
+
+
+NAMES = ("__getattribute__", "__getattr__", "__iter__", "__len__", "__getitem__", "__contains__", "__eq__", "__bool__", "values", "items")
+METHODS = {name: note(name) for name in (*NAMES, "get", "keys")} | {"__class__": property(note("__class__")), "__hash__": None}
+
+
+class Meta(type):
+    """A metaclass that answers for its classes."""
+
+    __getattribute__ = note("Meta.__getattribute__")
+
+
+def hostile(base: type) -> Callable[..., Any]:
+    return type("Hostile", (base,), METHODS)
+
+
+class OwnFunction(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return note("__torch_function__")()
+
+
+class OwnDispatch(torch.Tensor):
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (3, 2), dispatch_sizes_strides_policy="sizes")
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return note("__torch_dispatch__")()
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ran.append("mode")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("base", [object, dict, list, tuple, set, UserDict, OrderedDict, Exception])
+def test_objects_that_object_are_unknown(base: type) -> None:
+    item = base.__new__(hostile(base))
+    assert (samples_of(item), padding_of(item)) == (None, None)
+    assert (samples_of([item]), padding_of([item])) == (None, None)
+
+
+def test_a_metaclass_is_not_asked() -> None:
+    class Item(metaclass=Meta):
+        pass
+
+    item = object.__new__(Item)
+    assert (samples_of((item, torch.ones(3))), padding_of(item)) == (3, None)
+
+
+def test_what_stands_in_them_is_found() -> None:
+    batch = hostile(dict)()
+    dict.__setitem__(batch, "attention_mask", MASK)
+    assert (samples_of(batch), padding_of(batch)) == (2, (6, 3))
+    assert samples_of(list.__new__(hostile(list))) is None
+    items = hostile(list)()
+    list.append(items, torch.ones(4))
+    assert samples_of(items) == 4
+    assert samples_of(tuple.__new__(hostile(tuple), (torch.ones(5),))) == 5
+    named = Named(MASK, 1)
+    assert (samples_of(named), padding_of(named)) == (2, (6, 3))
+    assert samples_of([{"a": 1, "b": torch.ones(7)}]) == 7
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_of_every_class() -> None:
+    assert samples_of(torch.ones(3).as_subclass(OwnFunction)) == 3
+    assert samples_of(OwnDispatch()) is None
+    assert samples_of(torch.nn.Parameter(torch.ones(2, 2))) == 2
+    assert samples_of(torch.tensor(1.0)) is None
+    assert samples_of(torch.eye(3).to_sparse()) == 3
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        assert samples_of(nested) == 2
+        assert padding_of({"x": nested, "lengths": [2, 3]}) is None
+
+
+def test_a_mode_of_the_programs_hears_nothing() -> None:
+    with Mode():
+        assert (samples_of({"attention_mask": MASK}), padding_of({"attention_mask": MASK})) == (2, (6, 3))
+
+
+@pytest.mark.parametrize("batch", [{number: number for number in range(300_000)}, list(range(2_000_000)), [[0] * 100_000] * 100_000])
+def test_the_size_of_a_batch_does_not_matter(batch: Any) -> None:
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        assert (samples_of(batch), padding_of(batch)) == (None, None)
+        times.append(time.perf_counter() - begun)
+    assert min(times) < 0.005
+
+
+def test_a_batch_within_itself_ends() -> None:
+    batch: list[Any] = []
+    batch.extend([batch] * 100)
+    assert samples_of(batch) is None
+
+
+def test_only_a_dict_is_taken_for_one() -> None:
+    odd = UserDict()
+    odd.__dict__["data"] = 3
+    assert inside.mapping(odd) is None
+    assert inside.contents("text") == []
+    assert len(inside.contents(range(9))) == 0
+    assert len(inside.contents([0] * 1000)) == inside.MOST
