@@ -25,8 +25,11 @@ def classes(item: object) -> tuple[type, ...]:
 
 
 def _line(cls: type) -> tuple[type, ...]:
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+    found: tuple[type, ...] = _MRO(cls)
     return found
+
+
+_MRO = type.__dict__["__mro__"].__get__
 
 
 def static(cls: type, name: str) -> Any:
@@ -42,6 +45,8 @@ def attributes(item: object) -> dict[str, Any]:
 
 def mapping(item: object) -> dict[Any, Any] | None:
     """Return the dict that `item` is, or that a UserDict holds; None for anything else. For methods of dict itself only."""
+    if type(item) is dict:
+        return item
     kinds = classes(item)
     if dict in kinds:
         return item  # type: ignore[return-value]
@@ -53,6 +58,9 @@ def mapping(item: object) -> dict[Any, Any] | None:
 
 def contents(item: object, most: int = MOST) -> list[Any]:
     """Return the first values of a dict, or items of a list or tuple, `most` at most; [] for anything else."""
+    kind = type(item)  # plain ones first: this is done for each batch
+    if kind is list or kind is tuple:
+        return list(item[:most])  # type: ignore[index]
     values = mapping(item)
     if values is not None:
         return list(islice(dict.values(values), most))
@@ -75,6 +83,8 @@ def first_dimension(tensor: Any) -> int | None:
     """
     import torch
 
+    if type(tensor) is torch.Tensor:
+        return int(torch.Tensor.size(tensor, 0)) if torch.Tensor.dim(tensor) else None
     if is_jagged(tensor):
         return int(torch.Tensor.size(tensor._offsets, 0)) - 1
     if static(type(tensor), "__torch_dispatch__") is not static(torch.Tensor, "__torch_dispatch__"):

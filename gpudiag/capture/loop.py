@@ -12,7 +12,7 @@ from gpudiag.capture.environment.loaders import loader_settings
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.recording import Recording
 from gpudiag.capture.seen import Seen
-from gpudiag.capture.steps import StepRows, WrittenBytes, now, samples_of
+from gpudiag.capture.steps import StepRows, WrittenBytes, now
 from gpudiag.capture.triggers import Triggers
 from gpudiag.capture.windows import Windows
 from gpudiag.model.bundle import LoaderSettings
@@ -102,10 +102,11 @@ class Loop:
         events.muted = False
         wait = time.perf_counter_ns() - self._asked_ns
         rows.wait_ns = (rows.wait_ns or 0) + wait
-        samples = samples_of(batch)
+        self._seen.take_waits()  # of other loaders, meanwhile
+        events.emit("batch_received", wait, batch, loader)
+        _, samples = self._seen.take_waits()
         if samples is not None:
             rows.samples = (rows.samples or 0) + samples
-        events.emit("batch_received", wait, batch, loader)
         self._files.marks.waited("steps()", wait, sys._getframe(1))
 
     def exhausted(self) -> None:

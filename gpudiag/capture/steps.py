@@ -34,7 +34,7 @@ def _samples_of(batch: object, tensor: type) -> int | None:
     for _ in range(3):
         inner: list[object] = []
         for item in level:
-            if tensor in inside.classes(item):
+            if type(item) is tensor or tensor in inside.classes(item):
                 samples = inside.first_dimension(item)
                 if samples is not None:
                     return samples

@@ -22,7 +22,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-WARM, RECORD = 2, 10
+SKIP, WARM, RECORD = 20, 2, 10
+"""Plain steps first, in every arm: a session asks for versions and the commit once, in a thread, when it begins."""
+
 INSIDE_LIMIT = 1.02
 """Inside its window against torch.profiler alone."""
 
@@ -32,7 +34,9 @@ OUTSIDE_LIMIT_S = 50e-6
 THREADS_LIMIT = 0.01
 """Share of one core that telemetry and the writer take beside the training thread."""
 
-EMPTY_STEPS = 10_000
+EMPTY_STEPS, BLOCKS = 10_000, 10
+"""The median over blocks: what neighbours on the machine do to one of them does not count."""
+
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 10: 2.262, 12: 2.201}
 """Student's t, two-sided 95 %, by number of processes (n - 1 degrees of freedom)."""
 
@@ -76,7 +80,7 @@ def _timed(training: Training, batches: Iterator[Any], after: Callable[[], objec
 
 
 def _batches(training: Training) -> Iterator[Any]:
-    return iter([training.batch] * (WARM + RECORD + 2))
+    return iter([training.batch] * (SKIP + WARM + RECORD + 2))
 
 
 def bare(training: Training, folder: Path) -> list[int]:
@@ -88,7 +92,7 @@ def profiler_alone(training: Training, folder: Path) -> list[int]:
 
     kinds = torch.profiler.ProfilerActivity
     activities = [kinds.CPU, kinds.CUDA] if training.device == "cuda" else [kinds.CPU]
-    schedule = torch.profiler.schedule(wait=0, warmup=WARM, active=RECORD, repeat=1)
+    schedule = torch.profiler.schedule(wait=SKIP, warmup=WARM, active=RECORD, repeat=1)
     with torch.profiler.profile(activities=activities, schedule=schedule, record_shapes=True) as prof:
         times = _timed(training, _batches(training), prof.step)
     prof.export_chrome_trace(str(folder / "trace.json"))
@@ -103,7 +107,7 @@ def _recorded(training: Training, folder: Path, **options: Any) -> list[int]:
 
 
 def inside(training: Training, folder: Path) -> list[int]:
-    return _recorded(training, folder, skip=0, warm=WARM, record=RECORD, sites=0)
+    return _recorded(training, folder, skip=SKIP, warm=WARM, record=RECORD, sites=0)
 
 
 def outside(training: Training, folder: Path) -> list[int]:
@@ -127,7 +131,7 @@ def turns(size: str, rounds: int) -> dict[str, list[float]]:
             with tempfile.TemporaryDirectory() as folder:
                 times = ARMS[arm](training, Path(folder))
             if turn:  # the first turn warms everything up
-                found[arm].append(statistics.median(times[WARM : WARM + RECORD - 1]))
+                found[arm].append(statistics.median(times[SKIP + WARM : SKIP + WARM + RECORD - 1]))
     return found
 
 
@@ -137,20 +141,24 @@ def empty_steps() -> dict[str, float]:
 
     import gpudiag
 
-    batch = {"input_ids": torch.ones(8, 128, dtype=torch.long), "attention_mask": torch.ones(8, 128, dtype=torch.long)}
-    batches = [batch] * EMPTY_STEPS
+    mask = torch.ones(8, 128, dtype=torch.long)
+    mask[::2, 100:] = 0
+    batch = {"input_ids": torch.ones(8, 128, dtype=torch.long), "attention_mask": mask}
+    batches = [batch] * (EMPTY_STEPS // BLOCKS)
+    added = []
     with tempfile.TemporaryDirectory() as folder, gpudiag.profile(Path(folder) / "run", skip=10**9) as prof:
-        begun = time.thread_time()
-        for _ in prof.steps(batches):
-            pass
-        middle = time.thread_time()
-        for _ in iter(batches):
-            pass
-        end = time.thread_time()
+        for _ in range(BLOCKS):
+            begun = time.thread_time()
+            for _ in prof.steps(batches):
+                pass
+            middle = time.thread_time()
+            for _ in iter(batches):
+                pass
+            added.append((middle - begun) - (time.thread_time() - middle))
         wall, others = time.perf_counter(), time.process_time() - time.thread_time()
         time.sleep(12)  # longer than a segment: writing is part of the cost
         wall, others = time.perf_counter() - wall, time.process_time() - time.thread_time() - others
-    return {"added_s": ((middle - begun) - (end - middle)) / EMPTY_STEPS, "threads_share": others / wall}
+    return {"added_s": statistics.median(added) / len(batches), "threads_share": others / wall}
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:

@@ -134,7 +134,8 @@ def test_more_than_max_windows_is_one_warning(tmp_path: Path) -> None:
         )
     assert len(caught) == 1
     assert len(bundle.recorded()) == 3
-    assert len(bundle.warnings) == 1
+    # a window waits while the trace before it is compressed: whether one then begins late depends on the machine
+    assert len([text for text in bundle.warnings if not text.startswith("at_steps: the window for step")]) == 1
 
 
 def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> None:
