@@ -48,6 +48,10 @@ def checked_hz(hz: object) -> float:
     return float(hz)
 
 
+OFTEN = 16
+"""The device is looked for at each of so many first steps, then at one in so many: asking costs some us, and CPU runs have none."""
+
+
 class Telemetry(Part):
     """Samples `hz` times a second. `load_nvml`, `device`: stand-ins for pynvml and for torch's devices, for tests.
 
@@ -92,7 +96,8 @@ class Telemetry(Part):
     def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
         """Look for the device until there is one, and again where the step that ended updated parameters on others only."""
         if self._known is None:
-            self._look(min(self._stepped, default=None))
+            if self._stepped or number < OFTEN or not number % OFTEN:
+                self._look(min(self._stepped, default=None))
         elif self._stepped and self._known.ordinal not in self._stepped and self._changes < MOST_CHANGES:
             self._changes += 1
             self._look(min(self._stepped))
