@@ -8,25 +8,48 @@ from typing import Annotated
 import typer
 
 from gpudiag.cli import options, outputs, terminal
+from gpudiag.cli.estimate import estimate
+from gpudiag.errors import UsageError
 from gpudiag.report import files
 
 
 def memory(
     path: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="PATH", help="A bundle or trace with memory recorded, or a snapshot of the CUDA allocator (_dump_snapshot, .pickle)."
+            metavar="PATH",
+            help="A bundle or trace with memory recorded, or a snapshot of the CUDA allocator (_dump_snapshot, .pickle). With --estimate: "
+            "a preset (playbook, llama3-8b).",
+            show_default=False,
         ),
-    ],
+    ] = None,
     top: Annotated[int, typer.Option(min=0, metavar="N", help="Call sites, modules and ops to list.")] = 10,
     rank: Annotated[int | None, options.RANK] = None,
     device: Annotated[
         int | None,
         typer.Option("--device", min=0, metavar="N", help="Which GPU (default: the one with most memory in use).", show_default=False),
     ] = None,
+    estimated: Annotated[
+        bool, typer.Option("--estimate", help="No recording: estimate the memory of training a transformer from its sizes.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="With --estimate: a size, such as batch=8, hidden=4096, layers=32, mixed_precision=true, recompute=full; may be given "
+            "several times.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
 ) -> None:
-    """Say what memory was used for at its peak, and where it was allocated."""
+    """Say what memory was used for at its peak, and where it was allocated; or estimate it before anything runs."""
+    if estimated:
+        estimate(path, settings or [], json)
+        return
+    if path is None or settings:
+        raise UsageError("--set goes with --estimate" if settings else "no PATH", "give a bundle, a trace or a snapshot, or --estimate")
     outputs.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
         outputs.check_targets([json], path, (".json",))

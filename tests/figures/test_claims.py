@@ -146,7 +146,7 @@ def test_A_09_frontier_per_gcd() -> None:
 
 
 def test_A_10_fuyou_depends_on_the_denominator() -> None:
-    """156 TFLOP/s on an RTX 4090 are 94 % of what fp32 accumulation allows, 47 % of fp16 accumulation: the figure is kept with the second."""
+    """156 TFLOP/s on an RTX 4090 are 94 % of what fp32 accumulation allows, 47 % of fp16 accumulation."""
     peaks = _device("rtx-4090").peaks
     fuyou, infinity = _published("Fuyou"), _published("GPT-3 13B, ZeRO-Infinity")
     assert fuyou.flop_per_s / peaks["fp16"] == pytest.approx(0.944, abs=1e-3)
@@ -249,12 +249,12 @@ def test_A_19_alignment_of_dimensions(size: int, hard: bool, soft: bool) -> None
 
 def test_A_20_qlora_weights_of_65b_fit_48_gb() -> None:
     """4 bit and 0.127 bit of doubly quantised scales a weight (Dettmers et al. 2023, QLoRA, section 3)."""
-    assert 65e9 * 4.127 / 8 == pytest.approx(33.5e9, rel=2e-3)
+    assert pytest.approx(33.5e9, rel=2e-3) == 65e9 * 4.127 / 8
     assert 65e9 * 4.127 / 8 < 48e9 < estimate(msgspec.structs.replace(PRESETS["playbook"])).parameters * 16
 
 
 def test_A_21_galore_fits_24_gb_only_as_a_bound() -> None:
-    """7B in bf16: 14 GB of weights, 28 of Adam states in bf16; 65.5 % less leaves 9.7: with whole gradients (14 GB) it does not fit 24 GB."""
+    """7B in bf16: 14 GB of weights, 28 of Adam states in bf16; 65.5 % less leaves 9.7: no room for whole gradients (14 GB)."""
     weights, states = 7e9 * 2, 7e9 * 4
     kept = states * (1 - 0.655)
     assert weights + kept == pytest.approx(23.7e9, rel=0.01)
@@ -275,7 +275,7 @@ def test_A_26_interleaving_shrinks_the_bubble_of_a_pipeline() -> None:
 
 
 def test_A_27_without_an_all_to_all_of_45_percent() -> None:
-    assert 1 / (1 - 0.45) == pytest.approx(1.82, abs=0.005)
+    assert pytest.approx(1.82, abs=0.005) == 1 / (1 - 0.45)
 
 
 def test_A_28_less_error_overhead_is_15_percent_of_performance() -> None:
@@ -295,4 +295,4 @@ def test_A_30_llama_3_1_8b_on_eight_h100() -> None:
     shares = [tokens * per_token / peak for tokens in (5762, 6667)]
     assert shares == pytest.approx([0.356, 0.412], abs=1e-3)
     assert shares == pytest.approx([_published("8B, FSDP, eager").share, _published("torch.compile").share], abs=1e-3)
-    assert (6667 / 5762 - 1, 8532 / 6667 - 1) == pytest.approx((0.157, 0.280), abs=1e-3)
+    assert pytest.approx((0.157, 0.280), abs=1e-3) == (6667 / 5762 - 1, 8532 / 6667 - 1)

@@ -15,7 +15,7 @@ def test_A_23_ranges_of_16_bit_types() -> None:
     assert torch.finfo(torch.bfloat16).max / torch.finfo(torch.float32).max == pytest.approx(1, abs=0.01)
 
 
-def _one_by_one(values: "torch.Tensor") -> float:
+def _one_by_one(values: torch.Tensor) -> float:
     """Return the sum as a loop adds it, every partial sum rounded to the type of `values`."""
     total = torch.zeros((), dtype=values.dtype)
     for value in values:
@@ -23,7 +23,7 @@ def _one_by_one(values: "torch.Tensor") -> float:
     return float(total)
 
 
-def _pairwise(values: "torch.Tensor") -> float:
+def _pairwise(values: torch.Tensor) -> float:
     while len(values) > 1:
         if len(values) % 2:
             values = torch.cat([values, values.new_zeros(1)])
@@ -45,7 +45,7 @@ def test_A_24_adding_one_by_one_stalls_sorted_or_not(dtype: str, stall: int) -> 
 
 
 def test_A_25_what_autocast_runs_in_which_type() -> None:
-    """The lists of torch.amp for the CPU: products and convolutions in bf16, losses in fp32 (torch documentation, Automatic Mixed Precision)."""
+    """The lists of torch.amp for the CPU: products and convolutions in bf16, losses in fp32 (torch.amp documentation)."""
     x, w, image = torch.rand(4, 8), torch.rand(8, 8), torch.rand(1, 3, 8, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = [x @ w, torch.nn.functional.linear(x, w), torch.nn.functional.conv2d(image, torch.rand(4, 3, 3, 3))]

@@ -1,0 +1,71 @@
+"""Memory that training would take, from hyper-parameters alone: `gpudiag memory --estimate`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from gpudiag.errors import UsageError
+from gpudiag.roofline.transformer import PRESETS, Estimate, Transformer, estimate
+
+DEFAULT_PRESET = "playbook"
+
+
+class Estimated(msgspec.Struct, frozen=True):
+    """What `gpudiag memory --estimate --json FILE` writes: the model that was asked about, and its memory."""
+
+    preset: str
+    model: Transformer
+    memory: Estimate
+    activations_bytes: int
+    total_bytes: int
+
+
+def estimate_transformer(preset: str = DEFAULT_PRESET, settings: Sequence[str] = ()) -> Estimated:
+    """Return the memory of `preset` with `settings` ('batch=100', several in one text may be parted by commas) laid over it.
+
+    Raises UsageError for a preset or a name that does not exist and a value that does not fit.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"no preset {preset!r}{_nearest(preset, PRESETS)}", f"one of {', '.join(PRESETS)}")
+    model = _changed(PRESETS[preset], settings)
+    memory = estimate(model)
+    return Estimated(preset, model, memory, memory.activations_bytes, memory.total_bytes)
+
+
+def _changed(model: Transformer, settings: Sequence[str]) -> Transformer:
+    values: dict[str, Any] = msgspec.to_builtins(model)
+    for setting in (part.strip() for text in settings for part in text.split(",")):
+        name, equals, value = (part.strip() for part in setting.partition("="))
+        name = name.replace("-", "_")
+        if name not in values:
+            raise UsageError(f"--set {setting}: no such size{_nearest(name, values)}", f"one of {', '.join(values)}")
+        if not equals:
+            raise UsageError(f"--set {setting}: no value", f"write {name}=VALUE")
+        values[name] = _read(setting, name, value)
+    return _checked(msgspec.convert(values, Transformer))
+
+
+def _read(setting: str, name: str, value: str) -> Any:
+    """Return `value` as the type of field `name`; raises UsageError where it does not fit."""
+    field = next(item for item in msgspec.structs.fields(Transformer) if item.name == name)
+    try:
+        return msgspec.convert(value, field.type, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--set {setting}: {str(error)[:1].lower()}{str(error)[1:]}") from None
+
+
+def _checked(model: Transformer) -> Transformer:
+    """Return `model`; raises UsageError for a size below 1."""
+    for name, value in msgspec.to_builtins(model).items():
+        if type(value) is int and value < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
+            raise UsageError(f"--set {name}={value}: must be at least 1")
+    return model
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
