@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 from realtraces import SHARED
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # a shell without job control starts what runs in the background so, and tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -132,7 +132,9 @@ def relayed() -> Iterator[Relay]:
     relay = Relay(witness.saw)
     before: dict[int, Any] = {}
     for number in _numbers():
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN)  # anew: a library may have put a handler of its own there, behind Python's back (polars)
+        elif signal.getsignal(number) is not None:
             before[number] = signal.signal(number, relay)  # a handler of ours is the default again in the child
     try:
         yield relay

@@ -7,6 +7,7 @@ import os
 import pty
 import shutil
 import signal
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -102,6 +103,14 @@ def test_a_script_sees_the_process_that_it_would_see_without(tmp_path: Path) -> 
     assert ours.stdout == bare.stdout
     assert bare.stdout.count("typed") == 1
     assert ours.stderr.startswith("to stderr\n")
+
+
+def test_ctrl_c_stays_ignored_in_the_background(tmp_path: Path) -> None:
+    """A shell script starts what runs in the background with SIGINT ignored; libraries that we load may catch it."""
+    script = write(tmp_path, "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)")
+    command = shlex.join([*GPUDIAG, str(script)])
+    found = _done(["/bin/sh", "-c", f"trap '' INT; {command}"], cwd=tmp_path)
+    assert found.stdout == "True\n"
 
 
 def test_modules_run_as_python_runs_them(tmp_path: Path) -> None:
