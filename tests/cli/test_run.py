@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import pty
+import shlex
 import shutil
 import signal
-import shlex
 import subprocess
 import sys
 import textwrap
