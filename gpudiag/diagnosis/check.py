@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
 from gpudiag.diagnosis import rule as schema
 from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression, nearest
 from gpudiag.diagnosis.message import NUMBER_FORMATS, Message, MessageError, compile_message
-from gpudiag.diagnosis.rule import RULE_SCHEMA, Rule, RuleFile, RuleTest
+from gpudiag.diagnosis.rule import ADVISORY, RULE_SCHEMA, Advisory, AdvisoryFile, Rule, RuleFile, RuleTest
 from gpudiag.diagnosis.source import Source
-from gpudiag.errors import InputError
-from gpudiag.facts import CATALOGUE
+from gpudiag.facts import CATALOGUE, sql
 from gpudiag.facts.places import PLACES
 from gpudiag.model.breakdown import IDLE_BUCKETS
 from gpudiag.model.cost import BOUNDS
@@ -23,19 +23,45 @@ from gpudiag.model.fixes import FIX_BY_ID
 KINDS_OF_TIME = (*BOUNDS, *IDLE_BUCKETS, "method")
 """What a finding can be about (model.finding.Finding.bound)."""
 
+_File = TypeVar("_File", RuleFile, AdvisoryFile)
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
+_ENTRIES: dict[str, type[msgspec.Struct]] = {"$.params": schema.Param, "$.facts": schema.SqlFact}
 _FIRED = ("fired", "info", "warning", "critical")
 _KEYS = {
     name: None
-    for part in (RuleFile, schema.Param, schema.CeilingSpec, schema.Detail, schema.Withholding, RuleTest)
+    for part in (RuleFile, AdvisoryFile, schema.Param, schema.SqlFact, schema.CeilingSpec, schema.Detail, schema.Withholding, RuleTest)
     for name in part.__struct_fields__
 }
 
 
-def make_rule(source: Source) -> Rule:
+def make(source: Source) -> Rule | Advisory:
     """Return the rule of `source`; raises InputError that names file, line, key and what would be right."""
-    file = _convert(source)
+    advisory = source.values.get("maturity") == ADVISORY
+    _check_kind(source, advisory)
+    return _advisory(source) if advisory else _rule(source)
+
+
+def _check_kind(source: Source, advisory: bool) -> None:
+    """Raise InputError for a key that only the other kind of rule has: an advisory one is never judged, a judged one needs no data."""
+    own, other = (AdvisoryFile, RuleFile) if advisory else (RuleFile, AdvisoryFile)
+    for key in source.values:
+        if key not in own.__struct_fields__ and key in other.__struct_fields__:
+            said = "an advisory rule is never judged and has none" if advisory else "only a rule of maturity advisory has it"
+            raise source.error(f"$.{key}", said, "see rules/README.md")
+
+
+def _advisory(source: Source) -> Advisory:
+    file = _convert(source, AdvisoryFile)
     _check_identity(source, file)
+    _check_filled(source, file, "needs")
+    _check_fixes(source, file)
+    return Advisory(source.path, file)
+
+
+def _rule(source: Source) -> Rule:
+    file = _convert(source, RuleFile)
+    _check_identity(source, file)
+    _check_filled(source, file, "message", "severity")
     _check_references(source, file)
     units = _units(source, file)
     kinds = {name: _kind(unit) for name, unit in units.items()}
@@ -68,12 +94,12 @@ def make_rule(source: Source) -> Rule:
     return rule
 
 
-def _convert(source: Source) -> RuleFile:
+def _convert(source: Source, kind: type[_File]) -> _File:
     try:
-        return msgspec.convert(source.values, RuleFile)
+        return msgspec.convert(source.values, kind)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
-        path = path.rstrip("`").replace("[...]", "") or "$"
+        path = _with_name(source, path.rstrip("`")) or "$"
         unknown = re.search(r"unknown field `(.*)`", message)
         if unknown is None:
             raise source.error(path, message, "see rules/README.md") from None
@@ -81,7 +107,20 @@ def _convert(source: Source) -> RuleFile:
         raise source.error(key, f"unknown key{nearest(unknown[1], _KEYS)}", "see rules/README.md") from None
 
 
-def _check_identity(source: Source, file: RuleFile) -> None:
+def _with_name(source: Source, path: str) -> str:
+    """Return `path` with the name of the entry that msgspec leaves out ('$.params[...].value'), where one entry alone shows it."""
+    outer, inside, rest = path.partition("[...]")
+    entries = source.values.get(outer.removeprefix("$."))
+    kind = _ENTRIES.get(outer)
+    for name, value in entries.items() if inside and kind and isinstance(entries, dict) else ():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return f"{outer}.{name}{rest}"
+    return path.replace("[...]", "")
+
+
+def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
     if file.schema != RULE_SCHEMA:
         raise source.error("$.schema", f"version {file.schema} is not known; this version reads {RULE_SCHEMA}")
     if not _ID.fullmatch(file.id):
@@ -93,15 +132,24 @@ def _check_identity(source: Source, file: RuleFile) -> None:
         raise source.error("$.category", f"must be {prefix!r}, the lower-case prefix of the id")
     if file.bound not in KINDS_OF_TIME:
         raise source.error("$.bound", f"{file.bound!r} is no kind of time{nearest(file.bound, dict.fromkeys(KINDS_OF_TIME))}")
-    for key in ("title", "message", "why", "device_kinds", "references", "severity"):
-        if not getattr(file, key):
+    _check_filled(source, file, "title", "why", "device_kinds", "references")
+
+
+def _check_filled(source: Source, file: RuleFile | AdvisoryFile, *keys: str) -> None:
+    for key in keys:
+        value = getattr(file, key)
+        if not (value.strip() if isinstance(value, str) else value):
             raise source.error(f"$.{key}", "must not be empty")
 
 
-def _check_references(source: Source, file: RuleFile) -> None:
+def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
     for index, fix in enumerate(file.fixes):
         if fix not in FIX_BY_ID:
             raise source.error(f"$.fixes[{index}]", f"no fix is named {fix!r}{nearest(fix, FIX_BY_ID)}")
+
+
+def _check_references(source: Source, file: RuleFile) -> None:
+    _check_fixes(source, file)
     for fix in file.needless:
         if fix not in file.fixes:
             raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
@@ -122,7 +170,22 @@ def _units(source: Source, file: RuleFile) -> dict[str, str]:
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
     facts = {name: fact.unit for name, fact in CATALOGUE.items()}
-    return {**facts, **{name: param.unit or "count" for name, param in file.params.items()}}
+    return {**facts, **_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+
+
+def _own_facts(source: Source, file: RuleFile) -> dict[str, str]:
+    """Return the units of the facts that the rule defines by a query; raises InputError for one that cannot be asked."""
+    for name, own in file.facts.items():
+        key = f"$.facts.{name}"
+        if name in CATALOGUE or name in file.params or not name.isidentifier():
+            raise source.error(key, "not a name" if not name.isidentifier() else "another fact or parameter has this name")
+        if not own.doc.strip():
+            raise source.error(f"{key}.doc", "must not be empty")
+        try:
+            sql.check(own.sql, own.unit)
+        except sql.QueryError as error:
+            raise source.error(f"{key}.sql", f"{error}{nearest(error.name, dict.fromkeys(error.known))}", "see rules/README.md") from None
+    return {name: own.unit for name, own in file.facts.items()}
 
 
 def _kind(unit: str) -> Kind:
@@ -159,15 +222,25 @@ def _check_tests(source: Source, file: RuleFile) -> None:
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
     for index, test in enumerate(file.tests):
+        units = {**{name: fact.unit for name, fact in CATALOGUE.items()}, **{name: own.unit for name, own in file.facts.items()}}
         for name, value in test.facts.items():
-            _check_fact(source, f"$.tests[{index}].facts.{name}", name, value)
+            _check_fact(source, f"$.tests[{index}].facts.{name}", units, value)
+        patterns = {pattern: None for item in file.withholds for pattern in item.rules}
+        _check_listed(source, f"$.tests[{index}].fixes", test.fixes, dict.fromkeys(file.fixes), "of the `fixes` of this rule")
+        _check_listed(source, f"$.tests[{index}].withholds", test.withholds, patterns, "that this rule withholds")
 
 
-def _check_fact(source: Source, key: str, name: str, value: FactValue) -> InputError | None:
-    if name not in CATALOGUE:
-        raise source.error(key, f"no fact is named {name!r}{nearest(name, CATALOGUE)}")
-    wanted = _kind(CATALOGUE[name].unit)
+def _check_listed(source: Source, key: str, given: tuple[str, ...] | None, known: Mapping[str, None], what: str) -> None:
+    for index, name in enumerate(given or ()):
+        if name not in known:
+            raise source.error(f"{key}[{index}]", f"{name!r} is none {what}{nearest(name, known)}")
+
+
+def _check_fact(source: Source, key: str, units: Mapping[str, str], value: FactValue) -> None:
+    name = key.rsplit(".", 1)[-1]
+    if name not in units:
+        raise source.error(key, f"no fact is named {name!r}{nearest(name, units)}")
+    wanted = _kind(units[name])
     found: Kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
     if found != wanted:
         raise source.error(key, f"is a {found}, the fact is a {wanted}")
-    return None

@@ -7,14 +7,15 @@ from collections.abc import Iterable
 import msgspec
 
 from gpudiag.diagnosis.confidence import GRADES, MEASUREMENT_RULE, Measurement, confidence_of
+from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.slowdown import explained_by_profiler
 from gpudiag.diagnosis.verdict import Verdict, decide
 from gpudiag.diagnosis.withhold import withheld
-from gpudiag.facts import CATALOGUE, Facts
+from gpudiag.facts import Facts
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import Ceiling, Finding, Missing, RuleOutcome
+from gpudiag.model.finding import Ceiling, FactValue, Finding, Missing, RuleOutcome, Severity
 from gpudiag.units import format_share
 
 SEEN_ENOUGH = 0.5
@@ -22,15 +23,27 @@ SEEN_ENOUGH = 0.5
 larger part, which was not seen (replayed graphs, kernels without ops)."""
 
 
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+
 NO_GAIN = 0.0005
 """Share of the steps below which a ceiling is none: in reports it reads 0.0 %."""
+
+
+SWITCHED_OFF = "switched off"
+"""How the reason of a rule begins that the user does not want judged."""
+
+LITTLE = 0.03
+MUCH = 0.20
+"""Shares of the step: with a ceiling below the first a finding is info at most, below the second warning at most (heuristic: 3 % is the
+floor of most rules, and what a change of a run's seed or node moves the step by; a fifth of a run is worth stopping it for)."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
     """What the rules say of one analysis."""
 
     findings: tuple[Finding, ...]
-    """Ordered: an invalid measurement first, then by ceiling, those that gain nothing after the unknown; then by confidence, then by id."""
+    """Ordered: an invalid measurement (or its cause) first, then warnings, then infos, last that the measurement is weak; each by ceiling,
+    those that gain nothing after the unknown; then by confidence, then by id. Ceilings of two findings do not add up."""
     outcomes: tuple[RuleOutcome, ...]
     """One for each rule, by id."""
     fact_errors: dict[str, str] = {}
@@ -45,13 +58,25 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     ordered = tuple(sorted(rules, key=lambda rule: rule.id))
     facts = facts or Facts(analysis)
     verdicts = {rule.id: _verdict(rule, analysis, facts) for rule in ordered}
-    verdicts.update(withheld(ordered, verdicts, facts.value))
+    verdicts.update(withheld(ordered, verdicts, lambda rule: _facts_of(rule, facts)))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     measured = _measurement(verdicts.get(MEASUREMENT_RULE))
     findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
     outcomes = tuple(_outcome(rule, verdicts[rule.id]) for rule in ordered)
-    folded = _fold(sorted(findings, key=_rank), {rule.id: rule.file.explains for rule in fired})
+    explains = {rule.id: rule.file.explains for rule in fired}
+    first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
+    folded = _fold(sorted(findings, key=lambda finding: _rank(finding, first)), explains)
     return Judgement(tuple(folded), outcomes, dict(facts.errors))
+
+
+def _facts_of(rule: Rule, facts: Facts) -> Lookup:
+    """Return the lookup of `facts` with those that `rule` defines by a query."""
+    own = rule.file.facts
+
+    def lookup(name: str) -> FactValue | Missing:
+        return facts.query(f"{rule.id}.{name}", own[name].sql, own[name].unit) if name in own else facts.value(name)
+
+    return lookup
 
 
 def _measurement(verdict: Verdict | None) -> Measurement:
@@ -63,12 +88,15 @@ def _measurement(verdict: Verdict | None) -> Measurement:
 def _verdict(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
     if analysis.device_kind not in rule.file.device_kinds:
         return Verdict("not_applicable", NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator")
+    if rule.disabled:
+        return Verdict("not_applicable", f"{SWITCHED_OFF} in {rule.disabled}")
     try:
-        verdict = decide(rule, facts.value)
+        lookup = _facts_of(rule, facts)
+        verdict = decide(rule, lookup)
         if verdict.status == "passed":
-            return _unseen(rule, facts) or verdict
-        reason = explained_by_profiler(rule, analysis, facts.value) if verdict.status == "fired" else ""
-        return Verdict("not_applicable", reason) if reason else verdict
+            reason = explained_by_profiler(rule, verdict, lookup)
+            return Verdict("not_applicable", reason) if reason else _unseen(rule, facts) or verdict
+        return verdict
     except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
         return Verdict("error", f"{type(error).__name__}: {error}")
 
@@ -82,20 +110,22 @@ def _unseen(rule: Rule, facts: Facts) -> Verdict | None:
 
 
 def _outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
-    return RuleOutcome(rule.id, verdict.status, verdict.message if verdict.status == "fired" else verdict.reason)
+    said = verdict.message if verdict.status == "fired" else verdict.reason
+    return RuleOutcome(rule.id, verdict.status, said, ", ".join(rule.changed))
 
 
 def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
     file = rule.file
+    ceiling = _ceiling(rule, verdict, analysis, facts)
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=verdict.severity or "info",
+        severity=_severity(verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
         evidence=verdict.evidence,
-        ceiling=_ceiling(rule, verdict, analysis, facts),
+        ceiling=ceiling,
         confidence=confidence_of(rule, analysis.device, facts.value, measured),
         fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
@@ -103,22 +133,33 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
     )
 
 
+def _severity(own: Severity, ceiling: Ceiling | None) -> Severity:
+    """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
+    if ceiling is None:
+        return own
+    most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
+    return min(own, most, key=SEVERITIES.index)
+
+
 def _ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> Ceiling | None:
     """Return the ceiling cut to the wall time of the analysed steps; replayed where every time that it is made of is."""
     if verdict.ceiling_ns is None or rule.file.ceiling is None or rule.ceiling is None or analysis.wall_ns <= 0:
         return None
     time_ns = min(round(verdict.ceiling_ns), analysis.wall_ns)
-    times = [name for name in rule.ceiling.names if name in CATALOGUE and CATALOGUE[name].unit == "ns"]
+    times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
     replayed = bool(times) and all(map(facts.replayed, times))
     error = analysis.replay.error_share if replayed and analysis.replay else None
     return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
 
 
-def _rank(finding: Finding) -> tuple[bool, int, int, int, str]:
-    invalid = finding.rule == MEASUREMENT_RULE and finding.severity == "critical"
+def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
+    """Return the place of a finding in the order that Judgement.findings documents."""
+    on_measurement = finding.rule == MEASUREMENT_RULE
+    invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
+    group = 0 if invalid else 3 if on_measurement else 2 if finding.severity == "info" else 1
     time = finding.ceiling.time_ns if finding.ceiling else 0
     known = 1 if finding.ceiling is None else 0 if finding.ceiling.share >= NO_GAIN else 2
-    return (not invalid, known, -time, -GRADES.index(finding.confidence), finding.rule)
+    return (group, known, -time, -GRADES.index(finding.confidence), finding.rule)
 
 
 def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:

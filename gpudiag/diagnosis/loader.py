@@ -8,36 +8,57 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gpudiag.diagnosis.check import make_rule
+from gpudiag.diagnosis.check import make
+from gpudiag.diagnosis.config import Config, apply
 from gpudiag.diagnosis.expression import nearest
-from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
 from gpudiag.diagnosis.source import Source, parse
 from gpudiag.errors import InputError
 
 SUFFIX = ".yaml"
 
 
-def load_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> tuple[Rule, ...]:
-    """Return the rules by id: the built-in ones, then those of each folder, which may override earlier ones.
+def load_rules(extra_dirs: Sequence[str] = (), config: Config | None = None) -> tuple[Rule, ...]:
+    """Return the rules that can be judged, by id; raises InputError as rules_in_force."""
+    return rules_in_force(extra_dirs, config).judged
+
+
+def rules_in_force(extra_dirs: Sequence[str] = (), config: Config | None = None) -> RuleBase:
+    """Return all rules: the built-in ones, those of the folders of `config`, then of `extra_dirs`; with the changes of `config`.
+
+    Raises InputError for anything wrong in a rule file or in `config`.
+    """
+    if config is None:
+        return read_rules(extra_dirs)
+    return apply(read_rules((*config.rules, *extra_dirs)), config)
+
+
+def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleBase:
+    """Return all rules: the built-in ones, then those of each folder, which may override earlier ones.
 
     Raises InputError for anything wrong in a file, an id that stands twice without `override: true`, an override of nothing, an
     unknown id in `explains`, and rules that explain each other in a circle.
     """
-    rules: dict[str, Rule] = {}
+    rules: dict[str, Rule | Advisory] = {}
     sources: dict[str, Source] = {}
     batches = [_builtin()] if builtin else []
     for batch in [*batches, *(_folder(directory) for directory in extra_dirs)]:
         for source in batch:
             merged = _merge(source, sources)
-            rule = make_rule(merged)
+            rule = make(merged)
             rules[rule.id], sources[rule.id] = rule, merged
-    found = tuple(rules[identifier] for identifier in sorted(rules))
+    found = [rules[identifier] for identifier in sorted(rules)]
     _check_explains(found, sources, complete=builtin)
-    return found
+    return _base(found)
 
 
-def load_folder(directory: str) -> tuple[Rule, ...]:
-    """Return the rules of one folder alone, checked beside the built-in ones (which they may override); raises InputError as load_rules.
+def _base(rules: Iterable[Rule | Advisory]) -> RuleBase:
+    found = tuple(rules)
+    return RuleBase(tuple(rule for rule in found if isinstance(rule, Rule)), tuple(rule for rule in found if isinstance(rule, Advisory)))
+
+
+def read_folder(directory: str) -> RuleBase:
+    """Return the rules of one folder alone, checked beside the built-in ones (which they may override); raises InputError as read_rules.
 
     The folder of the built-in rules itself can be given too.
     """
@@ -45,7 +66,7 @@ def load_folder(directory: str) -> tuple[Rule, ...]:
     given = Path(directory).resolve()
     itself = given == own or given in own.parents or own in given.parents
     ids = {source.values.get("id") for source in _folder(directory)}
-    return tuple(rule for rule in load_rules((directory,), builtin=not itself) if rule.id in ids)
+    return _base(rule for rule in read_rules((directory,), builtin=not itself).all if rule.id in ids)
 
 
 def _builtin() -> Iterator[Source]:
@@ -98,7 +119,7 @@ def _laid_over(earlier: dict[str, Any], changes: dict[str, Any]) -> dict[str, An
     return merged
 
 
-def _check_explains(rules: Iterable[Rule], sources: dict[str, Source], *, complete: bool) -> None:
+def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source], *, complete: bool) -> None:
     """Raise InputError where a rule explains an unknown rule (if these are all), itself, or a rule that (through others) explains it."""
     explains = {rule.id: rule.file.explains for rule in rules}
     for identifier, symptoms in explains.items():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule, RuleTest
-from gpudiag.diagnosis.verdict import Verdict, decide
+from gpudiag.diagnosis.verdict import Verdict, decide, with_params
 from gpudiag.model.finding import FactValue, Missing
 
 TOLERANCE = 1e-3
@@ -30,8 +31,32 @@ def _failures(rule: Rule, test: RuleTest) -> list[str]:
         return given[name] if name in given else Missing(f"{name} is not given")
 
     verdict = decide(rule, lookup)
-    found = [_outcome_failure(verdict, test), _message_failure(verdict, test), _ceiling_failure(verdict, test)]
+    found = [
+        _outcome_failure(verdict, test),
+        _message_failure(verdict, test),
+        _ceiling_failure(verdict, test),
+        _list_failure("fixes", verdict.fixes, test.fixes),
+        *_withholding_failures(rule, lookup, test),
+    ]
     return [failure for failure in found if failure]
+
+
+def _withholding_failures(rule: Rule, facts: Lookup, test: RuleTest) -> Iterator[str]:
+    """Yield what is wrong with the rules that are withheld, and reasons that say 'unknown'; nothing where the test does not ask."""
+    if test.withholds is None:
+        return
+    lookup = with_params(rule, facts)
+    held = [(spec, reason) for condition, spec, reason in rule.withholds if condition.evaluate(lookup) is True]
+    yield _list_failure("withheld rules", tuple(pattern for spec, _ in held for pattern in spec.rules), test.withholds)
+    for _, reason in held:
+        unknown = [name for name in sorted(reason.names) if isinstance(lookup(name), Missing)]
+        yield f"the reason of what is withheld needs {', '.join(unknown)}" if unknown else ""
+
+
+def _list_failure(what: str, found: tuple[str, ...], expected: tuple[str, ...] | None) -> str:
+    if expected is None or found == expected:
+        return ""
+    return f"expected {what}: {', '.join(expected) or 'none'}; got {', '.join(found) or 'none'}"
 
 
 def _outcome_failure(verdict: Verdict, test: RuleTest) -> str:

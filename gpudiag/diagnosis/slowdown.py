@@ -4,35 +4,37 @@ from __future__ import annotations
 
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import Missing
+from gpudiag.diagnosis.verdict import Verdict, decide
+from gpudiag.facts.host_time import NOT_CORRECTED
+from gpudiag.model.finding import FactValue, Missing
 from gpudiag.units import format_ns
 
 WITHHELD = "withheld: "
 """How the reasons begin for which a finding about the measurement's fault is not made."""
 
 SLOWED = "with the profiler"
-"""What those reasons say, here and in rule EFF-03, that are the profiler's slow-down: reports count them."""
-
-_PROFILED = ("idle_launch", "idle_sync")
-"""Kinds of idle time that a slower host makes longer. Loading, files and garbage take as long with the profiler as without."""
+"""What those reasons say that are the profiler's slow-down: reports count them."""
 
 
-def explained_by_profiler(rule: Rule, analysis: Analysis, facts: Lookup) -> str:
-    """Return why a finding of `rule` is not to be made, '' where it stands or the slow-down is not known.
+def explained_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
+    """Return why `rule`, which passed, is said to be withheld instead; '' where it passes all the same.
 
-    Withheld is a finding about idle time of the host that is less, a step, than what the profiler adds to one: (slow-down - 1) x the
-    unprofiled step.
+    Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
+    fired on what was recorded: what it looks at is not known to be fine.
     """
     slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
-    if rule.file.bound not in _PROFILED or isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
+    if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
         return ""
-    steps = max(1, analysis.steps["analysed"].sum())
-    own_ns = getattr(analysis.breakdown.buckets_ns, rule.file.bound) / steps
-    added_ns = (slowdown - 1) * step_ns / slowdown
-    if own_ns >= added_ns:
+    if isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
         return ""
+    if decide(rule, lambda name: _recorded(name, facts)).status != "fired":
+        return ""
+    added_ns = step_ns * (1 - 1 / slowdown)
     return (
-        f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the {format_ns(own_ns)} "
-        "of idle time that this is about may be no more than that"
+        f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the idle time that this is about may be "
+        "no more than that"
     )
+
+
+def _recorded(name: str, facts: Lookup) -> FactValue | Missing:
+    return facts(NOT_CORRECTED.get(name, name))

@@ -6,7 +6,6 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Lookup, join_reasons
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.facts import CATALOGUE
 from gpudiag.model.finding import Evidence, FactValue, Missing, Severity, Status
 
 
@@ -76,8 +75,8 @@ def _evidence(rule: Rule, lookup: Lookup) -> tuple[Evidence, ...]:
     names = rule.when.names | rule.message.names
     for condition, message in rule.details:
         names |= condition.names | message.names
-    found = ((name, lookup(name)) for name in sorted(names) if name in CATALOGUE and name not in _WORDING)
-    return tuple(Evidence(name, value, CATALOGUE[name].unit) for name, value in found if not isinstance(value, Missing))
+    found = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in _WORDING)
+    return tuple(Evidence(name, value, unit) for name, value, unit in found if unit is not None and not isinstance(value, Missing))
 
 
 def _ceiling_ns(rule: Rule, lookup: Lookup) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from gpudiag.diagnosis.expression import Lookup
@@ -14,7 +14,7 @@ NEVER = "HW-"
 """Rules about broken hardware are never withheld (rules.md A.5)."""
 
 
-def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Lookup) -> dict[str, Verdict]:
+def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts_of: Callable[[Rule], Lookup]) -> dict[str, Verdict]:
     """Return rule id -> its new verdict for the judged rules that others withhold.
 
     A rule about the measurement makes them not applicable, for what they look at is not known; any other suppresses them. Rules are
@@ -26,8 +26,9 @@ def withheld(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts: Lo
         if rule.id in found or verdicts[rule.id].status == "error" or verdicts[rule.id].reason.startswith(WITHHELD):
             continue
         for condition, spec, reason in rule.withholds:
-            if condition.evaluate(with_params(rule, facts)) is True:
-                verdict = _verdict(rule, reason.render(with_params(rule, facts)))
+            lookup = with_params(rule, facts_of(rule))
+            if condition.evaluate(lookup) is True:
+                verdict = _verdict(rule, reason.render(lookup))
                 for other in judged:
                     if other.id != rule.id and _matches(other.id, spec.rules):
                         found.setdefault(other.id, verdict)

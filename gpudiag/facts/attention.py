@@ -7,6 +7,7 @@ import math
 import msgspec
 import polars as pl
 
+from gpudiag.facts.once import once
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.signature import Input, Signature, parse_signature
@@ -50,7 +51,7 @@ def _tensors(name: str, signature: Signature) -> list[Input]:
 def _signatures(window: Window) -> dict[tuple[str, int], Signature]:
     """Return the parsed inputs of every distinct (op, signature) that worked on tensors of rank 3 or more."""
     rows = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
-    wanted = rows.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise"])).sort("op_name", "signature")
+    wanted = rows.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise", "copy"])).sort("op_name", "signature")
     texts = window.analysis.trace.signatures
     return {
         (name, row): parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args")))
@@ -63,7 +64,7 @@ def _proven_scores(window: Window, parsed: dict[tuple[str, int], Signature]) -> 
     made, read, normalised = set(), set(), set()
     for (name, _), signature in parsed.items():
         inputs = {score for item in signature.inputs if item.is_tensor and (score := _score_of(item.shape))}
-        if families.family(name) == "softmax":
+        if families.family(name) == "softmax" or families.base_name(name) == "exp":  # softmax may be written by hand
             normalised |= inputs
         output = _product_output(name, signature)
         if output is not None:
@@ -81,11 +82,12 @@ def _parts(name: str, signature: Signature, proven: frozenset[Score]) -> _Parts:
     return _Parts(touched, sum(item.numel * item.item_bytes for item in others))
 
 
+@once
 def unfused_attention(window: Window) -> pl.DataFrame:
     """Return the kernels of attention that is not fused, with columns other_bytes (of q, k, v, output per call) and length (Sk).
 
     A score matrix [.., Sq, Sk] counts where a batched product makes one of that size, a softmax normalises one and a batched
-    product reads one; its kernels are the products, softmaxes and element-wise ops that touch a tensor of that size.
+    product reads one; its kernels are the products, softmaxes, element-wise ops and copies that touch a tensor of that size.
     """
     parsed = _signatures(window)
     proven = _proven_scores(window, parsed)

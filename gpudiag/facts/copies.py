@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.facts.attention import unfused_attention
+from gpudiag.facts.composites import composites
 from gpudiag.facts.registry import fact, require
+from gpudiag.facts.vocabulary import vocabulary_work
 from gpudiag.facts.window import Window
+from gpudiag.roofline.families import MATRIX, family
 
 
 def layout_copies(window: Window) -> pl.DataFrame:
     """Return the kernels that reorder, join or pad tensors, and device-to-device copies; raises NotKnownError where most cannot be told.
 
-    Casts (another dtype) and copies in and out of communication buckets do not count.
+    Casts (another dtype), copies in and out of communication buckets, those that a product makes itself and
+    those that other rules claim (MEM-02 to MEM-04) do not count.
     """
     work = window.work(shapes=True)
     copies = work.filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
-    found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::"))
+    found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~_inside_products(window, found))
+    claimed = pl.concat([made(window)["id"] for made in (vocabulary_work, composites, unfused_attention)]).implode()
+    found = found.filter(~pl.col("id").is_in(claimed))
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
     require(
@@ -24,6 +31,16 @@ def layout_copies(window: Window) -> pl.DataFrame:
         "strides were not recorded: which copies change the layout cannot be told (torch >= 2.2 records them)",
     )
     return found
+
+
+def _inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:
+    """Return which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed."""
+    ops = window.analysis.trace.ops
+    above = copies.select("call").join(ops.select(pl.col("id").alias("call"), "parent"), on="call", how="left", maintain_order="left")
+    names = above.join(
+        ops.select(pl.col("id").alias("parent"), pl.col("name").cast(pl.String)), on="parent", how="left", maintain_order="left"
+    )
+    return pl.Series([family(name or "") in MATRIX for name in names["name"]], dtype=pl.Boolean)
 
 
 @fact("layout_copy_share", unit="share")

@@ -109,13 +109,26 @@ def skinny_product_rows(window: Window) -> int:
 
 @fact("skinny_saving_ns", unit="ns")
 def skinny_saving_ns(window: Window) -> float:
-    """Time per unit of work that skinny products would save with 128 rows, at most up to the ridge of the roofline.
+    """Time per sample that the steps would save with 128 rows in skinny products, at most up to the ridge of the roofline.
 
-    Throughput grows with the rows until min(128 / rows, ridge / intensity) (rules.md CMP-05).
+    Throughput grows with the rows until min(128 / rows, ridge / intensity) (rules.md CMP-05). The optimizer, ops that are all overhead
+    and waits for the host come once for the larger batch too: they shrink by the mean growth.
     """
     work = skinny_products(window)
+    growth = pl.min_horizontal(FEW_ROWS / pl.col("rows"), _ridge(window) / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
+    work = work.with_columns(growth=growth.fill_null(1.0))
+    total = float(work["time_ns"].sum())
+    if not total:
+        return 0.0
+    mean = float((work["time_ns"] / work["growth"]).sum()) / total
+    steady = (pl.col("phase") == "optimizer") | (pl.col("bound") == "overhead")
+    others = window.work().filter(steady.fill_null(False) & ~pl.col("id").is_in(work["id"].implode())).with_columns(growth=pl.lit(1 / mean))
+    chosen = pl.concat([work.select([*others.drop("growth").columns, "growth"]), others])
+    return window.saving_ns(chosen, pl.col("time_ns") / pl.col("growth")) + window.analysis.breakdown.buckets_ns.idle_launch * (1 - mean)
+
+
+def _ridge(window: Window) -> pl.Expr:
+    """Return the FLOP per byte from which on arithmetic binds a product of its type."""
     device = window.device
     peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
-    ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
-    growth = pl.min_horizontal(FEW_ROWS / pl.col("rows"), ridge / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
-    return window.saving_ns(work, pl.col("time_ns") / growth)
+    return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth

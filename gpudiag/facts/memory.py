@@ -9,7 +9,7 @@ from gpudiag.model.memory import MemoryReport
 _RECORD = "record with gpudiag.profile(memory=True)"
 
 
-def _memory(window: Window) -> MemoryReport:
+def memory_of(window: Window) -> MemoryReport:
     """Return the memory of the window; raises NotKnownError where none was recorded, or none was in use."""
     found = window.analysis.memory
     if found is None or not found.peak_bytes:
@@ -19,7 +19,7 @@ def _memory(window: Window) -> MemoryReport:
 
 def _told(window: Window) -> MemoryReport:
     """Return the memory where more than half of the peak has a use; raises NotKnownError otherwise: a share would be a guess."""
-    found = _memory(window)
+    found = memory_of(window)
     dark = sum(found.by_category.get(kind, 0) for kind in ("before_recording", "unknown"))
     if 2 * dark > found.peak_bytes:
         raise NotKnownError(f"what more than half of the memory is used for is not known: {_RECORD}")
@@ -34,14 +34,14 @@ def _share(window: Window, *kinds: str) -> float:
 @fact("peak_memory_bytes", unit="B")
 def peak_memory_bytes(window: Window) -> int:
     """Memory in use on the device at its peak within the recording, as its allocator counts."""
-    return _memory(window).peak_bytes
+    return memory_of(window).peak_bytes
 
 
 @fact("peak_memory_share", unit="share")
 def peak_memory_share(window: Window) -> float:
     """Peak of the memory in use over the memory of the device."""
     window.require_accelerator()
-    found = _memory(window)
+    found = memory_of(window)
     if not found.capacity_bytes:
         raise NotKnownError("the memory of this device was not recorded")
     return found.peak_bytes / found.capacity_bytes
@@ -69,7 +69,7 @@ def model_memory_share(window: Window) -> float:
 def fragmentation_share(window: Window) -> float:
     """Share of the memory reserved by the allocator that no tensor used at the peak: (reserved - allocated) / reserved."""
     window.require_accelerator()
-    found = _memory(window).fragmentation_share
+    found = memory_of(window).fragmentation_share
     if found is None:
         raise NotKnownError("the recording does not hold how much the allocator had reserved")
     return found
@@ -79,7 +79,7 @@ def fragmentation_share(window: Window) -> float:
 def alloc_retries(window: Window) -> int:
     """Times that the allocator gave its cached segments back to the driver and tried again, since the process began (num_alloc_retries)."""
     window.require_accelerator()
-    found = _memory(window).retries
+    found = memory_of(window).retries
     if found is None:
         raise NotKnownError(f"the counters of the allocator were not recorded: {_RECORD}")
     return found

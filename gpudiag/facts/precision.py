@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.facts import attained
 from gpudiag.facts.precision_paths import with_path
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window, targets_ns
@@ -12,6 +13,10 @@ from gpudiag.roofline.families import MATRIX
 MATRIX_SHARE_OF_PEAK = 0.75
 MEMORY_SHARE_OF_PEAK = 0.85
 """What good kernels reach of the peaks: the factors of the gain bounds of rules.md CMP-01 and CMP-02."""
+
+
+CAST_BYTES = 6
+"""Read and written for each element that is cast from fp32 to 16 bit."""
 
 
 def _matrix(window: Window) -> pl.DataFrame:
@@ -108,12 +113,23 @@ def half_precision_speedup(window: Window) -> float:
 def half_precision_saving_ns(window: Window) -> float:
     """Time that fp32 work would save in 16 bit.
 
-    Matrix work at 75 % of that peak or 85 % of the bandwidth with half the bytes, memory-bound work half its time; casts are not
-    counted (an upper bound).
+    Matrix work at 75 % of that peak or 85 % of the bandwidth with half the bytes, on a CPU not better than now against its peak;
+    memory-bound work half its time; less the casts of the weights in the forward pass.
     """
     work = fp32_work(window)
     half = _half_peak(window)
     if half is None:
         raise NotKnownError("this device has no 16-bit matrix path")
     matrix = targets_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
+    if window.on_cpu:
+        matrix = pl.max_horizontal(matrix, pl.col("time_ns") / float(half_precision_speedup(window)))
+    rate = attained.stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
+    matrix = pl.min_horizontal(matrix + _casts_ns(rate), "time_ns")
     return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(pl.col("time_ns") / 2))
+
+
+def _casts_ns(rate: float) -> pl.Expr:
+    """Return the time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written."""
+    weights = (pl.col("k") * pl.col("n")).fill_null(0)
+    cast = (pl.col("phase") == "forward") & (pl.col("batch") == 1)
+    return pl.when(cast.fill_null(False)).then(CAST_BYTES * weights / rate * 1e9).otherwise(0.0)

@@ -12,25 +12,27 @@ NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 _LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 
-def _telemetry(window: Window) -> Telemetry:
+def told(window: Window) -> Telemetry:
+    """Return what was sampled; raises NotKnownError where nothing was."""
     found = window.analysis.telemetry
     if found is None:
         raise NotKnownError(NOT_SAMPLED)
     return found
 
 
-def _column(window: Window, name: str) -> ColumnRange:
+def column(window: Window, name: str) -> ColumnRange:
     """Return the range of a column; raises NotKnownError with what the source said instead of values."""
-    found = _telemetry(window)
+    found = told(window)
     if name not in found.columns:
         raise NotKnownError(f"{name} was not sampled: {found.missing.get(name, 'no sample falls into the steps')}")
     return found.columns[name]
 
 
-def _limit(window: Window, name: str) -> float:
-    limit = _telemetry(window).limits.get(name, 0.0)
-    require(limit > 0, f"the device does not tell its {name}")
-    return limit
+def limit(window: Window, name: str) -> float:
+    """Return a limit of the device by its name (model.bundle.TelemetryInfo); raises NotKnownError where it is not told."""
+    value = told(window).limits.get(name, 0.0)
+    require(value > 0, f"the device does not tell its {name}")
+    return value
 
 
 def _energy(window: Window) -> Energy:
@@ -68,13 +70,13 @@ def mean_power_w(window: Window) -> float:
 @fact("power_share_of_limit", unit="share")
 def power_share_of_limit(window: Window) -> float:
     """Median power draw over the power limit in force."""
-    return _column(window, "power_w").median / _limit(window, "power_limit_w")
+    return column(window, "power_w").median / limit(window, "power_limit_w")
 
 
 @fact("throttle_share", unit="share")
 def throttle_share(window: Window) -> float:
     """Part of the time in which NVML gave a reason that holds clocks down (power cap, heat, power brake, sync boost, board limit)."""
-    found = _telemetry(window)
+    found = told(window)
     why = found.missing.get("clock_event_reasons", "no sample falls into the steps")
     return _figure(found.throttle_share, f"clock event reasons were not sampled: {why}")
 
@@ -83,7 +85,7 @@ def throttle_share(window: Window) -> float:
 def throttle_reasons(window: Window) -> str:
     """The reasons that held clocks down, in NVIDIA's words, with the share of the time of each; 'none'."""
     throttle_share.measure(window)
-    held = [f"{event.reason} {_percent(event.share)}" for event in _telemetry(window).clock_events if event.lowers]
+    held = [f"{event.reason} {_percent(event.share)}" for event in told(window).clock_events if event.lowers]
     return ", ".join(held) or "none"
 
 
@@ -95,19 +97,19 @@ def _percent(share: float) -> str:
 @fact("sm_clock_mhz", unit="MHz")
 def sm_clock_mhz(window: Window) -> float:
     """Median SM clock during the steps, in MHz."""
-    return _column(window, "sm_clock_mhz").median
+    return column(window, "sm_clock_mhz").median
 
 
 @fact("sm_clock_share_of_max", unit="share")
 def sm_clock_share_of_max(window: Window) -> float:
     """Median SM clock over the highest that the device allows."""
-    return _column(window, "sm_clock_mhz").median / _limit(window, "max_sm_clock_mhz")
+    return column(window, "sm_clock_mhz").median / limit(window, "max_sm_clock_mhz")
 
 
 @fact("gpu_temperature_c", unit="C")
 def gpu_temperature_c(window: Window) -> float:
     """Highest temperature of the GPU."""
-    return _column(window, "temperature_c").max
+    return column(window, "temperature_c").max
 
 
 @fact("pcie_link_share_of_max", unit="share")
@@ -116,10 +118,8 @@ def pcie_link_share_of_max(window: Window) -> float:
 
     The link falls back while the GPU is idle, so the best sample counts: below 1 it was never better.
     """
-    best = _column(window, "pcie_link_gen").max, _column(window, "pcie_link_width").max
-    return _figure(
-        link_share(best, (_limit(window, "max_pcie_link_gen"), _limit(window, "max_pcie_link_width"))), "unknown PCIe generation"
-    )
+    best = column(window, "pcie_link_gen").max, column(window, "pcie_link_width").max
+    return _figure(link_share(best, (limit(window, "max_pcie_link_gen"), limit(window, "max_pcie_link_width"))), "unknown PCIe generation")
 
 
 def link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
@@ -137,26 +137,26 @@ def _link_rate(generation: float, lanes: float) -> float | None:
 @fact("device_memory_used_bytes", unit="B")
 def device_memory_used_bytes(window: Window) -> float:
     """Most device memory in use, by all processes, as the driver counts."""
-    return _column(window, "mem_used_bytes").max
+    return column(window, "mem_used_bytes").max
 
 
 @fact("device_memory_used_share", unit="share")
 def device_memory_used_share(window: Window) -> float:
     """Most device memory in use, by all processes, over what the device has."""
-    return _column(window, "mem_used_bytes").max / _limit(window, "memory_bytes")
+    return column(window, "mem_used_bytes").max / limit(window, "memory_bytes")
 
 
 @fact("host_memory_used_share", unit="share")
 def host_memory_used_share(window: Window) -> float:
     """Most resident memory of this process and its children over the memory of the machine."""
-    return _column(window, "rss_bytes").max / _limit(window, "host_memory_bytes")
+    return column(window, "rss_bytes").max / limit(window, "host_memory_bytes")
 
 
 @fact("other_cpu_share", unit="share")
 def other_cpu_share(window: Window) -> float:
     """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
-    _column(window, "system_cpu_util_pct"), _column(window, "cpu_util_pct")
-    return _figure(others_share(_telemetry(window)), "the number of CPUs was not told")
+    column(window, "system_cpu_util_pct"), column(window, "cpu_util_pct")
+    return _figure(others_share(told(window)), "the number of CPUs was not told")
 
 
 def others_share(found: Telemetry) -> float | None:
@@ -170,4 +170,4 @@ def others_share(found: Telemetry) -> float | None:
 @fact("rss_growth_share", unit="share")
 def rss_growth_share(window: Window) -> float:
     """Resident memory of this process and its children in the last quarter of the run over that in the second, less 1."""
-    return _figure(_telemetry(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows")
+    return _figure(told(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows")

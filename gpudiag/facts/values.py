@@ -5,41 +5,75 @@ from __future__ import annotations
 from types import ModuleType
 
 from gpudiag.facts import (
+    accumulation,
     attention,
+    batch_sizes,
+    capacity,
+    casts,
     causes,
     ceilings,
     communication,
+    compiling,
+    composites,
+    convolution,
     copies,
     coverage,
+    debug_features,
     elementwise,
+    exchange,
+    filling,
     gemm,
+    generation,
+    gradients,
+    graph_breaks,
+    hardware_state,
     history,
     host_copies,
+    host_time,
+    host_work,
+    irregular,
     launch,
+    link_rate,
     loader,
+    loader_work,
+    low_precision,
     memory,
     occupancy,
+    offload,
     optimizer,
+    padding,
+    pipeline,
     precision,
+    price,
     queue,
+    ranks,
+    recurrent,
+    run_stalls,
     settings,
+    shape_syncs,
+    sql,
     steps,
     syncs,
     telemetry,
     trust,
     utilisation,
+    vocabulary,
     waits,
 )
 from gpudiag.facts.places import PLACES
-from gpudiag.facts.registry import Fact, NotKnownError
+from gpudiag.facts.registry import Fact, NotKnownError, Unit
 from gpudiag.facts.window import Window
 from gpudiag.model.advice import advice
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 
 MODULES: tuple[ModuleType, ...] = (
-    steps, coverage, trust, causes, launch, queue, syncs, waits, loader, host_copies, utilisation, occupancy, precision, gemm, elementwise,
-    attention, optimizer, copies, communication, history, memory, settings, telemetry, ceilings,
+    steps, coverage, trust, causes, launch, queue, syncs, waits, shape_syncs, host_time, run_stalls, compiling, graph_breaks,
+    debug_features, loader, loader_work, host_copies, host_work, padding, batch_sizes, price, utilisation, occupancy,
+    filling, precision, low_precision, gemm,
+    convolution, recurrent, elementwise, composites, vocabulary, casts, irregular,
+    attention, optimizer, copies, communication, gradients, exchange, link_rate, pipeline, ranks, history, memory, settings, telemetry, ceilings,
+    capacity, accumulation, hardware_state, generation, offload,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""
 
@@ -73,6 +107,13 @@ class Facts:
         if name not in self._known:
             self._known[name] = self._measure(CATALOGUE[name])
         return self._known[name]
+
+    def query(self, name: str, text: str, unit: Unit) -> FactValue | Missing:
+        """Return the value of the SQL query `text`, which defines the fact `name` of a rule, or why it is not known; asked once."""
+        key = f"sql:{unit}:{text}"
+        if key not in self._known:
+            self._known[key] = self._measure(Fact(name, unit, "", lambda window: sql.measure(text, unit, window.tables)))
+        return self._known[key]
 
     @property
     def window(self) -> Window:

@@ -11,11 +11,19 @@ from gpudiag.facts.window import Window
 READ_OPS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::tolist")
 """Ops that bring a value to the host whatever they are given (native_functions.yaml; rules.md SYN-01)."""
 
+SHAPE_OPS = (
+    "aten::nonzero", "aten::nonzero_numpy", "aten::argwhere", "aten::where", "aten::masked_select", "aten::index", "aten::index_put_",
+    "aten::index_put", "aten::_index_put_impl_", "aten::unique_dim", "aten::unique_consecutive", "aten::_unique", "aten::_unique2",
+    "aten::repeat_interleave", "aten::bincount", "aten::histc", "aten::masked_scatter",
+)  # fmt: skip
+"""Ops whose result has a size that depends on values (native_functions.yaml; rules.md SYN-02); indexing where the index is a mask."""
+
+
 _TO_HOST = r"(?i)DtoH|DeviceToHost"
 _ASKED_FOR = r"(?i)(Device|Stream|Event|Ctx)Synchronize$"
 
 
-def _with_names(window: Window) -> pl.DataFrame:
+def with_names(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps with op_name and kernel_name."""
     found, trace = syncs_of(window), window.analysis.trace
     ops, kernels = trace.ops["name"].cast(pl.String), trace.kernels["name"].cast(pl.String)
@@ -25,12 +33,13 @@ def _with_names(window: Window) -> pl.DataFrame:
 def reads(window: Window) -> pl.DataFrame:
     """Return the syncs in which the host reads a result: .item(), float(), .cpu(), a condition on a tensor."""
     copied = pl.col("op_name").is_not_null() & pl.col("kernel_name").str.contains(_TO_HOST)
-    return _with_names(window).filter((pl.col("op_name").is_in(READ_OPS) | copied).fill_null(False))
+    read = pl.col("op_name").is_in(READ_OPS) | (copied & ~pl.col("op_name").is_in(SHAPE_OPS))
+    return with_names(window).filter(read.fill_null(False))
 
 
 def asked_for(window: Window) -> pl.DataFrame:
     """Return the syncs that belong to no op: torch.cuda.synchronize(), Stream.synchronize(), Event.synchronize()."""
-    return _with_names(window).filter(pl.col("op").is_null() & pl.col("api").cast(pl.String).str.contains(_ASKED_FOR))
+    return with_names(window).filter(pl.col("op").is_null() & pl.col("api").cast(pl.String).str.contains(_ASKED_FOR))
 
 
 def _cost_ns(found: pl.DataFrame) -> int:

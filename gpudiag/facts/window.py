@@ -10,8 +10,10 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.matrix_work import matrix_work
+from gpudiag.facts.messages import messages
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
 from gpudiag.facts.replayed import Replays
+from gpudiag.facts.sql import analysis_tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
 from gpudiag.model.history import StepHistory
@@ -85,6 +87,11 @@ class Window:
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)
         new_ns[each["id"].to_numpy()] = (each["busy_ns"] - each["saved"]).clip(lower_bound=0).to_numpy()
         return self._replayed_ns(self.replays.with_kernels(new_ns), lambda: min(float(each["saved"].sum()), float(self.exposed_ns(chosen))))
+
+    @cached_property
+    def tables(self) -> dict[str, pl.DataFrame]:
+        """Return the tables that queries see, by name."""
+        return analysis_tables(self.analysis)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -165,6 +172,11 @@ class Window:
     def matrix_work(self) -> pl.DataFrame:
         """Return the kernels of the steps that do matrix work or may do some (see matrix_work)."""
         return matrix_work(self)
+
+    @cached_property
+    def messages(self) -> pl.DataFrame:
+        """Return the collectives that the analysed steps called (see messages); raises NotKnownError where there is none."""
+        return messages(self)
 
     @cached_property
     def busy_ns(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpudiag.diagnosis import load_rules, self_test, source
-from gpudiag.diagnosis.loader import load_folder
+from gpudiag.diagnosis.loader import read_folder
 from gpudiag.errors import InputError
 
 RULE = """\
@@ -39,6 +39,24 @@ tests:
 """
 
 
+ADVISORY = """\
+schema: 1
+id: TST-02
+title: Nobody can tell
+category: tst
+maturity: advisory
+device_kinds: [gpu]
+bound: compute
+why: It may be so.
+needs: A count of what no counter counts.
+references: [none]
+"""
+
+
+def sql_fact(sql: str, name: str = "idle_ns") -> str:
+    return f'facts: {{{name}: {{unit: count, doc: A count., sql: "{sql}"}}}}'
+
+
 def write(folder: Path, text: str = RULE, name: str = "TST-01.yaml") -> str:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(text)
@@ -49,7 +67,7 @@ def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -
     rules = load_rules([write(tmp_path)])
     assert [rule.id for rule in rules] == sorted(rule.id for rule in rules)
     assert {"TST-01", "OVH-01"} <= {rule.id for rule in rules}
-    own = load_folder(str(tmp_path))
+    own = read_folder(str(tmp_path)).judged
     assert [rule.id for rule in own] == ["TST-01"]
     assert self_test(own) == []
 
@@ -90,6 +108,21 @@ def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -
         ("fixes: [compile]", "where: nowhere", ":15: where: no provider of places is named 'nowhere'"),
         ("fixes: [compile]", "explains: [OVH-99]", ":15: explains[0]: no rule 'OVH-99'"),
         ("fixes: [compile]", "explains: [TST-01]", ":15: explains: TST-01 explains itself"),
+        ("fixes: [compile]", "needs: more data", ":15: needs: only a rule of maturity advisory has it"),
+        ("maturity: stable", "maturity: advisory", ":8: params: an advisory rule is never judged and has none"),
+        ("expect: passed", "fixes: [bf16], expect: passed", ":22: tests[1].fixes[0]: 'bf16' is none of the `fixes` of this rule"),
+        ("expect: passed", 'withholds: ["A-*"], expect: passed', ":22: tests[1].withholds[0]: 'A-*' is none that this rule withholds"),
+        ("title: The device idles", 'title: ""', ":3: title: must not be empty"),
+        ("device_kinds: [gpu, cpu]", "device_kinds: [tpu]", ":6: device_kinds[0]: Invalid enum value 'tpu'"),
+        ("value: 0.5", "value: much", ":9: params.floor.value: Expected `float`, got `str`"),
+        ("origin: a guess", "orign: a guess", ":9: params.floor.orign: unknown key; did you mean 'origin'?"),
+        ("fixes: [compile]", sql_fact("select 1"), ":15: facts.idle_ns: another fact or parameter has this name"),
+        ("fixes: [compile]", sql_fact("selct 1", "own"), ":15: facts.own.sql: only SELECT"),
+        ("fixes: [compile]", sql_fact("select max(id) from kernel", "own"), "no table is named 'kernel'; did you mean 'kernels'?"),
+        ("fixes: [compile]", sql_fact("select max(busy) from kernels", "own"), "no column is named 'busy'; did you mean 'busy_ns'?"),
+        ("fixes: [compile]", sql_fact("select max(name) from kernels", "own"), "facts.own.sql: yields string, which is no number"),
+        ("fixes: [compile]", sql_fact("select id, id + 1 from kernels", "own"), "facts.own.sql: yields 2 columns, a fact is one"),
+        ("fixes: [compile]", sql_fact("select a from read_csv('x')", "own"), "facts.own.sql: read_csv is not allowed"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -132,7 +165,7 @@ def test_folders_without_rules(tmp_path: Path) -> None:
         load_rules([str(tmp_path / "gone")])
     for nothing in ("", "  "):
         with pytest.raises(InputError, match="empty text"):
-            load_folder(nothing)
+            read_folder(nothing)
 
 
 def test_the_same_id_twice_is_an_error_unless_it_overrides_and_then_gives_only_what_changes(tmp_path: Path) -> None:
@@ -174,7 +207,7 @@ def test_circles_of_explanation_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_inline_tests_that_fail_say_what_came_out(tmp_path: Path, old: str, new: str, says: str) -> None:
-    failures = self_test(load_folder(write(tmp_path, RULE.replace(old, new, 1))))
+    failures = self_test(read_folder(write(tmp_path, RULE.replace(old, new, 1))).judged)
     assert len(failures) == 1
     assert says in failures[0]
 
@@ -189,3 +222,43 @@ def test_without_libyaml_rules_read_the_same(monkeypatch: pytest.MonkeyPatch) ->
     fast = load_rules()
     monkeypatch.setattr(source, "_Loader", yaml.SafeLoader)
     assert [rule.raw for rule in load_rules()] == [rule.raw for rule in fast]
+
+
+def test_an_advisory_rule_is_read_but_never_judged(tmp_path: Path) -> None:
+    folder = write(tmp_path, ADVISORY, "TST-02.yaml")
+    base = read_folder(folder)
+    assert ([rule.id for rule in base.advisories], base.judged) == (["TST-02"], ())
+    assert "TST-02" not in {rule.id for rule in load_rules([folder])}
+    write(tmp_path, ADVISORY.replace("needs: A count of what no counter counts.\n", ""), "TST-02.yaml")
+    with pytest.raises(InputError, match="missing required field `needs`"):
+        read_folder(folder)
+    write(tmp_path, ADVISORY.replace("A count of what no counter counts.", '" "'), "TST-02.yaml")
+    with pytest.raises(InputError, match=r"TST-02\.yaml:9: needs: must not be empty"):
+        read_folder(folder)
+    write(tmp_path, ADVISORY + "fixes: [compiel]\n", "TST-02.yaml")
+    with pytest.raises(InputError, match="did you mean 'compile'"):
+        read_folder(folder)
+
+
+def test_a_judged_rule_may_explain_an_advisory_one(tmp_path: Path) -> None:
+    write(tmp_path, RULE.replace("fixes: [compile]", "explains: [TST-02]"))
+    assert {rule.id for rule in load_rules([write(tmp_path, ADVISORY, "TST-02.yaml")])} >= {"TST-01"}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("fixes: []", "expected fixes: none; got compile"),
+        ('withholds: ["A-*", "B-01"]', "expected withheld rules: A-*, B-01; got A-*"),
+        ('withholds: ["A-*"]', "the reason of what is withheld needs idle_ns"),
+    ],
+)
+def test_inline_tests_of_fixes_and_of_what_is_withheld(tmp_path: Path, line: str, says: str) -> None:
+    text = RULE.replace("why: It waits.", 'why: It waits.\nwithholds:\n  - {when: idle_share > floor, rules: ["A-*"], reason: "{idle_ns}"}')
+    second = '  - {when: idle_share > 0.99, rules: ["B-01"], reason: none}\n'
+    text = text.replace('reason: "{idle_ns}"}\n', 'reason: "{idle_ns}"}\n' + second)
+    facts = "{idle_share: 0.6}" if "needs" in says else "{idle_share: 0.6, idle_ns: 6.0e+6, steps_analysed: 2}"
+    expect = "not_applicable" if "needs" in says else "warning"
+    failures = self_test(read_folder(write(tmp_path, text + f"  - {{facts: {facts}, expect: {expect}, {line}}}\n")).judged)
+    assert len(failures) == 1
+    assert says in failures[0]

@@ -57,7 +57,7 @@ def test_an_empty_window_gives_reasons_and_no_error(device: str) -> None:
 
 def test_facts_of_an_accelerator_say_so_on_a_cpu() -> None:
     facts = Facts(analysis([kernel("aten::mm", 0, 10)], device=CPU))
-    for name in ("slow_matrix_share", "misaligned_product_share", "pageable_copy_exposed_ns", "exposed_communication_share"):
+    for name in ("slow_matrix_share", "misaligned_product_share", "pageable_copy_exposed_ns", "collective_link_share"):
         value = facts.value(name)
         assert isinstance(value, Missing)
         assert value.reason.startswith("no accelerator")

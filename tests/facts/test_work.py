@@ -48,7 +48,8 @@ def test_half_precision_saving_and_the_optimizer_left_out() -> None:
     ]
     facts = Facts(analysis(work, wall=5000))
     assert facts.value("fp32_work_share") == pytest.approx(0.5)
-    matrix = 1_500_000 - 2 * 4096**3 / (0.75 * 312e12) * 1e9
+    casts = 6 * 4096**2 / (0.85 * BANDWIDTH) * 1e9  # autocast casts the fp32 weights in each forward pass
+    matrix = 1_500_000 - 2 * 4096**3 / (0.75 * 312e12) * 1e9 - casts
     assert facts.value("half_precision_saving_ns") == pytest.approx(matrix + 500_000)
     assert facts.value("half_precision_speedup") == pytest.approx(2.0)
     assert Facts(analysis(work, wall=5000, device=CPU)).value("half_precision_speedup") == 1.0

@@ -1,0 +1,110 @@
+"""A user's choice of rules and thresholds, laid over the rules: values only; gpudiag.cli.config reads them from a file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from gpudiag.diagnosis.expression import nearest
+from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
+from gpudiag.errors import InputError
+from gpudiag.units import format_count
+
+
+class Config(msgspec.Struct, frozen=True):
+    """What a config file says; everything empty: nothing is changed."""
+
+    path: str = ""
+    rules: tuple[str, ...] = ()
+    """Folders of further rules."""
+    disable: tuple[str, ...] = ()
+    """Ids of rules that are not judged."""
+    thresholds: dict[str, dict[str, float]] = {}
+    """Rule id -> parameter -> value."""
+    text: str = ""
+    """The file as read: messages name its lines."""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file without its folder."""
+        return self.path.rsplit("/", 1)[-1]
+
+    def error(self, message: str, *words: str, hint: str | None = None) -> InputError:
+        """Return the error that names the file and the line where `words` stand, one after the other."""
+        return InputError(f"{self.path}:{line_of(self.text, *words)}: {message}", hint)
+
+
+def line_of(text: str, *words: str) -> int:
+    """Return the line, from 1, on which the last of `words` is found, each looked for from where the one before stands; 1 for none."""
+    found, position = 0, 0
+    for word in words:
+        match = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])").search(text, position)
+        if match is not None:
+            found, position = match.start(), match.end()
+    return text.count("\n", 0, found) + 1
+
+
+def apply(base: RuleBase, config: Config) -> RuleBase:
+    """Return `base` with the rules of `config` switched off and its thresholds changed; both are noted in the rules.
+
+    Raises InputError for an id, a parameter or a number that cannot be.
+    """
+    known = {rule.id: rule for rule in base.all}
+    for identifier in config.disable:
+        _known(config, identifier, known, "disable")
+    for identifier, values in config.thresholds.items():
+        _check_thresholds(config, _known(config, identifier, known, "thresholds"), values)
+    return RuleBase(tuple(_changed(rule, config) for rule in base.judged), base.advisories)
+
+
+def _known(config: Config, identifier: str, rules: dict[str, Rule | Advisory], key: str) -> Rule | Advisory:
+    if identifier not in rules:
+        raise config.error(f"{key}: no rule {identifier!r}{nearest(identifier, rules)}", key, identifier, hint="see `gpudiag rules list`")
+    return rules[identifier]
+
+
+def _check_thresholds(config: Config, rule: Rule | Advisory, values: dict[str, float]) -> None:
+    where = f"thresholds.{rule.id}"
+    if isinstance(rule, Advisory):
+        raise config.error(f"{where}: an advisory rule is never judged and has no thresholds", "thresholds", rule.id)
+    for name, value in values.items():
+        if name not in rule.file.params:
+            has = ", ".join(rule.file.params) or "none"
+            raise config.error(
+                f"{where}.{name}: no such threshold{nearest(name, rule.file.params)}", rule.id, name, hint=f"{rule.id} has {has}"
+            )
+        if not math.isfinite(value):
+            raise config.error(f"{where}.{name}: a finite number is needed", rule.id, name)
+
+
+def _changed(rule: Rule, config: Config) -> Rule:
+    values = config.thresholds.get(rule.id, {})
+    params = rule.file.params
+    laid_over = {
+        name: replace(params[name], value=value, origin=f"{config.name} (default {params[name].value:g}: {params[name].origin})")
+        for name, value in values.items()
+    }
+    return replace(
+        rule,
+        file=replace(rule.file, params={**params, **laid_over}),
+        disabled=config.name if rule.id in config.disable else "",
+        changed=tuple(f"{name} {_number(value)} (default {_number(params[name].value)})" for name, value in values.items()),
+    )
+
+
+def _number(value: float) -> str:
+    return format_count(value) if abs(value) >= 1000 else f"{value:g}"
+
+
+def notes(rules: Iterable[Rule]) -> tuple[str, ...]:
+    """Return what was changed, a line for each rule: 'OVH-01: min_share 0.2 (default 0.15)', 'OVH-07: switched off'."""
+    found = []
+    for rule in rules:
+        said = ["switched off"] if rule.disabled else list(rule.changed)
+        if said:
+            found.append(f"{rule.id}: {', '.join(said)}")
+    return tuple(found)

@@ -1,0 +1,149 @@
+"""Facts about how much of the memory a run needs, and what of it could be had otherwise (CAP-01 to CAP-06)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts.memory import memory_of
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.telemetry import device_memory_used_share, host_memory_used_share
+from gpudiag.facts.window import Window
+
+USABLE = 0.92
+"""Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)."""
+
+GROWS = ("activations", "forward_held", "inputs", "temporary")
+"""Uses of memory that grow with the batch."""
+
+MOST_GROWTH = 1024.0
+"""More than this is nobody's batch; it keeps a tiny program's figure readable."""
+
+
+NOTICED = 0.01
+"""Share of the peak below which a use is not named."""
+
+
+def _allocated_share(window: Window) -> float:
+    """Return the largest peak of allocated memory, of the run or the window, over the memory of the device."""
+    found = memory_of(window)
+    require(bool(found.capacity_bytes), "the memory of this device was not recorded")
+    return max(found.peak_bytes, found.run_peak_bytes or 0) / (found.capacity_bytes or 1)
+
+
+@fact("allocated_peak_share", unit="share")
+def allocated_peak_share(window: Window) -> float:
+    """Most memory that tensors used at a time, in the whole run, over the memory of the device (max_memory_allocated).
+
+    What the allocator keeps in reserve does not count.
+    """
+    window.require_accelerator()
+    return _allocated_share(window)
+
+
+@fact("memory_in_use_share", unit="share")
+def memory_in_use_share(window: Window) -> float:
+    """Most memory in use over what there is: allocated_peak_share, else what the driver counts of all processes; CPU: resident memory."""
+    if window.on_cpu:
+        return float(host_memory_used_share(window))
+    try:
+        return _allocated_share(window)
+    except NotKnownError:
+        return float(device_memory_used_share(window))
+
+
+def growth_room(window: Window) -> float:
+    """Return how many times as large a batch could be: (usable - fixed) / what grows with it; at least 1.
+
+    M(b) = fixed + b x per sample (rules.md CAP-01). Where the uses of memory are not told all of it is taken to grow, so it is less.
+    """
+    used = float(memory_in_use_share(window))
+    growing = max(used * _growing_part(window), 1e-9)
+    return min(max(1.0, 1 + (USABLE - used) / growing), MOST_GROWTH)
+
+
+def _growing_part(window: Window) -> float:
+    """Return the part of the memory in use that grows with the batch; 1 where that is not told."""
+    found = window.analysis.memory
+    if window.on_cpu or found is None or not found.peak_bytes:
+        return 1.0
+    known = {kind: size for kind, size in found.by_category.items() if kind not in ("before_recording", "unknown")}
+    if 2 * sum(known.values()) < found.peak_bytes:
+        return 1.0
+    dark = found.peak_bytes - sum(known.values())
+    return (sum(known.get(kind, 0) for kind in GROWS) + dark) / found.peak_bytes
+
+
+@fact("batch_growth_room", unit="ratio")
+def batch_growth_room(window: Window) -> float:
+    """How many times as large the batch could be until 92 % of the memory is in use; what does not grow with it is counted once."""
+    return growth_room(window)
+
+
+@fact("memory_uses", unit="text")
+def memory_uses(window: Window) -> str:
+    """What the memory at its peak is used for: the largest uses with their share of it."""
+    found = memory_of(window)
+    ranked = sorted((item for item in found.by_category.items() if item[1] >= NOTICED * found.peak_bytes), key=lambda item: -item[1])[:4]
+    require(bool(ranked), "what the memory is used for was not recorded")
+    return ", ".join(f"{kind.replace('_', ' ')} {100 * size / found.peak_bytes:.0f} %" for kind, size in ranked)
+
+
+@fact("largest_memory_use", unit="text")
+def largest_memory_use(window: Window) -> str:
+    """Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', 'parameters', ..."""
+    found = memory_of(window)
+    require(bool(found.by_category), "what the memory is used for was not recorded")
+    return max(found.by_category, key=lambda kind: (found.by_category[kind], kind))
+
+
+@fact("out_of_memory_errors", unit="count")
+def out_of_memory_errors(window: Window) -> int:
+    """Times that the allocator ran out of memory, since the process began (num_ooms)."""
+    window.require_accelerator()
+    found = memory_of(window).ooms
+    if found is None:
+        raise NotKnownError("the counters of the allocator were not recorded: record with gpudiag.profile(memory=True)")
+    return found
+
+
+@fact("unused_reserve_share", unit="share")
+def unused_reserve_share(window: Window) -> float:
+    """Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over the memory of the device."""
+    window.require_accelerator()
+    found = memory_of(window)
+    if found.reserved_peak_bytes is None or not found.capacity_bytes:
+        raise NotKnownError("the recording does not hold how much the allocator had reserved")
+    return max(0, found.reserved_peak_bytes - max(found.peak_bytes, found.run_peak_bytes or 0)) / found.capacity_bytes
+
+
+@fact("reserved_share", unit="share")
+def reserved_share(window: Window) -> float:
+    """Memory that the allocator had reserved at its peak over the memory of the device."""
+    window.require_accelerator()
+    found = memory_of(window)
+    if found.reserved_peak_bytes is None or not found.capacity_bytes:
+        raise NotKnownError("the recording does not hold how much the allocator had reserved")
+    return found.reserved_peak_bytes / found.capacity_bytes
+
+
+# -- activation checkpointing -----------------------------------------------------------------------------------------
+
+
+def repeated_work(window: Window) -> pl.DataFrame:
+    """Return the kernels that repeat forward work in the backward pass; raises NotKnownError where no backward pass was seen."""
+    work = window.work()
+    require((work["phase"] == "backward").any(), "no backward pass was seen in the analysed steps")
+    repeated = window.analysis.trace.ops.filter(pl.col("recompute").fill_null(False))["id"]
+    return work.filter(pl.col("call").is_in(repeated.implode()))
+
+
+@fact("recompute_share", unit="share")
+def recompute_share(window: Window) -> float:
+    """Time in forward work that the backward pass repeats (activation checkpointing) over the wall time of the analysed steps."""
+    return window.share_of_wall(repeated_work(window))
+
+
+@fact("without_recompute_ns", unit="ns")
+def without_recompute_ns(window: Window) -> float:
+    """Time saved if no forward work was repeated: from the replay, else the time that only it fills."""
+    return window.saving_ns(repeated_work(window), pl.lit(0.0))

@@ -1,0 +1,173 @@
+"""Facts about convolutions: memory format and algorithm (CMP-07), groups (CMP-08)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts import attained
+from gpudiag.facts.once import once
+from gpudiag.facts.precision_paths import with_path
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window
+from gpudiag.model.signature import Input, Signature, parse_signature
+from gpudiag.roofline.families import base_name
+
+CONVERSIONS = r"(?i)nchwToNhwc|nhwcToNchw|nchw2nhwc|nhwc2nchw|nchwAddPadding"
+"""Kernels by which cuDNN turns NCHW tensors into the NHWC that its matrix engines read, and back (names: cuDNN 8 and 9, MIOpen)."""
+
+SHARE_OF_ROOF = 0.7
+"""What a convolution in its best layout and algorithm reaches of its roof (rules.md CMP-07, gain bound)."""
+
+
+class _Conv:
+    """What a convolution's inputs tell: groups, and whether its input lies in NCHW; None where it is not recorded."""
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        backward = "backward" in base_name(name)
+        x, weight = signature.tensor(1 if backward else 0), signature.tensor(2 if backward else 1)
+        known = x is not None and weight is not None and len(x.shape) == len(weight.shape) >= 3
+        self.groups = _groups(x, weight) if known and x is not None and weight is not None else None
+        self.nchw = _contiguous_channels_first(x) if known and x is not None else None
+
+
+def _groups(x: Input, weight: Input) -> int | None:
+    channels, each = x.shape[1], weight.shape[1]
+    return channels // each if each and channels % each == 0 else None
+
+
+def _contiguous_channels_first(x: Input) -> bool | None:
+    """Return whether the channels of `x` [N, C, ...] lie a whole image apart; None for one channel, which is both, or no strides."""
+    if x.strides is None or x.shape[1] < 2 or len(x.shape) < 4:
+        return None
+    return x.strides[1] != 1
+
+
+@once
+def convolutions(window: Window) -> pl.DataFrame:
+    """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (with_path)."""
+    work = with_path(window, window.work(shapes=True).filter(pl.col("family") == "conv"))
+    texts = window.analysis.trace.signatures
+    rows = []
+    for name, row in work.select("op_name", "signature").unique().drop_nulls().sort("op_name", "signature").iter_rows():
+        found = _Conv(name, parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args"))))
+        rows.append((name, row, found.groups, found.nchw))
+    schema = {"op_name": pl.String, "signature": pl.Int64, "groups": pl.Int64, "nchw": pl.Boolean}
+    return work.join(pl.DataFrame(rows, schema=schema, orient="row"), on=["op_name", "signature"], how="left")
+
+
+def nchw_convolutions(window: Window) -> pl.DataFrame:
+    """Return the dense convolutions that read NCHW where NHWC serves better: 16-bit types and TF32 on a GPU, all types on a CPU.
+
+    Depthwise ones are left out: many are slower in NHWC. Raises NotKnownError where the strides of most were not recorded.
+    """
+    work = convolutions(window).filter(pl.col("groups").fill_null(1) == 1)
+    if not window.on_cpu:
+        work = work.filter(pl.col("dtype").is_in(["fp16", "bf16"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast")))
+    first = work.filter(pl.col("nchw").is_null() & (pl.col("k").fill_null(0) > 1))
+    require(
+        2 * int(first["time_ns"].sum()) <= max(int(work["time_ns"].sum()), 1),
+        "the strides of the convolutions' inputs were not recorded (torch >= 2.2 records them)",
+    )
+    return work.filter("nchw")
+
+
+@fact("nchw_convolution_share", unit="share")
+def nchw_convolution_share(window: Window) -> float:
+    """Time in dense convolutions that read NCHW where the library computes in NHWC or blocks of channels, over the wall time.
+
+    GPU: 16-bit types and TF32; CPU: all types (oneDNN).
+    """
+    return window.share_of_wall(nchw_convolutions(window))
+
+
+def _conversions(window: Window) -> pl.DataFrame:
+    window.require_accelerator()
+    return window.kernels.filter(pl.col("name").str.contains(CONVERSIONS))
+
+
+@fact("layout_conversion_share", unit="share")
+def layout_conversion_share(window: Window) -> float:
+    """Time in kernels by which cuDNN converts between NCHW and NHWC, over the wall time of the analysed steps; 0 on a CPU.
+
+    On a CPU the conversions are part of the convolution and cannot be told apart.
+    """
+    return 0.0 if window.on_cpu else window.share_of_wall(_conversions(window))
+
+
+def untuned_convolutions(window: Window) -> pl.DataFrame:
+    """Return the convolutions of a GPU run whose cuDNN did not try its algorithms out, with shapes that repeat; else none."""
+    work = convolutions(window)
+    if window.on_cpu:
+        return work.clear()
+    manifest = window.analysis.manifest
+    if manifest is None or manifest.settings.cudnn_benchmark is None:
+        raise NotKnownError("whether cuDNN tried its algorithms out is not in a trace: record with gpudiag.profile or gpudiag run")
+    calls = work.select("call", "op_name", "signature", "step").unique()
+    kinds = calls.select("op_name", "signature").unique().height
+    constant = kinds * 2 <= calls.height or kinds * window.steps.height <= calls.height
+    return work if not manifest.settings.cudnn_benchmark and constant and not manifest.settings.deterministic else work.clear()
+
+
+@fact("untuned_convolution_share", unit="share")
+def untuned_convolution_share(window: Window) -> float:
+    """Time in convolutions of repeating shapes without torch.backends.cudnn.benchmark, over the wall; 0 where it is on, or on a CPU."""
+    return window.share_of_wall(untuned_convolutions(window))
+
+
+@fact("convolution_layout_saving_ns", unit="ns")
+def convolution_layout_saving_ns(window: Window) -> float:
+    """Time that convolutions would save in channels_last with the best algorithm.
+
+    GPU: the conversions, and what the convolutions take above their roof / 0.7. CPU: reading and writing inputs and outputs once more, at
+    the best rate that the run's element-wise work reaches.
+    """
+    if window.on_cpu:
+        return _reorder_ns(window)
+    conversions = _conversions(window)
+    try:
+        untuned = untuned_convolutions(window)
+    except NotKnownError:
+        untuned = convolutions(window).clear()
+    found = pl.concat([nchw_convolutions(window), untuned]).unique("id").filter(~pl.col("id").is_in(conversions["id"].implode()))
+    columns = ["id", "start_ns", "end_ns", "busy_ns", "time_ns", "t_roof_ns"]
+    both = pl.concat([found.select(columns), conversions.select(columns).with_columns(t_roof_ns=pl.lit(0.0))])
+    return window.saving_ns(both, pl.col("t_roof_ns") / SHARE_OF_ROOF)
+
+
+def _reorder_ns(window: Window) -> float:
+    work = nchw_convolutions(window)
+    streaming = window.work(shapes=True).filter(pl.col("family").is_in(["elementwise", "copy", "norm"]))
+    weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
+    moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
+    return window.saving_ns(work, pl.col("time_ns") - moved / attained.stream_byte_per_s(window, streaming) * 1e9)
+
+
+def grouped_convolutions(window: Window) -> pl.DataFrame:
+    """Return the grouped and depthwise convolutions that do too little with each byte to be bound by arithmetic."""
+    work = convolutions(window).filter(pl.col("groups") > 1)
+    peaks = {dtype: peak for dtype in work["dtype"].drop_nulls().unique() if (peak := window.device.matrix_peak(dtype)) is not None}
+    if not peaks:
+        return work.clear()
+    ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
+    return work.filter(pl.col("flops") < ridge * pl.col("bytes_moved"))
+
+
+@fact("grouped_convolution_share", unit="share")
+def grouped_convolution_share(window: Window) -> float:
+    """Time in grouped and depthwise convolutions below the ridge of the roofline, over the wall time of the analysed steps."""
+    return window.share_of_wall(grouped_convolutions(window))
+
+
+@fact("grouped_convolution_flop_share", unit="share")
+def grouped_convolution_flop_share(window: Window) -> float:
+    """Part of the matrix FLOP in grouped and depthwise convolutions below the ridge of the roofline."""
+    total = float(window.matrix_work["matrix"].fill_null(0).sum())
+    require(total > 0, "no matrix work with known FLOP was recorded")
+    return float(grouped_convolutions(window)["flops"].sum()) / total
+
+
+@fact("grouped_convolution_saving_ns", unit="ns")
+def grouped_convolution_saving_ns(window: Window) -> float:
+    """Time that grouped convolutions would save with their bytes at 85 % of the bandwidth."""
+    floor = pl.col("bytes_moved") / (attained.MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return window.saving_ns(grouped_convolutions(window), floor)

@@ -1,0 +1,227 @@
+"""Facts about the state of the hardware during the steps (HW-01 to HW-07): clocks, link, errors, cores, other programs."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+from gpudiag.attribution import intervals as spans
+from gpudiag.facts.memory import memory_of
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.telemetry import column, device_memory_used_bytes, limit, pcie_link_share_of_max, throttle_share, told
+from gpudiag.facts.window import Window
+from gpudiag.hardware.table import load_table
+from gpudiag.model.bundle import Manifest
+
+HEAT = ("HW Slowdown", "SW Thermal Slowdown", "HW Thermal Slowdown", "HW Power Brake Slowdown")
+POWER = ("SW Power Cap", "Board Limit")
+"""Reasons for lower clocks, as NVML names them (rules.md HW-01): the first are faults, the second are normal under heavy matrix work."""
+
+HARDWARE_XIDS = frozenset({48, 63, 64, 74, 79, 92, 94, 95, 119, 120})
+"""Xid errors of the hardware: ECC (48, 94, 95), row remapping (63, 64), NVLink (74), off the bus (79), many single bit errors (92), GSP
+(119, 120) (NVIDIA, XID Errors). Others, such as 13, 31, 43 and 45, are usually the application's."""
+
+_HOST_COPIES = r"HtoD|DtoH|Host To Device|Device To Host|HOST_TO_DEVICE|DEVICE_TO_HOST"
+
+
+def _held_share(window: Window, reasons: tuple[str, ...]) -> float:
+    """Return the largest share of the time in which one of `reasons` held: at least that of any of them."""
+    throttle_share(window)  # raises where reasons were not sampled
+    return max((event.share for event in told(window).clock_events if event.reason in reasons), default=0.0)
+
+
+@fact("heat_throttle_share", unit="share")
+def heat_throttle_share(window: Window) -> float:
+    """Part of the time in which heat, the power brake or another slow-down of the hardware held the clocks down."""
+    window.require_accelerator()
+    return _held_share(window, HEAT)
+
+
+@fact("power_cap_share", unit="share")
+def power_cap_share(window: Window) -> float:
+    """Part of the time in which the power limit held the clocks down: normal under heavy matrix work."""
+    window.require_accelerator()
+    return _held_share(window, POWER)
+
+
+@fact("clock_reasons_sampled", unit="bool")
+def clock_reasons_sampled(window: Window) -> bool:
+    """True where the reasons for lower clocks were sampled; never false: else it is not known."""
+    window.require_accelerator()
+    throttle_share(window)
+    return True
+
+
+def _rated_mhz(window: Window) -> float:
+    """Return the clock that the device's peaks hold for (its data sheet), at most the highest that the driver allows.
+
+    The highest clock of GeForce boards is never reached in practice, and that of an H100 is above the clock of its published peaks.
+    """
+    device = window.device
+    rated = device.tensor_clock_mhz or device.boost_clock_mhz
+    if rated is None:
+        raise NotKnownError("the clock of this device is not in the device table")
+    return min(rated, limit(window, "max_sm_clock_mhz"))
+
+
+@fact("sm_clock_share_of_rated", unit="share")
+def sm_clock_share_of_rated(window: Window) -> float:
+    """Median SM clock over the clock that the published peaks hold for; above 1 where the board boosts higher."""
+    window.require_accelerator()
+    return column(window, "sm_clock_mhz").median / _rated_mhz(window)
+
+
+@fact("low_clock_saving_ns", unit="ns")
+def low_clock_saving_ns(window: Window) -> float:
+    """Time that compute-bound work would save at the rated clock: compute time x (1 - clock / rated clock) (rules.md HW-01)."""
+    slower = max(0.0, 1 - float(sm_clock_share_of_rated(window)))
+    return window.analysis.breakdown.buckets_ns.compute * slower
+
+
+@fact("power_limit_share_of_tdp", unit="share")
+def power_limit_share_of_tdp(window: Window) -> float:
+    """Power limit in force over the board power of the data sheet."""
+    window.require_accelerator()
+    row = next((row for row in load_table().devices if row.id == window.device.id), None)
+    if row is None:
+        raise NotKnownError("the board power of this device is not in the device table")
+    return limit(window, "power_limit_w") / row.chip.tdp_w
+
+
+@fact("memory_clock_share_of_max", unit="share")
+def memory_clock_share_of_max(window: Window) -> float:
+    """Median memory clock over the highest that the device allows."""
+    window.require_accelerator()
+    return column(window, "mem_clock_mhz").median / limit(window, "max_mem_clock_mhz")
+
+
+@fact("busy_share", unit="share")
+def busy_share(window: Window) -> float:
+    """Time in which the device did anything over the wall time of the analysed steps."""
+    return window.busy_ns / window.wall_ns
+
+
+def _host_copies(window: Window) -> pl.DataFrame:
+    window.require_accelerator()
+    return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(_HOST_COPIES))
+
+
+@fact("host_copy_share", unit="share")
+def host_copy_share(window: Window) -> float:
+    """Time in which copies between host and device ran over the wall time of the analysed steps."""
+    return spans.overlap(spans.of(_host_copies(window)), window.step_spans) / window.wall_ns
+
+
+@fact("slow_link_saving_ns", unit="ns")
+def slow_link_saving_ns(window: Window) -> float:
+    """Time that copies between host and device which nothing hides would save at the full link: exposed time x (1 - rate / best rate)."""
+    return window.exposed_ns(_host_copies(window)) * max(0.0, 1 - float(pcie_link_share_of_max(window)))
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@fact("ecc_errors", unit="count")
+def ecc_errors(window: Window) -> int:
+    """Uncorrected ECC errors of the device since the recording began; consumer boards do not count them."""
+    window.require_accelerator()
+    return int(column(window, "ecc_uncorrected").max)
+
+
+@fact("xid_errors", unit="count")
+def xid_errors(window: Window) -> int:
+    """Xid errors that the driver reported since the recording began."""
+    window.require_accelerator()
+    return int(column(window, "xid_events").max)
+
+
+def _xids(window: Window) -> list[int]:
+    return [int(number) for number in re.findall(r"Xid (\d{1,4})", told(window).notes.get("xid_events", ""))]
+
+
+@fact("hardware_xid_errors", unit="count")
+def hardware_xid_errors(window: Window) -> int:
+    """Different Xid errors among the latest whose cause is the hardware (48, 63, 64, 74, 79, 92, 94, 95, 119, 120)."""
+    return len(HARDWARE_XIDS.intersection(_xids(window))) if xid_errors(window) else 0
+
+
+@fact("xid_numbers", unit="text")
+def xid_numbers(window: Window) -> str:
+    """Numbers of the latest Xid errors, such as 'Xid 79, Xid 31'; 'none'."""
+    xid_errors(window)
+    return ", ".join(f"Xid {number}" for number in _xids(window)) or "none"
+
+
+# -- cores ------------------------------------------------------------------------------------------------------------
+
+
+def _manifest(window: Window) -> Manifest:
+    found = window.analysis.manifest
+    if found is None:
+        raise NotKnownError("a trace does not hold the threads and cores of the run: record with gpudiag.profile or gpudiag run")
+    return found
+
+
+@fact("usable_cores", unit="count")
+def usable_cores(window: Window) -> float:
+    """Cores that the run may use: those of the machine, or fewer where its control group grants less time."""
+    machine = _manifest(window).machine
+    if machine.cpu_cores is None:
+        raise NotKnownError("the number of cores was not recorded")
+    return min(float(machine.cpu_cores), machine.cpu_quota or float("inf"))
+
+
+@fact("cpu_threads", unit="count")
+def cpu_threads(window: Window) -> int:
+    """Threads that this rank keeps busy: those of torch's kernels and one for each loader worker; other ranks are not counted."""
+    settings = _manifest(window).settings
+    if settings.threads is None:
+        raise NotKnownError("the number of threads of torch was not recorded")
+    return settings.threads + (settings.loader.num_workers if settings.loader else 0)
+
+
+@fact("core_oversubscription", unit="ratio")
+def core_oversubscription(window: Window) -> float:
+    """cpu_threads over usable_cores: above 1 threads wait for cores."""
+    return float(cpu_threads(window)) / max(float(usable_cores(window)), 0.01)
+
+
+@fact("alone_in_run", unit="bool")
+def alone_in_run(window: Window) -> bool:
+    """Whether the run has one rank: with several, what looks like other programs are the other ranks."""
+    return _manifest(window).world_size <= 1
+
+
+# -- sharing ----------------------------------------------------------------------------------------------------------
+
+
+@fact("foreign_memory_bytes", unit="B")
+def foreign_memory_bytes(window: Window) -> float:
+    """Device memory in use beyond what this process's allocator had reserved at its peak: context, libraries and other programs."""
+    window.require_accelerator()
+    used, reserved = float(device_memory_used_bytes(window)), memory_of(window).reserved_peak_bytes
+    if reserved is None:
+        raise NotKnownError("how much memory this process had reserved was not recorded: record with gpudiag.profile(memory=True)")
+    return max(0.0, used - reserved)
+
+
+@fact("gpu_partitioned", unit="bool")
+def gpu_partitioned(window: Window) -> bool:
+    """Whether the device is a part of a board: an instance of NVIDIA MIG, told by its name or by NVML."""
+    window.require_accelerator()
+    names = [device.name for device in window.analysis.trace.meta.devices]
+    if any("MIG" in name for name in names):
+        return True
+    found = window.analysis.telemetry
+    require(found is not None or any(names), "neither telemetry nor the name of the device was recorded")
+    return found is not None and any("MIG" in note for note in found.notes.values())
+
+
+@fact("gpu_util_share", unit="share")
+def gpu_util_share(window: Window) -> float:
+    """Median of NVML's GPU utilisation: the part of the driver's sample period in which any kernel ran, however small."""
+    window.require_accelerator()
+    value = column(window, "gpu_util_pct").median / 100
+    require(0 <= value <= 1, "an implausible utilisation")
+    return value

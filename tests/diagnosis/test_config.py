@@ -1,0 +1,53 @@
+"""A user's thresholds and switched-off rules, laid over the built-in ones."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gpudiag.diagnosis.config import Config, apply, line_of, notes
+from gpudiag.diagnosis.loader import read_rules
+from gpudiag.errors import InputError
+
+BASE = read_rules()
+
+
+def test_a_threshold_keeps_its_default_and_origin_in_sight() -> None:
+    rules = {rule.id: rule for rule in apply(BASE, Config("a/gpudiag.toml", thresholds={"INP-01": {"min_share": 0.5}})).judged}
+    param = rules["INP-01"].file.params["min_share"]
+    default = next(rule for rule in BASE.judged if rule.id == "INP-01").file.params["min_share"]
+    assert param.value == 0.5
+    assert param.unit == default.unit
+    assert param.origin == f"gpudiag.toml (default {default.value:g}: {default.origin})"
+    assert notes(rules.values()) == (f"INP-01: min_share 0.5 (default {default.value:g})",)
+
+
+def test_nothing_given_changes_nothing() -> None:
+    assert apply(BASE, Config()).judged == BASE.judged
+    assert notes(BASE.judged) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (Config("c", disable=("OVH-1",)), "c:1: disable: no rule 'OVH-1'; did you mean 'OVH-01'?"),
+        (Config("c", thresholds={"OVH-1": {"x": 1}}), "c:1: thresholds: no rule 'OVH-1'; did you mean 'OVH-01'?"),
+        (
+            Config("c", thresholds={"INP-01": {"min_shar": 1}}, text='\n[thresholds."INP-01"]\n\nmin_shar = 1\n'),
+            "c:4: thresholds.INP-01.min_shar: no such threshold; did you mean 'min_share'?",
+        ),
+        (Config("c", thresholds={"INP-01": {"min_share": math.nan}}), "c:1: thresholds.INP-01.min_share: a finite number is needed"),
+    ],
+)
+def test_mistakes_name_line_key_and_the_nearest_right_name(config: Config, says: str) -> None:
+    with pytest.raises(InputError) as caught:
+        apply(BASE, config)
+    assert caught.value.message.startswith(says)
+
+
+def test_a_line_is_found_by_words_one_after_the_other() -> None:
+    text = '[thresholds."A-01"]\nmin = 1\n[thresholds."A-02"]\nmin_share = 2\nmin = 3\n'
+    assert line_of(text, "A-02", "min") == 5
+    assert line_of(text, "A-01", "min") == 2
+    assert line_of(text, "gone") == 1

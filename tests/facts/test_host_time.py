@@ -1,0 +1,67 @@
+"""The host's time without the profiler's part, worked out by hand (times in us)."""
+
+from __future__ import annotations
+
+import pytest
+from factories import CPU, US, analysis, gap, kernel
+
+from gpudiag.diagnosis import judge, load_rules
+from gpudiag.facts import Facts
+from gpudiag.model.finding import Missing
+
+
+def starved(slowdown: float | None, idle: float = 400) -> Facts:
+    """One step of 1000 us of which the GPU waits `idle` for the host."""
+    made = analysis([kernel("aten::mm", 0, 1000 - idle)], idle=[gap(1000 - idle, 1000, cause="idle_launch")], slowdown=slowdown)
+    return Facts(made)
+
+
+def test_what_the_profiler_adds_is_taken_out_of_the_wait_and_of_the_step() -> None:
+    # 1000 us are 1.25 x 800 us: of the 400 us of waiting 200 may be the profiler's, and 200 of a plain step of 800 us remain
+    facts = starved(1.25)
+    assert facts.value("profiler_added_ns") == pytest.approx(200 * US)
+    assert facts.value("issuing_ns") == 400 * US
+    assert facts.value("host_idle_ns") == pytest.approx(200 * US)
+    assert facts.value("host_idle_share") == pytest.approx(200 / 800)
+    assert facts.value("profiler_in_host_ns") == pytest.approx(200 * US)
+    assert facts.value("without_host_ns") == pytest.approx(250 * US)  # as large a share of the recorded step
+
+
+@pytest.mark.parametrize("slowdown", [None, 1.0, 0.9])
+def test_nothing_is_taken_out_where_the_profiler_adds_nothing_or_nobody_knows(slowdown: float | None) -> None:
+    facts = starved(slowdown)
+    assert facts.value("host_idle_ns") == 400 * US
+    assert facts.value("host_idle_share") == pytest.approx(0.4)
+    added = facts.value("profiler_added_ns")
+    assert isinstance(added, Missing) if slowdown is None else added == 0
+
+
+def test_it_is_never_less_than_nothing() -> None:
+    assert starved(1.5, idle=100).value("host_idle_ns") == 0
+
+
+def test_waits_for_the_device_bear_their_part() -> None:
+    # 200 us of 400 + 100 us are the profiler's: 40 % of each
+    gaps = [gap(500, 900, cause="idle_launch"), gap(900, 1000, cause="idle_sync")]
+    facts = Facts(analysis([kernel("aten::mm", 0, 500)], idle=gaps, slowdown=1.25))
+    assert facts.value("host_idle_ns") == pytest.approx(240 * US)
+
+
+def test_tiny_ops_of_a_cpu_are_dispatch_beyond_their_roofline() -> None:
+    # 3 calls of 10 us with 1 us of work, one of them interrupted for 300 us; a large product is work
+    tiny = [kernel("aten::add", 20 * i, 20 * i + 10, shapes=[[4]], bound="overhead", t_roof=1) for i in range(3)]
+    slow = kernel("aten::add", 100, 400, shapes=[[4]], bound="memory", t_roof=1)
+    product = kernel("aten::mm", 400, 900, shapes=[[512, 512], [512, 512]], bound="compute", t_roof=400)
+    facts = Facts(analysis([*tiny, slow, product], idle=[gap(900, 1000, cause="idle_launch")], device=CPU))
+    assert facts.value("issuing_ns") == (100 + 3 * 9 + 299) * US
+    on_gpu = Facts(analysis([*tiny, slow, product], idle=[gap(900, 1000, cause="idle_launch")]))
+    assert on_gpu.value("issuing_ns") == 100 * US
+
+
+def test_a_host_that_only_the_profiler_holds_up_is_withheld_not_passed() -> None:
+    made = analysis([kernel("aten::mm", 0, 800)], idle=[gap(800, 1000, cause="idle_launch")], slowdown=1.25)
+    outcome = next(found for found in judge(made, load_rules()).outcomes if found.id == "OVH-01")
+    assert outcome.status == "not_applicable"
+    assert outcome.reason.startswith("withheld: a step is 1.25 times as long with the profiler, 200 us more")
+    fine = analysis([kernel("aten::mm", 0, 950)], idle=[gap(950, 1000, cause="idle_launch")], slowdown=1.25)
+    assert next(found for found in judge(fine, load_rules()).outcomes if found.id == "OVH-01").status == "passed"
