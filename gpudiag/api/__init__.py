@@ -19,6 +19,8 @@ from gpudiag.integrations.defaults import session_options, session_path
 from gpudiag.model.hardware import Device
 
 if TYPE_CHECKING:
+    from gpudiag.diagnosis.config import Config
+    from gpudiag.diagnosis.rule import RuleBase
     from gpudiag.model.report import ReportData
 
 Progress = Callable[[str], None]
@@ -26,16 +28,20 @@ AnyPath = str | os.PathLike[str]
 
 
 class Report:
-    """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings."""
+    """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings.
 
-    def __init__(self, data: ReportData) -> None:
+    `rules`: those that it was judged by, for the page; None: the built-in ones.
+    """
+
+    def __init__(self, data: ReportData, rules: RuleBase | None = None) -> None:
         self.data = data
+        self._rules = rules
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False) -> str:
-        """Return the report for a terminal of `width` columns (default 100) with the `top` ops."""
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False) -> str:
+        """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full."""
         from gpudiag.report import text
 
-        return text.render(self.data, width=100 if width is None else width, top=top, color=color)
+        return text.render(self.data, width=100 if width is None else width, top=top, color=color, everything=everything)
 
     def markdown(self, top: int = 20) -> str:
         """Return the report as GitHub Markdown with the `top` ops."""
@@ -47,7 +53,7 @@ class Report:
         """Return the report as one self-contained HTML page."""
         from gpudiag.report import html
 
-        return html.render(self.data)
+        return html.render(self.data, self._rules)
 
     def json(self) -> bytes:
         """Return the report as JSON (schema: `gpudiag schema report`)."""
@@ -129,15 +135,20 @@ def diagnose(
     rank: int | None = None,
     window: int | None = None,
     rules_dirs: Sequence[AnyPath] = (),
+    config: Config | None = None,
     graph_capture: AnyPath | None = None,
     progress: Progress | None = None,
     modules: bool = False,
+    gpu_hour_price: float | None = None,
+    planned_steps: int | None = None,
 ) -> Report:
     """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest; `window`: which
     of a bundle's windows, default the first complete timing window).
 
-    `rules_dirs`: folders with further rules; `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
+    `rules_dirs`: folders with further rules; `config`: rules switched off and thresholds changed (`gpudiag.cli.config.find` reads one);
+    `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
     stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
+    `gpu_hour_price`, `planned_steps`: what an hour of one device costs, and the steps of the whole run, for rule EFF-02.
     Raises InputError where nothing can be read.
 
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
@@ -145,28 +156,30 @@ def diagnose(
     """
     from gpudiag.api.analysis import analyse
     from gpudiag.api.inputs import resolve_input
-    from gpudiag.diagnosis import judge, load_rules
+    from gpudiag.diagnosis import judge
+    from gpudiag.diagnosis.loader import rules_in_force
     from gpudiag.facts import Facts
     from gpudiag.model.report import Tool
     from gpudiag.report.build import build
 
     tell = progress or (lambda _: None)
-    rules = load_rules([os.fspath(folder) for folder in rules_dirs])
+    base = rules_in_force([os.fspath(folder) for folder in rules_dirs], config)
     chosen = resolve_input(os.fspath(path), rank, window)
     if graph_capture is not None:
         chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
     tell("reading")
     analysis, sites = analyse(chosen, tell, modules=modules)
+    analysis = msgspec.structs.replace(analysis, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
     tell("judging")
     facts = Facts(analysis)
-    judgement = judge(analysis, rules, facts)
+    judgement = judge(analysis, base.judged, facts)
     failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
     analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *failed))
     data = build(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
         sites=sites.site, site_match_share=sites.match_share, facts=facts,
     )  # fmt: skip
-    return Report(data)
+    return Report(data, base)
 
 
 def _version() -> str:
@@ -183,14 +196,14 @@ def calibrate(device: str = "auto") -> Device:
     return measure(device)
 
 
-def demo(folder: AnyPath, log: Progress) -> DemoResult:
+def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), config: Config | None = None) -> DemoResult:
     """Return the report on a small transformer trained for a few seconds on whatever device is there, recorded below `folder`."""
     from gpudiag.api.devices import measured_peaks
     from gpudiag.capture.demo import train_demo
 
     run = train_demo(Path(os.fspath(folder)), log=log, peaks=measured_peaks)
     log("reporting")
-    report = diagnose(str(run.path))
+    report = diagnose(str(run.path), rules_dirs=rules_dirs, config=config)
     html = run.path / "report.html"
     report.save(html)
     report.save(run.path / "report.json")

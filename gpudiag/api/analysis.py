@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         op_rows=table,
         manifest=manifest,
         step_records=records,
+        samples=chosen.bundle.telemetry if chosen.bundle else None,
         host_marks=marks,
+        rank_records=cache(chosen.bundle.rank_records) if chosen.bundle and len(chosen.bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else slowdown(records),
         warnings=(
             *trace.meta.warnings,
@@ -190,11 +193,19 @@ def _site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
     return link(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
+NEIGHBOURS = 20
+"""Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)."""
+
+
 def slowdown(records: pl.DataFrame) -> float | None:
-    """Return the median profiled step over the median plain step of the same run; None where there are too few of either."""
+    """Return the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
+
+    Neighbours, because the pace of a shared machine wanders over a run.
+    """
     settled = records.filter(pl.col("step") >= SETTLED_AFTER)
-    profiled = settled.filter(pl.col("window") == "timing")["wall_ns"]
-    plain = settled.filter(pl.col("window") == "plain")["wall_ns"]
+    timed = settled.filter(pl.col("window") == "timing")
+    profiled, near = timed["wall_ns"], (pl.col("step") - pl.lit(timed["step"].median())).abs()
+    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURS)["wall_ns"]
     if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
         return None
     above, below = profiled.median(), plain.median()

@@ -19,16 +19,14 @@ from gpudiag.api.relay import relayed
 from gpudiag.capture import launch
 from gpudiag.capture.options import checked
 from gpudiag.capture.standard import standard_parts
-from gpudiag.capture.unmodified.inject import sitecustomize
-from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
+from gpudiag.capture.unmodified.injected import injected
 from gpudiag.capture.unmodified.plan import Entry, Option, Plan, read_journal
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
-
-INJECT = Path(sitecustomize.__file__).parent
+    from gpudiag.diagnosis.config import Config
 
 MAX_PLAN = 100_000
 """Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
@@ -126,15 +124,8 @@ def _is_script(name: str) -> bool:
 
 def _environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
-    environ = dict(base)
     text = plan.text()
-    environ[PLAN] = text if len(text.encode()) <= MAX_PLAN else msgspec.structs.replace(plan, command=None).text()
-    environ.pop(SHADOWED, None)
-    before = environ.get("PYTHONPATH")
-    if before is not None:
-        environ[SHADOWED] = before
-    environ["PYTHONPATH"] = f"{INJECT}{os.pathsep}{before}" if before else str(INJECT)
-    return environ
+    return injected(text if len(text.encode()) <= MAX_PLAN else msgspec.structs.replace(plan, command=None).text(), base)
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
@@ -155,10 +146,20 @@ def nothing_because(ran: Ran) -> str:
     )
 
 
-def report_on(bundle: Path, *, measure: bool, progress: Progress | None = None) -> Report:
+def report_on(
+    bundle: Path,
+    *,
+    measure: bool,
+    progress: Progress | None = None,
+    rules_dirs: Sequence[str] = (),
+    config: Config | None = None,
+    price: tuple[float | None, int | None] = (None, None),
+) -> Report:
     """Return the report on `bundle`, which then also stands in it as report.html and report.json.
 
-    `measure`: measure the peaks of the device, where they are not known, and keep them. Raises GpudiagError where there is nothing to say.
+    `measure`: measure the peaks of the device, where they are not known, and keep them; `rules_dirs`, `config`: as of api.diagnose;
+    `price`: of an hour of one device, and the planned steps.
+    Raises GpudiagError where there is nothing to say.
     """
     from gpudiag.api import diagnose
 
@@ -166,7 +167,7 @@ def report_on(bundle: Path, *, measure: bool, progress: Progress | None = None) 
     if measure:
         tell("measuring what this device can do")
         _measure(bundle)
-    report = diagnose(str(bundle), progress=tell)
+    report = diagnose(str(bundle), progress=tell, rules_dirs=rules_dirs, config=config, gpu_hour_price=price[0], planned_steps=price[1])
     for name in ("report.html", "report.json"):
         report.save(bundle / name)
     return report

@@ -19,6 +19,9 @@ from gpudiag.model.inductor import INDUCTOR_VERSION, InductorCode
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
 
+MAX_RANKS = 256
+"""Ranks whose steps are compared; more would take seconds to read and tell nothing new."""
+
 _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 """Columns that every segment has; others came with later versions, or are not known on every device."""
 
@@ -79,6 +82,14 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         else:
             found = next((window for window in self.recorded().values() if window.kind == kind), None)
         return None if found is None else self.trace(found.index)
+
+    def rank_records(self) -> pl.DataFrame:
+        """Return the step records of all ranks with their `rank`, by step and rank; read when asked for. Damaged segments are left out."""
+        frames = [
+            _table(self.path / "steps" / f"rank{rank}", "step_records", "step", []).with_columns(rank=pl.lit(rank, dtype=pl.Int64))
+            for rank in self.ranks[:MAX_RANKS]
+        ]
+        return pl.concat(frames).sort("step", "rank")
 
     def _untold(self, index: int) -> Window:
         kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"

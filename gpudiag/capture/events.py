@@ -7,13 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
-from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.untraced import skip_frame
 
 Note = Callable[[str, BaseException | None], None]
+
+
+class Switch(Protocol):
+    """What turns the events on and off, and keeps marks of waits: HostMarks in a session."""
+
+    on: bool
+
+    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
+        """A wait for a batch has just ended; `frame`: whoever asked for it."""
 
 
 class Listener:
@@ -53,7 +62,7 @@ class Events:
     nothing is emitted before the session began, after it ended, or in a forked child.
     """
 
-    def __init__(self, marks: HostMarks, note: Note) -> None:
+    def __init__(self, marks: Switch, note: Note) -> None:
         self.failed: Callable[[Listener], None] = lambda _: None
         """Called with a listener that was taken off because it raised."""
         self.thread = threading.get_ident()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpudiag.capture.events import Events, Listener, overriding
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.schedule import Kind
-from gpudiag.capture.steps import StepRow
+
+if TYPE_CHECKING:
+    from gpudiag.capture.steps import StepRow
 
 
 class Context(Protocol):

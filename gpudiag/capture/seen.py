@@ -13,7 +13,7 @@ from gpudiag.capture import environment
 from gpudiag.capture.events import Listener
 from gpudiag.capture.hostmarks import HostMarks, caller_site
 from gpudiag.capture.patches import Patches
-from gpudiag.capture.steps import samples_of
+from gpudiag.capture.samples import samples_of
 from gpudiag.capture.untraced import skip_frame
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
 

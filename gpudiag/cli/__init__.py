@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, export, memory, ops, report, run, schema, whatif
+from gpudiag.cli import calibrate, demo, export, memory, ops, report, run, schema, sql, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -29,6 +29,7 @@ app.command("report")(report.report)
 app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
 app.command("ops")(ops.ops)
 app.command("whatif")(whatif.whatif)
+app.command("sql")(sql.sql)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import options, outputs, terminal
+from gpudiag.cli import config, options, outputs, terminal
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -40,10 +40,14 @@ def report(
             min=0, metavar="N", help="Which window of a bundle to analyse (default: the first complete timing window).", show_default=False
         ),
     ] = None,
-    rules: Annotated[
-        list[str] | None, typer.Option("--rules", help="Also judge by the rules in DIR; may be repeated.", metavar="DIR")
-    ] = None,
+    rules: Annotated[list[str] | None, options.RULES] = None,
+    no_config: Annotated[bool, options.NO_CONFIG] = False,
     graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
+    gpu_hour_price: Annotated[float | None, options.GPU_HOUR_PRICE] = None,
+    planned_steps: Annotated[int | None, options.PLANNED_STEPS] = None,
+    all_findings: Annotated[
+        bool, typer.Option("--all-findings", help="Tell every finding in full, and what their symptoms say (default: the first three).")
+    ] = False,
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
@@ -55,12 +59,17 @@ def report(
         outputs.check_targets(targets, source)
     from gpudiag import api
 
+    chosen = None if no_config else config.find()
     with terminal.progress("reading") as tell:
-        found = api.diagnose(path, rank=rank, window=window, rules_dirs=rules or [], graph_capture=graph_capture, progress=tell)
+        found = api.diagnose(
+            path, rank=rank, window=window, rules_dirs=rules or [], config=chosen, graph_capture=graph_capture, progress=tell,
+            gpu_hour_price=gpu_hour_price, planned_steps=planned_steps,
+        )  # fmt: skip
         for target in targets:
             tell(f"writing {target}")
             files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
-    terminal.out(found.text(width=terminal.columns(), top=_TOP_TEXT if top is None else top, color=terminal.coloured()))
+    most = _TOP_TEXT if top is None else top
+    terminal.out(found.text(width=terminal.columns(), top=most, color=terminal.coloured(), everything=all_findings))
     for target in targets:
         terminal.say(f"wrote {target}")
 

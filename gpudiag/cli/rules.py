@@ -2,103 +2,135 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpudiag.cli import config, options, outputs
+
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gpudiag.diagnosis.rule import Rule
+    from gpudiag.diagnosis.rule import RuleBase
+    from gpudiag.report.rulepages import RulePage
 
 app = typer.Typer(name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
 
-_Dirs = Annotated[list[str] | None, typer.Option("--rules", metavar="DIR", help="Folder of further rules; may be given several times.")]
+_Dirs = Annotated[list[str] | None, options.RULES]
+_NoConfig = Annotated[bool, options.NO_CONFIG]
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule files (*.yaml).")]
 
 
 @app.command("list")
-def list_rules(rules: _Dirs = None) -> None:
-    """List every rule: id, kinds of device, maturity, title."""
-    from gpudiag.diagnosis.loader import load_rules
+def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
+    """List every rule: id, kinds of device, maturity, title; and how many are judged."""
+    from gpudiag.diagnosis.config import notes
+    from gpudiag.report.rulepages import state
 
+    base = _in_force(rules, no_config)
     table = _table("id", "device", "maturity", "title")
-    for rule in load_rules(rules or ()):
-        _add(table, rule.id, ", ".join(rule.file.device_kinds), rule.file.maturity, rule.file.title)
+    for rule in base.all:
+        _add(table, rule.id, ", ".join(rule.file.device_kinds), state(rule), rule.file.title)
     _print(table)
+    off = sum(1 for rule in base.judged if rule.disabled)
+    counts = [f"{len(base.judged) - off} judged", f"{len(base.advisories)} advisory"] + ([f"{off} switched off"] if off else [])
+    typer.echo(f"\n{len(base.all)} rules: {', '.join(counts)}")
+    for note in notes(rule for rule in base.judged if rule.changed):
+        typer.echo(f"changed: {note}")
 
 
 @app.command()
-def show(identifier: Annotated[str, typer.Argument(metavar="ID", help="Rule id, such as OVH-01.")], rules: _Dirs = None) -> None:
+def show(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Rule id, such as OVH-01.")],
+    rules: _Dirs = None,
+    no_config: _NoConfig = False,
+) -> None:
     """Show one rule: when it fires, why it matters, what it is not, the fixes, where its numbers come from."""
     from gpudiag.diagnosis.expression import nearest
-    from gpudiag.diagnosis.loader import load_rules
     from gpudiag.errors import UsageError
+    from gpudiag.report.rulepages import page_of
 
-    known = {rule.id: rule for rule in load_rules(rules or ())}
+    known = {rule.id: rule for rule in _in_force(rules, no_config).all}
     rule = known.get(identifier.upper())
     if rule is None:
         raise UsageError(f"no rule {identifier!r}{nearest(identifier.upper(), known)}", "`gpudiag rules list` lists them")
-    _show(rule)
+    _show(page_of(rule))
+
+
+@app.command()
+def docs(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("rules.html"),
+    rules: _Dirs = None,
+    no_config: _NoConfig = False,
+) -> None:
+    """Write all rules as one HTML page that needs no network: an index by category, each rule at #ID."""
+    from importlib.metadata import version
+
+    from gpudiag.report.files import write
+    from gpudiag.report.html.rulebook import render_rules
+
+    outputs.check_targets([output], "", (".html",))
+    base = _in_force(rules, no_config)
+    write(output, render_rules(base, f"gpudiag {version('gpudiag')}").encode())
+    typer.echo(f"wrote {output}: {len(base.all)} rules")
 
 
 @app.command()
 def check(folder: _Folder) -> None:
-    """Check the rule files of DIR: every key, name, fix id and number. Fails at the first mistake with file, line and key."""
-    from gpudiag.diagnosis.loader import load_folder
+    """Check the rule files of DIR: every key, name, fix id, number and query. Fails at the first mistake with file, line and key."""
+    from gpudiag.diagnosis.loader import read_folder
 
-    found = load_folder(folder)
-    typer.echo(f"{len(found)} rule file{'' if len(found) == 1 else 's'} in {folder}: well formed")
+    found = read_folder(folder)
+    typer.echo(f"{len(found.all)} rule file{'' if len(found.all) == 1 else 's'} in {folder}: well formed")
 
 
 @app.command()
 def test(folder: _Folder) -> None:
     """Run the tests inside the rule files of DIR (exit code 1 where one fails)."""
-    from gpudiag.diagnosis.loader import load_folder
+    from gpudiag.diagnosis.loader import read_folder
     from gpudiag.diagnosis.selftest import self_test
 
-    found = load_folder(folder)
-    failures = self_test(found)
+    found = read_folder(folder)
+    failures = self_test(found.judged)
     for failure in failures:
         typer.echo(failure, err=True)
-    count = sum(len(rule.file.tests) for rule in found)
+    count = sum(len(rule.file.tests) for rule in found.judged)
     typer.echo(f"{count - len({failure.rsplit(': ', 1)[0] for failure in failures})} of {count} test{'' if count == 1 else 's'} hold")
     if failures:
         raise typer.Exit(1)
 
 
 @app.command()
-def facts() -> None:
+def facts(
+    words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Only facts whose name, unit or text has each WORD.")] = None,
+) -> None:
     """List the facts that rules may compare, with their units."""
     from gpudiag.facts import CATALOGUE
 
-    table = _table("fact", "unit", "what it is")
-    for fact in CATALOGUE.values():
-        _add(table, fact.name, fact.unit, fact.doc)
-    _print(table)
+    wanted = [word.lower() for word in words or ()]
+    found = [fact for fact in CATALOGUE.values() if all(word in f"{fact.name} {fact.unit} {fact.doc}".lower() for word in wanted)]
+    if found:
+        table = _table("fact", "unit", "what it is")
+        for fact in found:
+            _add(table, fact.name, fact.unit, fact.doc)
+        _print(table)
+    typer.echo(f"{len(found)} of {len(CATALOGUE)} facts")
 
 
-def _show(rule: Rule) -> None:
-    file = rule.file
-    typer.echo(f"{file.id}  {file.title}\n")
+def _in_force(rules: list[str] | None, no_config: bool) -> RuleBase:
+    """Return the rules as a report here would judge them; raises InputError for a mistake in a rule or the config."""
+    from gpudiag.diagnosis.loader import rules_in_force
+
+    outputs.check_named("--rules", rules or [], "give a folder of rule files")
+    return rules_in_force(rules or (), None if no_config else config.find())
+
+
+def _show(page: RulePage) -> None:
+    typer.echo(f"{page.id}  {page.title}  ({page.category}, {page.state})\n")
     table = _table("", "", header=False)
-    rows = [
-        ("fires when", file.when),
-        *((f"  {name}", f"{param.value:g}  ({param.origin})") for name, param in file.params.items()),
-        ("severity", "; ".join(level if when is True else f"{level} when {when}" for level, when in file.severity.items())),
-        ("says", file.message),
-        ("why", " ".join(file.why.split())),
-        ("at most", f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "no gain of its own"),
-        ("explains", ", ".join(file.explains)),
-        ("fixes", ", ".join(file.fixes)),
-        ("device", ", ".join(file.device_kinds)),
-        ("maturity", file.maturity),
-        ("references", "\n".join(file.references)),
-        ("file", rule.source),
-    ]
-    for label, text in rows:
-        if text:
-            _add(table, label, text)
+    for row in page.rows:
+        _add(table, row.label, "\n".join(row.lines))
     _print(table)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from gpudiag.cli import terminal
+from gpudiag.cli import config, options, terminal
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpudiag.capture.unmodified.plan import Option
 
 _MODULE = ("-m", "--module")
+
+Price = tuple[float | None, int | None]
+"""Of an hour of one device, and the planned steps; None: not given."""
 
 MOST_LISTED = 4
 """Bundles of further processes that are named; a pool of workers leaves one each."""
@@ -84,6 +87,10 @@ def run(
     memory: Annotated[bool, typer.Option("--memory", help="Record what memory is used for at its peak.")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
+    rules: Annotated[list[str] | None, options.RULES] = None,
+    no_config: Annotated[bool, options.NO_CONFIG] = False,
+    gpu_hour_price: Annotated[float | None, options.GPU_HOUR_PRICE] = None,
+    planned_steps: Annotated[int | None, options.PLANNED_STEPS] = None,
 ) -> None:
     """Run a training script, record it without changing it, and say where the time of a step goes."""
     given = words or []
@@ -101,7 +108,7 @@ def run(
     }  # fmt: skip
     ran = runner.run(command, output, options, shown=shown, environ=environ)
     if _rank() == 0:
-        _tell(ran, report=report)
+        _tell(ran, report=report, rules=rules or [], no_config=no_config, price=(gpu_hour_price, planned_steps))
     raise typer.Exit(ran.exit_code)
 
 
@@ -121,7 +128,7 @@ def _rank() -> int:
     return int(rank) if rank.isdigit() else 0
 
 
-def _tell(ran: Ran, *, report: bool) -> None:
+def _tell(ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None)) -> None:
     """Say what was recorded, where it is and what speaks against it; show the report before that."""
     from gpudiag.api.run import nothing_because
 
@@ -137,13 +144,14 @@ def _tell(ran: Ran, *, report: bool) -> None:
     place = _short(bundle)
     then = "" if notes else f"; `gpudiag report {shlex.quote(place)}` reports on it"
     if report and not notes:
-        then = f"; the page is {place}/report.html" if (reported := _report(ran, bundle)) else then if reported is None else ""
+        reported = _report(ran, bundle, rules, no_config, price)
+        then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:
         terminal.say(f"gpudiag: other processes trained too: {_listed(ran.others)}")
     terminal.say(f"gpudiag: the recording is {place}{then}")
 
 
-def _report(ran: Ran, bundle: Path) -> bool | None:
+def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price: Price) -> bool | None:
     """Return whether there is a report, which has been shown then; None where it may be had later: this time it was broken off.
 
     The exit code is the script's, whatever becomes of the report: nothing is raised.
@@ -152,7 +160,8 @@ def _report(ran: Ran, bundle: Path) -> bool | None:
 
     try:
         with terminal.progress("reading") as progress:
-            found = report_on(bundle, measure=not ran.interrupted, progress=progress)
+            chosen = None if no_config else config.find()
+            found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
         terminal.aside("\n" + found.text(width=terminal.columns(), top=10))
     except KeyboardInterrupt:
         terminal.say("gpudiag: no report: interrupted")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import polars as pl
 
@@ -68,7 +70,11 @@ class Analysis(msgspec.Struct, frozen=True):
     """Rows of Report.ops before formatting: name, signature, count, kernel_ns, flops, bytes, t_roof_ns, bound, efficiency, provenance."""
     manifest: Manifest | None = None
     step_records: pl.DataFrame | None = None
+    samples: pl.DataFrame | None = None
+    """Telemetry of the whole run as sampled (table telemetry); None: no bundle, or nothing was sampled."""
     host_marks: pl.DataFrame | None = None
+    rank_records: Callable[[], pl.DataFrame] | None = None
+    """Reads the step records of all ranks, with a column `rank`; None: one rank, or no bundle."""
     profiler_slowdown: float | None = None
     """Median profiled step / median unprofiled step of the same run; None where only profiled steps exist."""
     warnings: tuple[str, ...] = ()
@@ -89,6 +95,10 @@ class Analysis(msgspec.Struct, frozen=True):
     energy: Energy | None = None
     memory: MemoryReport | None = None
     """None: no allocation was recorded."""
+    gpu_hour_price: float | None = None
+    """Of one device for an hour, as given by --gpu-hour-price."""
+    planned_steps: int | None = None
+    """Of the whole run, as given by --planned-steps."""
 
     @property
     def wall_ns(self) -> int:

@@ -76,3 +76,5 @@ class RuleOutcome(msgspec.Struct, frozen=True):
     id: str
     status: Status
     reason: str = ""
+    changed: str = ""
+    """Thresholds that the user changed, such as 'min_share 0.2 (default 0.15)'; '' for none."""

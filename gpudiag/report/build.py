@@ -26,7 +26,7 @@ from gpudiag.model.report import (
 from gpudiag.model.signature import Signature, parse_signature
 from gpudiag.report import idleness
 from gpudiag.report.limits import capped
-from gpudiag.roofline.costs.collectives import bandwidths
+from gpudiag.roofline.costs.collectives import bandwidths, message_bytes
 from gpudiag.timeline.critical import critical_rows
 
 MAX_KERNEL_ROWS = 1_000
@@ -274,20 +274,13 @@ def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     )
 
 
-# c10::ScalarType as record_param_comms writes it -> bytes an element.
-_ELEMENT = {
-    "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
-    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1, "ComplexFloat": 8, "ComplexDouble": 16,
-}  # fmt: skip
-
-
 def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:
     """Return the collectives by name, group and message size, longest first. Kernels without recorded fields go by kernel name."""
     recorded = pl.col("op").is_in(analysis.trace.collectives["op"].drop_nulls().implode())  # on a CPU most are calls that only enqueue
     kernels = analysis.trace.kernels.filter(pl.col("collective") & ((pl.col("kind") != "cpu") | recorded))
     if not kernels.height:
         return ()
-    fields = analysis.trace.collectives.with_columns(bytes=_message_bytes(analysis.trace.collectives)).drop("id")
+    fields = analysis.trace.collectives.with_columns(bytes=message_bytes(analysis.trace.collectives)).drop("id")
     by_kernel = fields.drop_nulls("kernel").unique("kernel", keep="first").select("kernel", "name", "group", "size", "bytes")
     by_op = fields.drop_nulls("op").unique("op", keep="first").select("op", "name", "group", "size", "bytes")
     frame = kernels.select("id", "op", "busy_ns", pl.col("name").cast(pl.String).alias("kernel_name"))
@@ -305,10 +298,3 @@ def _collective(row: CollectiveRow) -> CollectiveRow:
     total = None if row.bytes is None else row.bytes * row.count
     algorithm, bus = bandwidths(row.name, total, row.size, row.kernel_ns) or (None, None)
     return msgspec.structs.replace(row, algbw_byte_per_s=algorithm, busbw_byte_per_s=bus)
-
-
-def _message_bytes(table: pl.DataFrame) -> pl.Series:
-    """Return the larger of the two message sizes in bytes, null where elements or dtype were not recorded."""
-    item = table["dtype"].replace_strict(_ELEMENT, default=None, return_dtype=pl.Int64)
-    frame = table.select(pl.max_horizontal("in_elements", "out_elements").alias("elements")).with_columns(item.alias("item"))
-    return frame.select((pl.col("elements") * pl.col("item")).alias("bytes"))["bytes"]

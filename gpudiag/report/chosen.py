@@ -10,16 +10,34 @@ from gpudiag.report import words
 WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
+NO_SUM = "These gains do not add up: each is what one change gives by itself, and two may save the same time."
+
 
 def findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
-    """Return the findings that are told in full, and those that are only named: beyond the third, or with less than 1 % to gain.
+    """Return the findings that are told in full, and those that are only named: beyond the third, of severity info, less than 1 % to gain.
 
-    One is told in full even where there is next to nothing to gain.
+    One is told in full even where all are of severity info.
     """
     found = words.told(report)
-    full = [finding for finding in found if finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING][: words.MATTER_MOST]
+    full = [finding for finding in found if finding.severity != "info" and _worth_telling(finding)][: words.MATTER_MOST]
     full = full or list(found[:1])
     return tuple(full), tuple(finding for finding in found if finding not in full)
+
+
+def _worth_telling(finding: Finding) -> bool:
+    return finding.ceiling is None or finding.ceiling.share >= WORTH_TELLING
+
+
+def folded(finding: Finding, report: ReportData) -> tuple[tuple[str, str], ...]:
+    """Return (rule, what it says) of each symptom that was folded into `finding`."""
+    said = {outcome.id: outcome.reason for outcome in report.rules}
+    return tuple((rule, said.get(rule, "")) for rule in finding.folded)
+
+
+def no_sum(report: ReportData) -> str:
+    """Return that gains do not add up, '' where fewer than two findings have one."""
+    gains = [finding for finding in words.told(report) if finding.ceiling is not None and finding.ceiling.share >= NO_GAIN]
+    return NO_SUM if len(gains) > 1 else ""
 
 
 def places(finding: Finding, report: ReportData, most: int) -> tuple[Where, ...]:
@@ -30,11 +48,11 @@ def places(finding: Finding, report: ReportData, most: int) -> tuple[Where, ...]
 
 
 def in_short(finding: Finding) -> str:
-    """Return a finding as title, rule and gain: 'Copies that only change the layout (MEM-07, up to 2 %)'."""
+    """Return a finding as title, rule, severity and gain: 'Copies that only change the layout (MEM-07, info, up to 2 %)'."""
     if finding.ceiling is None:
         gain = "" if finding.bound == "method" else ", gain not known"
     elif finding.ceiling.method == "replay" and finding.ceiling.share < NO_GAIN:
         gain = ", no gain by itself"
     else:
         gain = f", up to {words.small_share(finding.ceiling.share)}"
-    return f"{finding.title} ({finding.rule}{gain})"
+    return f"{finding.title} ({finding.rule}, {finding.severity}{gain})"

@@ -104,7 +104,12 @@ def _findings(report: ReportData) -> Iterator[str]:
     for number, finding in enumerate(found, 1):
         yield _finding(number, finding, report)
     if rest:
-        yield "Also found: " + "; ".join(markdown(chosen.in_short(finding), 200) for finding in rest) + "."
+        yield f"<details><summary>And {len(rest)} more</summary>"
+        for number, finding in enumerate(rest, len(found) + 1):
+            yield _finding(number, finding, report)
+        yield "</details>"
+    if said := chosen.no_sum(report):
+        yield said
 
 
 def _finding(number: int, finding: Finding, report: ReportData) -> str:
@@ -121,6 +126,7 @@ def _finding(number: int, finding: Finding, report: ReportData) -> str:
     for title, change, effect in words.fix_lines(finding):
         effect_text = f" ({effect})" if effect else ""
         lines.append(f"- Try: {markdown(title)}{effect_text}" + (f": {code(change)}" if change else ""))
+    lines += [f"- Explains also {markdown(rule, 40)}: {markdown(said)}" for rule, said in chosen.folded(finding, report)]
     facts = ", ".join(f"{code(item.fact)} = {markdown(words.evidence_text(item))}" for item in finding.evidence)
     lines += [f"- Evidence: {facts}"] if facts else []
     return "\n".join(lines).rstrip()

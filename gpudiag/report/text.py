@@ -22,6 +22,9 @@ _FIGURES = 22
 _STYLES = {"compute": "blue", "memory": "cyan", "overhead": "yellow", "unknown": "bright_black"}
 _SEVERITIES = {"critical": "bold red", "warning": "bold yellow", "info": "bold blue"}
 _INDENT = 3
+_IN_FULL = (2, 3)
+_IN_BRIEF = (1, 1)
+"""Places and fixes that are shown of the first finding, and of those behind it: what to do first must not scroll away."""
 _LONGEST_PATH = 200
 _NARROW = 60
 """Columns below which a table drops what is not needed to act on it."""
@@ -29,13 +32,13 @@ _ROOMY = 92
 """Columns from which the op table has room for bandwidth and intensity too."""
 
 
-def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False) -> str:
-    """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours."""
+def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False) -> str:
+    """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours; `everything`: all findings in full."""
     console, sink = new_console(width, color)
     _title(console, report)
     _breakdown(console, report)
+    _findings(console, report, everything)
     _waiting(console, report)
-    _findings(console, report)
     _changes(console, report)
     history.section(console, report)
     memory.section(console, report.memory)
@@ -44,7 +47,7 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _recorded(console, report)
     console.print()
     line(console, words.rules_line(report), QUIET)
-    line(console, "Everything, as one page: gpudiag report PATH -o report.html", QUIET)
+    line(console, "A rule in full: gpudiag rules show ID. Everything, as one page: gpudiag report PATH -o report.html", QUIET)
     return finished(sink)
 
 
@@ -135,8 +138,11 @@ def _changes(console: Console, report: ReportData) -> None:
     line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
-def _findings(console: Console, report: ReportData) -> None:
+def _findings(console: Console, report: ReportData, everything: bool) -> None:
+    """Print the first findings, the first of them with most detail, and the others in one line each; with `everything` all in full."""
     found, rest = chosen.findings(report)
+    if everything:
+        found, rest = (*found, *rest), ()
     if not found:
         heading(console, "Findings")
         line(console, words.nothing_found(report))
@@ -145,13 +151,28 @@ def _findings(console: Console, report: ReportData) -> None:
     for number, finding in enumerate(found, 1):
         if number > 1:
             console.print()
-        _finding(console, number, finding, report)
+        _finding(console, number, finding, report, _IN_FULL if everything or number == 1 else _IN_BRIEF)
+        _folded(console, finding, report, everything)
     if rest:
         console.print()
-        line(console, f"Also found: {'; '.join(clean(chosen.in_short(finding), 200) for finding in rest)}.")
+        line(console, f"And {len(rest)} more (in full: gpudiag report PATH --all-findings):")
+    for number, finding in enumerate(rest, len(found) + 1):
+        line(console, f"{number}. {clean(chosen.in_short(finding), 200)}", indent=_INDENT)
+    if said := chosen.no_sum(report):
+        line(console, said, QUIET)
 
 
-def _finding(console: Console, number: int, finding: Finding, report: ReportData) -> None:
+def _folded(console: Console, finding: Finding, report: ReportData, everything: bool) -> None:
+    """Print the symptoms of `finding`: their ids, or with `everything` what each says."""
+    symptoms = chosen.folded(finding, report)
+    if symptoms and not everything:
+        line(console, f"Explains also: {clean(', '.join(rule for rule, _ in symptoms), 400)}.", QUIET, _INDENT)
+    for rule, said in symptoms if everything else ():
+        line(console, f"Explains also {clean(rule, 40)}: {said}", QUIET, _INDENT)
+
+
+def _finding(console: Console, number: int, finding: Finding, report: ReportData, most: tuple[int, int]) -> None:
+    """Print a finding with the first places and fixes: at most as many as `most` says."""
     from rich.text import Text
 
     title = Text.assemble(
@@ -164,9 +185,9 @@ def _finding(console: Console, number: int, finding: Finding, report: ReportData
     console.print(title)
     line(console, finding.message, indent=_INDENT)
     line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.".strip(), "bold", _INDENT)
-    for place in chosen.places(finding, report, 2):
+    for place in chosen.places(finding, report, most[0]):
         line(console, f"Where: {clean(words.where_text(place, report))}", indent=_INDENT)
-    for title_text, change, effect in words.fix_lines(finding)[:3]:
+    for title_text, change, effect in words.fix_lines(finding)[: most[1]]:
         line(console, f"Try: {title_text}" + (f" ({effect})" if effect else ""), indent=_INDENT)
         if change:
             line(console, change, "cyan", _INDENT + 5)

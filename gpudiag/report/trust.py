@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from gpudiag.diagnosis.engine import SWITCHED_OFF
 from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.hardware.derate import SCALED
 from gpudiag.model.bundle import UNFINISHED
@@ -55,8 +56,17 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
         ("replay", waiting.replay_line(report)),
         ("call sites", _sites_line(report)),
         ("other steps", history.trust_line(report)),
+        ("rules", rules_line(report)),
     ]
     return [(topic, text) for topic, text in lines if text]
+
+
+def rules_line(report: ReportData) -> str:
+    """Return which rules were judged by other thresholds than their own, and which not at all, as the user chose; '' for none."""
+    changed = [f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed]
+    off = [rule.id for rule in report.rules if rule.reason.startswith(SWITCHED_OFF)]
+    parts = [f"Thresholds changed: {'; '.join(changed)}."] if changed else []
+    return " ".join([*parts, f"Switched off: {', '.join(off)}."] if off else parts)
 
 
 def warning_lines(report: ReportData) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpudiag.diagnosis.confidence import MEASUREMENT_RULE
 from gpudiag.diagnosis.engine import NO_GAIN
 from gpudiag.model.breakdown import BUSY_BUCKETS, IDLE_BUCKETS
 from gpudiag.model.cost import OVER_ROOF_ABOVE
@@ -186,7 +187,7 @@ def idle_note(report: ReportData) -> str:
 
 def weak_measurement(report: ReportData) -> Finding | None:
     """Return the finding that the measurement is weak but valid: it stands in trust, for it costs no time and nothing fixes it."""
-    weak = (finding for finding in report.findings if finding.bound == "method" and finding.severity != "critical")
+    weak = (finding for finding in report.findings if finding.rule == MEASUREMENT_RULE and finding.severity != "critical")
     return next(weak, None)
 
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from gpudiag.capture import inside
 from gpudiag.capture.phases.padding import padding_of
-from gpudiag.capture.steps import samples_of
+from gpudiag.capture.samples import samples_of
 
 ran: list[str] = []
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])

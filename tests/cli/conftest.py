@@ -22,8 +22,8 @@ class FakeReport:
     def __init__(self, data: Any = None) -> None:
         self.data = data
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False) -> str:
-        return f"text width={width} top={top} color={color}\n"
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False) -> str:
+        return f"text width={width} top={top} color={color}{' everything' if everything else ''}\n"
 
     def markdown(self, top: int = 20) -> str:
         return f"markdown top={top}\n"
@@ -58,12 +58,14 @@ class FakeApi(types.ModuleType):
         rank: int | None = None,
         window: int | None = None,
         rules_dirs: Sequence[str] = (),
+        config: Any = None,
         graph_capture: Path | None = None,
         progress: Callable[[str], None] | None = None,
         modules: bool = False,
     ) -> FakeReport:
         more = {"graph_capture": graph_capture} if graph_capture else {}
         more |= {} if window is None else {"window": window}
+        more |= {"disabled": config.disable} if config is not None and config.path else {}
         self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs), **more})
         if progress:
             progress("reading \x1b[31m[bold]")
@@ -71,7 +73,7 @@ class FakeApi(types.ModuleType):
             raise self.failure
         return FakeReport(self.data)
 
-    def demo(self, folder: str, log: Callable[[str], None]) -> FakeDemo:
+    def demo(self, folder: str, log: Callable[[str], None], *, rules_dirs: Sequence[str] = (), config: Any = None) -> FakeDemo:
         log("step 3")
         return FakeDemo(FakeReport(), f"{folder}/bundle", f"{folder}/report.html")
 

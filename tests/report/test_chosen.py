@@ -21,11 +21,11 @@ def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
     full, rest = chosen.findings(sample.report(findings=findings))
     assert [finding.rule for finding in full] == ["A-01", "A-02"]
     assert [chosen.in_short(finding) for finding in rest] == [
-        "Title of A-03 (A-03, up to <1 %)",
-        "Title of A-04 (A-04, no gain by itself)",
+        "Title of A-03 (A-03, critical, up to <1 %)",
+        "Title of A-04 (A-04, critical, no gain by itself)",
     ]
     for shown in (text.render(sample.report(findings=findings)), markdown.render(sample.report(findings=findings))):
-        assert "Also found:" in shown
+        assert "And 2 more" in shown
     assert "2 more" in html.render(sample.report(findings=findings))
 
 

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import pytest
 import report_sample as sample
 
+from gpudiag.diagnosis.loader import read_rules
 from gpudiag.report import html
 from gpudiag.report.html import figures
 
@@ -312,3 +313,11 @@ def test_tables_sort_and_filter(browser: str, tmp_path: Path) -> None:
     assert answers["filtered"] == ["aten::op_0003"]
     assert answers["count"] == "1 of 13 rows"
     assert answers["all"] == 13
+
+
+def test_a_finding_links_to_what_there_is_to_read_about_its_rule() -> None:
+    rules = read_rules()
+    page = html.render(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)), rules)
+    assert '<a href="#rule-OVH-01">OVH-01</a>' in page
+    assert '<details id="rule-OVH-01">' in page
+    assert "#rule-OVH-01" not in html.render(sample.report(findings=(sample.finding(rule="OVH-01", title="Idle"),)))

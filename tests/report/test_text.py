@@ -114,7 +114,12 @@ def test_three_findings_are_told_and_the_rest_named() -> None:
     plain = text.render(sample.report(findings=findings))
     assert "Message 3." in plain
     assert "Message 4." not in plain
-    assert "Also found: Finding 4 (OVH-04, up to 33 %); Finding 5 (OVH-05, up to 33 %)." in " ".join(plain.split())
+    assert "4. Finding 4 (OVH-04, critical, up to 33 %)\n" in plain
+    assert "5. Finding 5 (OVH-05, critical, up to 33 %)\n" in plain
+    assert plain.count("These gains do not add up") == 1
+    everything = text.render(sample.report(findings=findings), everything=True)
+    assert "Message 5." in everything
+    assert "more (in full" not in everything
 
 
 def test_a_finding_shows_ceiling_and_code_change() -> None:

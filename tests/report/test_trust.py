@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import report_sample as sample
 
-from gpudiag.diagnosis import load_rules
 from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
@@ -104,11 +103,13 @@ def test_only_what_the_slow_down_explains_is_laid_on_it() -> None:
     assert only == "Profiled steps take 1.03 x as long as unprofiled ones."
 
 
-def test_the_rule_about_the_measurement_names_the_slow_down_in_the_words_that_are_looked_for() -> None:
-    rule = next(rule for rule in load_rules([]) if rule.id == "EFF-03")
-    reasons = {str(spec.when): spec.reason for _, spec, _ in rule.withholds}
-    assert [SLOWED in reason for when, reason in reasons.items()] == ["profiler_slowdown" in when for when in reasons]
-    assert any(SLOWED in reason for reason in reasons.values())
+def test_rules_that_the_user_changed_are_told() -> None:
+    off = RuleOutcome("MEM-07", "not_applicable", "switched off in gpudiag.toml")
+    changed = RuleOutcome("OVH-01", "passed", changed="min_share 0.2 (default 0.15)")
+    assert trust.rules_line(sample.report(rules=(off, changed))) == (
+        "Thresholds changed: OVH-01 min_share 0.2 (default 0.15). Switched off: MEM-07."
+    )
+    assert "rules" not in dict(trust.trust_lines(sample.report()))
 
 
 def test_events_that_were_not_used_are_counted() -> None:

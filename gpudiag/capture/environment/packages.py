@@ -14,7 +14,7 @@ KNOWN = {
     "deepspeed": "deepspeed", "megatron": "megatron-core", "peft": "peft", "trl": "trl", "timm": "timm", "diffusers": "diffusers",
     "flash_attn": "flash-attn", "xformers": "xformers", "apex": "apex", "transformer_engine": "transformer-engine",
     "bitsandbytes": "bitsandbytes", "liger_kernel": "liger-kernel", "unsloth": "unsloth", "torch_geometric": "torch-geometric",
-    "webdataset": "webdataset", "nvidia.dali": "nvidia-dali-cuda120", "kornia": "kornia", "composer": "mosaicml",
+    "dgl": "dgl", "webdataset": "webdataset", "nvidia.dali": "nvidia-dali-cuda120", "kornia": "kornia", "composer": "mosaicml",
     "tensordict": "tensordict", "fla": "flash-linear-attention", "mamba_ssm": "mamba-ssm", "causal_conv1d": "causal-conv1d",
     "hivemind": "hivemind", "jax": "jax", "tensorflow": "tensorflow",
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.unmodified.boundary import Boundary
@@ -14,7 +14,6 @@ from gpudiag.capture.unmodified.sentinel import Sentinel
 
 if TYPE_CHECKING:
     from gpudiag.capture.events import Events
-    from gpudiag.capture.session import Session
     from gpudiag.capture.steps import StepRow
 
 MORE_BATCHES = 2
@@ -26,12 +25,28 @@ MAX_PAUSES = 3
 BY_HAND = "gpudiag.step() in the loop marks the steps by hand"
 
 
+class Marked(Protocol):
+    """What has its steps marked: a session, or the trial of an experiment."""
+
+    rank: int
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+
+    def step(self) -> None:
+        """A step ends, and the next begins."""
+
+    def pause(self) -> None:
+        """The step that runs is none."""
+
+
 class Driver(Part):
     """Marks the steps of a session by the boundary rule, or by gpudiag.step() once that is called. The last of the parts."""
 
     def __init__(self, plan: Plan) -> None:
         self.rule = Boundary()
-        self.session: Session | None = None
+        self.session: Marked | None = None
         self.events: Events | None = None
         self.ending = False
         self._plan = plan

@@ -20,6 +20,7 @@ from gpudiag.capture.unmodified.plan import Plan, plan_of, tell
 
 if TYPE_CHECKING:
     from gpudiag.capture.events import Events
+    from gpudiag.capture.session import Session
     from gpudiag.capture.unmodified.marks import Driver
 
 _watch: Watch | None = None
@@ -31,6 +32,7 @@ class Watch:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.driver: Driver | None = None
+        self._session: Session | None = None
         self._patches = Patches()
         self._begun = False
         self._owner_pid = 0
@@ -99,7 +101,7 @@ class Watch:
         options: dict[str, Any] = dict(self.plan.options)
         of_parts = {name: options.pop(name) for name in signature(standard_parts).parameters.keys() & options.keys()}
         recorder = session.Session(self.plan.path, parts=[*standard_parts(**of_parts), driver], gives_way=True, **options)
-        driver.session = recorder
+        driver.session = self._session = recorder
         recorder._recording.say = lambda text: tell(self.plan, "warned", text.removeprefix("gpudiag: "), recorder.rank)
         recorder.__enter__()
         if not recorder.recording:
@@ -130,16 +132,16 @@ class Watch:
 
     def finish(self) -> None:
         """Finish the bundle: the script is over, however it ended."""
-        driver = self.driver
-        if driver is None or driver.session is None or os.getpid() != self._owner_pid:
+        driver, session = self.driver, self._session
+        if driver is None or session is None or os.getpid() != self._owner_pid:
             return
         self.driver, driver.ending = None, True
         reason = driver.reason()
-        if reason is not None and driver.session.recording:
-            driver.session.warnings.append(reason)
-            tell(self.plan, "note", reason, driver.session.rank)
+        if reason is not None and session.recording:
+            session.warnings.append(reason)
+            tell(self.plan, "note", reason, session.rank)
         with suppress(Exception):
-            driver.session.__exit__(_last_error(), None, None)
+            session.__exit__(_last_error(), None, None)
 
 
 def _restore(environ: dict[str, str]) -> None:

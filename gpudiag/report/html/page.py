@@ -70,6 +70,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "buckets": _buckets(report),
         "findings": [_finding(finding, report) for finding in (*full, *rest)],
         "matter_most": len(full),
+        "no_sum": chosen.no_sum(report),
         "nothing_found": _prose(words.nothing_found(report)),
         "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
         "warnings": [_prose(warning) for warning in trust.warning_lines(report)],
@@ -134,7 +135,7 @@ def _finding(finding: Finding, report: ReportData) -> dict[str, Any]:
         "evidence": [(clean(item.fact), clean(words.evidence_text(item))) for item in finding.evidence],
         "fixes": [(clean(title), clean(change, 1_000), effect) for title, change, effect in words.fix_lines(finding)],
         "where": [clean(words.where_text(place, report)) for place in chosen.places(finding, report, MOST_PLACES)],
-        "folded": [clean(rule, 60) for rule in finding.folded],
+        "folded": [(clean(rule, 60), _prose(said)) for rule, said in chosen.folded(finding, report)],
         "references": [_reference(text) for text in finding.references],
     }
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+import polars as pl
+
 # Of the letters of a name ('_allgather_base', 'all_gather_into_tensor_coalesced', 'nccl:all_gather') the first that is found.
 _KINDS: tuple[tuple[str, str], ...] = (
     ("reducescatter", "part"),
@@ -22,6 +24,19 @@ _KINDS: tuple[tuple[str, str], ...] = (
     ("send", "whole"),
     ("recv", "whole"),
 )
+
+# c10::ScalarType as record_param_comms writes it -> bytes an element.
+_ELEMENT = {
+    "Half": 2, "BFloat16": 2, "Float": 4, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1, "Short": 2,
+    "Float8_e4m3fn": 1, "Float8_e5m2": 1, "Float8_e4m3fnuz": 1, "Float8_e5m2fnuz": 1, "ComplexFloat": 8, "ComplexDouble": 16,
+}  # fmt: skip
+
+
+def message_bytes(table: pl.DataFrame) -> pl.Series:
+    """Return S of each row of `collectives` in bytes (the larger message), null where elements or dtype were not recorded."""
+    item = table["dtype"].replace_strict(_ELEMENT, default=None, return_dtype=pl.Int64)
+    frame = table.select(pl.max_horizontal("in_elements", "out_elements").alias("elements")).with_columns(item.alias("item"))
+    return frame.select((pl.col("elements") * pl.col("item")).alias("bytes"))["bytes"]
 
 
 def bus_factor(name: str, ranks: int) -> float | None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api.run import INJECT
 from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
+from gpudiag.capture.unmodified.injected import INJECT
 from gpudiag.capture.unmodified.plan import Plan
 
 SEEN = """

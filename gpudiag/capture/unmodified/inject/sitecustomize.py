@@ -15,12 +15,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 PLAN = "GPUDIAG_RUN"
-"""Environment variable: the plan of the recording, as text (gpudiag.capture.unmodified.watch.Plan)."""
+"""Environment variable: the plan of the recording, as text (gpudiag.capture.unmodified.plan.Plan; a watcher has its own)."""
 
 SHADOWED = "GPUDIAG_RUN_PYTHONPATH"
 """Environment variable: PYTHONPATH as it was for `gpudiag run`; not set where there was none."""
 
+WATCHER = "GPUDIAG_RUN_WATCHER"
+"""Environment variable: the module whose watch(plan) is called; not set where the script is recorded."""
+
+_RECORDER = "gpudiag.capture.unmodified.watch"
+
 _PATH = "PYTHONPATH"
+
+_OURS = (PLAN, SHADOWED, WATCHER, _PATH)
 
 _ENV, _ENV_OF_FORK_EXEC = 2, 5
 """Places of the environment among the arguments of os.execve and os.posix_spawn, and of _posixsubprocess.fork_exec."""
@@ -43,12 +50,12 @@ class Environment:
     """Our variables: handed on to child processes, but not seen in os.environ by the script (nor by what prints or stores it)."""
 
     def __init__(self) -> None:
-        self._ours = {name: os.environ[name] for name in (PLAN, SHADOWED, _PATH) if name in os.environ}
+        self._ours = {name: os.environ[name] for name in _OURS if name in os.environ}
 
     def hide(self) -> None:
         """Show the script PYTHONPATH as it was; the process environment, which children inherit, keeps our values."""
         before = self._ours.get(SHADOWED)
-        for name in (PLAN, SHADOWED, _PATH):
+        for name in _OURS:
             os.environ.pop(name, None)
         if before is not None:
             os.environ[_PATH] = before
@@ -165,11 +172,10 @@ def _chain(folder: str) -> bool:
     return True
 
 
-def _watch(plan: str) -> None:
+def _watch(plan: str, watcher: str) -> None:
     try:
-        from gpudiag.capture.unmodified.watch import watch
-
-        watch(plan)
+        __import__(watcher)
+        sys.modules[watcher].watch(plan)
     except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
         pass
 
@@ -178,11 +184,12 @@ def _install() -> None:
     plan = os.environ.get(PLAN)
     if not plan:
         return
+    watcher = os.environ.get(WATCHER) or _RECORDER
     environment = Environment()
     environment.hide()
     environment.follow()
     actions: dict[str, Callable[[], None]] = dict.fromkeys(_LAUNCHERS, environment.show)
-    actions["torch"] = lambda: _watch(plan)
+    actions["torch"] = lambda: _watch(plan, watcher)
     sys.meta_path.insert(0, Finder(actions))
 
 

@@ -1,0 +1,119 @@
+"""The nearest gpudiag.toml, or pyproject.toml with [tool.gpudiag]: which rules are judged, and by which numbers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpudiag.diagnosis.config import Config
+
+NAMES = ("gpudiag.toml", "pyproject.toml")
+KEYS = ("rules", "disable", "thresholds")
+MAX_BYTES = 1_000_000
+"""Largest file that is read: a thousand times a config of ours."""
+_OURS = re.compile(r"^\s*\[\s*tool\s*\.\s*[\"']?gpudiag[\"']?\s*[.\]]", re.MULTILINE)
+_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
+
+
+def find(start: Path | None = None) -> Config:
+    """Return the config that is nearest to the folder `start` (default: the working directory), upwards; an empty one where there is none.
+
+    In one folder gpudiag.toml counts before pyproject.toml. Raises InputError with file, line and key for one that is wrong.
+    """
+    from gpudiag.diagnosis.config import Config
+
+    for path in _candidates(start or Path.cwd()):
+        text = _text(path)
+        if text is not None and (path.name == NAMES[0] or _OURS.search(text)):
+            return read(path, text)
+    return Config()
+
+
+def _candidates(start: Path) -> Iterator[Path]:
+    folder = start.absolute()
+    for place in (folder, *folder.parents):
+        for name in NAMES:
+            if (place / name).is_file():
+                yield place / name
+
+
+def _text(path: Path) -> str | None:
+    """Return the text of `path`. Raises InputError for a gpudiag.toml that cannot be read; a pyproject.toml may be anyone's: None."""
+    from gpudiag.errors import InputError
+
+    ours = path.name == NAMES[0]
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        if ours:
+            raise InputError(f"{path}: cannot be read: {error}", "leave it out with --no-config") from None
+        return None
+    if len(data) > MAX_BYTES:
+        if ours:
+            raise InputError(f"{path}: larger than {MAX_BYTES} bytes", "leave it out with --no-config")
+        return None
+    return text
+
+
+def read(path: Path, text: str) -> Config:
+    """Return the config of `text`, which stands in `path`; raises InputError with file, line and key for one that is wrong."""
+    from gpudiag.diagnosis.config import Config
+
+    shown = path.as_posix()
+    values = _parsed(shown, text)
+    if path.name != NAMES[0]:
+        values = values.get("tool", {}).get("gpudiag", {})
+    empty = Config(shown, text=text)
+    if not isinstance(values, dict):
+        raise empty.error("tool.gpudiag: a table is needed", "tool", "gpudiag")
+    _check_keys(empty, values)
+    folders = tuple((path.parent / folder).as_posix() for folder in _texts(empty, values, "rules"))
+    return Config(shown, folders, _texts(empty, values, "disable"), _thresholds(empty, values.get("thresholds", {})), text)
+
+
+def _parsed(shown: str, text: str) -> dict[str, Any]:
+    from gpudiag.errors import InputError
+
+    reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        values: dict[str, Any] = reader.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = _PLACE.search(str(error))
+        line = f":{place[1] or len(text.splitlines()) + 1}" if place else ""
+        said = f"{shown}{line}: no TOML that can be read: {_PLACE.sub('', str(error))}"
+        raise InputError(said, "leave it out with --no-config") from None
+    return values
+
+
+def _check_keys(config: Config, values: Mapping[str, Any]) -> None:
+    from gpudiag.diagnosis.expression import nearest
+
+    for key in values:
+        if key not in KEYS:
+            raise config.error(f"{key}: unknown key{nearest(key, dict.fromkeys(KEYS))}", key, hint=f"keys: {', '.join(KEYS)}")
+
+
+def _texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    found = values.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(item, str) and item.strip() for item in found):
+        raise config.error(f"{key}: a list of texts is needed", key, hint=f'such as {key} = ["..."]')
+    return tuple(found)
+
+
+def _thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
+    if not isinstance(found, dict):
+        raise config.error("thresholds: a table is needed", "thresholds", hint='such as [thresholds."OVH-01"]')
+    for identifier, values in found.items():
+        if not isinstance(values, dict):
+            raise config.error(f"thresholds.{identifier}: a table is needed", "thresholds", identifier, hint="such as min_share = 0.2")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise config.error(f"thresholds.{identifier}.{name}: a number is needed", "thresholds", identifier, name)
+    return {identifier: {name: float(value) for name, value in values.items()} for identifier, values in found.items()}

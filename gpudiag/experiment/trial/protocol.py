@@ -1,0 +1,132 @@
+"""What an experiment tells the process of an arm, and what that tells back: a plan, a page of shared memory, and a file of rows."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+import msgspec
+
+_GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST = range(6)
+_BYTES = 8
+SIZE = 64
+
+CONTROL, ROWS, LOG, STACK, CLAIM = "control", "rows.jsonl", "log", "stack", "training"
+"""Files in the folder of an arm. The first process that trains claims it: launchers and further ranks only follow."""
+
+
+class TrialPlan(msgspec.Struct, frozen=True):
+    """What the processes of an arm are to do: fields of experiment.design.Design."""
+
+    folder: str
+    warm_steps: int
+    warm_limit_s: float
+    dropped_steps: int
+    block_saves: bool = False
+
+
+class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
+    """The warm-up is over."""
+
+    steps: int
+    step_ns: int
+    """Median of the steady part."""
+    steady: bool
+    prefetched: int = 0
+    """Batches that the loader makes ahead."""
+    samples_per_step: float | None = None
+    """Rows that the outermost module was given, where no loader tells; None: not known."""
+
+
+class Block(msgspec.Struct, frozen=True, tag="block"):
+    """The measured steps of one block."""
+
+    steps: int
+    wall_ns: int
+    samples: int | None = None
+    """From the batches of a loader; None: there was none."""
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """The script has come to its end by itself."""
+
+    steps: int
+    reason: str | None = None
+    """Why no step was found, where none was."""
+
+
+Row = Warmed | Block | Over
+
+
+class Control:
+    """Six numbers that both sides see: turns given and ended, steps of the turn, stop, signs of life, the slowest step in ns."""
+
+    def __init__(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        try:
+            os.ftruncate(descriptor, SIZE)
+            self._map = mmap.mmap(descriptor, SIZE)
+        finally:
+            os.close(descriptor)
+
+    def _get(self, place: int) -> int:
+        return int(struct.unpack_from("q", self._map, place * _BYTES)[0])
+
+    def _set(self, place: int, value: int) -> None:
+        struct.pack_into("q", self._map, place * _BYTES, value)
+
+    def give(self, steps: int) -> None:
+        """Give the arm a turn of `steps` steps. The length is written first: the arm reads it as soon as the turn has changed."""
+        self._set(_STEPS, steps)
+        self._set(_GO, self._get(_GO) + 1)
+
+    def stop(self) -> None:
+        """Have the arm end at the next mark."""
+        self._set(_STOP, 1)
+
+    def ended(self) -> None:
+        """The arm's side: its turn, or its warm-up, is over."""
+        self._set(_DONE, self._get(_DONE) + 1)
+
+    def beat(self, slowest_ns: int) -> None:
+        """The arm's side: a sign of life."""
+        self._set(_SLOWEST, slowest_ns)
+        self._set(_BEATS, self._get(_BEATS) + 1)
+
+    @property
+    def turn(self) -> tuple[int, int]:
+        """Return the number of the last turn that was given, and its steps."""
+        turn = self._get(_GO)
+        return turn, self._get(_STEPS)
+
+    @property
+    def done(self) -> int:
+        """Return how often the arm has said that it is done: with its warm-up first, then with each turn."""
+        return self._get(_DONE)
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether the arm is to end."""
+        return self._get(_STOP) != 0
+
+    @property
+    def life(self) -> tuple[int, int]:
+        """Return the signs of life so far, and the slowest step in ns."""
+        return self._get(_BEATS), self._get(_SLOWEST)
+
+
+def write(plan: TrialPlan, row: Row) -> None:
+    """Append a row to the file of the arm."""
+    with open(os.path.join(plan.folder, ROWS), "ab") as file:
+        file.write(msgspec.json.encode(row) + b"\n")
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """Return the rows that an arm has written. Raises msgspec.MsgspecError for what is none; a line that is not complete is left out."""
+    try:
+        lines = (folder / ROWS).read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [msgspec.json.decode(line, type=Row) for line in lines[:-1]]

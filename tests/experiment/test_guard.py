@@ -1,0 +1,71 @@
+"""Processes of an experiment are found by their mark, wherever they went, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+
+import pytest
+
+from gpudiag.experiment import guard
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+
+SLEEP = "import time; time.sleep(60)"
+PARENT = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], start_new_session=True); time.sleep(60)"
+"""Its child is in another session: killing the process group would leave it."""
+
+
+def until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def family(mark: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, guard.MARK: f"{mark}.0"}, start_new_session=True)
+    assert until(lambda: len(guard.marked(f"{mark}.")) == 2)
+    return process
+
+
+def test_a_family_is_found_and_ended_also_where_it_is_frozen() -> None:
+    mark, other = uuid.uuid4().hex, uuid.uuid4().hex
+    process, stranger = family(mark), family(other)
+    try:
+        guard.send(guard.marked(f"{mark}."), signal.SIGSTOP)
+        assert guard.kill(f"{mark}.")
+        assert process.wait(5) == -signal.SIGKILL
+        assert guard.marked(f"{mark}.") == set()
+        assert len(guard.marked(f"{other}.")) == 2
+    finally:
+        guard.kill(f"{other}.")
+        stranger.wait(5)
+
+
+def test_a_process_that_dropped_its_environment_is_found_by_its_session() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLEEP], env={}, start_new_session=True)
+    assert guard.marked("no such mark") == set()
+    assert until(lambda: guard.marked("no such mark", frozenset({process.pid})) == {process.pid})
+    assert guard.kill("no such mark", frozenset({process.pid}))
+    process.wait(5)
+
+
+def test_the_guard_ends_a_family_when_its_pipe_is_closed() -> None:
+    mark = uuid.uuid4().hex
+    process = family(mark)
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, f"{mark}."], stdin=subprocess.PIPE)
+    assert watcher.stdin is not None
+    time.sleep(0.2)
+    assert process.poll() is None
+    watcher.stdin.close()
+    assert watcher.wait(20) == 0
+    assert process.wait(5) == -signal.SIGKILL
+    assert guard.marked(f"{mark}.") == set()
