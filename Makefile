@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check golden bench bench-capture clean
+.PHONY: help setup demo test check golden score bench bench-capture clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,9 @@ check: setup ## linters and types alone (part of the tests too)
 
 golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
 	@cd tests && ../$(BIN)/python -m golden.update
+
+score: setup ## score the rules on planted bottlenecks, on the device that is there; writes samples/SCORE.md (ARGS="--runs 3")
+	@$(BIN)/python samples/score.py $(ARGS)
 
 bench: setup ## report time against a floor, and planted causes against their what-ifs, in the same run
 	@$(BIN)/python tests/benchmarks/bench_report.py

@@ -45,7 +45,7 @@ def test_other_sequences_and_fused_forms_are_none(ops: str) -> None:
 
 
 def test_patterns_end_where_the_step_ends_and_where_the_sizes_do_not_fit() -> None:
-    split = [Item(row, f"aten::{name}", FULL, (0, row // 3)) for row, name in enumerate("pow mean add rsqrt mul mul".split())]
+    split = [Item(row, f"aten::{name}", FULL, (0, row // 3)) for row, name in enumerate(("pow", "mean", "add", "rsqrt", "mul", "mul"))]
     assert find(split) == []
     one_large = [Item(row, f"aten::{name}", FULL if not row else 1, (0, 0)) for row, name in enumerate(("exp", "sum", "div"))]
     assert find(one_large) == []
