@@ -11,7 +11,7 @@ from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.slowdown import explained_by_profiler
 from gpudiag.diagnosis.verdict import Verdict, decide
-from gpudiag.diagnosis.withhold import withheld
+from gpudiag.diagnosis.withhold import NEVER, withheld
 from gpudiag.facts import Facts
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
@@ -25,9 +25,9 @@ larger part, which was not seen (replayed graphs, kernels without ops)."""
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
-NO_GAIN = 0.0005
-"""Share of the steps below which a ceiling is none: in reports it reads 0.0 %."""
-
+NO_GAIN = 0.005
+"""Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
+half a percent)."""
 
 SWITCHED_OFF = "switched off"
 """How the reason of a rule begins that the user does not want judged."""
@@ -43,7 +43,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
     findings: tuple[Finding, ...]
     """Ordered: an invalid measurement (or its cause) first, then warnings, then infos, last that the measurement is weak; each by ceiling,
-    those that gain nothing after the unknown; then by confidence, then by id. Ceilings of two findings do not add up."""
+    the unknown after the known; then by confidence, then by id. Ceilings of two findings do not add up. What would gain nothing is none."""
     outcomes: tuple[RuleOutcome, ...]
     """One for each rule, by id."""
     fact_errors: dict[str, str] = {}
@@ -61,9 +61,11 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     verdicts.update(withheld(ordered, verdicts, lambda rule: _facts_of(rule, facts)))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     measured = _measurement(verdicts.get(MEASUREMENT_RULE))
-    findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
+    all_findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
+    verdicts.update({finding.rule: _without_gain(finding) for finding in all_findings if _gains_nothing(finding)})
+    findings = [finding for finding in all_findings if not _gains_nothing(finding)]
     outcomes = tuple(_outcome(rule, verdicts[rule.id]) for rule in ordered)
-    explains = {rule.id: rule.file.explains for rule in fired}
+    explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
     first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
     folded = _fold(sorted(findings, key=lambda finding: _rank(finding, first)), explains)
     return Judgement(tuple(folded), outcomes, dict(facts.errors))
@@ -133,6 +135,17 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
     )
 
 
+def _gains_nothing(finding: Finding) -> bool:
+    """Return whether the step would gain nothing worth telling from a finding that is no news of the hardware."""
+    return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NEVER)
+
+
+def _without_gain(finding: Finding) -> Verdict:
+    """Return the verdict of a rule that holds where something else limits the step, or where it is about too little of it."""
+    share = format_share(finding.ceiling.share, 1) if finding.ceiling else ""
+    return Verdict("suppressed", f"holds, but would save {share} of the step at most as things are: {finding.message}")
+
+
 def _severity(own: Severity, ceiling: Ceiling | None) -> Severity:
     """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
     if ceiling is None:
@@ -158,7 +171,7 @@ def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> 
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
     group = 0 if invalid else 3 if on_measurement else 2 if finding.severity == "info" else 1
     time = finding.ceiling.time_ns if finding.ceiling else 0
-    known = 1 if finding.ceiling is None else 0 if finding.ceiling.share >= NO_GAIN else 2
+    known = 1 if finding.ceiling is None else 0
     return (group, known, -time, -GRADES.index(finding.confidence), finding.rule)
 
 

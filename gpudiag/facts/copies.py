@@ -22,15 +22,14 @@ def layout_copies(window: Window) -> pl.DataFrame:
     copies = work.filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
     found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~_inside_products(window, found))
-    claimed = pl.concat([made(window)["id"] for made in (vocabulary_work, composites, unfused_attention)]).implode()
-    found = found.filter(~pl.col("id").is_in(claimed))
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
     limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
     require(
         int(untold["time_ns"].sum()) <= limit,
         "strides were not recorded: which copies change the layout cannot be told (torch >= 2.2 records them)",
     )
-    return found
+    claimed = pl.concat([made(window)["id"] for made in (vocabulary_work, composites, unfused_attention)]).implode()
+    return found.filter(~pl.col("id").is_in(claimed))
 
 
 def _inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:

@@ -72,7 +72,8 @@ MODULES: tuple[ModuleType, ...] = (
     debug_features, loader, loader_work, host_copies, host_work, padding, batch_sizes, price, utilisation, occupancy,
     filling, precision, low_precision, gemm,
     convolution, recurrent, elementwise, composites, vocabulary, casts, irregular,
-    attention, optimizer, copies, communication, gradients, exchange, link_rate, pipeline, ranks, history, memory, settings, telemetry, ceilings,
+    attention, optimizer, copies, communication, gradients, exchange, link_rate, pipeline, ranks,
+    history, memory, settings, telemetry, ceilings,
     capacity, accumulation, hardware_state, generation, offload,
 )  # fmt: skip
 """Every module that defines facts, in the order of the catalogue."""

@@ -87,10 +87,23 @@ def test_every_rule_has_exactly_one_outcome_and_the_order_is_by_ceiling(rules: t
         assert finding.evidence
 
 
-def test_findings_that_gain_nothing_stand_behind_those_whose_gain_is_not_known() -> None:
-    ceilings = {"A": Ceiling(0, 0.0, "replay", ""), "B": None, "C": Ceiling(10, 0.01, "replay", ""), "D": Ceiling(90, 0.09, "formula", "")}
+def test_known_gains_stand_before_those_that_are_not_known() -> None:
+    ceilings = {"B": None, "C": Ceiling(10, 0.01, "replay", ""), "D": Ceiling(90, 0.09, "formula", "")}
     made = [Finding(rule, rule, "info", "compute", "it is so", ceiling=ceiling) for rule, ceiling in ceilings.items()]
-    assert [finding.rule for finding in sorted(made, key=_rank)] == ["D", "C", "B", "A"]
+    assert [finding.rule for finding in sorted(made, key=_rank)] == ["D", "C", "B"]
+
+
+def test_what_would_gain_nothing_is_no_finding_and_says_so(tmp_path: Path) -> None:
+    def judged(ceiling: str) -> Judgement:
+        text = SQL_RULE.format(sql="select 0.6 as share from kernels limit 1").replace("ceiling: null", ceiling)
+        (tmp_path / "LAB-01.yaml").write_text(text)
+        return judge(analysis(**starved(0.2)), load_rules([str(tmp_path)]))
+
+    little = judged("ceiling: {time_ns: 0.004 * wall_ns, what_if: cos were free}")
+    assert status(little, "LAB-01")[0] == "suppressed"
+    assert "would save 0.4 % of the step" in status(little, "LAB-01")[1]
+    assert "LAB-01" not in {finding.rule for finding in little.findings}
+    assert found(judged("ceiling: {time_ns: 0.006 * wall_ns, what_if: cos were free}"), "LAB-01").severity == "info"
 
 
 def test_judging_twice_and_in_another_order_says_the_same(rules: tuple[Rule, ...]) -> None:
