@@ -176,7 +176,8 @@ def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> 
 
 
 def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
-    """Return the findings that no other explains, each with the ids (and the fixes) of those that it explains.
+    """Return the findings that no other explains, each with the ids of those that it explains. Its fixes are its own: those of a symptom
+    would treat the symptom.
 
     A symptom goes to the first of its causes in the order of the findings; symptoms of symptoms go along.
     """
@@ -189,8 +190,7 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
             continue
         own = [rule for rule in _all_symptoms(finding.rule, explains, present) if rule not in taken]
         taken.update(own)
-        fixes = dict.fromkeys([*finding.fixes, *(fix for rule in own for fix in present[rule].fixes)])
-        folded.append(msgspec.structs.replace(finding, folded=tuple(own), fixes=tuple(fixes)))
+        folded.append(msgspec.structs.replace(finding, folded=tuple(own)))
     return folded
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.facts.capacity import growth_room
-from gpudiag.facts.gemm import FEW_ROWS
+from gpudiag.facts.gemm import FEW_ROWS, skinny_product_rows, skinny_saving_ns
 from gpudiag.facts.host_time import issued_ns, left_of
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
@@ -145,3 +145,19 @@ def larger_batch_saving_ns(window: Window) -> float:
     left = 1 / min(growth_room(window), MOST_GROWTH)
     optimizer = window.work().filter(pl.col("phase") == "optimizer")
     return merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
+
+
+@fact("few_rows_saving_ns", unit="ns")
+def few_rows_saving_ns(window: Window) -> float:
+    """Time per sample that the steps would save if batches made 128 rows where most skinny products have fewer.
+
+    The larger of skinny_saving_ns and what fewer passes would save: each reads all weights, issues all work, adds up gradients and is
+    followed by a step of the optimizer.
+    """
+    alone = float(skinny_saving_ns(window))
+    try:
+        left = min(1.0, float(skinny_product_rows(window)) / FEW_ROWS)
+        optimizer = window.work().filter(pl.col("phase") == "optimizer")
+        return max(alone, merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left))
+    except NotKnownError:  # no passes forward and backward: generation, evaluation
+        return alone

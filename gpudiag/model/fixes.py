@@ -76,7 +76,7 @@ FIXES: tuple[Fix, ...] = (
         "ddp-options",
         "DistributedDataParallel options",
         "rounding",
-        "DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)",
+        "DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True, static_graph=True)",
     ),
 )
 

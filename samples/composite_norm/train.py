@@ -10,7 +10,7 @@ from torch import nn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROWS = 32768 if DEVICE == "cuda" else 2048
-WIDTH, CLASSES, BLOCKS = 1024, 512, 4
+WIDTH, CLASSES, BLOCKS = 1024, 256, 4
 
 
 class Norm(nn.Module):
@@ -30,7 +30,7 @@ class Norm(nn.Module):
 class Block(nn.Module):
     def __init__(self, fixed: bool) -> None:
         super().__init__()
-        self.norm, self.down, self.up = Norm(fixed), nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.norm, self.down, self.up = Norm(fixed), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.up(torch.relu(self.down(self.norm(x))))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH = 512 if DEVICE == "cuda" else 32
+BATCH = 512 if DEVICE == "cuda" else 16
 SIDE, CHANNELS, BLOCKS = 32, 128, 4
 FAST_BF16 = torch.cuda.is_bf16_supported() if DEVICE == "cuda" else getattr(torch.cpu, "_is_amx_tile_supported", bool)()
 torch.backends.cudnn.benchmark = True

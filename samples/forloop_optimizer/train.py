@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MEMBERS, ROWS, WIDTH = 400, 64, 48
+MEMBERS, ROWS, WIDTH = 400, 16, 48
 
 
 class Adapters(nn.Module):

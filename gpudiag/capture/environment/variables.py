@@ -30,6 +30,12 @@ ALLOCATOR_KEYS = (
 _OPTION = rf"({'|'.join(ALLOCATOR_KEYS)}):({_ALLOCATOR_VALUE})"
 _ALLOCATOR = rf"{_OPTION}(,{_OPTION}){{0,15}}"
 
+_LOG = (
+    r"[+-]?(all|dynamo|aot|inductor|dynamic|torch|distributed|c10d|ddp|fsdp|export|guards|recompiles|graph_breaks|graph|graph_code|"
+    r"output_code|schedule|perf_hints|cudagraphs|compiled_autograd|autograd)"
+)
+"""A name that TORCH_LOGS takes (torch/_logging/_registrations.py), with its level."""
+
 FORMS: dict[str, str] = {
     # Where memory comes from; expandable_segments and max_split_size_mb decide about fragmentation (three names, by age and vendor).
     "PYTORCH_ALLOC_CONF": _ALLOCATOR,
@@ -62,6 +68,9 @@ FORMS: dict[str, str] = {
     # Collectives that block the host.
     "TORCH_NCCL_BLOCKING_WAIT": _SWITCH,
     "TORCH_DISTRIBUTED_DEBUG": "OFF|INFO|DETAIL",
+    # Logs of every collective and of what the compiler does.
+    "NCCL_DEBUG": "VERSION|WARN|INFO|ABORT|TRACE",
+    "TORCH_LOGS": rf"{_LOG}(,{_LOG}){{0,8}}",
     # torch.compile switched off, or tuned for longer.
     "TORCH_COMPILE_DISABLE": _SWITCH,
     "TORCHDYNAMO_DISABLE": _SWITCH,
