@@ -7,12 +7,14 @@ import polars as pl
 from gpudiag.attribution import intervals as spans
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
+from gpudiag.roofline.chains import GENERATED
+from gpudiag.roofline.families import MATRIX
 
 REGION = r"^Torch-Compiled Region"
 """A compiled frame: what follows a graph break runs nested in it, as a frame of its own (seen with torch 2.13)."""
 
 GRAPH_CALL = r"^CompiledFunction$"
-GENERATED_CALL = r"^## Call CompiledFxGraph"
+BACKWARD_NODE = r"^autograd::engine::evaluate_function: CompiledFunctionBackward$"
 
 
 def _ops(window: Window, pattern: str) -> pl.DataFrame:
@@ -59,35 +61,50 @@ def breaks_per_step(window: Window) -> float:
     return (pieces.height - pieces.select("thread", "region").unique().height) / window.steps.height
 
 
-def _wrapper_ns(window: Window) -> float:
-    """Return the host's time around the generated code of the graphs that a whole function would not have, forward and backward."""
-    pieces, whole = _pieces(window), _ops(window, r"^CompiledFunction(Backward)?$")
-    generated = _ops(window, GENERATED_CALL)
-    if not pieces.height or not generated.height:
+def _of_pieces_ns(window: Window) -> float:
+    """Return what a CPU would save at most if each function were one graph: of all time in compiled functions, forward and backward,
+    matrix work aside, the part of the further graphs. Each is entered, writes its results and reads its inputs for itself.
+    """
+    pieces = _pieces(window)
+    if not pieces.height:
         return 0.0
-    around = spans.total(spans.of(whole)) - spans.overlap(spans.of(whole), spans.of(generated))
+    whole = spans.of(pl.concat([_ops(window, pattern).select("start_ns", "end_ns") for pattern in (REGION, BACKWARD_NODE)]))
+    matrix = window.kernels.filter(pl.col("family").is_in(MATRIX))
+    starts = matrix["start_ns"].to_numpy()
+    products = matrix.filter(pl.Series(spans.covered(whole, starts, starts + 1) > 0, dtype=pl.Boolean))["time_ns"].sum()
+    further = pieces.height - pieces.select("thread", "region").unique().height
+    return max(0.0, spans.total(spans.union(whole)) - float(products)) * further / max(1, _ops(window, GRAPH_CALL).height)
+
+
+def _split_ns(window: Window) -> float:
+    """Return what the generated kernels would save at most where pieces of a function became one: each writes for the next."""
+    pieces = _pieces(window)
+    if not pieces.height:
+        return 0.0
     extra = pieces.height - pieces.select("thread", "region").unique().height
-    return max(0.0, around * extra / max(1, _ops(window, GRAPH_CALL).height))
+    split = window.kernels.filter(pl.col("name").str.contains(GENERATED))
+    return window.exposed_ns(split) * extra / max(1, _ops(window, GRAPH_CALL).height)
 
 
 def _break_ns(window: Window) -> float:
     found = spans.of(between(window))
     if window.on_cpu:
-        return spans.total(found) + _wrapper_ns(window)
+        return max(float(spans.total(found)), _of_pieces_ns(window))
     eager = window.kernels.join(window.analysis.trace.ops.select(op="id", issued_ns="start_ns"), on="op", how="left").filter(
         pl.col("issued_ns").is_not_null()
     )
     starts = eager["issued_ns"].to_numpy()
     chosen = eager.filter(pl.Series(spans.covered(found, starts, starts + 1) > 0, dtype=pl.Boolean))
     idle = spans.of(window.idle.filter(pl.col("cause").is_in(["idle_launch", "idle_sync", "idle_unexplained"])))
-    return float(spans.overlap(found, idle) + window.exposed_ns(chosen))
+    return float(spans.overlap(found, idle) + window.exposed_ns(chosen)) + _split_ns(window)
 
 
 @fact("break_ns", unit="ns")
 def break_ns(window: Window) -> float:
     """Time that the breaks cost: between the graphs of one compiled function the device is idle or runs ops that are not compiled.
 
-    On a CPU the whole time between them, and what it takes to enter further graphs, forward and backward.
+    Generated kernels could be fused across a break too. On a CPU: all time in compiled functions but matrix work, as far as it is that of
+    further graphs.
     """
     return min(_break_ns(window), float(window.wall_ns))
 
