@@ -1,6 +1,7 @@
 """gpudiag: why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.
 
-Public names resolve on first use, so that `import gpudiag` costs nothing: profile, diagnose, calibrate, step, Report.
+Public names resolve on first use, so that `import gpudiag` costs nothing: profile, diagnose, calibrate,
+estimate_memory, step, Report.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.api import Report, calibrate, diagnose, profile
+    from gpudiag.api import Report, calibrate, diagnose, estimate_memory, profile
     from gpudiag.capture.unmodified.marker import step
 
-__all__ = ["Report", "calibrate", "diagnose", "profile", "step"]
+__all__ = ["Report", "calibrate", "diagnose", "estimate_memory", "profile", "step"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ from gpudiag.model.hardware import Device
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
     from gpudiag.diagnosis.rule import RuleBase
+    from gpudiag.model.estimate import ModelEstimate
     from gpudiag.model.report import ReportData
 
 Progress = Callable[[str], None]
@@ -208,6 +209,36 @@ def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), 
     report.save(html)
     report.save(run.path / "report.json")
     return DemoResult(report, str(run.path), str(html))
+
+
+def estimate_memory(
+    model: Any, example_batch: Any, *, loss: Callable[..., Any] | None = None, optimizer: Any = "AdamW", autocast: Any = None,
+    device: str = "cuda", accumulate: bool = False,
+) -> ModelEstimate:  # fmt: skip
+    """Return the memory of training `model`, found by running two steps on tensors without data: no GPU, no memory, nothing changed.
+
+    =============  ==================================================================================================================
+    argument       what it is
+    =============  ==================================================================================================================
+    model          a module (it is not touched), or a function that makes one: then its weights are never made, however large
+    example_batch  a tensor, (input, targets, ...), a dict of keyword arguments, or a function that makes it
+    loss           called with the output and the rest of the batch; None: the model returns its loss (as `.loss`, or a number)
+    optimizer      a name in torch.optim, a function of the parameters, an optimizer of this model, or None
+    autocast       "bf16" or "fp16"; None: as the model's own types are
+    device         "cuda": kernels and defaults of a GPU are assumed; "cpu": those of the CPU
+    accumulate     gradients are kept from step to step: gradient accumulation, or zero_grad() after the forward pass
+    =============  ==================================================================================================================
+
+    Raises InputError where the model fails or needs the values of a tensor, UsageError for arguments that do not fit.
+    """
+    from gpudiag.capture.estimate.estimate import Given, estimate
+
+    def make() -> Given:
+        return Given(
+            model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate
+        )
+
+    return estimate(make, "making the model and the batch")
 
 
 def report_schema() -> dict[str, Any]:

@@ -19,7 +19,8 @@ def memory(
         typer.Argument(
             metavar="PATH",
             help="A bundle or trace with memory recorded, or a snapshot of the CUDA allocator (_dump_snapshot, .pickle). With --estimate: "
-            "a preset (playbook, llama3-8b).",
+            "a preset (playbook, llama3-8b), or FILE.py:FUNCTION. FILE.py is then executed; FUNCTION() returns (model, batch), or a dict "
+            "of model, batch, loss, optimizer, autocast, and is run on tensors without data.",
             show_default=False,
         ),
     ] = None,
@@ -30,15 +31,15 @@ def memory(
         typer.Option("--device", min=0, metavar="N", help="Which GPU (default: the one with most memory in use).", show_default=False),
     ] = None,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="No recording: estimate the memory of training a transformer from its sizes.")
+        bool, typer.Option("--estimate", help="No recording: estimate the memory of training a transformer from its sizes, or any model.")
     ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="With --estimate: a size, such as batch=8, hidden=4096, layers=32, mixed_precision=true, recompute=full; may be given "
-            "several times.",
+            help="With --estimate: a size, such as batch=8, hidden=4096, layers=32, mixed_precision=true, recompute=full; of a FILE.py "
+            "optimizer=SGD, autocast=bf16, device=cpu, accumulate=true; may be given several times.",
             show_default=False,
         ),
     ] = None,
