@@ -95,8 +95,14 @@ def _passes(window: Window) -> pl.DataFrame:
     small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
     floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
     floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
-    adding = work["op_name"].str.contains(_ADDS).fill_null(False) & _parent_names(window, work["call"]).str.contains("AccumulateGrad")
-    return work.with_columns(floor_ns=pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"), adds=adding)
+    adds = pl.col("id").is_in(gradient_additions(window)["id"].implode())
+    return work.with_columns(floor_ns=pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"), adds=adds)
+
+
+def gradient_additions(window: Window) -> pl.DataFrame:
+    """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
+    work = window.work().filter(pl.col("op_name").str.contains(_ADDS).fill_null(False))
+    return work.filter(_parent_names(window, work["call"]).str.contains("AccumulateGrad"))
 
 
 def merged_saving_ns(window: Window, left: float, adds_left: float) -> float:

@@ -39,13 +39,15 @@ def _members(window: Window, found: pl.DataFrame) -> pl.DataFrame:
 def chain_savings(window: Window) -> pl.DataFrame:
     """Return `chains` with fused_ns, the time of one fused kernel each, and saving_ns: their time beyond it, at least 0.
 
-    At 85 % of the bandwidth; on a CPU at the best rate that their own ops reach, and with the arithmetic of transcendental functions.
+    At 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental functions, as far as they take longer than streaming at that
+    best rate.
     """
     found = chains(window)
     members = _members(window, found)
-    rate = attained.stream_byte_per_s(window, members)
     total = float(members["time_ns"].sum())
-    arithmetic = attained.arithmetic_ns(window, members, rate) / total if total else 0.0
+    streaming = attained.stream_byte_per_s(window, members)
+    arithmetic = attained.arithmetic_ns(window, members, streaming) / total if total else 0.0
+    rate = max(streaming, attained.MEMORY_SHARE_OF_PEAK * window.bandwidth)
     fused_bytes = (pl.col("bytes") - pl.col("between_bytes")).clip(lower_bound=0)
     found = found.with_columns(fused_ns=fused_bytes / rate * 1e9 + arithmetic * pl.col("time_ns"))
     return found.with_columns(saving_ns=(pl.col("time_ns") - pl.col("fused_ns")).clip(lower_bound=0))

@@ -88,6 +88,12 @@ def fp32_work_share(window: Window) -> float:
     return window.share_of_wall(fp32_work(window))
 
 
+@fact("fp32_computing_share", unit="share")
+def fp32_computing_share(window: Window) -> float:
+    """Time in fp32 products and convolutions that arithmetic binds, over the wall time of the analysed steps."""
+    return window.share_of_wall(fp32_work(window).filter(pl.col("family").is_in(MATRIX) & (pl.col("bound") == "compute")))
+
+
 def _half_peak(window: Window) -> float | None:
     peaks = window.device.peaks
     return max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)

@@ -28,8 +28,10 @@ def chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
         & pl.col("phase").ne_missing("optimizer")
         & ~pl.col("name").str.contains(GENERATED)
     )
-    # what ends a chain: any kernel of a GPU; on a CPU only an op that does work (wrappers have self time too)
-    works = (pl.col("bytes_moved").fill_null(0) > 0) if on_cpu else pl.lit(True)
+    # what ends a chain: any kernel of a GPU; on a CPU only an op that does work (wrappers have self time too, and a Python number that
+    # stands in an expression is converted by a copy of its own)
+    number = ((pl.col("family") == "copy") & (pl.col("numel") <= 1)).fill_null(False)
+    works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
     columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
     ordered = work.filter(works).select(*columns, link=link.fill_null(False), lane=lane).sort("lane", "start_ns", "id")

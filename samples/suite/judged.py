@@ -23,7 +23,7 @@ class Judged(msgspec.Struct, frozen=True):
     missing: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
     ceiling_share: float | None = None
-    """Of the first finding."""
+    """Of the planted finding: the first, or that which must be there, where it need not be first."""
 
     @property
     def fine(self) -> bool:
@@ -38,13 +38,14 @@ def judge(findings: Iterable[Finding], expected: Expected) -> Judged:
     there = {finding.rule for finding in found} | {rule for finding in found for rule in finding.folded}
     allowed = (expected.first, *expected.must, *expected.may)
     first = loud[0] if loud else None
+    planted = next((item for item in found if _matches(item.rule, expected.must)), first) if expected.must else first
     return Judged(
         first.rule if first else "",
         _matches(first.rule if first else "", (expected.first,)),
         tuple(finding.rule for finding in loud if not _matches(finding.rule, allowed)),
         tuple(wanted for wanted in expected.must if not any(fnmatchcase(rule, wanted) for rule in there)),
         tuple(sorted(rule for rule in there if _matches(rule, expected.never))),
-        first.ceiling.share if first and first.ceiling else None,
+        planted.ceiling.share if planted and planted.ceiling else None,
     )
 
 
