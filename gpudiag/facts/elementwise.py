@@ -39,8 +39,8 @@ def _members(window: Window, found: pl.DataFrame) -> pl.DataFrame:
 def chain_savings(window: Window) -> pl.DataFrame:
     """Return `chains` with fused_ns, the time of one fused kernel each, and saving_ns: their time beyond it, at least 0.
 
-    At 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental functions, as far as they take longer than streaming at that
-    best rate.
+    At 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental functions, as
+    far as they take longer than streaming at that best rate.
     """
     found = chains(window)
     members = _members(window, found)

@@ -1,0 +1,153 @@
+"""Storages as they come and go: when most bytes were alive, and what for. Knows nothing of torch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gpudiag.model.estimate import HELD, EstimatePhase, HeldRow
+
+ACTIVATION = "activation"
+"""What a storage of the forward pass is held for, until it is known when it is freed."""
+
+HOST = "host"
+"""Held in the host's memory: not counted."""
+
+_NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$| \()")
+
+
+@dataclass(slots=True)
+class Block:
+    """One storage. `born` and `died` are positions in the order of all events; `died` is None while it lives."""
+
+    bytes: int
+    purpose: str
+    module: str
+    op: str
+    phase: int
+    born: int
+    died: int | None = None
+    died_phase: int | None = None
+
+
+class Phase(NamedTuple):
+    """A pass of a step, and the positions of its events."""
+
+    name: EstimatePhase | None
+    """None: before the steps."""
+    step: int
+    begin: int
+
+
+class Peak(NamedTuple):
+    """The most bytes alive in some span, and at which position."""
+
+    bytes: int
+    position: int
+
+
+class Ledger:
+    """All storages in the order of their events. Sizes are rounded up to `block_bytes` in every sum but `total`."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
+        self.phases: list[Phase] = [Phase(None, 0, 0)]
+        self.blocks: list[Block] = []
+        self._events: list[Block] = []
+        self._open = True
+
+    @property
+    def position(self) -> int:
+        """Return the position of the last event; -1 before the first."""
+        return len(self._events) - 1
+
+    def close(self) -> None:
+        """The steps are over: what is freed from now on is not counted."""
+        self._open = False
+
+    def last(self, name: EstimatePhase) -> int:
+        """Return the position of the last event of the last pass of this name."""
+        index = max(at for at, phase in enumerate(self.phases) if phase.name == name)
+        return self.phases[index + 1].begin - 1 if index + 1 < len(self.phases) else self.position
+
+    def begin(self, name: EstimatePhase, step: int) -> None:
+        """A pass begins: what is made from now on is its own."""
+        self.phases.append(Phase(name, step, len(self._events)))
+
+    def make(self, size: int, purpose: str, module: str, op: str) -> Block:
+        """Return the block of a new storage of `size` bytes."""
+        block = Block(size, purpose, module, op, len(self.phases) - 1, len(self._events))
+        self._events.append(block)
+        self.blocks.append(block)
+        return block
+
+    def free(self, block: Block) -> None:
+        """The storage of `block` is gone."""
+        if not self._open:
+            return
+        block.died, block.died_phase = len(self._events), len(self.phases) - 1
+        self._events.append(block)
+
+    def rounded(self, block: Block) -> int:
+        """Return the bytes that the allocator takes for `block`."""
+        return -(-block.bytes // self.block_bytes) * self.block_bytes
+
+    def peaks(self) -> list[Peak]:
+        """Return the peak of each phase, in their order; what a phase begins with counts for it."""
+        found = []
+        current, position = 0, 0
+        for index in range(len(self.phases)):
+            end = self.phases[index + 1].begin if index + 1 < len(self.phases) else len(self._events)
+            peak = Peak(current, position - 1)
+            for at in range(position, end):
+                current += self._change(at)
+                peak = max(peak, Peak(current, at), key=lambda known: known.bytes)
+            position = end
+            found.append(peak)
+        return found
+
+    def _change(self, position: int) -> int:
+        block = self._events[position]
+        if block.purpose == HOST:
+            return 0
+        return self.rounded(block) if block.born == position else -self.rounded(block)
+
+    def alive(self, position: int) -> Iterator[Block]:
+        """Yield the blocks that live after the event at `position`."""
+        for block in self.blocks:
+            if block.born <= position and (block.died is None or block.died > position) and block.purpose != HOST:
+                yield block
+
+    def by_purpose(self, position: int) -> dict[str, int]:
+        """Return what for -> bytes after the event at `position`, in the order of HELD."""
+        sums: Counter[str] = Counter()
+        for block in self.alive(position):
+            sums[self._held_for(block)] += self.rounded(block)
+        return {name: sums[name] for name in HELD if sums[name]}
+
+    def total(self, purpose: str, position: int) -> int:
+        """Return the bytes held for `purpose` after the event at `position`, not rounded."""
+        return sum(block.bytes for block in self.alive(position) if self._held_for(block) == purpose)
+
+    def _held_for(self, block: Block) -> str:
+        if block.purpose == ACTIVATION:
+            return "temporary" if block.died_phase == block.phase else "activations"
+        return block.purpose
+
+    def op_at(self, position: int) -> str:
+        """Return the op of the event at `position`."""
+        return self._events[position].op
+
+    def by_module(self, position: int) -> tuple[HeldRow, ...]:
+        """Return the activations alive after `position` by module, layers of one name together, largest first."""
+        sizes: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for block in self.alive(position):
+            if self._held_for(block) == "activations":
+                name = _NUMBER.sub("*", block.module)
+                sizes[name] += block.bytes
+                counts[name] += 1
+        return tuple(HeldRow(name, size, counts[name]) for name, size in sizes.most_common())
