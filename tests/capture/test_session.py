@@ -18,8 +18,8 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.session import Session
 from gpudiag.capture.samples import samples_of
+from gpudiag.capture.session import Session
 from gpudiag.errors import MissingDependencyError, UsageError
 
 Steps = Callable[[Path], list[dict[str, Any]]]

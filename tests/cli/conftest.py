@@ -62,9 +62,12 @@ class FakeApi(types.ModuleType):
         graph_capture: Path | None = None,
         progress: Callable[[str], None] | None = None,
         modules: bool = False,
+        gpu_hour_price: float | None = None,
+        planned_steps: int | None = None,
     ) -> FakeReport:
         more = {"graph_capture": graph_capture} if graph_capture else {}
         more |= {} if window is None else {"window": window}
+        more |= {} if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price, "planned_steps": planned_steps}
         more |= {"disabled": config.disable} if config is not None and config.path else {}
         self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs), **more})
         if progress:
