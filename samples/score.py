@@ -73,8 +73,10 @@ def _scores(samples: list[Sample], options: Options, folder: Path) -> tuple[list
         reason = lacking(sample.expected.requires)
         try:
             row = score(sample, options, _tell) if reason is None else score_recorded(sample, folder / "recorded" / sample.name)
-        except GpudiagError as error:
+        except (GpudiagError, OSError) as error:
             row = Row(name=sample.name, wanted=sample.expected.first, failed=str(error))
+        except KeyboardInterrupt:
+            return rows, [*skipped, *((left.name, "interrupted") for left in samples[number - 1 :])]
         if row is None:
             skipped.append((sample.name, reason or ""))
             continue

@@ -29,6 +29,9 @@ NO_GAIN = 0.005
 """Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
 half a percent)."""
 
+NOT_ABOUT_TIME = (NEVER, "CAP-")
+"""How the ids of rules begin that matter without a gain of time: hardware that fails, memory that runs out."""
+
 SWITCHED_OFF = "switched off"
 """How the reason of a rule begins that the user does not want judged."""
 
@@ -42,8 +45,11 @@ class Judgement(msgspec.Struct, frozen=True):
     """What the rules say of one analysis."""
 
     findings: tuple[Finding, ...]
-    """Ordered: an invalid measurement (or its cause) first, then warnings, then infos, last that the measurement is weak; each by ceiling,
-    the unknown after the known; then by confidence, then by id. Ceilings of two findings do not add up. What would gain nothing is none."""
+    """Ordered: an invalid measurement (or its cause) first, then what is critical at any cost (failing hardware), warnings, infos, last
+    that the measurement is weak; each by ceiling, the unknown after the known; then by confidence, then by id.
+
+    Ceilings of two findings do not add up. What would gain nothing is none.
+    """
     outcomes: tuple[RuleOutcome, ...]
     """One for each rule, by id."""
     fact_errors: dict[str, str] = {}
@@ -122,7 +128,7 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=_severity(verdict.severity or "info", ceiling),
+        severity=_severity(rule.id, verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
@@ -136,8 +142,8 @@ def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, mea
 
 
 def _gains_nothing(finding: Finding) -> bool:
-    """Return whether the step would gain nothing worth telling from a finding that is no news of the hardware."""
-    return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NEVER)
+    """Return whether the step would gain nothing worth telling, of a finding that is about time."""
+    return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NOT_ABOUT_TIME)
 
 
 def _without_gain(finding: Finding) -> Verdict:
@@ -146,9 +152,9 @@ def _without_gain(finding: Finding) -> Verdict:
     return Verdict("suppressed", f"holds, but would save {share} of the step at most as things are: {finding.message}")
 
 
-def _severity(own: Severity, ceiling: Ceiling | None) -> Severity:
+def _severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
     """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
-    if ceiling is None:
+    if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
         return own
     most: Severity = "info" if ceiling.share < LITTLE else "warning" if ceiling.share < MUCH else "critical"
     return min(own, most, key=SEVERITIES.index)
@@ -169,7 +175,8 @@ def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> 
     """Return the place of a finding in the order that Judgement.findings documents."""
     on_measurement = finding.rule == MEASUREMENT_RULE
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
-    group = 0 if invalid else 3 if on_measurement else 2 if finding.severity == "info" else 1
+    broken = finding.severity == "critical" and finding.ceiling is None
+    group = 0 if invalid else 1 if broken else 4 if on_measurement else 3 if finding.severity == "info" else 2
     time = finding.ceiling.time_ns if finding.ceiling else 0
     known = 1 if finding.ceiling is None else 0
     return (group, known, -time, -GRADES.index(finding.confidence), finding.rule)

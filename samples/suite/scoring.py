@@ -64,7 +64,16 @@ def score(sample: Sample, options: Options, tell: Tell) -> Row:
         if options.record is not None and not failed:
             keep(options.record / sample.name, scratch / "0" / BUNDLE_FOLDER, gain)
     seconds = time.monotonic() - begun
-    return Row(name=sample.name, wanted=sample.expected.first, runs=tuple(runs), gain=gain, note=note, failed=failed, seconds=seconds)
+    return Row(
+        name=sample.name,
+        wanted=sample.expected.first,
+        runs=tuple(runs),
+        gain=gain,
+        note=note,
+        failed=failed,
+        seconds=seconds,
+        proof_wanted=options.gain and not sample.control,
+    )
 
 
 def score_recorded(sample: Sample, folder: Path) -> Row | None:

@@ -29,6 +29,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     failed: str = ""
     """Why the sample was not judged though it should have been."""
     seconds: float = 0.0
+    proof_wanted: bool = False
+    """Whether a gain was to be measured: of a planted sample, unless asked not to."""
 
     @property
     def right(self) -> bool:
@@ -63,6 +65,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the ceiling is lower than what was gained for certain."""
         return self.ceiling is not None and self.gain is not None and self.ceiling < self.gain.low
 
+    @property
+    def unproved(self) -> bool:
+        """Return whether the twin was to show a gain, and did not, or the finding promises none that it could be held against."""
+        return self.proof_wanted and bool(self.wanted) and self.promise is None
+
 
 class Totals(msgspec.Struct, frozen=True):
     """The sums of a suite."""
@@ -73,18 +80,24 @@ class Totals(msgspec.Struct, frozen=True):
     below: int
     unmet: int
     """Samples that failed, lack a finding that must be there, or have one that must not."""
+    unproved: int
+    """Samples whose twin gained nothing or was not measured, or whose finding has no ceiling."""
     promises: tuple[float, ...]
 
     @property
     def fine(self) -> bool:
         """Return whether nothing is wrong."""
         empty = bool(self.promises) and (statistics.median(self.promises) > MEDIAN_LIMIT or max(self.promises) > WORST_LIMIT)
-        return self.scored > 0 and self.right == self.scored and not (self.false_alarms or self.below or self.unmet or empty)
+        return (
+            self.scored > 0 and self.right == self.scored and not (self.false_alarms or self.below or self.unmet or self.unproved or empty)
+        )
 
     def lines(self) -> list[str]:
         """Return the totals in words; the last line is the hit rate."""
         spread = f"median {statistics.median(self.promises):.2f}, worst {max(self.promises):.2f}" if self.promises else "not measured"
         lines = [f"ceiling/gain: {spread}; ceilings below the gain: {self.below}"]
+        if self.unproved:
+            lines.insert(0, f"samples without a ceiling, or whose twin showed no gain: {self.unproved}")
         if self.unmet:
             lines.insert(0, f"samples that failed, lack a finding or have a forbidden one: {self.unmet}")
         return [*lines, f"first finding right: {self.right} of {self.scored}; false alarms: {self.false_alarms}"]
@@ -98,6 +111,7 @@ def totals(rows: Sequence[Row]) -> Totals:
         sum(len(row.false_alarms) for row in rows),
         sum(row.below for row in rows),
         sum(bool(row.failed) or any(run.missing or run.forbidden for run in row.runs) for row in rows),
+        sum(row.unproved for row in rows),
         tuple(row.promise for row in rows if row.promise is not None),
     )
 

@@ -144,7 +144,7 @@ def test_what_the_profiler_may_explain_is_withheld_and_withholds_nothing(rules: 
     # 300 us of the 1000 us wait for the host; the profiler adds 375 us to a step of 625 us
     judgement = judge(analysis(**(starved(0.3) | {"slowdown": 1.6})), rules)
     weak = found(judgement, "EFF-03")
-    assert weak.severity == "warning"
+    assert weak.severity == "info"
     assert judgement.findings[-1] == weak
     assert status(judgement, "OVH-01") == (
         "not_applicable",
@@ -152,6 +152,14 @@ def test_what_the_profiler_may_explain_is_withheld_and_withholds_nothing(rules: 
     )
     assert status(judgement, "MEM-01")[0] == "fired"
     assert status(judgement, "INP-01")[0] == "not_applicable"  # what cannot be judged keeps its own reason
+
+
+def test_failing_hardware_and_full_memory_need_no_gain_of_time() -> None:
+    broken = Finding("HW-04", "A", "critical", "method", "it is so")
+    slow = Finding("B-01", "B", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
+    assert sorted([slow, broken], key=_rank) == [broken, slow]
+    assert _severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
+    assert _severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
 
 
 def test_an_invalid_measurement_or_what_explains_it_comes_first() -> None:
@@ -183,7 +191,7 @@ def test_what_is_only_worth_knowing_stands_behind_what_is_worth_acting_on() -> N
     ],
 )
 def test_severity_is_lowered_to_what_the_share_of_the_step_deserves(own: Severity, share: float | None, said: Severity) -> None:
-    assert _severity(own, None if share is None else Ceiling(1, share, "formula", "")) == said
+    assert _severity("LAB-01", own, None if share is None else Ceiling(1, share, "formula", "")) == said
 
 
 def test_a_weak_measurement_lowers_confidence_and_withholds_nothing(rules: tuple[Rule, ...]) -> None:
