@@ -193,7 +193,7 @@ def test_a_sample_from_recording_to_score_and_back_from_its_bundle(tmp_path: Pat
 
 @pytest.mark.parametrize(("ceiling", "share"), [(0.8, -0.05), (0.8, None), (None, 0.4)])
 def test_a_twin_that_shows_nothing_and_a_finding_without_a_ceiling_are_not_fine(ceiling: float | None, share: float | None) -> None:
-    measured = None if share is None else Gain(share=share, low=share - 0.1, high=share + 0.1, unit="samples")
+    measured = None if share is None else Gain(share, share - 0.1, share + 0.1, "samples", "blocks", 2)
     row = Row(name="a", wanted="OVH-01", runs=(Judged("OVH-01", True, ceiling_share=ceiling),), gain=measured, proof_wanted=True)
     assert not totals([row]).fine
     assert "showed no gain: 1" in "".join(totals([row]).lines())
