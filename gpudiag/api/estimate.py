@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -55,6 +55,9 @@ def _read(setting: str, name: str, value: str) -> Any:
     try:
         return msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError as error:
+        choices = [str(choice) for choice in get_args(field.type)] if get_origin(field.type) is Literal else []
+        if choices:
+            raise UsageError(f"--set {setting}: {value!r} is none of {', '.join(choices)}{_nearest(value, choices)}") from None
         raise UsageError(f"--set {setting}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 

@@ -17,6 +17,7 @@ KEYS = ("rules", "disable", "thresholds")
 MAX_BYTES = 1_000_000
 """Largest file that is read: a thousand times a config of ours."""
 _OURS = re.compile(r"^\s*\[\s*tool\s*\.\s*[\"']?gpudiag[\"']?\s*[.\]]", re.MULTILINE)
+"""A header of ours. A pyproject.toml that cannot be read is an error where it has one, else it is somebody else's matter."""
 _PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
@@ -29,9 +30,24 @@ def find(start: Path | None = None) -> Config:
 
     for path in _candidates(start or Path.cwd()):
         text = _text(path)
-        if text is not None and (path.name == NAMES[0] or _OURS.search(text)):
+        if text is not None and (path.name == NAMES[0] or _is_ours(path, text)):
             return read(path, text)
     return Config()
+
+
+def _is_ours(path: Path, text: str) -> bool:
+    """Return whether the pyproject.toml `text` has tool.gpudiag, however written; raises InputError for a broken one with our header."""
+    from gpudiag.errors import InputError
+
+    if "gpudiag" not in text:
+        return False
+    try:
+        tool = _parsed(path.as_posix(), text).get("tool")
+    except InputError:
+        if _OURS.search(text):
+            raise
+        return False
+    return isinstance(tool, dict) and "gpudiag" in tool
 
 
 def _candidates(start: Path) -> Iterator[Path]:
@@ -69,7 +85,8 @@ def read(path: Path, text: str) -> Config:
     shown = path.as_posix()
     values = _parsed(shown, text)
     if path.name != NAMES[0]:
-        values = values.get("tool", {}).get("gpudiag", {})
+        tool = values.get("tool")
+        values = tool.get("gpudiag", {}) if isinstance(tool, dict) else {}
     empty = Config(shown, text=text)
     if not isinstance(values, dict):
         raise empty.error("tool.gpudiag: a table is needed", "tool", "gpudiag")
@@ -113,7 +130,18 @@ def _thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
     for identifier, values in found.items():
         if not isinstance(values, dict):
             raise config.error(f"thresholds.{identifier}: a table is needed", "thresholds", identifier, hint="such as min_share = 0.2")
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)):
-                raise config.error(f"thresholds.{identifier}.{name}: a number is needed", "thresholds", identifier, name)
-    return {identifier: {name: float(value) for name, value in values.items()} for identifier, values in found.items()}
+    return {
+        identifier: {name: _number(config, identifier, name, value) for name, value in values.items()}
+        for identifier, values in found.items()
+    }
+
+
+def _number(config: Config, identifier: str, name: str, value: Any) -> float:
+    """Return `value` as a number; raises InputError for anything else, and for an integer beyond all numbers with a decimal point."""
+    where = f"thresholds.{identifier}.{name}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise config.error(f"{where}: a number is needed", "thresholds", identifier, name)
+    try:
+        return float(value)
+    except OverflowError:
+        raise config.error(f"{where}: a number below 1e308 is needed", "thresholds", identifier, name) from None

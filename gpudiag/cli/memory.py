@@ -47,6 +47,8 @@ def memory(
 ) -> None:
     """Say what memory was used for at its peak, and where it was allocated; or estimate it before anything runs."""
     if estimated:
+        if rank is not None or device is not None:
+            raise UsageError("--rank and --device choose from a recording, --estimate has none", "leave them out")
         estimate(path, settings or [], json)
         return
     if path is None or settings:

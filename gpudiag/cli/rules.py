@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
 
+_LONGEST = 65_536
+"""Characters of a line: no text in a rule file is longer (diagnosis.source)."""
 _Dirs = Annotated[list[str] | None, options.RULES]
 _NoConfig = Annotated[bool, options.NO_CONFIG]
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule files (*.yaml).")]
@@ -37,7 +39,7 @@ def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     counts = [f"{len(base.judged) - off} judged", f"{len(base.advisories)} advisory"] + ([f"{off} switched off"] if off else [])
     typer.echo(f"\n{len(base.all)} rules: {', '.join(counts)}")
     for note in notes(rule for rule in base.judged if rule.changed):
-        typer.echo(f"changed: {note}")
+        typer.echo(_plain(f"changed: {note}"))
 
 
 @app.command()
@@ -94,7 +96,7 @@ def test(folder: _Folder) -> None:
     found = read_folder(folder)
     failures = self_test(found.judged)
     for failure in failures:
-        typer.echo(failure, err=True)
+        typer.echo(_plain(failure), err=True)
     count = sum(len(rule.file.tests) for rule in found.judged)
     typer.echo(f"{count - len({failure.rsplit(': ', 1)[0] for failure in failures})} of {count} test{'' if count == 1 else 's'} hold")
     if failures:
@@ -127,7 +129,7 @@ def _in_force(rules: list[str] | None, no_config: bool) -> RuleBase:
 
 
 def _show(page: RulePage) -> None:
-    typer.echo(f"{page.id}  {page.title}  ({page.category}, {page.state})\n")
+    typer.echo(_plain(f"{page.id}  {page.title}  ({page.category}, {page.state})") + "\n")
     table = _table("", "", header=False)
     for row in page.rows:
         _add(table, row.label, "\n".join(row.lines))
@@ -144,10 +146,17 @@ def _table(*columns: str, header: bool = True) -> Table:
 
 
 def _add(table: Table, *cells: str) -> None:
-    """Add a row of plain texts: what stands in a rule file is no markup."""
+    """Add a row of plain texts: what stands in a rule file is no markup, and moves no cursor."""
     from rich.text import Text
 
-    table.add_row(*(Text(cell) for cell in cells))
+    table.add_row(*(Text(_plain(cell)) for cell in cells))
+
+
+def _plain(text: str) -> str:
+    """Return `text` without what a terminal would obey, line by line."""
+    from gpudiag.report.escape import clean
+
+    return "\n".join(clean(line, _LONGEST) for line in text.split("\n"))
 
 
 def _print(table: Table) -> None:

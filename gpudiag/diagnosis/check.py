@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
 
-import msgspec
-
-from gpudiag.diagnosis import rule as schema
+from gpudiag.diagnosis.convert import convert
 from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression, nearest
 from gpudiag.diagnosis.message import NUMBER_FORMATS, Message, MessageError, compile_message
-from gpudiag.diagnosis.rule import ADVISORY, RULE_SCHEMA, Advisory, AdvisoryFile, Rule, RuleFile, RuleTest
+from gpudiag.diagnosis.rule import ADVISORY, RULE_SCHEMA, Advisory, AdvisoryFile, Rule, RuleFile
 from gpudiag.diagnosis.source import Source
 from gpudiag.facts import CATALOGUE, sql
 from gpudiag.facts.places import PLACES
@@ -23,15 +21,8 @@ from gpudiag.model.fixes import FIX_BY_ID
 KINDS_OF_TIME = (*BOUNDS, *IDLE_BUCKETS, "method")
 """What a finding can be about (model.finding.Finding.bound)."""
 
-_File = TypeVar("_File", RuleFile, AdvisoryFile)
 _ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
-_ENTRIES: dict[str, type[msgspec.Struct]] = {"$.params": schema.Param, "$.facts": schema.SqlFact}
 _FIRED = ("fired", "info", "warning", "critical")
-_KEYS = {
-    name: None
-    for part in (RuleFile, AdvisoryFile, schema.Param, schema.SqlFact, schema.CeilingSpec, schema.Detail, schema.Withholding, RuleTest)
-    for name in part.__struct_fields__
-}
 
 
 def make(source: Source) -> Rule | Advisory:
@@ -51,7 +42,7 @@ def _check_kind(source: Source, advisory: bool) -> None:
 
 
 def _advisory(source: Source) -> Advisory:
-    file = _convert(source, AdvisoryFile)
+    file = convert(source, AdvisoryFile)
     _check_identity(source, file)
     _check_filled(source, file, "needs")
     _check_fixes(source, file)
@@ -59,7 +50,7 @@ def _advisory(source: Source) -> Advisory:
 
 
 def _rule(source: Source) -> Rule:
-    file = _convert(source, RuleFile)
+    file = convert(source, RuleFile)
     _check_identity(source, file)
     _check_filled(source, file, "message", "severity")
     _check_references(source, file)
@@ -79,7 +70,7 @@ def _rule(source: Source) -> Rule:
             )
             for i, item in enumerate(file.details)
         ),
-        ceiling=_expression(source, "$.ceiling.time_ns", file.ceiling.time_ns, kinds, "number") if file.ceiling else None,
+        ceiling=_ceiling(source, file, units, kinds),
         withholds=tuple(
             (
                 _expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
@@ -91,33 +82,8 @@ def _rule(source: Source) -> Rule:
         needless={fix: _expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
     )
     _check_tests(source, file)
+    _check_params_used(source, rule)
     return rule
-
-
-def _convert(source: Source, kind: type[_File]) -> _File:
-    try:
-        return msgspec.convert(source.values, kind)
-    except msgspec.ValidationError as error:
-        message, _, path = str(error).partition(" - at `")
-        path = _with_name(source, path.rstrip("`")) or "$"
-        unknown = re.search(r"unknown field `(.*)`", message)
-        if unknown is None:
-            raise source.error(path, message, "see rules/README.md") from None
-        key = f"{path}.{unknown[1]}"
-        raise source.error(key, f"unknown key{nearest(unknown[1], _KEYS)}", "see rules/README.md") from None
-
-
-def _with_name(source: Source, path: str) -> str:
-    """Return `path` with the name of the entry that msgspec leaves out ('$.params[...].value'), where one entry alone shows it."""
-    outer, inside, rest = path.partition("[...]")
-    entries = source.values.get(outer.removeprefix("$."))
-    kind = _ENTRIES.get(outer)
-    for name, value in entries.items() if inside and kind and isinstance(entries, dict) else ():
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError:
-            return f"{outer}.{name}{rest}"
-    return path.replace("[...]", "")
 
 
 def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
@@ -146,6 +112,8 @@ def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
     for index, fix in enumerate(file.fixes):
         if fix not in FIX_BY_ID:
             raise source.error(f"$.fixes[{index}]", f"no fix is named {fix!r}{nearest(fix, FIX_BY_ID)}")
+        if fix in file.fixes[:index]:
+            raise source.error(f"$.fixes[{index}]", f"{fix!r} stands in the list already")
 
 
 def _check_references(source: Source, file: RuleFile) -> None:
@@ -165,6 +133,8 @@ def _units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "a fact has this name")
         if not name.isidentifier():
             raise source.error(key, "not a name")
+        if not math.isfinite(param.value):
+            raise source.error(f"{key}.value", "a finite number is needed: nothing is above infinity, and no comparison with NaN holds")
         if not param.origin.strip():
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
@@ -202,10 +172,36 @@ def _expression(source: Source, key: str, text: str, kinds: Mapping[str, Kind], 
     return expression
 
 
+def _ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> Expression | None:
+    """Return the ceiling; raises InputError for one without any time in it: a share taken for ns would hide the finding for good."""
+    if file.ceiling is None:
+        return None
+    key = "$.ceiling.time_ns"
+    expression = _expression(source, key, file.ceiling.time_ns, kinds, "number")
+    if not any(units[name] == "ns" for name in expression.names):
+        found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
+        raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
+    return expression
+
+
+def _check_params_used(source: Source, rule: Rule) -> None:
+    """Raise InputError for a parameter that nothing uses. One that an override leaves behind cannot be taken away, so it may stay."""
+    messages = [rule.message, *(text for _, text in rule.details), *(reason for _, _, reason in rule.withholds)]
+    conditions = [rule.when, *(condition for _, condition in rule.severity), *(condition for condition, _ in rule.details)]
+    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values(), *([rule.ceiling] if rule.ceiling else [])]
+    used = frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
+    for name in rule.file.params:
+        if name not in used and not rule.file.override:
+            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
+
+
 def _severities(source: Source, file: RuleFile, kinds: Mapping[str, Kind]) -> Iterator[tuple[Severity, Expression]]:
-    for level, condition in file.severity.items():
+    values = list(file.severity.values())
+    for index, (level, condition) in enumerate(file.severity.items()):
         yield level, _expression(source, f"$.severity.{level}", str(condition), kinds, "bool")
-    if list(file.severity.values())[-1] is not True:
+        if condition is True and index < len(values) - 1:
+            raise source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
+    if values[-1] is not True:
         raise source.error("$.severity", "the last severity must be `true`: it holds where no other does")
 
 

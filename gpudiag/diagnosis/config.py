@@ -55,7 +55,8 @@ def apply(base: RuleBase, config: Config) -> RuleBase:
     """
     known = {rule.id: rule for rule in base.all}
     for identifier in config.disable:
-        _known(config, identifier, known, "disable")
+        if isinstance(_known(config, identifier, known, "disable"), Advisory):
+            raise config.error(f"disable: {identifier} is an advisory rule, which is never judged", "disable", identifier)
     for identifier, values in config.thresholds.items():
         _check_thresholds(config, _known(config, identifier, known, "thresholds"), values)
     return RuleBase(tuple(_changed(rule, config) for rule in base.judged), base.advisories)
@@ -63,7 +64,9 @@ def apply(base: RuleBase, config: Config) -> RuleBase:
 
 def _known(config: Config, identifier: str, rules: dict[str, Rule | Advisory], key: str) -> Rule | Advisory:
     if identifier not in rules:
-        raise config.error(f"{key}: no rule {identifier!r}{nearest(identifier, rules)}", key, identifier, hint="see `gpudiag rules list`")
+        raise config.error(
+            f"{key}: no rule {identifier!r}{nearest(identifier.upper(), rules)}", key, identifier, hint="see `gpudiag rules list`"
+        )
     return rules[identifier]
 
 

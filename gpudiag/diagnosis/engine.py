@@ -32,6 +32,16 @@ half a percent)."""
 NOT_ABOUT_TIME = (NEVER, "CAP-")
 """How the ids of rules begin that matter without a gain of time: hardware that fails, memory that runs out."""
 
+AT_RECORDED_PACE = "at the recorded pace"
+"""Why a finding gains nothing, where nobody knows how much the profiler slowed the host: the plain step may be limited by other things."""
+
+HOLDS = "holds, but "
+"""How the reason of a rule begins that holds and would gain nothing."""
+
+FOLDED_UP_TO = 1.2
+"""A symptom goes into its cause as long as it gives back no more than this times what the cause does: what one finding explains of another
+cannot be much larger than the whole (heuristic: two ceilings differ by what they assume; a replay is off by a tenth at times)."""
+
 SWITCHED_OFF = "switched off"
 """How the reason of a rule begins that the user does not want judged."""
 
@@ -68,7 +78,8 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     measured = _measurement(verdicts.get(MEASUREMENT_RULE))
     all_findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
-    verdicts.update({finding.rule: _without_gain(finding) for finding in all_findings if _gains_nothing(finding)})
+    pace = AT_RECORDED_PACE if analysis.profiler_slowdown is None else "as things are"
+    verdicts.update({finding.rule: _without_gain(finding, pace) for finding in all_findings if _gains_nothing(finding)})
     findings = [finding for finding in all_findings if not _gains_nothing(finding)]
     outcomes = tuple(_outcome(rule, verdicts[rule.id]) for rule in ordered)
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
@@ -146,10 +157,10 @@ def _gains_nothing(finding: Finding) -> bool:
     return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NOT_ABOUT_TIME)
 
 
-def _without_gain(finding: Finding) -> Verdict:
-    """Return the verdict of a rule that holds where something else limits the step, or where it is about too little of it."""
+def _without_gain(finding: Finding, pace: str) -> Verdict:
+    """Return the verdict of a rule that holds where, at this `pace`, something else limits the step, or which is about too little of it."""
     share = format_share(finding.ceiling.share, 1) if finding.ceiling else ""
-    return Verdict("suppressed", f"holds, but would save {share} of the step at most as things are: {finding.message}")
+    return Verdict("suppressed", f"{HOLDS}would save {share} of the step at most {pace}: {finding.message}")
 
 
 def _severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
@@ -186,9 +197,10 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
     """Return the findings that no other explains, each with the ids of those that it explains. Its fixes are its own: those of a symptom
     would treat the symptom.
 
-    A symptom goes to the first of its causes in the order of the findings; symptoms of symptoms go along.
+    A symptom goes to the first of its causes in the order of the findings, if it is not larger than that; symptoms of symptoms go along.
     """
     present = {finding.rule: finding for finding in findings}
+    explains = {rule: _small_enough(present[rule], explains[rule], present) for rule in present}
     symptoms = {symptom for rule in present for symptom in explains[rule] if symptom in present}
     taken: set[str] = set()
     folded = []
@@ -199,6 +211,15 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
         taken.update(own)
         folded.append(msgspec.structs.replace(finding, folded=tuple(own)))
     return folded
+
+
+def _small_enough(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:
+    """Return the present ones of `symptoms` whose ceiling is not much beyond that of `cause`; all where one of the two is not known."""
+    found = [present[rule] for rule in symptoms if rule in present]
+    if cause.ceiling is None:
+        return tuple(finding.rule for finding in found)
+    most = cause.ceiling.time_ns * FOLDED_UP_TO
+    return tuple(finding.rule for finding in found if finding.ceiling is None or finding.ceiling.time_ns <= most)
 
 
 def _all_symptoms(cause: str, explains: dict[str, tuple[str, ...]], present: dict[str, Finding]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
@@ -13,6 +14,7 @@ from gpudiag.diagnosis.config import Config, apply
 from gpudiag.diagnosis.expression import nearest
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
 from gpudiag.diagnosis.source import Source, parse
+from gpudiag.diagnosis.withhold import NEVER
 from gpudiag.errors import InputError
 
 SUFFIX = ".yaml"
@@ -30,6 +32,9 @@ def rules_in_force(extra_dirs: Sequence[str] = (), config: Config | None = None)
     """
     if config is None:
         return read_rules(extra_dirs)
+    for folder in config.rules:
+        if not os.path.isdir(folder):
+            raise config.error(f"rules: no such folder of rules: {folder}", "rules", os.path.basename(folder))
     return apply(read_rules((*config.rules, *extra_dirs)), config)
 
 
@@ -37,7 +42,7 @@ def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleB
     """Return all rules: the built-in ones, then those of each folder, which may override earlier ones.
 
     Raises InputError for anything wrong in a file, an id that stands twice without `override: true`, an override of nothing, an
-    unknown id in `explains`, and rules that explain each other in a circle.
+    unknown id in `explains`, rules that explain each other in a circle, and a pattern in `withholds` that no rule has.
     """
     rules: dict[str, Rule | Advisory] = {}
     sources: dict[str, Source] = {}
@@ -49,6 +54,8 @@ def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleB
             rules[rule.id], sources[rule.id] = rule, merged
     found = [rules[identifier] for identifier in sorted(rules)]
     _check_explains(found, sources, complete=builtin)
+    if builtin:
+        _check_withholds(found, sources)
     return _base(found)
 
 
@@ -129,6 +136,17 @@ def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source]
                 raise source.error(f"$.explains[{index}]", f"no rule {symptom!r}{nearest(symptom, explains)}")
         if identifier in _reached(explains, identifier):
             raise source.error("$.explains", f"{identifier} explains itself, directly or through others")
+
+
+def _check_withholds(rules: Sequence[Rule | Advisory], sources: dict[str, Source]) -> None:
+    """Raise InputError for a pattern of rules to withhold that none of `rules` has; those that are never withheld do not count."""
+    known = {rule.id: None for rule in rules if isinstance(rule, Rule) and not rule.id.startswith(NEVER)}
+    for rule in rules:
+        for place, withholding in enumerate(rule.file.withholds if isinstance(rule, Rule) else ()):
+            for index, pattern in enumerate(withholding.rules):
+                if not fnmatch.filter(known, pattern):
+                    key = f"$.withholds[{place}].rules[{index}]"
+                    raise sources[rule.id].error(key, f"no rule that can be withheld has an id like {pattern!r}{nearest(pattern, known)}")
 
 
 def _reached(explains: dict[str, tuple[str, ...]], start: str) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.facts.messages import GRADIENT_KINDS
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
 
@@ -32,3 +33,17 @@ def hidden_communication_share(window: Window) -> float:
     total = int(window.kernels.filter(pl.col("collective").fill_null(False))["time_ns"].sum())
     require(total > 0, "no collective ran in the analysed steps")
     return max(0.0, 1 - window.analysis.breakdown.buckets_ns.exposed_communication / total)
+
+
+@fact("longest_exchange", unit="text")
+def longest_exchange(window: Window) -> str:
+    """What the collectives of the analysed steps take most of their time for: 'gradients', or else the kind of message ('all_to_all').
+
+    Gradients: all_reduce and reduce_scatter, but for those that another pass than the backward one is known to call.
+    """
+    gradients = pl.col("kind").is_in(GRADIENT_KINDS) & (pl.col("phase").fill_null("backward") == "backward")
+    told = pl.when(gradients).then(pl.lit("gradients")).otherwise("kind").alias("told")
+    found = window.messages.group_by(told).agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("time")).sort("time", "told")
+    longest = found["told"][-1]
+    require(longest is not None, "the names of most collectives do not tell what they send")
+    return str(longest)

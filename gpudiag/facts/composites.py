@@ -94,6 +94,14 @@ def composite_passes(window: Window) -> float:
     return work.height / work["group"].n_unique()
 
 
+@fact("composite_phases", unit="text")
+def composite_phases(window: Window) -> str:
+    """In which passes these patterns are: "forward and backward", or "in the forward pass" alone."""
+    work = composites(window)
+    require(work.height > 0, "no pattern of single ops was recognised")
+    return "forward and backward" if (work["phase"] == "backward").any() else "in the forward pass"
+
+
 @fact("composite_saving_ns", unit="ns")
 def composite_saving_ns(window: Window) -> float:
     """Time that these patterns would save as one fused kernel each, forward and backward, with the waits for the host inside them.

@@ -21,14 +21,22 @@ MEMORY_SHARE_OF_PEAK = 0.85
 FEW_ROWS = 128
 """'> 128 rows on V100, larger on newer GPUs' (NVIDIA Fully-Connected guide; rules.md CMP-05)."""
 
+VECTOR_ROWS = 8
+"""A product with fewer rows or columns than the smallest tile of a matrix engine is a matrix times a few vectors: bytes bind it, and
+padding saves none of them (CUTLASS tiles of mma.m16n8k16)."""
+
 _DIMENSIONS = ("m", "n", "k")
 
 
 def engine_products(window: Window) -> pl.DataFrame:
-    """Return the products and convolutions with known sizes that run on matrix engines: 16-bit and 8-bit types, and fp32 as TF32."""
+    """Return the products and convolutions with known sizes that run on matrix engines: 16-bit and 8-bit types, and fp32 as TF32.
+
+    Not the memory-bound products with a few vectors, which need no matrix engine.
+    """
     work = with_path(window, window.work(shapes=True)).filter(pl.col("family").is_in(["gemm", "conv"]) & pl.col("k").is_not_null())
     on_engine = pl.col("dtype").is_in(["fp16", "bf16", "fp8", "int8"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast"))
-    return work.filter(on_engine)
+    by_vectors = (pl.col("family") == "gemm") & (pl.col("bound") == "memory") & (pl.min_horizontal("m", "n") < VECTOR_ROWS)
+    return work.filter(on_engine & ~by_vectors.fill_null(False))
 
 
 def _misaligned(to_bytes: int) -> pl.Expr:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts.registry import fact, require
+from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.roofline.chains import GENERATED
 from gpudiag.roofline.families import MATRIX
@@ -25,12 +25,17 @@ def _ops(window: Window, pattern: str) -> pl.DataFrame:
 
 
 def _pieces(window: Window) -> pl.DataFrame:
-    """Return the graph calls of the steps with `region`, the start of the outermost compiled region around each, where it holds several."""
+    """Return the graph calls of the steps with `region`, the start of the outermost compiled region around each, where it holds several.
+
+    Raises NotKnownError where the trace marks the calls but not the regions (older torch): which belong together is not told then.
+    """
     regions = _ops(window, REGION)
     last = pl.col("end_ns").cum_max().shift(1).over("thread")
     outer = regions.filter((pl.col("start_ns") >= last).fill_null(True)).select("thread", region="start_ns", region_end="end_ns")
     calls = _ops(window, GRAPH_CALL)
-    if not outer.height or not calls.height:
+    if calls.height and not outer.height:
+        raise NotKnownError("this version of torch does not mark compiled regions, so which graphs are of one function is not known")
+    if not calls.height:
         return calls.with_columns(region=pl.lit(None, dtype=pl.Int64)).clear()
     found = calls.join_asof(
         outer.sort("region"), left_on="start_ns", right_on="region", by="thread", coalesce=False, check_sortedness=False

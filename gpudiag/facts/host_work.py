@@ -168,4 +168,4 @@ def pinned_copies_in_line_share(window: Window) -> float:
 def batches_overlapped_ns(window: Window) -> float:
     """Time saved if pinned copies ran beside other work: what-if copies=overlapped, at most the time that only they fill."""
     exposed = float(pinned_copy_exposed_ns(window))
-    return min(window.what_if_ns("copies=overlapped", otherwise=lambda: exposed), exposed)
+    return min(window.less_work_ns("copies=overlapped", otherwise=lambda: exposed), exposed)

@@ -51,7 +51,7 @@ def link_bytes_per_second(window: Window) -> float:
 
 @fact("collective_link_share", unit="share")
 def collective_link_share(window: Window) -> float:
-    """fastest_collective_bytes_per_second over link_bytes_per_second."""
+    """Rate of the fastest large collective over that of the link between the GPUs."""
     return float(fastest_collective_bytes_per_second(window)) / float(link_bytes_per_second(window))
 
 

@@ -23,6 +23,9 @@ ZEROED_PASSES = 4
 """Bytes that zeroing costs, in sizes of the gradients: one write, then the first accumulation reads two and writes one (16 B per fp32
 parameter), where autograd would keep the new gradient as it is."""
 
+_HALF = r"BFloat16|Half"
+"""In the name of a kernel over a list of 16-bit tensors."""
+
 _FUSED = r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)"
 
 
@@ -124,16 +127,25 @@ def _first_numel(window: Window, row: int) -> int:
     return sum(math.prod(shape) for shape in inputs[0].tensors) if inputs[0].tensors is not None else inputs[0].numel
 
 
-def _kind(window: Window) -> str:
-    """Return 'adam', 'sgd' or 'adagrad' from the optimizer's class name; raises NotKnownError for others."""
+def _names(window: Window) -> list[str]:
+    """Return the class names of the optimizers: of the manifest, then of the marks of their steps."""
     manifest = window.analysis.manifest
     names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
     marks = window.analysis.trace.marks["name"].cast(pl.String).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
-    for name in [*names, *marks.unique().sort()]:
-        for kind in FUSED_BYTES:
-            if name.lower().rstrip("w") == kind:
-                return kind
-    raise NotKnownError("the traffic of this optimizer's fused form is not known")
+    return [*names, *marks.unique().sort()]
+
+
+def _kind(window: Window) -> str | None:
+    """Return 'adam', 'sgd' or 'adagrad' from the optimizer's class name; None for others, which have no fused form."""
+    found = (kind for name in _names(window) for kind in FUSED_BYTES if name.lower().rstrip("w") == kind)
+    return next(found, None)
+
+
+@fact("optimizer_has_fused_form", unit="bool")
+def optimizer_has_fused_form(window: Window) -> bool:
+    """Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad."""
+    require(bool(_names(window)), "the class of the optimizer is not known: no call of optimizer.step was marked")
+    return _kind(window) is not None
 
 
 @fact("optimizer_saving_ns", unit="ns")
@@ -145,7 +157,10 @@ def optimizer_saving_ns(window: Window) -> float:
     """
     work = optimizer_work(window)
     require(work.height > 0, "the optimizer did no work in the analysed steps")
-    fused_bytes = FUSED_BYTES[_kind(window)] * _parameters_per_window(window)
+    kind = _kind(window)
+    if kind is None:
+        raise NotKnownError("the traffic of this optimizer's fused form is not known")
+    fused_bytes = FUSED_BYTES[kind] * _parameters_per_window(window)
     return attained.fused_saving_ns(window, work, fused_bytes) + attained.gaps_within_ns(window, spans.of(_step_marks(window)))
 
 
@@ -157,27 +172,43 @@ def optimizer_host_part(window: Window) -> float:
     return attained.host_part_within(window, spans.of(marks))
 
 
+def _zero_grad_calls(window: Window) -> pl.DataFrame:
+    """Return the spans of Optimizer.zero_grad; torch up to 1.9 wrote annotations among the ops."""
+    frames = (window.analysis.trace.marks, window.analysis.trace.ops)
+    named = pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.zero_grad#")
+    return pl.concat([frame.filter(named).select("thread", "start_ns", "end_ns") for frame in frames])
+
+
+def _like_gradients(window: Window, work: pl.DataFrame) -> pl.Series:
+    """Return whether each zeroing lies outside the passes and writes a tensor of the shape of a gradient that is then added to.
+
+    That is p.grad.zero_() and Module.zero_grad(set_to_none=False), which nothing marks.
+    """
+    first = pl.col("shapes").str.split(" x ").list.first()
+    shapes = gradient_additions(window).select(first.alias("shape")).filter(pl.col("shape") != "")["shape"]
+    outside = pl.col("phase").is_in(["other", "optimizer"]).fill_null(False)
+    return work.select((outside & first.is_in(shapes.implode())).fill_null(False)).to_series()
+
+
 def zeroing_work(window: Window) -> pl.DataFrame:
-    """Return the kernels of zero_ and _foreach_zero_ calls inside Optimizer.zero_grad; raises NotKnownError where none was marked."""
-    trace = window.analysis.trace
-    inside = pl.concat(
-        [
-            frame.filter(pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.zero_grad#")).select("thread", "start_ns", "end_ns")
-            for frame in (trace.marks, trace.ops)
-        ]
-    )
-    require(inside.height > 0, "no call of optimizer.zero_grad was seen in the window")
+    """Return the kernels that write zeros into gradients: inside Optimizer.zero_grad, or told by the shapes.
+
+    Raises NotKnownError where no zero_grad was marked and nothing else looks like one.
+    """
+    inside = _zero_grad_calls(window)
     work = window.work().filter(pl.col("op_name").str.contains(r"^aten::(zero_|_foreach_zero_|fill_)$"))
-    ops = trace.ops.select(pl.col("id").alias("call"), pl.col("start_ns").alias("op_start_ns"))
+    ops = window.analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("start_ns").alias("op_start_ns"))
     work = work.join(ops, on="call", how="left")
     starts = work["op_start_ns"].fill_null(-1).to_numpy()
-    within = spans.covered(spans.of(inside), starts, starts + 1) > 0
-    return work.filter(pl.Series(within))
+    within = pl.Series(spans.covered(spans.of(inside), starts, starts + 1) > 0, dtype=pl.Boolean)
+    found = work.filter(within | _like_gradients(window, work))
+    require(inside.height > 0 or found.height > 0, "no call of optimizer.zero_grad was seen in the window")
+    return found
 
 
 @fact("zero_grad_share", unit="share")
 def zero_grad_share(window: Window) -> float:
-    """Time of writing zeros into gradients (zero_grad with set_to_none=False) over the wall time of the analysed steps."""
+    """Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall time of the analysed steps."""
     return window.share_of_wall(zeroing_work(window))
 
 
@@ -187,7 +218,9 @@ def _zeroing_calls(window: Window) -> pl.DataFrame:
     On a CPU aten::_foreach_zero_ and aten::zero_ leave the writing to aten::fill_: their own rows move nothing, or have no shapes.
     """
     calls = zeroing_work(window).filter(pl.col("bytes_moved").fill_null(1) > 0).unique("call")
-    told = calls.with_columns(bytes=pl.coalesce("zeroed_bytes", pl.col("numel") * pl.col("item_bytes"))).drop_nulls("bytes")
+    narrow = (pl.col("op_name") == "aten::_foreach_zero_") & pl.col("name").str.contains(_HALF)  # counted as fp32: lists carry no type
+    sized = pl.coalesce(pl.when(narrow).then(pl.col("zeroed_bytes") // 2).otherwise("zeroed_bytes"), pl.col("numel") * pl.col("item_bytes"))
+    told = calls.with_columns(bytes=sized).drop_nulls("bytes")
     require(told.height > 0 or not calls.height, "no shapes: record with record_shapes=True")
     require(window.on_cpu or told.height == calls.height, "no shapes: record with record_shapes=True")
     return told

@@ -42,8 +42,14 @@ def _calls(work: pl.DataFrame) -> tuple[Where, ...]:
     return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST).iter_rows())
 
 
+def _on_shapes(what: str, words: str = "") -> pl.Expr:
+    """Return "<what><words> on <shapes>", without the last part where no shapes are known."""
+    shapes = pl.when(pl.col("shapes").fill_null("") != "").then(pl.concat_str(pl.lit(" on "), "shapes")).otherwise(pl.lit(""))
+    return pl.concat_str(pl.col(what), pl.lit(words), shapes)
+
+
 def _chains(window: Window) -> tuple[Where, ...]:
-    label = pl.concat_str([pl.col("ops"), pl.col("shapes")], separator=" on ")
+    label = _on_shapes("ops")
     found = elementwise.chains(window).group_by(label.alias("what")).agg(pl.col("time_ns").sum())
     ranked = found.sort(["time_ns", "what"], descending=[True, False]).head(MOST)
     return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
@@ -53,7 +59,7 @@ def _composites(window: Window) -> tuple[Where, ...]:
     """Return the hand-written patterns that take most time, each with its shapes."""
     found = composites.composites(window)
     shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
-    label = pl.concat_str([pl.col("pattern"), pl.col("shapes")], separator=" in single ops on ")
+    label = _on_shapes("pattern", " in single ops")
     named = found.join(shaped.select("group", label.alias("what")), on="group").group_by("what").agg(pl.col("time_ns").sum())
     ranked = named.sort(["time_ns", "what"], descending=[True, False]).head(MOST)
     return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
@@ -99,7 +105,7 @@ PLACES: dict[str, Provider] = {
     "compilations": lambda window: idle_places(window, "idle_compile"),
     "stalls": lambda window: idle_places(window, "idle_gc", "idle_io"),
     "pageable_copies": lambda window: _calls(host_copies.pageable_copies(window)),
-    "slow_matrix_work": lambda window: _calls(precision.slow_matrix_work(window)),
+    "slow_matrix_work": lambda window: _calls(precision.slow_path_work(window)),
     "fp32_work": lambda window: _calls(precision.fp32_work(window)),
     "misaligned_products": lambda window: _calls(gemm.misaligned_products(window)),
     "skinny_products": lambda window: _calls(gemm.skinny_products(window)),

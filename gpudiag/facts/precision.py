@@ -18,6 +18,10 @@ MEMORY_SHARE_OF_PEAK = 0.85
 CAST_BYTES = 6
 """Read and written for each element that is cast from fp32 to 16 bit."""
 
+FOLLOWING = ("elementwise", "copy")
+"""Families that run in the type of their inputs under autocast; on a GPU norms (batch norm aside), softmax, losses and reductions stay
+fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
+
 
 def _matrix(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True).filter(pl.col("family").is_in(MATRIX))
@@ -53,12 +57,31 @@ def tf32_speedup(window: Window) -> float:
     return peaks.get("tf32", peaks["fp32"]) / peaks["fp32"]
 
 
-@fact("slow_matrix_saving_ns", unit="ns")
-def slow_matrix_saving_ns(window: Window) -> float:
-    """Time that the slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth."""
+def fp64_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of ops whose first floating tensor is fp64, the optimizer aside; raises NotKnownError on a CPU-only run."""
+    window.require_accelerator()
+    return window.work(shapes=True).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
+
+
+@fact("fp64_work_share", unit="share")
+def fp64_work_share(window: Window) -> float:
+    """Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps."""
+    return window.share_of_wall(fp64_work(window))
+
+
+def slow_path_work(window: Window) -> pl.DataFrame:
+    """Return the matrix kernels on a slow path and all other kernels in fp64."""
     slow = slow_matrix_work(window)
+    return pl.concat([slow.drop("path"), fp64_work(window)]).unique("id", keep="first", maintain_order=True)
+
+
+@fact("slow_path_saving_ns", unit="ns")
+def slow_path_saving_ns(window: Window) -> float:
+    """Time that slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth, and other fp64 work with half the bytes."""
     peak = window.device.peaks.get("tf32") or window.device.vector_peak
-    return window.saving_ns(slow, targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK))
+    matrix = targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK)
+    halved = pl.coalesce(targets_ns(window, None, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5), pl.col("time_ns") / 2)
+    return window.saving_ns(slow_path_work(window), pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(halved))
 
 
 @fact("fp64_matrix_share", unit="share")
@@ -77,14 +100,25 @@ def fp32_matrix_flop_share(window: Window) -> float:
 
 
 def fp32_work(window: Window) -> pl.DataFrame:
-    """Return the fp32 matrix kernels and the fp32 kernels bound by memory, the optimizer (which stays fp32) aside."""
+    """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
+
+    Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU autocast lets nearly all ops follow.
+    """
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
-    return work.filter(pl.col("family").is_in(MATRIX) | (pl.col("bound") == "memory"))
+    follows = pl.col("family").is_in(FOLLOWING) | pl.col("op_name").str.contains("batch_norm")
+    follows = pl.col("op_name").str.starts_with("aten::") & (pl.lit(True) if window.on_cpu else follows)
+    return work.filter(pl.col("family").is_in(MATRIX) | ((pl.col("bound") == "memory") & follows))
+
+
+@fact("fp32_matrix_share", unit="share")
+def fp32_matrix_share(window: Window) -> float:
+    """Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the analysed steps."""
+    return window.share_of_wall(fp32_work(window).filter(pl.col("family").is_in(MATRIX)))
 
 
 @fact("fp32_work_share", unit="share")
 def fp32_work_share(window: Window) -> float:
-    """Time in fp32 matrix work and fp32 memory-bound work, optimizer aside, over the wall time of the analysed steps."""
+    """Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall time of the analysed steps."""
     return window.share_of_wall(fp32_work(window))
 
 

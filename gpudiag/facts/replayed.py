@@ -12,6 +12,7 @@ from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.replay import WhatIf
 from gpudiag.timeline.whatif.analysed import study_of
+from gpudiag.timeline.whatif.pace import at_plain_pace
 from gpudiag.timeline.whatif.registry import parse
 from gpudiag.timeline.whatif.setting import Setting
 from gpudiag.timeline.whatif.study import Study
@@ -24,12 +25,20 @@ class Replays:
 
     def __init__(self, analysis: Analysis) -> None:
         self._analysis = analysis
-        self._known: dict[tuple[str, ...], float | None] = {}
+        self._known: dict[tuple[bool, tuple[str, ...]], float | None] = {}
 
     @cached_property
     def study(self) -> Study | None:
         """Return the what-ifs of the steps; None where nothing can be replayed."""
         return study_of(self._analysis)
+
+    @cached_property
+    def plain(self) -> Study | None:
+        """Return the what-ifs of the steps at the pace without the profiler; `study` where that is not known, or the CPU is the device."""
+        slowdown = self._analysis.profiler_slowdown
+        if self.study is None or slowdown is None or slowdown <= 1 or self._analysis.device_kind == "cpu":
+            return self.study
+        return at_plain_pace(self.study, slowdown)
 
     @property
     def whole(self) -> bool:
@@ -42,15 +51,20 @@ class Replays:
         """Return every standard what-if that applies, the largest gain first."""
         return self.study.standard() if self.study else ()
 
-    def saved_share(self, *settings: str) -> float | None:
-        """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies."""
-        if settings not in self._known:
-            self._known[settings] = _of_settings(self.study, parse(settings)) if self.study else None
-        return self._known[settings]
+    def saved_share(self, *settings: str, plain: bool = False) -> float | None:
+        """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies.
+
+        `plain`: in steps at the pace without the profiler, as what saves work of the device is to be judged.
+        """
+        key = (plain, settings)
+        if key not in self._known:
+            study = self.plain if plain else self.study
+            self._known[key] = _of_settings(study, parse(settings)) if study else None
+        return self._known[key]
 
     def with_kernels(self, new_ns: Floats) -> float | None:
-        """Return the share that is saved where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
-        return None if self.study is None else _saved(self.study.kernels(new_ns, "kernels", "these kernels take another time"))
+        """Return the share that is saved, at the pace without the profiler, where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
+        return None if self.plain is None else _saved(self.plain.kernels(new_ns, "kernels", "these kernels take another time"))
 
     def without_syncs(self, launches: Sequence[int]) -> float | None:
         """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""

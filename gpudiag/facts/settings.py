@@ -5,6 +5,7 @@ For rules CMP-07, MEM-05, CAP-03, CAP-09, INP-01, DST-02, DST-04, DST-05, OVH-04
 
 from __future__ import annotations
 
+from gpudiag.facts.link_rate import ONE_MACHINE
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.model.bundle import LoaderSettings, Settings
@@ -225,10 +226,14 @@ def fsdp_offloads(window: Window) -> bool:
 
 @fact("nccl_ways_disabled", unit="count")
 def nccl_ways_disabled(window: Window) -> int:
-    """Ways between GPUs that NCCL was told not to use (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_DISABLE)."""
+    """Ways between GPUs that NCCL was told not to use: NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, and from 9 ranks on NCCL_IB_DISABLE.
+
+    Fewer ranks are taken to be on one machine, where InfiniBand has no part.
+    """
     window.require_accelerator()
-    values = _program(window).variables
-    return sum(values.get(f"NCCL_{way}_DISABLE") == "1" for way in ("P2P", "SHM", "IB"))
+    values, manifest = _program(window).variables, window.analysis.manifest
+    network = ("IB",) if manifest is not None and manifest.world_size > ONE_MACHINE else ()
+    return sum(values.get(f"NCCL_{way}_DISABLE") == "1" for way in ("P2P", "SHM", *network))
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------

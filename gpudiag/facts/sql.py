@@ -1,44 +1,32 @@
 """SQL over the tables of an analysis: for facts that a rule file defines, and for `gpudiag sql`.
 
-A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of TABLES and nothing else: functions that read
-files or make rows of their own are refused, so a rule file cannot reach beyond the recording.
+A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of TABLES and nothing else (facts.query_text), so a
+rule file cannot reach beyond the recording.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Any
 
 import polars as pl
 
+from gpudiag.facts.query_text import QueryError, checked
 from gpudiag.facts.registry import NotKnownError, Unit
 from gpudiag.model import tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue
 from gpudiag.model.trace import TRACE_TABLES
 
-MAX_LENGTH = 4_000
-"""Characters of a query: far beyond a readable one."""
-
 TABLES: tuple[str, ...] = (*TRACE_TABLES, "steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks", "telemetry")
 """Tables that a query can name; columns: model.tables."""
 
-_START = re.compile(r"(select|with)\b", re.IGNORECASE)
-_OUTSIDE = re.compile(r"\b(read_\w*|scan_\w*|generate_series|generate_subscripts|range)\b\W*\(", re.IGNORECASE)
-"""Table functions: they reach for files, or make rows without end (polars SQLContext: read_csv, read_ipc, read_json, read_parquet)."""
-_WITHIN = re.compile(r"\s*(?:--[^\n]*\n\s*|/\*.*?\*/\s*)*", re.DOTALL)
+__all__ = ["TABLES", "QueryError", "analysis_tables", "check", "measure", "run", "tables_of"]
+
 _UNKNOWN_COLUMN = re.compile(r"unable to find column \"([^\"]*)\"|no column named '([^']*)'")
 _UNKNOWN_TABLE = re.compile(r"relation '([^']*)' was not found")
-
-
-class QueryError(Exception):
-    """A query that is not allowed or cannot be run. `name`: what it calls a table or column that is none; `known`: what there is."""
-
-    def __init__(self, message: str, name: str = "", known: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
-        self.name = name
-        self.known = known
 
 
 def analysis_tables(analysis: Analysis) -> dict[str, pl.DataFrame]:
@@ -56,11 +44,11 @@ def run(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
 
     A table that is not among `found` has no rows. Names of kernels and ops are plain text.
     """
-    _check_text(query)
+    text = checked(query, TABLES)
     named = {name: found.get(name, tables.empty(name, "cost")) for name in tables_of(query)}
     context = pl.SQLContext(frames={name: _plain(table) for name, table in named.items()}, register_globals=False)
     try:
-        result = context.execute(query, eager=False).collect()
+        result = context.execute(text, eager=False).collect()
     except Exception as error:  # noqa: BLE001 - polars raises a dozen kinds, and panics of its parser are no reason to stop
         raise _explained(error, tuple(named)) from None
     if not isinstance(result, pl.DataFrame):
@@ -98,7 +86,9 @@ def measure(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> FactValue
     if value is None:
         raise NotKnownError("the query yields no value for this recording")
     if isinstance(value, Decimal):
-        return float(value)
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotKnownError(f"the query yields no finite number ({value})")
     return value if isinstance(value, (bool, int, float)) else str(value)
 
 
@@ -108,17 +98,6 @@ def _fits(dtype: pl.DataType, unit: Unit) -> bool:
     if unit == "bool":
         return dtype == pl.Boolean
     return dtype == pl.String if unit == "text" else dtype.is_numeric()
-
-
-def _check_text(query: str) -> None:
-    """Raise QueryError for anything but one short SELECT that stays within the tables."""
-    if len(query) > MAX_LENGTH:
-        raise QueryError(f"longer than {MAX_LENGTH} characters")
-    start = _WITHIN.match(query)
-    if _START.match(query, start.end() if start else 0) is None:
-        raise QueryError("only SELECT, or WITH ... SELECT")
-    if outside := _OUTSIDE.search(query):
-        raise QueryError(f"{outside[1].lower()} is not allowed: a query sees only the tables {', '.join(TABLES)}")
 
 
 def _plain(table: pl.DataFrame) -> pl.LazyFrame:

@@ -11,6 +11,9 @@ from gpudiag.facts.window import Window
 COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
 """Events of torch.compile at work (rules.md A.1)."""
 
+_LOADING = r"(?i)lazy.?function.?loading|module.?loading"
+"""Kineto's names of the driver's overhead records for code that is loaded at its first launch (CUpti_ActivityOverheadKind)."""
+
 _STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
 
 
@@ -85,6 +88,20 @@ def stacks_recorded(window: Window) -> bool:
     """Whether Python stacks were recorded in the window that the times come from: they slow the host."""
     trace = window.analysis.trace
     return trace.meta.with_stack or trace.frames.height > 0
+
+
+@fact("memory_recorded", unit="bool")
+def memory_recorded(window: Window) -> bool:
+    """Whether allocations were recorded in the window that the times come from (profile_memory): they slow the host."""
+    return window.analysis.trace.meta.profile_memory
+
+
+@fact("loading_ns", unit="ns")
+def loading_ns(window: Window) -> int:
+    """Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where it recorded that."""
+    named = pl.col("name").cast(pl.String).str.contains(_LOADING)
+    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
+    return spans.overlap(spans.of(events), window.step_spans)
 
 
 @fact("profiler_overhead_share", unit="share")

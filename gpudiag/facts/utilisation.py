@@ -106,6 +106,15 @@ def matrix_known_share(window: Window) -> float:
     return share
 
 
+@fact("matrix_busy_share", unit="share")
+def matrix_busy_share(window: Window) -> float:
+    """Part of the time in kernels (communication and copies aside) that goes into those that do or may do matrix work."""
+    kernels = window.work().filter(pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
+    total = int(kernels["time_ns"].sum())
+    require(total > 0, "no kernel ran in the analysed steps")
+    return min(float(window.matrix_work["busy_ns"].sum()) / total, 1.0)
+
+
 @fact("matrix_flop", unit="FLOP")
 def matrix_flop(window: Window) -> float:
     """Model FLOP of the matrix work launched in the analysed steps: without what repeats forward work (recompute_flop)."""

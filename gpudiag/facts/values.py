@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 from gpudiag.facts import (
@@ -128,7 +129,7 @@ class Facts:
     def _measure(self, wanted: Fact) -> FactValue | Missing:
         self._window.replayed = False
         try:
-            value = wanted(self._window)
+            value = _finite(wanted(self._window))
             if self._window.replayed:
                 self._replayed.add(wanted.name)
             return value
@@ -151,3 +152,10 @@ class Facts:
     def _failed(self, name: str, error: Exception) -> str:
         self.errors[name] = f"{type(error).__name__}: {error}"
         return type(error).__name__
+
+
+def _finite(value: FactValue) -> FactValue:
+    """Return `value`; raises NotKnownError for NaN and infinity, which no comparison of a rule would notice."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotKnownError("the recording yields no finite number for this")
+    return value

@@ -70,6 +70,19 @@ def reads_per_step(window: Window) -> float:
     return _per_step(window, reads(window))
 
 
+def amid_steps(window: Window, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the syncs of `found` that lie between the first and the last op of the forward and backward passes of their step."""
+    passes = window.analysis.trace.ops.filter(pl.col("phase").is_in(["forward", "backward"])).drop_nulls("step")
+    spans = passes.group_by("step").agg(pl.col("start_ns").min().alias("first_ns"), pl.col("start_ns").max().alias("last_ns"))
+    return found.join(spans, on="step", how="inner").filter(pl.col("start_ns").is_between("first_ns", "last_ns", closed="none"))
+
+
+@fact("reads_amid_per_step", unit="count")
+def reads_amid_per_step(window: Window) -> float:
+    """Reads of results within the forward and backward passes, per analysed step: no graph captures them. One of the loss after is none."""
+    return _per_step(window, amid_steps(window, reads(window)))
+
+
 @fact("synchronize_cost_ns", unit="ns")
 def synchronize_cost_ns(window: Window) -> int:
     """Idle time of the device after a synchronisation that the program asked for (torch.cuda.synchronize and its kin)."""

@@ -56,6 +56,10 @@ class Window:
         """
         return self._replayed_ns(self.replays.saved_share(*settings), otherwise)
 
+    def less_work_ns(self, *settings: str, otherwise: Callable[[], float]) -> float:
+        """Return what_if_ns of settings that save work of the device, at the pace of the run without the profiler (see Replays.plain)."""
+        return self._replayed_ns(self.replays.saved_share(*settings, plain=True), otherwise)
+
     def without_idle_ns(self, *settings: str, idle_ns: Callable[[], float]) -> float:
         """Return the time in ns that would be saved with the cause of `idle_ns` gone: what_if_ns, where the replay holds that cause.
 
@@ -80,8 +84,8 @@ class Window:
     def saving_ns(self, chosen: pl.DataFrame, floor_ns: pl.Expr) -> float:
         """Return how much time in ns the analysed steps would save with `chosen` (rows of `kernels`) at `floor_ns` each.
 
-        From the replay. Where there is none: the summed saving, at most the time that only they fill. A kernel whose floor is not known
-        saves nothing.
+        From the replay, at the pace without the profiler where that is known. Where there is none: the summed saving, at most the time that
+        only they fill. A kernel whose floor is not known saves nothing.
         """
         each = chosen.select("id", "busy_ns", saved=(pl.col("time_ns") - floor_ns).clip(lower_bound=0).fill_null(0).fill_nan(0))
         new_ns = np.full(self.analysis.trace.kernels.height, np.nan)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, history, memory, recorded, trust, waiting, words
+from gpudiag.report import chosen, history, memory, recorded, trust, unsaid, waiting, words
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.labels import namer, op_detail, phase_text
@@ -26,6 +26,7 @@ _IN_FULL = (2, 3)
 _IN_BRIEF = (1, 1)
 """Places and fixes that are shown of the first finding, and of those behind it: what to do first must not scroll away."""
 _LONGEST_PATH = 200
+_LONGEST_REASON = 1_000
 _NARROW = 60
 """Columns below which a table drops what is not needed to act on it."""
 _ROOMY = 92
@@ -47,6 +48,8 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _recorded(console, report)
     console.print()
     line(console, words.rules_line(report), QUIET)
+    for said in unsaid.reasons(report) if everything else unsaid.lines(report):
+        line(console, clean(said, _LONGEST_REASON), QUIET)
     line(console, "A rule in full: gpudiag rules show ID. Everything, as one page: gpudiag report PATH -o report.html", QUIET)
     return finished(sink)
 

@@ -33,11 +33,31 @@ def test_the_nearest_file_upwards_counts_and_folders_are_seen_from_it(tmp_path: 
     assert config.find(below).disable == ()
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[tool]\ngpudiag = {disable = ["OVH-03"]}\n',
+        'tool.gpudiag.disable = ["OVH-03"]\n',
+        'tool = {gpudiag = {disable = ["OVH-03"]}}\n',
+        '[tool]\n"gpudiag".disable = ["OVH-03"]\n',
+    ],
+)
+def test_a_pyproject_may_write_our_table_as_toml_allows(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text)
+    assert config.find(tmp_path).disable == ("OVH-03",)
+
+
 def test_a_pyproject_of_somebody_else_is_no_matter_of_ours(tmp_path: Path) -> None:
     (tmp_path / "gpudiag.toml").write_text("")
     inner = tmp_path / "inner"
     inner.mkdir()
-    for content in (b"broken = [", b"\xff\xfe", b"x" * 2_000_000):
+    others = (
+        b'tool = 3\nx = "gpudiag"\n',
+        b'[project]\nname = "gpudiag"\n',
+        b'name = "gpudiag"\nbroken = [',
+        b'tool = 3\nx = """\n[tool.gpudiag]\n"""\n',
+    )
+    for content in (b"broken = [", b"\xff\xfe", b"x" * 2_000_000, *others):
         (inner / "pyproject.toml").write_bytes(content)
         assert config.find(inner).path == (tmp_path / "gpudiag.toml").as_posix()
 
@@ -52,6 +72,7 @@ def test_a_pyproject_of_somebody_else_is_no_matter_of_ours(tmp_path: Path) -> No
         ("[thresholds]\nOVH-01 = 3\n", ":2: thresholds.OVH-01: a table is needed"),
         ('[thresholds."OVH-01"]\nmin_share = "much"\n', ":2: thresholds.OVH-01.min_share: a number is needed"),
         ('[thresholds."OVH-01"]\nmin_share = true\n', ":2: thresholds.OVH-01.min_share: a number is needed"),
+        (f'[thresholds."OVH-01"]\nmin_share = 1{"0" * 400}\n', ":2: thresholds.OVH-01.min_share: a number below 1e308 is needed"),
         ("a = 1\nb == 2\n", ":2: no TOML that can be read: Invalid value"),
         ("a = [\n", ":2: no TOML that can be read"),
     ],
@@ -82,3 +103,13 @@ def test_the_list_shows_what_is_changed_and_no_config_ignores_it(tmp_path: Path,
     assert "switched off (gpudiag.toml)" in detail
     plain = CliRunner().invoke(app, ["list", "--no-config"], catch_exceptions=False).output
     assert "switched off" not in plain
+
+
+def test_a_title_moves_no_cursor(tmp_path: Path) -> None:
+    text = 'id: INP-01\noverride: true\ntitle: "\\e[2J\\e]0;gone\\aThe device waits"\n'
+    (tmp_path / "INP-01.yaml").write_text(text)
+    for command in (["list"], ["show", "INP-01"]):
+        found = CliRunner().invoke(app, [*command, "--no-config", "--rules", str(tmp_path)])
+        assert found.exit_code == 0, found.output
+        assert "\x1b" not in found.output
+        assert "The device waits" in found.output

@@ -40,12 +40,20 @@ def test_settings_are_laid_over_a_preset() -> None:
         ("playbook", "batch", "no value"),
         ("playbook", "batch=many", "batch=many"),
         ("playbook", "recompute=some", "recompute=some"),
+        ("playbook", "recompute=ful", "'ful' is none of none, selective, full; did you mean 'full'?"),
+        ("playbook", "zero_stage=5", "'5' is none of 0, 1, 2, 3"),
         ("playbook", "batch=0", "at least 1"),
     ],
 )
 def test_what_does_not_exist_is_named(preset: str, setting: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         estimate_transformer(preset, [setting])
+
+
+@pytest.mark.parametrize("option", ["--rank", "--device"])
+def test_an_estimate_has_no_ranks_to_choose_from(option: str) -> None:
+    found = CliRunner().invoke(app, ["memory", "--estimate", option, "1"])
+    assert isinstance(found.exception, UsageError) or found.exit_code == 2
 
 
 def test_neither_a_path_nor_an_estimate() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
 from gpudiag.diagnosis.config import Config, apply, line_of, notes
-from gpudiag.diagnosis.loader import read_rules
+from gpudiag.diagnosis.loader import read_rules, rules_in_force
 from gpudiag.errors import InputError
 
 BASE = read_rules()
@@ -32,6 +33,11 @@ def test_nothing_given_changes_nothing() -> None:
     ("config", "says"),
     [
         (Config("c", disable=("OVH-1",)), "c:1: disable: no rule 'OVH-1'; did you mean 'OVH-01'?"),
+        (Config("c", disable=("ovh-07",), text='\ndisable = ["ovh-07"]'), "c:2: disable: no rule 'ovh-07'; did you mean 'OVH-07'?"),
+        (
+            Config("c", disable=("CAP-08",), text='disable = [\n"CAP-08"]'),
+            "c:2: disable: CAP-08 is an advisory rule, which is never judged",
+        ),
         (Config("c", thresholds={"OVH-1": {"x": 1}}), "c:1: thresholds: no rule 'OVH-1'; did you mean 'OVH-01'?"),
         (
             Config("c", thresholds={"INP-01": {"min_shar": 1}}, text='\n[thresholds."INP-01"]\n\nmin_shar = 1\n'),
@@ -44,6 +50,12 @@ def test_mistakes_name_line_key_and_the_nearest_right_name(config: Config, says:
     with pytest.raises(InputError) as caught:
         apply(BASE, config)
     assert caught.value.message.startswith(says)
+
+
+def test_a_folder_of_rules_that_is_not_there_is_named_with_its_line(tmp_path: Path) -> None:
+    config = Config("c", rules=((tmp_path / "nowhere").as_posix(),), text='disable = []\nrules = [\n  "nowhere",\n]\n')
+    with pytest.raises(InputError, match=r"c:3: rules: no such folder of rules: .*nowhere"):
+        rules_in_force(config=config)
 
 
 def test_a_line_is_found_by_words_one_after_the_other() -> None:

@@ -78,8 +78,10 @@ def starved(share: float) -> dict[str, object]:
 def test_every_rule_has_exactly_one_outcome_and_the_order_is_by_ceiling(rules: tuple[Rule, ...]) -> None:
     judgement = judge(analysis(**starved(0.2)), rules)
     assert [outcome.id for outcome in judgement.outcomes] == [rule.id for rule in rules]
-    times = [finding.ceiling.time_ns if finding.ceiling else -1 for finding in judgement.findings]
-    assert times == sorted(times, reverse=True)
+    for group in (("critical", "warning"), ("info",)):
+        found = [finding for finding in judgement.findings if finding.severity in group]
+        times = [finding.ceiling.time_ns if finding.ceiling else -1 for finding in found]
+        assert times == sorted(times, reverse=True)
     assert judgement.fact_errors == {}
     for finding in judgement.findings:
         assert finding.ceiling is None or 0 <= finding.ceiling.share <= 1
@@ -121,14 +123,21 @@ def test_a_starved_gpu_withholds_advice_on_kernels_and_folds_its_symptoms(rules:
     assert first.ceiling.time_ns == 2368 * US
     assert first.ceiling.method == "formula"
     assert "In a step of 1.00 ms the GPU waits for the host for 580 us (59 %)" in first.message
-    assert "OVH-03" in first.folded
-    assert status(judgement, "OVH-03")[0] == "fired"
-    assert all(finding.rule != "OVH-03" for finding in judgement.findings)
     assert status(judgement, "MEM-01") == (
         "suppressed",
         "OVH-01: more than 40 % of the step the device waits for the host; faster kernels would only wait longer",
     )
     assert first.where[0].time_ns == 2400 * US
+
+
+def test_a_symptom_is_folded_unless_it_gives_back_much_more_than_its_cause(rules: tuple[Rule, ...]) -> None:
+    # compiled code saves the wait for the host and 2 of 3 parts of the chain: of a step 90 + 7 % against 90 %, 60 + 27 % against 60 %
+    alike, larger = judge(analysis(**starved(0.9)), rules), judge(analysis(**starved(0.6)), rules)
+    assert "OVH-03" in found(alike, "OVH-01").folded
+    assert status(alike, "OVH-03")[0] == "fired"
+    assert all(finding.rule != "OVH-03" for finding in alike.findings)
+    assert "OVH-03" not in found(larger, "OVH-01").folded
+    assert found(larger, "OVH-03").ceiling is not None
 
 
 def test_below_that_the_kernels_are_judged(rules: tuple[Rule, ...]) -> None:

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 
 import msgspec
+import polars as pl
 import pytest
 import simulator as s
 from simulator import Hardware, Recording, Simulation, simulate
@@ -127,3 +128,15 @@ def test_slower_hosts_under_the_profiler_are_no_finding(tmp_path: Path) -> None:
     for slowdown, status in ((1.02, "fired"), (1.15, "fired"), (1.19, "fired"), (1.5, "not_applicable")):
         outcomes = judge(msgspec.structs.replace(analysis, profiler_slowdown=slowdown), rules).outcomes
         assert next(found.status for found in outcomes if found.id == "OVH-01") == status, slowdown
+
+
+def test_faster_kernels_gain_where_only_the_profiler_lets_the_host_limit_the_step(tmp_path: Path) -> None:
+    # recorded, the host takes 150 us for each product of 140 us; 1.15 times as fast, the device may be what limits the step
+    side = [[2048, 2048], [2048, 2048]]
+    made = _analysed(
+        _loop([s.op("aten::mm", [s.python(150), s.launch("ampere_sgemm_128x64_nn", 140)], shapes=side) for _ in range(12)]), tmp_path
+    )
+    paced = {slow: Window(msgspec.structs.replace(made, profiler_slowdown=slow)) for slow in (None, 1.0, 1.15)}
+    kernels = {slow: window.saving_ns(window.kernels, pl.lit(0.0)) / window.wall_ns for slow, window in paced.items()}
+    assert kernels[None] == kernels[1.0] <= 0.03
+    assert kernels[1.15] > 0.3

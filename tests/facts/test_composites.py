@@ -70,6 +70,7 @@ def test_an_rms_norm_against_one_pass() -> None:
     assert facts.value("composite_ns") == 420 * US
     assert facts.value("composite_share") == pytest.approx(0.42)
     assert facts.value("composite_passes") == 6
+    assert facts.value("composite_phases") == "in the forward pass"
     assert facts.value("composite_saving_ns") == pytest.approx(420 * US - 2 * 4 * FULL / (0.85 * BANDWIDTH) * 1e9)
     assert facts.value("unfused_chains") == 0  # its ops are no chain besides
 

@@ -106,17 +106,35 @@ def test_one_process_exchanges_nothing() -> None:
         assert isinstance(found.value(name), Missing)
 
 
+def test_what_most_of_the_exchange_is_for_goes_by_time() -> None:
+    other = kernel("record_param_comms", 400, 700, name="ncclDevKernel_SendRecv(x)", collective=True, phase="forward")
+    assert facts([back(0, 100), send(100, 399), other], {}).value("longest_exchange") == "point_to_point"
+    assert facts([back(0, 100), send(100, 401), other], {}).value("longest_exchange") == "gradients"
+    early = kernel("record_param_comms", 100, 401, name=NCCL, collective=True, phase="forward")
+    assert facts([back(0, 100), early, other], {}).value("longest_exchange") == "all_reduce"
+    assert isinstance(facts([back(0, 100)], {}).value("longest_exchange"), Missing)
+
+
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("v100_ddp2_inductor_train_rank1.json.gz", {"gradient_messages_per_pass": 404, "gradient_buckets": "small"}),
+        (
+            "v100_ddp2_inductor_train_rank1.json.gz",
+            {"gradient_messages_per_pass": 404, "gradient_buckets": "small", "longest_exchange": "gradients"},
+        ),
         (
             "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz",
             {"gradient_messages_per_pass": 2, "gradient_bytes_per_step": 23_379_024, "gradient_buckets": "fine", "exchanges_per_update": 1},
         ),
         (
             "a100_dlrm_train_rank3of8.json.gz",
-            {"gradient_messages_per_pass": 3, "exchanges_per_update": 1, "all_to_all_per_step": 7, "all_to_all_carries": "embeddings"},
+            {
+                "gradient_messages_per_pass": 3,
+                "exchanges_per_update": 1,
+                "all_to_all_per_step": 7,
+                "all_to_all_carries": "embeddings",
+                "longest_exchange": "all_to_all",
+            },
         ),
     ],
 )

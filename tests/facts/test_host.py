@@ -102,6 +102,22 @@ def test_compiled_code_shows_in_its_ops(name: str, compiled: bool) -> None:
     assert Facts(analysis([kernel("aten::mm", 0, 10)], ops=[op(name, 0, 50)])).value("compiled") is compiled
 
 
+def test_where_the_regions_are_not_marked_graph_breaks_are_not_known() -> None:
+    calls = [{**op("CompiledFunction", start, start + 20), "step": 0} for start in (0, 30)]
+    region = {**op("Torch-Compiled Region: 0/0", 0, 60), "step": 0}
+    assert isinstance(Facts(analysis([kernel("aten::mm", 0, 10)], ops=calls)).value("breaks_per_step"), Missing)
+    assert Facts(analysis([kernel("aten::mm", 0, 10)], ops=[*calls, region])).value("breaks_per_step") == 1
+    assert Facts(analysis([kernel("aten::mm", 0, 10)], ops=[op("aten::mm", 0, 9)])).value("breaks_per_step") == 0
+
+
+def test_what_the_driver_loads_and_what_memory_is_recorded() -> None:
+    marks = [mark("Lazy Function Loading", 900, 1100, "overhead"), mark("Buffer Flush", 0, 50, "overhead"), mark("module loading", 0, 50)]
+    facts = Facts(analysis([kernel("aten::mm", 0, 10)], marks=marks, meta={"profile_memory": True}))
+    assert facts.value("loading_ns") == 100 * US
+    assert facts.value("memory_recorded") is True
+    assert Facts(analysis([kernel("aten::mm", 0, 10)])).value("memory_recorded") is False
+
+
 def test_allocations_count_only_inside_the_steps() -> None:
     calls = [
         {"thread": 0, "api": api, "start_ns": at * US, "end_ns": at * US + 10}

@@ -137,3 +137,10 @@ def test_a_value_of_launch_blocking_that_was_not_kept_is_unknown() -> None:
     odd = msgspec.structs.replace(PROGRAM, variables={"CUDA_LAUNCH_BLOCKING": None})
     assert isinstance(facts(program=odd).value("launch_blocking"), Missing)
     assert facts(program=msgspec.structs.replace(PROGRAM, variables={})).value("launch_blocking") is False
+
+
+@pytest.mark.parametrize(("ranks", "ways"), [(8, 1), (16, 2)])
+def test_infiniband_has_no_part_on_one_machine(ranks: int, ways: int) -> None:
+    told = Program(variables={"NCCL_IB_DISABLE": "1", "NCCL_SHM_DISABLE": "1"})
+    manifest = Manifest(settings=SETTINGS, program=told, world_size=ranks)
+    assert Facts(analysis([kernel("aten::mm", 0, 10)], manifest=manifest)).value("nccl_ways_disabled") == ways

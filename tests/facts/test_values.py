@@ -80,3 +80,19 @@ def test_a_failing_fact_is_missing_by_name_and_measured_once(monkeypatch: pytest
     assert len(calls) == 1
     with pytest.raises(KeyError):
         facts.value("no such fact")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_finite_number_is_not_known(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
+    @fact("odd", unit="ratio")
+    def odd(window: object) -> float:
+        """No finite number."""
+        return value
+
+    monkeypatch.setitem(CATALOGUE, "odd", odd)
+    facts = Facts(analysis([kernel("aten::mm", 0, 10)]))
+    assert facts.value("odd") == Missing("the recording yields no finite number for this")
+    found = facts.query("X.odd", f"select cast('{value}' as double) as x from kernels limit 1", "ratio")  # noqa: S608 - a value of ours
+    assert isinstance(found, Missing)
+    assert "no finite number" in found.reason
+    assert facts.errors == {}

@@ -9,6 +9,7 @@ import pytest
 import report_sample as sample
 from rich.cells import cell_len
 
+from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.report import Source
 from gpudiag.report import text, words
 from gpudiag.report.escape import for_encoding
@@ -66,6 +67,22 @@ def test_figures_of_the_breakdown_are_per_step() -> None:
     assert re.search(r"compute-bound kernels +22\.5 ms +30\.0 % +█", plain)
     assert re.search(r"idle: Python and framework too slow +25\.0 ms +33\.3 % +█", plain)
     assert "garbage collection" not in plain  # zero
+
+
+def test_rules_that_hold_and_are_no_finding_are_named_and_their_reasons_told_on_request() -> None:
+    rules = (
+        RuleOutcome("CMP-02", "suppressed", "holds, but would save 0.0 % of the step at most at the recorded pace: fp32"),
+        RuleOutcome("MEM-01", "suppressed", "OVH-01: the device waits"),
+        RuleOutcome("MEM-02", "suppressed", "OVH-01: the device waits"),
+        RuleOutcome("OVH-02", "not_applicable", "withheld: a step is 1.25 times as long"),
+        RuleOutcome("OVH-03", "not_applicable", "no ops"),
+    )
+    brief = " ".join(text.render(sample.report(rules=rules)).split())
+    assert "Hold, but would gain nothing at the recorded pace: CMP-02. Withheld (why: --all-findings): MEM-01, MEM-02, OVH-02. A" in brief
+    full = " ".join(text.render(sample.report(rules=rules), everything=True).split())
+    assert "CMP-02 holds, but would save 0.0 % of the step at most at the recorded pace: fp32" in full
+    assert "Withheld: MEM-01, MEM-02: OVH-01: the device waits Withheld: OVH-02: a step is 1.25 times as long" in full
+    assert "Withheld" not in text.render(sample.report())
 
 
 def test_the_parts_are_seen_to_sum_to_the_step() -> None:

@@ -10,7 +10,7 @@ from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, edge_kind
 from gpudiag.timeline.whatif.context import Context
 from gpudiag.timeline.whatif.setting import Kind, Setting, shown
-from gpudiag.timeline.whatif.times import Bools, Times, of_kind
+from gpudiag.timeline.whatif.times import Bools, Times, of_kind, scaled
 
 OVERLAPPED = "overlapped"
 _TO_HOST = r"(?i)DtoH|DeviceToHost"
@@ -24,12 +24,23 @@ def _check(setting: Setting) -> None:
 
 def _copies(graph: Graph, times: Times, context: Context, setting: Setting) -> Times | None:
     _check(setting)
-    copies = of_kind(graph, "copy") & (times.duration_ns > 0)
+    copies = of_kind(graph, "copy")  # those of 0 us too, in traces that tell whole us: what they do to the host is not 0
     if not copies.any():
         return None
     read = np.append(context.trace.kernels["name"].cast(pl.String).str.contains(_TO_HOST).fill_null(False).to_numpy(), False)
     blocking = (graph.edge_kind == edge_kind("sync")) & (copies & ~read[graph.kernel])[graph.src]
-    return _beside(times, copies, blocking)
+    return _beside(scaled(times, _copying(graph, context, blocking), 0.0), copies, blocking)
+
+
+def _copying(graph: Graph, context: Context, blocking: Bools) -> Bools:
+    """Return the host's time in the calls that the edges `blocking` make wait for their own copy: staging the data is part of it.
+
+    Such a call is a node of its own, before the wait.
+    """
+    launches = np.append(context.trace.kernels["launch"].fill_null(-1).to_numpy(), -1)
+    made = launches[graph.kernel[graph.src[blocking]]]
+    found: Bools = of_kind(graph, "sync") & np.isin(graph.launch, made[made >= 0])
+    return found
 
 
 def _communication(graph: Graph, times: Times, _: Context, setting: Setting) -> Times | None:

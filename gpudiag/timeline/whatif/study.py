@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -75,6 +75,16 @@ class Study:
         """Return the time of a step of each of `graphs` in ns with nothing changed."""
         return tuple(steady_step_ns(graph) for graph in self.graphs)
 
+    @property
+    def mean_ns(self) -> float:
+        """Return the mean time of a step in ns with nothing changed, each graph counted by its weight."""
+        return float(np.average(self.step_ns, weights=self.weights))
+
+    def with_graphs(self, change: Callable[[Graph], Graph]) -> Study:
+        """Return what-ifs on the graphs that `change` returns for those of this one."""
+        run = None if self._alone else change(self.graphs[0])
+        return Study(tuple(map(change, self.representatives)), self._names, self.context, self.weights, run, self._notes)
+
     def what_if(self, settings: Sequence[Setting]) -> WhatIf:
         """Return the steps with all `settings` at once; raises InputError where one of them is about nothing that a step holds."""
         found = self._what_if(settings)
@@ -143,7 +153,7 @@ class Study:
     def _result(self, name: str, words: str, changed: Sequence[float], samples: float) -> WhatIf:
         both = zip(self.graphs, self.step_ns, changed, strict=True)
         rows = tuple((self._name(graph), old, new) for graph, old, new in both) if self._alone else ()
-        before, after = float(np.average(self.step_ns, weights=self.weights)), float(np.average(changed, weights=self.weights))
+        before, after = self.mean_ns, float(np.average(changed, weights=self.weights))
         share = 1 - after / samples / before if before else 0.0
         notes = (f"gain per sample: a step has {samples:g} x the samples",) if samples != 1 else ()
         return WhatIf(name, words, before, after, share, rows, (*notes, *self._notes))

@@ -137,6 +137,21 @@ def _with_copy() -> tuple[Graph, small.Trace]:
     return small.graph(nodes, edges, end=100, last_host=7), small.trace(kernels=[{"name": name} for name in names])
 
 
+@pytest.mark.parametrize("copied", [30, 0])
+def test_what_the_host_spends_in_a_pageable_copy_is_part_of_the_copy(copied: float) -> None:
+    # the call stages the data for 40 us before the copy, and for its 30 us waits; in a trace of whole us a small copy takes 0
+    nodes = [
+        small.node("sync", 0, 40, launch=0),
+        small.node("copy", 40, 40 + copied, kernel=0),
+        small.node("host", 40 + copied, 60 + copied),
+    ]
+    edges = [small.edge(0, 1), small.edge(1, 2, "launch"), small.edge(1, 3), small.edge(2, 3, "sync")]
+    trace = small.trace(kernels=[{"name": "Memcpy HtoD (Pageable -> Device)", "launch": 0}])
+    of = study(small.graph(nodes, edges, end=60 + copied, last_host=3), trace=trace)
+    assert step_us("host=1", of=of) == pytest.approx(60 + copied)
+    assert step_us("copies=overlapped", of=of) == pytest.approx(max(20, copied))
+
+
 def test_overlapped_copies_do_not_block_but_a_result_that_is_read_is_waited_for() -> None:
     graph, trace = _with_copy()
     # launch 5, sync call 5, launch 5, kernel 20 (after its launch at 15), sync call 25 after the copy of no length
