@@ -17,11 +17,11 @@ def _with(share: float | None, rule: str) -> Finding:
 
 
 def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
-    findings = (_with(0.3, "A-01"), _with(None, "A-02"), _with(0.004, "A-03"), _with(0.0, "A-04"))
+    findings = (_with(0.3, "A-01"), _with(None, "A-02"), _with(0.006, "A-03"), _with(0.0, "A-04"))
     full, rest = chosen.findings(sample.report(findings=findings))
     assert [finding.rule for finding in full] == ["A-01", "A-02"]
     assert [chosen.in_short(finding) for finding in rest] == [
-        "Title of A-03 (A-03, critical, up to <1 %)",
+        "Title of A-03 (A-03, critical, up to 1 %)",
         "Title of A-04 (A-04, critical, no gain by itself)",
     ]
     for shown in (text.render(sample.report(findings=findings)), markdown.render(sample.report(findings=findings))):
