@@ -85,6 +85,7 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
     first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
     folded = _fold(sorted(findings, key=lambda finding: _rank(finding, first)), explains)
+    folded.sort(key=lambda finding: _rank(finding, first))
     return Judgement(tuple(folded), outcomes, dict(facts.errors))
 
 
@@ -198,6 +199,7 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
     would treat the symptom.
 
     A symptom goes to the first of its causes in the order of the findings, if it is not larger than that; symptoms of symptoms go along.
+    A cause is as severe as what it causes.
     """
     present = {finding.rule: finding for finding in findings}
     explains = {rule: _small_enough(present[rule], explains[rule], present) for rule in present}
@@ -209,7 +211,8 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
             continue
         own = [rule for rule in _all_symptoms(finding.rule, explains, present) if rule not in taken]
         taken.update(own)
-        folded.append(msgspec.structs.replace(finding, folded=tuple(own)))
+        severity = max((finding.severity, *(present[rule].severity for rule in own if present[rule].ceiling)), key=SEVERITIES.index)
+        folded.append(msgspec.structs.replace(finding, folded=tuple(own), severity=severity))
     return folded
 
 

@@ -10,7 +10,7 @@ from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
 from gpudiag.diagnosis import Judgement, judge, load_rules
 from gpudiag.diagnosis.confidence import confidence_of
 from gpudiag.diagnosis.config import Config, apply
-from gpudiag.diagnosis.engine import _rank, _severity
+from gpudiag.diagnosis.engine import _fold, _rank, _severity
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE, Facts
@@ -402,3 +402,11 @@ def test_a_rule_may_compare_a_fact_of_its_own_in_sql(tmp_path: Path) -> None:
         "not_applicable",
         "this recording has no rows in the table 'frames'",
     )
+
+
+def test_a_cause_is_as_severe_as_what_it_causes() -> None:
+    cause = Finding("A-01", "A", "info", "memory", "it is so", ceiling=Ceiling(50, 0.5, "replay", ""))
+    symptom = Finding("B-01", "B", "warning", "memory", "it is so", ceiling=Ceiling(40, 0.4, "replay", ""))
+    summary = Finding("C-01", "C", "critical", "memory", "it is so")
+    folded = _fold([symptom, summary, cause], {"A-01": ("B-01", "C-01"), "B-01": (), "C-01": ()})
+    assert [(finding.rule, finding.severity, finding.folded) for finding in folded] == [("A-01", "warning", ("B-01", "C-01"))]
