@@ -27,7 +27,8 @@ def device_name() -> str:
     if torch.cuda.is_available():
         name, count = torch.cuda.get_device_name(), torch.cuda.device_count()
         return name if count == 1 else f"{count} x {name}"
-    return f"CPU: {_processor()}, {os.cpu_count()} threads"
+    count = torch.get_num_threads()
+    return f"CPU: {_processor()}, {count} thread{'' if count == 1 else 's'}"
 
 
 def _processor() -> str:
