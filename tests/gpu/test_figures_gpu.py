@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason=f"no CUDA/HIP GPU here (torch {torch.__version__} sees none)"),
+]
 
 RUN = Path(__file__).parents[2] / "samples" / "figures" / "run.py"
 
