@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from gpudiag.diagnosis.expression import nearest
 from gpudiag.errors import UsageError
 from gpudiag.roofline.transformer import PRESETS, Estimate, Transformer, estimate
 
@@ -30,19 +30,25 @@ def estimate_transformer(preset: str = DEFAULT_PRESET, settings: Sequence[str] =
     Raises UsageError for a preset or a name that does not exist and a value that does not fit.
     """
     if preset not in PRESETS:
-        raise UsageError(f"no preset {preset!r}{_nearest(preset, PRESETS)}", f"one of {', '.join(PRESETS)}")
+        raise UsageError(f"no preset {preset!r}{nearest(preset, PRESETS)}", f"one of {', '.join(PRESETS)}")
     model = _changed(PRESETS[preset], settings)
     memory = estimate(model)
     return Estimated(preset, model, memory, memory.activations_bytes, memory.total_bytes)
 
 
-def _changed(model: Transformer, settings: Sequence[str]) -> Transformer:
-    values: dict[str, Any] = msgspec.to_builtins(model)
+def parted(settings: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield (setting, name, '=' or '', value) of each 'name=value' in `settings`; several in one text are parted by commas."""
     for setting in (part.strip() for text in settings for part in text.split(",")):
         name, equals, value = (part.strip() for part in setting.partition("="))
+        yield setting, name, equals, value
+
+
+def _changed(model: Transformer, settings: Sequence[str]) -> Transformer:
+    values: dict[str, Any] = msgspec.to_builtins(model)
+    for setting, name, equals, value in parted(settings):
         name = name.replace("-", "_")
         if name not in values:
-            raise UsageError(f"--set {setting}: no such size{_nearest(name, values)}", f"one of {', '.join(values)}")
+            raise UsageError(f"--set {setting}: no such size{nearest(name, values)}", f"one of {', '.join(values)}")
         if not equals:
             raise UsageError(f"--set {setting}: no value", f"write {name}=VALUE")
         values[name] = _read(setting, name, value)
@@ -57,7 +63,7 @@ def _read(setting: str, name: str, value: str) -> Any:
     except msgspec.ValidationError as error:
         choices = [str(choice) for choice in get_args(field.type)] if get_origin(field.type) is Literal else []
         if choices:
-            raise UsageError(f"--set {setting}: {value!r} is none of {', '.join(choices)}{_nearest(value, choices)}") from None
+            raise UsageError(f"--set {setting}: {value!r} is none of {', '.join(choices)}{nearest(value, choices)}") from None
         raise UsageError(f"--set {setting}: {str(error)[:1].lower()}{str(error)[1:]}") from None
 
 
@@ -67,8 +73,3 @@ def _checked(model: Transformer) -> Transformer:
         if type(value) is int and value < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
             raise UsageError(f"--set {name}={value}: must be at least 1")
     return model
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

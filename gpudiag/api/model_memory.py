@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Sequence
 from typing import Any
 
+from gpudiag.api.estimate import parted
 from gpudiag.capture.estimate.estimate import Given, estimate
 from gpudiag.capture.estimate.target import load, named
 from gpudiag.errors import UsageError
@@ -24,8 +25,7 @@ def estimate_file(target: str, settings: Sequence[str] = ()) -> ModelEstimate:
 
 def _settings(settings: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for setting in (part.strip() for text in settings for part in text.split(",")):
-        name, equals, value = (part.strip() for part in setting.partition("="))
+    for setting, name, equals, value in parted(settings):
         if name not in SETTINGS or not equals or not value:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
             hint = f"; did you mean {close[0]!r}?" if close and close[0] != name else ""

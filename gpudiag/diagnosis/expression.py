@@ -10,7 +10,7 @@ import ast
 import difflib
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar, Literal
 
 import msgspec
@@ -79,7 +79,7 @@ def compile_expression(text: str, names: Mapping[str, Kind]) -> Expression:
     return Expression(text, kind, frozenset(compiler.used), evaluate)
 
 
-def nearest(name: str, known: Mapping[str, object]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean ...?' with the most similar known name, '' where none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

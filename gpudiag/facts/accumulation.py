@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.facts.capacity import growth_room
-from gpudiag.facts.gemm import FEW_ROWS, skinny_product_rows, skinny_saving_ns
+from gpudiag.facts.gemm import FEW_ROWS, matrix_rate, skinny_product_rows, skinny_saving_ns
 from gpudiag.facts.host_time import issued_ns, left_of
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
@@ -87,8 +87,7 @@ def _passes(window: Window) -> pl.DataFrame:
     work = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES))
     if window.on_cpu:
         work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
-    peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := window.device.matrix_peak(dtype)) is not None}
-    rate = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+    rate = matrix_rate(window)
     matrix, rows = pl.col("family").is_in(MATRIX), pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m")
     # weights are read once for all rows, so products of few rows are left with their arithmetic; large work gains nothing
     few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))

@@ -135,8 +135,13 @@ def skinny_saving_ns(window: Window) -> float:
     return window.saving_ns(chosen, pl.col("time_ns") / pl.col("growth")) + window.analysis.breakdown.buckets_ns.idle_launch * (1 - mean)
 
 
-def _ridge(window: Window) -> pl.Expr:
-    """Return the FLOP per byte from which on arithmetic binds a product of its type."""
+def matrix_rate(window: Window) -> pl.Expr:
+    """Return the matrix peak in FLOP/s for the type of each product; null where it is not known."""
     device = window.device
     peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
-    return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
+    return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+
+
+def _ridge(window: Window) -> pl.Expr:
+    """Return the FLOP per byte from which on arithmetic binds a product of its type."""
+    return matrix_rate(window) / window.bandwidth
