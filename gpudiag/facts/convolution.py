@@ -119,7 +119,7 @@ def convolution_layout_saving_ns(window: Window) -> float:
     """Time that convolutions would save in channels_last with the best algorithm.
 
     GPU: the conversions, and what the convolutions take above their roof / 0.7. CPU: reading and writing inputs and outputs once more, at
-    the best rate that the run's element-wise work reaches.
+    the best rate that the run's element-wise work reaches, and the copies that the convolutions make themselves.
     """
     if window.on_cpu:
         return _reorder_ns(window)
@@ -139,7 +139,22 @@ def _reorder_ns(window: Window) -> float:
     streaming = window.work(shapes=True).filter(pl.col("family").is_in(["elementwise", "copy", "norm"]))
     weights = (pl.col("n") * pl.col("k") * pl.col("item_bytes")).fill_null(0)
     moved = 2 * (pl.col("bytes_moved") - weights).clip(lower_bound=0)
-    return window.saving_ns(work, pl.col("time_ns") - moved / attained.stream_byte_per_s(window, streaming) * 1e9)
+    floor = pl.col("time_ns") - moved / attained.stream_byte_per_s(window, streaming) * 1e9
+    copies = _own_copies(window, work).with_columns(floor_ns=pl.lit(0.0))
+    both = pl.concat([work.with_columns(floor_ns=floor), copies], how="diagonal")
+    return window.saving_ns(both, pl.col("floor_ns"))
+
+
+def _own_copies(window: Window, convolutions: pl.DataFrame) -> pl.DataFrame:
+    """Return the copies by which these convolutions change the layout of their own tensors (convolution > contiguous > clone > copy_)."""
+    copies = window.work(shapes=True).filter(pl.col("copy_kind") == "layout")
+    parents = window.analysis.trace.ops.select(pl.col("id").alias("above"), "parent")
+    above = copies.select("id", above="call")
+    own = []
+    for _ in range(3):
+        above = above.join(parents, on="above", how="inner").select("id", above="parent").drop_nulls()
+        own.append(above.join(convolutions.select(above="call").unique(), on="above", how="semi")["id"])
+    return copies.filter(pl.col("id").is_in(pl.concat(own).implode()))
 
 
 def grouped_convolutions(window: Window) -> pl.DataFrame:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 import pytest
-from factories import A100, CPU, US, analysis, gap, kernel, mark
+from factories import A100, CPU, US, analysis, gap, kernel, mark, op
 
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import Manifest, Settings
@@ -99,6 +99,20 @@ def test_on_a_cpu_the_layout_costs_one_more_pass_over_inputs_and_outputs() -> No
     conv = kernel("aten::mkldnn_convolution", 0, 400, shapes=[IMAGE, WEIGHT], strides=[NCHW, [576, 9, 3, 1]], bytes_moved=moved, flops=1e9)
     relu = kernel("aten::clamp_min", 400, 500, shapes=[[1 << 20]], bytes_moved=1e6)  # 10 GB/s
     assert Facts(analysis([conv, relu], device=CPU)).value("convolution_layout_saving_ns") == pytest.approx(400 * US)
+
+
+def test_copies_that_a_convolution_makes_of_its_own_tensors_go_with_the_layout() -> None:
+    copied = {"shapes": [IMAGE, IMAGE], "strides": [NCHW, NHWC], "bytes_moved": 1e6}
+    conv = kernel("aten::mkldnn_convolution", 0, 400, shapes=[IMAGE, WEIGHT], strides=[NCHW, [576, 9, 3, 1]], bytes_moved=2e6, flops=1e9)
+    work = [conv, kernel("aten::copy_", 400, 500, **copied), kernel("aten::copy_", 500, 600, **copied)]
+    work.append(kernel("aten::clamp_min", 600, 700, shapes=[[1 << 20]], bytes_moved=1e6))
+    made = analysis(work, device=CPU)
+    plain = Facts(made).value("convolution_layout_saving_ns")
+    above = pl.DataFrame([op("aten::contiguous", 400, 500) | {"id": 4, "parent": 0}], schema=made.trace.ops.schema)
+    parent = pl.when(pl.col("id") == 1).then(4).otherwise("parent").cast(pl.Int64)
+    nested = pl.concat([made.trace.ops, above]).with_columns(parent=parent)  # the first copy: convolution > contiguous > copy_
+    made = msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, ops=nested))
+    assert Facts(made).value("convolution_layout_saving_ns") - plain == pytest.approx(100 * US)
 
 
 def test_a_depthwise_convolution_has_groups_and_little_reuse() -> None:

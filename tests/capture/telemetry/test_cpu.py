@@ -37,9 +37,9 @@ def test_memory_and_time_of_children_count() -> None:
     try:
         assert child.stdout is not None
         assert child.stdout.read(2) == b"up"
-        source.sample(10 * SECOND)
+        source.sample(10**6 * SECOND)  # however long the first scan took and put the next one off
         time.sleep(0.4)
-        found = source.sample(10**6 * SECOND)
+        found = source.sample(2 * 10**6 * SECOND)
     finally:
         child.kill()
         child.communicate()
