@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class GpudiagError(Exception):
     """A failure that is shown as one line; `hint` says what to do, `exit_code` is the command's code."""
@@ -34,3 +37,9 @@ class MissingDependencyError(GpudiagError):
     """An optional library is not installed; the hint names the extra that brings it (exit code 2)."""
 
     exit_code = 2
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return '; did you mean ...?' with the most similar known name, '' where none is similar."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -7,8 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
-from gpudiag.diagnosis.expression import nearest
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, nearest
 from gpudiag.roofline.transformer import PRESETS, Estimate, Transformer, estimate
 
 DEFAULT_PRESET = "playbook"

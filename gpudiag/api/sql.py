@@ -34,6 +34,6 @@ def query(path: str, text: str, *, rank: int | None = None, window: int | None =
 
 
 def _nearest(error: Exception) -> str:
-    from gpudiag.diagnosis.expression import nearest
+    from gpudiag.errors import nearest
 
     return nearest(getattr(error, "name", ""), dict.fromkeys(getattr(error, "known", ())))

@@ -110,7 +110,7 @@ def _parsed(shown: str, text: str) -> dict[str, Any]:
 
 
 def _check_keys(config: Config, values: Mapping[str, Any]) -> None:
-    from gpudiag.diagnosis.expression import nearest
+    from gpudiag.errors import nearest
 
     for key in values:
         if key not in KEYS:

@@ -49,8 +49,7 @@ def show(
     no_config: _NoConfig = False,
 ) -> None:
     """Show one rule: when it fires, why it matters, what it is not, the fixes, where its numbers come from."""
-    from gpudiag.diagnosis.expression import nearest
-    from gpudiag.errors import UsageError
+    from gpudiag.errors import UsageError, nearest
     from gpudiag.report.rulepages import page_of
 
     known = {rule.id: rule for rule in _in_force(rules, no_config).all}

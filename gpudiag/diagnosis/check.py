@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gpudiag.diagnosis.convert import convert
-from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression, nearest
+from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
 from gpudiag.diagnosis.message import NUMBER_FORMATS, Message, MessageError, compile_message
 from gpudiag.diagnosis.rule import ADVISORY, RULE_SCHEMA, Advisory, AdvisoryFile, Rule, RuleFile
 from gpudiag.diagnosis.source import Source
+from gpudiag.errors import nearest
 from gpudiag.facts import CATALOGUE, sql
 from gpudiag.facts.places import PLACES
 from gpudiag.model.breakdown import IDLE_BUCKETS

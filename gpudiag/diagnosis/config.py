@@ -9,9 +9,8 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
-from gpudiag.diagnosis.expression import nearest
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, nearest
 from gpudiag.units import format_count
 
 

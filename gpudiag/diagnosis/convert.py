@@ -8,10 +8,9 @@ from typing import TypeVar, get_args
 import msgspec
 
 from gpudiag.diagnosis import rule as schema
-from gpudiag.diagnosis.expression import nearest
 from gpudiag.diagnosis.rule import ADVISORY, AdvisoryFile, RuleFile, RuleTest
 from gpudiag.diagnosis.source import Source
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, nearest
 from gpudiag.facts.registry import UNITS
 from gpudiag.model.finding import Severity
 from gpudiag.model.hardware import DeviceKind

@@ -7,14 +7,14 @@ value makes the result unknown, except that `false and unknown` is false and `tr
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import msgspec
 
+from gpudiag.errors import nearest
 from gpudiag.model.finding import FactValue, Missing
 
 Kind = Literal["number", "bool", "text"]
@@ -77,12 +77,6 @@ def compile_expression(text: str, names: Mapping[str, Kind]) -> Expression:
     compiler = _Compiler(names)
     evaluate, kind = compiler.build(tree.body, 1)
     return Expression(text, kind, frozenset(compiler.used), evaluate)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' with the most similar known name, '' where none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def join_reasons(*found: Missing) -> Missing:

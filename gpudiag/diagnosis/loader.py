@@ -11,11 +11,10 @@ from typing import Any
 
 from gpudiag.diagnosis.check import make
 from gpudiag.diagnosis.config import Config, apply
-from gpudiag.diagnosis.expression import nearest
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
 from gpudiag.diagnosis.source import Source, parse
 from gpudiag.diagnosis.withhold import NEVER
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, nearest
 
 SUFFIX = ".yaml"
 

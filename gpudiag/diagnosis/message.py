@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from gpudiag.diagnosis.expression import Lookup, nearest
+from gpudiag.diagnosis.expression import Lookup
+from gpudiag.errors import nearest
 from gpudiag.model.finding import FactValue, Missing
 from gpudiag.units import UNKNOWN, format_bytes, format_count, format_flop, format_ns, format_share
 

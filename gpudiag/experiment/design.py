@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.model.experiment import FixCall
+
 _LEVELS = {
     (4, 6, 8, 12): 0.0174,
     (3, 4, 5, 6, 8, 10, 12): 0.0117,
@@ -53,6 +55,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     environ: Mapping[str, str] = {}
     cwd: Path | None = None
+    fixes: tuple[FixCall, ...] = ()
 
 
 def level(looks: tuple[int, ...]) -> float:

@@ -15,6 +15,9 @@ Failure = Literal["", "oom", "crash", "hang", "timeout", "ended", "no_steps"]
 
 Unit = Literal["samples", "steps"]
 
+ParityVerdict = Literal["same", "differs", "not_comparable", "not_checked"]
+"""`not_comparable`: the change alters what is trained on (its class is semantics), so that steps cannot be set side by side."""
+
 
 class Pair(msgspec.Struct, frozen=True):
     """One pair of live processes. An entry of each list stands for one block of the first arm and the block of the second beside it."""
@@ -29,6 +32,12 @@ class Pair(msgspec.Struct, frozen=True):
     first_start_s: float = 0.0
     """From the start of the process to the end of its warm-up."""
     second_start_s: float = 0.0
+    first_peak_bytes: int | None = None
+    """Most memory of the device that the arm's tensors held (CPU: most resident memory of its processes)."""
+    second_peak_bytes: int | None = None
+    first_energy_j: float | None = None
+    """Energy of the device per unit, over the blocks; null where the device does not tell."""
+    second_energy_j: float | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,4 +54,106 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     pairs: int = 0
     unit: Unit = "samples"
     measured: tuple[Pair, ...] = ()
+    notes: tuple[str, ...] = ()
+    evidence: tuple[str, ...] = ()
+    """What shows that the change took effect, one for each fix."""
+
+
+class FixCall(msgspec.Struct, frozen=True):
+    """One fix as it is asked for: `--fix ID` or `--fix ID=VALUE`."""
+
+    id: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        """Return it as on the command line."""
+        return self.id if self.value is None else f"{self.id}={self.value}"
+
+
+class Parity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a change trains the same: losses and gradients of the first steps in units of the noise that its class may make."""
+
+    kind: Literal["exact", "rounding", "low_precision", "semantics"] = msgspec.field(name="class")
+    verdict: ParityVerdict
+    reason: str = ""
+    """Why it differs, or was not checked."""
+    worst_yardsticks: float | None = None
+    """Largest deviation of a loss or gradient in yardsticks: that of the baseline with noise of this class in its weights."""
+    settings_changed: tuple[str, ...] = ()
+    """What is set otherwise and should not be: learning rate, weight decay, modes of modules, types of parameters, ..."""
+    steps: int = 0
+    quality: str | None = None
+    """What `--quality` found of the later losses, over seeds; null: not asked for."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One experiment of a report: a change, how much faster the program trains with it, and whether it trains the same."""
+
+    fix: str
+    """Fixes that were applied together, joined by '+'; '' where only a variant was."""
+    variant: str | None = None
+    verdict: Verdict
+    reason: str = ""
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    pairs: int = 0
+    unit: Unit = "samples"
+    over: Literal["pairs", "blocks"] = "pairs"
+    screening: bool = False
+    """Measured to rank candidates: it claims nothing."""
+    parity: Parity | None = None
+    memory_ratio: float | None = None
+    energy_ratio: float | None = None
+    break_even_steps: float | None = None
+    """Steps after which the longer start of the change has paid back, with cold caches."""
+    break_even_warm_steps: float | None = None
+    ceiling_share: float | None = None
+    """What the finding that named the fix promised at most, as a share of the step."""
+    evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    measured: tuple[Pair, ...] = ()
+    seconds: float | None = None
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What the probe found of the program as it is."""
+
+    command: tuple[str, ...]
+    step_ns: int
+    samples_per_step: float | None = None
+    steps_marked_by: str = ""
+    """How the steps are known: an optimizer, gpudiag.step(), updates of a parameter."""
+    warm_steps: int = 0
+    start_s: float = 0.0
+    peak_bytes: int | None = None
+    device: str = ""
+    side_effects: tuple[str, ...] = ()
+    """What the program writes: kinds of saves, files in its folder."""
+    noise_share: float | None = None
+    """Standard deviation of the log ratio of a pair of unchanged processes; null: not measured."""
+    notes: tuple[str, ...] = ()
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """What was proved to help, all together; empty: the program as it is."""
+
+    fixes: tuple[FixCall, ...] = ()
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
+    changes: tuple[str, ...] = ()
+    """The code change of each fix, as a person would write it."""
+    proved: bool = False
+
+
+class ExperimentData(msgspec.Struct, frozen=True, kw_only=True):
+    """All experiments of one `gpudiag ab`: what `--json` writes."""
+
+    schema_version: int = 1
+    baseline: Baseline | None = None
+    experiments: tuple[Outcome, ...] = ()
+    recipe: Recipe = Recipe()
+    complete: bool = True
+    """Whether everything that was planned was measured; else `gpudiag ab --resume` goes on."""
     notes: tuple[str, ...] = ()

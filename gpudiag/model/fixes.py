@@ -18,6 +18,10 @@ class Fix(msgspec.Struct, frozen=True):
     change: str
     """The code change that a user would make."""
     conflicts: tuple[str, ...] = ()
+    values: str = ""
+    """What `--fix ID=VALUE` takes, for a person: 'x2, or a number of samples'; '' for nothing."""
+    verified: tuple[str, ...] = ("cpu",)
+    """Device kinds on which an experiment has shown it to work: of a fix without "gpu" is said `not verified on a GPU`."""
 
 
 _COMPILED = ("compile", "compile-reduce-overhead", "compile-max-autotune")

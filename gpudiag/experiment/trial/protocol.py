@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.model.experiment import FixCall
+
 _GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST = range(6)
 _BYTES = 8
 SIZE = 64
@@ -25,6 +27,50 @@ class TrialPlan(msgspec.Struct, frozen=True):
     warm_limit_s: float
     dropped_steps: int
     block_saves: bool = False
+    fixes: tuple[FixCall, ...] = ()
+    parity: ParityPlan | None = None
+    """A run that is set beside another step by step; it measures no time."""
+
+
+class ParityPlan(msgspec.Struct, frozen=True):
+    """A run of a few steps from a known start, whose losses and gradients are written down."""
+
+    steps: int = 12
+    seed: int = 0
+    perturb: float = 0.0
+    """Standard deviation of the relative noise that each weight gets before the first step."""
+    perturb_seed: int = 0
+    dropout: bool = False
+    """Whether dropout stays on."""
+
+
+class Evidence(msgspec.Struct, frozen=True, tag="evidence"):
+    """What one fix has to show after the warm-up."""
+
+    fix: str
+    found: str
+    """'' where nothing shows that it is in effect."""
+    reason: str = ""
+
+
+class ParityStep(msgspec.Struct, frozen=True, tag="parity_step"):
+    """One optimizer step of a parity run."""
+
+    loss: float | None
+    """Sum over the micro-batches of the step."""
+    grad_norm: float | None
+    """Before any clipping."""
+    samples: int | None = None
+    learning_rates: tuple[float, ...] = ()
+
+
+class ParityRun(msgspec.Struct, frozen=True, tag="parity"):
+    """The end of a parity run."""
+
+    settings: dict[str, str]
+    """Hyper-parameters, modes, types and counts by name, after the first step: what must not differ."""
+    sketch: str = ""
+    """File beside the rows with the sketch of the first step's gradients (numpy, no pickle)."""
 
 
 class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
@@ -38,6 +84,10 @@ class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
     """Batches that the loader makes ahead."""
     samples_per_step: float | None = None
     """Rows that the outermost module was given, where no loader tells; None: not known."""
+    peak_bytes: int | None = None
+    """Most memory that torch held on the device so far; None on a CPU."""
+    graphs: int = 0
+    """Graphs that Dynamo has compiled so far."""
 
 
 class Block(msgspec.Struct, frozen=True, tag="block"):
@@ -47,6 +97,8 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
     wall_ns: int
     samples: int | None = None
     """From the batches of a loader; None: there was none."""
+    faults: int | None = None
+    """Page faults in the block that needed no disk."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
@@ -57,7 +109,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     """Why no step was found, where none was."""
 
 
-Row = Warmed | Block | Over
+Row = Warmed | Block | Over | Evidence | ParityStep | ParityRun
 
 
 class Control:

@@ -1,0 +1,88 @@
+"""What a fix can do in the process of an arm, and what it has to show for it.
+
+A fix is applied to a program that knows nothing of it: it wraps the constructors that the program will call, or changes the outermost
+modules before their first call. It then has to show that it took effect; without evidence the verdict is `not_applied`, never x1.00.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpudiag.capture.patches import Patches
+from gpudiag.model.fixes import FIX_BY_ID, Fix
+
+
+class NotAppliedError(Exception):
+    """The fix does not suit this program or machine, or left no trace. The message says why, in one line."""
+
+
+class Site:
+    """Where fixes are applied: one process of an arm, before it trains.
+
+    Hooks are called in the order of the fixes. What a hook raises as NotAppliedError ends the arm with the verdict `not_applied`; any other
+    exception with `failed: crash`: these are trials, no training runs.
+    """
+
+    def __init__(self, patches: Patches) -> None:
+        self.patches = patches
+        """For constructors and functions that the program will call."""
+        self.roots: list[Any] = []
+        """The outermost modules that were called in training mode with gradients, in the order of their first call."""
+        self.optimizers: list[Any] = []
+        """All torch optimizers that the program has made."""
+        self.loaders: list[Any] = []
+        """All torch DataLoaders that the program has made."""
+        self.compiles = False
+        """Whether the program itself, or a fix, compiles: global module hooks would have its graphs compiled twice."""
+        self._on_root: list[Callable[[Any], None]] = []
+        self._on_optimizer: list[Callable[[Any], None]] = []
+
+    def on_root(self, change: Callable[[Any], None]) -> None:
+        """Call change(module) for each root before its first call, so that this call is changed too; a DDP or FSDP wrapper is given as it is."""
+        self._on_root.append(change)
+
+    def on_optimizer(self, change: Callable[[Any], None]) -> None:
+        """Call change(optimizer) after each torch optimizer was made."""
+        self._on_optimizer.append(change)
+
+    def found_root(self, module: Any) -> None:
+        """A root is about to be called for the first time."""
+        self.roots.append(module)
+        for change in self._on_root:
+            change(module)
+
+    def made_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self.optimizers.append(optimizer)
+        for change in self._on_optimizer:
+            change(optimizer)
+
+
+class Applier:
+    """How one fix is applied; a subclass a file, named in fixes/__init__.py. `id` as in model.fixes."""
+
+    id: str = ""
+    environ: dict[str, str] = {}
+    """Variables that the process must be started with (they are read before Python runs)."""
+    needs_gpu = False
+
+    def __init__(self, value: str | None = None) -> None:
+        """Take the value of `--fix ID=VALUE`. Raises InputError for one that the fix does not take."""
+        self.value = value
+
+    @property
+    def descriptor(self) -> Fix:
+        """Return title, parity class, conflicts and the code change of this fix."""
+        return FIX_BY_ID[self.id]
+
+    def install(self, site: Site) -> None:
+        """Put the change in place, when torch has just been imported. Raises NotAppliedError."""
+        raise NotImplementedError
+
+    def evidence(self, site: Site) -> str:
+        """Return what shows that the change is in effect, after the warm-up: a value read back, never what was asked for.
+
+        Raises NotAppliedError where nothing shows it.
+        """
+        raise NotImplementedError
