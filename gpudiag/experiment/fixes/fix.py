@@ -7,7 +7,7 @@ modules before their first call. It then has to show that it took effect; withou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from gpudiag.capture.patches import Patches
 from gpudiag.model.fixes import FIX_BY_ID, Fix
@@ -39,7 +39,7 @@ class Site:
         self._on_optimizer: list[Callable[[Any], None]] = []
 
     def on_root(self, change: Callable[[Any], None]) -> None:
-        """Call change(module) for each root before its first call, so that this call is changed too; a DDP or FSDP wrapper is given as it is."""
+        """Call change(module) for each root before its first call, which is changed too; a DDP or FSDP wrapper is given as it is."""
         self._on_root.append(change)
 
     def on_optimizer(self, change: Callable[[Any], None]) -> None:
@@ -63,7 +63,7 @@ class Applier:
     """How one fix is applied; a subclass a file, named in fixes/__init__.py. `id` as in model.fixes."""
 
     id: str = ""
-    environ: dict[str, str] = {}
+    environ: ClassVar[dict[str, str]] = {}
     """Variables that the process must be started with (they are read before Python runs)."""
     needs_gpu = False
 
