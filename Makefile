@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check golden score bench bench-capture clean
+.PHONY: help setup demo test check golden score bench bench-capture bench-experiments clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -44,6 +44,9 @@ bench: setup ## report time against a floor, and planted causes against their wh
 
 bench-capture: setup ## step time bare, outside and inside a recorded window, and under torch.profiler alone; fails where a limit is missed
 	@$(BIN)/python tests/benchmarks/bench_capture.py
+
+bench-experiments: setup ## false claims, power and search losses on recorded processes, beside naive rules (needs ../shared/experiments)
+	@$(BIN)/python tests/benchmarks/bench_experiments.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,29 +1,50 @@
 """gpudiag: why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.
 
-Public names resolve on first use, so that `import gpudiag` costs nothing: profile, diagnose, calibrate,
-estimate_memory, step, Report.
+Public names resolve on first use, so that `import gpudiag` costs nothing: profile, diagnose, calibrate, estimate_memory, step, Report;
+for experiments ab, ab_script, Task, ExperimentResult, and register_fix, Applier, Fix, NotAppliedError for fixes of one's own.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory, profile
+    from gpudiag.api.door import ab, ab_script
+    from gpudiag.api.experiment_result import ExperimentResult
     from gpudiag.capture.unmodified.marker import step
+    from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
+    from gpudiag.experiment.fixes.registered import register_fix
+    from gpudiag.experiment.task import Task
+    from gpudiag.model.fixes import Fix
 
-__all__ = ["Report", "calibrate", "diagnose", "estimate_memory", "profile", "step"]
+__all__ = [
+    "Applier", "ExperimentResult", "Fix", "NotAppliedError", "Report", "Task", "ab", "ab_script", "calibrate", "diagnose",
+    "estimate_memory", "profile", "register_fix", "step",
+]  # fmt: skip
+
+_HOMES = {
+    "Applier": "gpudiag.experiment.fixes.fix",
+    "ExperimentResult": "gpudiag.api.experiment_result",
+    "Fix": "gpudiag.model.fixes",
+    "NotAppliedError": "gpudiag.experiment.fixes.fix",
+    "Task": "gpudiag.experiment.task",
+    "ab": "gpudiag.api.door",
+    "ab_script": "gpudiag.api.door",
+    "register_fix": "gpudiag.experiment.fixes.registered",
+    "step": "gpudiag.capture.unmodified.marker",
+}
+"""Where a name is defined; gpudiag.api has the others. What a training calls or an arm imports must not load the analysis."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name from gpudiag.api, or gpudiag.step."""
+    """Return a public name from where it is defined."""
     if name not in __all__:
         raise AttributeError(f"module 'gpudiag' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    if name == "step":  # called in each step of a script: it must not load the analysis
-        from gpudiag.capture.unmodified.marker import step
+    if name not in _HOMES:
+        from gpudiag import api
 
-        globals()["step"] = step
-        return step
-    from gpudiag import api
-
-    return getattr(api, name)
+        return getattr(api, name)
+    found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return found

@@ -157,6 +157,7 @@ def diagnose(
     """
     from gpudiag.api.analysis import analyse
     from gpudiag.api.inputs import resolve_input
+    from gpudiag.api.results import stored
     from gpudiag.diagnosis import judge
     from gpudiag.diagnosis.loader import rules_in_force
     from gpudiag.facts import Facts
@@ -170,12 +171,13 @@ def diagnose(
         chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
     tell("reading")
     analysis, sites = analyse(chosen, tell, modules=modules)
-    analysis = msgspec.structs.replace(analysis, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
+    experiments, unread = ((), ()) if chosen.bundle is None else stored(chosen.bundle.path)
+    analysis = msgspec.structs.replace(analysis, experiments=experiments, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
     tell("judging")
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)
     failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
-    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *failed))
+    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *unread, *failed))
     data = build(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
         sites=sites.site, site_match_share=sites.match_share, facts=facts,

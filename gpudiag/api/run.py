@@ -27,6 +27,7 @@ from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
     from gpudiag.diagnosis.config import Config
+    from gpudiag.model.experiment import FixCall
 
 MAX_PLAN = 100_000
 """Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
@@ -68,12 +69,14 @@ def run(
     *,
     shown: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
+    fixes: Sequence[FixCall] = (),
 ) -> Ran:
     """Return how `command` ended; what of it trains is recorded into a bundle at `path` (default runs/<time>).
 
     Standard streams, signals, working directory and open files are the command's own. `options`: of gpudiag.profile.
     `shown`: the arguments for the manifest. `environ`: the command's environment (default: this process's, as the libraries loaded here
-    may have changed it). Raises UsageError for a wrong option, InputError where the command cannot be started.
+    may have changed it). `fixes`: of a recipe, put in place in each process that imports torch.
+    Raises UsageError for a wrong option, InputError where the command cannot be started.
     """
     _check(options or {})
     folder = Path(path) if path else launch.default_path()
@@ -83,7 +86,7 @@ def run(
         plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
         with relayed() as relay:
             try:
-                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ), close_fds=False)  # noqa: S603 - the user's own command
+                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ, tuple(fixes)), close_fds=False)  # noqa: S603 - the user's own command
             except OSError as error:
                 raise InputError(f"cannot start {command[0]}: {error.strerror or error}", "name a Python script or a program") from None
             relay.child = child
@@ -122,10 +125,18 @@ def _is_script(name: str) -> bool:
     return os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
 
 
-def _environment(plan: Plan, base: Mapping[str, str]) -> dict[str, str]:
+def _environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...] = ()) -> dict[str, str]:
     """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
-    text = plan.text()
-    return injected(text if len(text.encode()) <= MAX_PLAN else msgspec.structs.replace(plan, command=None).text(), base)
+    if len(plan.text().encode()) > MAX_PLAN:
+        plan = msgspec.structs.replace(plan, command=None)
+    if not fixes:
+        return injected(plan.text(), base)
+    from gpudiag.experiment.fixes import applier
+    from gpudiag.experiment.recording import WATCHER
+    from gpudiag.experiment.trial.record import RecordPlan
+
+    asked = {name: value for call in fixes for name, value in applier(call).environ.items()}
+    return injected(RecordPlan(plan, fixes).text(), {**base, **asked}, WATCHER)
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import calibrate, demo, export, memory, ops, report, run, schema, sql, whatif
+from gpudiag.cli import ab, calibrate, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -27,12 +27,14 @@ app = typer.Typer(
 )
 app.command("report")(report.report)
 app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
+app.command("ab", cls=run.ScriptCommand, context_settings=run.SETTINGS)(ab.ab)
 app.command("ops")(ops.ops)
 app.command("whatif")(whatif.whatif)
 app.command("sql")(sql.sql)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
+app.command("fixes")(fixes.fixes)
 app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")
 app.add_typer(export.app, name="export")

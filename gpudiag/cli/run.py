@@ -19,6 +19,7 @@ from gpudiag.errors import GpudiagError, UsageError
 if TYPE_CHECKING:
     from gpudiag.api.run import Ran
     from gpudiag.capture.unmodified.plan import Option
+    from gpudiag.model.experiment import FixCall
 
 _MODULE = ("-m", "--module")
 
@@ -85,6 +86,9 @@ def run(
     max_windows: Annotated[int, typer.Option(min=1, help="Timing windows at most.")] = 8,
     telemetry_hz: Annotated[float, typer.Option(metavar="HZ", help="Samples of clocks, power and load a second (0: none).")] = 20,
     memory: Annotated[bool, typer.Option("--memory", help="Record what memory is used for at its peak.")] = False,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Apply the fixes of a recipe.toml of `gpudiag ab`.", show_default=False)
+    ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,
@@ -99,6 +103,7 @@ def run(
     environ = dict(os.environ)  # before polars is imported, which sets a variable of its own
     from gpudiag.api import run as runner
 
+    fixes = _fixes(recipe)
     command = runner.command_of(given, module)
     shown = [*(["-m", module] if module is not None else []), *given]
     options: dict[str, Option] = {
@@ -106,10 +111,21 @@ def run(
         "on_signal": _signal(on_signal), "on_slow": on_slow, "max_windows": max_windows,
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
-    ran = runner.run(command, output, options, shown=shown, environ=environ)
+    ran = runner.run(command, output, options, shown=shown, environ=environ, fixes=fixes)
     if _rank() == 0:
         _tell(ran, report=report, rules=rules or [], no_config=no_config, price=(gpu_hour_price, planned_steps))
     raise typer.Exit(ran.exit_code)
+
+
+def _fixes(recipe: str | None) -> tuple[FixCall, ...]:
+    """Return the fixes of a recipe, which are then named; () without one. Raises InputError for what is no recipe."""
+    if recipe is None:
+        return ()
+    from gpudiag.api.recipe import read_recipe
+
+    fixes = read_recipe(recipe)
+    terminal.say(f"gpudiag: recipe: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
+    return fixes
 
 
 def _signal(name: str | None) -> int | None:

@@ -35,6 +35,16 @@ def memory_schema() -> None:
     _print(json_schema())
 
 
+@app.command("experiments")
+def experiments_schema() -> None:
+    """Print the schema of what `gpudiag ab --json out.json` writes."""
+    import msgspec
+
+    from gpudiag.model.experiment import ExperimentData
+
+    _print(msgspec.json.schema(ExperimentData))
+
+
 def _print(schema: dict[str, Any]) -> None:
     import msgspec
 

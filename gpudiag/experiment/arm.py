@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,60 +14,63 @@ from typing import TypeVar
 import msgspec
 
 from gpudiag.capture.unmodified.injected import injected
-from gpudiag.errors import GpudiagError, InputError
-from gpudiag.experiment import guard
+from gpudiag.errors import InputError
+from gpudiag.experiment import guard, launch, memory
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.trial.protocol import CONTROL, LOG, STACK, Block, Control, Over, TrialPlan, Warmed, read_rows
-from gpudiag.model.experiment import Failure
+from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError, ended, places, refused, tail_of
+from gpudiag.experiment.fixes.registered import registered
+from gpudiag.experiment.trial.protocol import CONTROL, LOG, STACK, Block, Control, Evidence, ParityPlan, Row, TrialPlan, Warmed, read_rows
+
+__all__ = ["ArmError", "LiveArm"]
 
 WATCHER = "gpudiag.experiment.trial.watch"
 
 POLL_S = 0.002
-TAIL_BYTES = 4000
-STACK_S, MAX_STACK, MAIN_THREAD, FRAMES = 0.5, 200_000, "Current thread", 12
+STACK_S = 0.5
 END_S = 10.0
 """For an arm to leave by itself, at the end of the step that runs; then it is killed."""
 
 SLOWEST_STEPS = 20
 """An arm is taken to hang after this many times its slowest step without a sign of life, if that is above Design.silent_limit_s."""
 
-QUIET = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1"}
-"""Trials are no runs that anybody wants to find in a tracker."""
-
 RowT = TypeVar("RowT", Warmed, Block)
 
 
-class ArmError(GpudiagError):
-    """An arm ended before its trial did. `reason` as in a Comparison; the message names the arm, `detail` is what it wrote last."""
-
-    def __init__(self, reason: Failure, message: str, detail: str = "") -> None:
-        super().__init__(message)
-        self.reason: Failure = reason
-        self.detail = detail
-
-
 class LiveArm:
-    """A process tree of `arm`, marked '<mark>.'; its files are in `folder`. To be ended with end(), also after an error."""
+    """A process tree of `arm`, marked '<mark>.'; its files are in `folder`. To be ended with end(), also after an error.
 
-    def __init__(self, arm: Arm, design: Design, folder: Path, mark: str) -> None:
-        self.arm = arm
-        self._design, self._folder, self._mark = design, folder, mark
+    `parity`: it is a parity run, that knows no turns. `looked`: called every few milliseconds while it runs.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        design: Design,
+        folder: Path,
+        mark: str,
+        *,
+        parity: ParityPlan | None = None,
+        looked: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.arm, self.folder = arm, folder
+        self.evidence: list[Evidence] = []
+        self._design, self._mark, self._looked = design, mark, looked
         folder.mkdir()
         self._control = Control(folder / CONTROL)
         self._frozen: set[int] = set()
         self._rows = 0
         self._began_s = time.monotonic()
-        self._process = self._start()
+        self._process = self._start(parity)
+        self._limit = memory.Limit(self._members, design.memory_limit_bytes)
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        design = self._design
-        plan = TrialPlan(str(self._folder), design.warm_steps, design.warm_limit_s, design.dropped_steps, design.block_saves)
-        base = {**os.environ, **QUIET, "MASTER_PORT": str(_free_port()), **self.arm.environ, guard.MARK: f"{self._mark}."}
-        environ = injected(msgspec.json.encode(plan).decode(), base, WATCHER)
-        with open(self._folder / LOG, "wb") as log:
+    def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
+        port = launch.free_port()
+        base = launch.environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
+        environ = injected(msgspec.json.encode(self._plan(parity)).decode(), base, WATCHER)
+        with open(self.folder / LOG, "wb") as log:
             try:
-                return subprocess.Popen(  # noqa: S603 - the user's own command
-                    self.arm.command,
+                process = subprocess.Popen(  # noqa: S603 - the user's own command
+                    launch.separated(self.arm.command, port),
                     env=environ,
                     cwd=self.arm.cwd,
                     stdin=subprocess.DEVNULL,
@@ -78,20 +80,51 @@ class LiveArm:
                 )
             except OSError as error:
                 raise InputError(f"cannot start {self.arm.command[0]}: {error.strerror or error}") from None
+        launch.expendable(process.pid)
+        return process
+
+    def _plan(self, parity: ParityPlan | None) -> TrialPlan:
+        design = self._design
+        return TrialPlan(
+            str(self.folder),
+            design.warm_steps,
+            design.warm_limit_s,
+            design.dropped_steps,
+            design.block_saves,
+            self.arm.fixes,
+            parity,
+            design.clean_exit,
+            registered(call.id for call in self.arm.fixes),
+        )
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
     def warmed(self) -> tuple[Warmed, float]:
-        """Return the end of the warm-up, and the seconds since the start. The arm then waits for its turn. Raises ArmError."""
-        self._wait(1, lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s))
-        return self._row(Warmed), time.monotonic() - self._began_s
+        """Return the end of the warm-up, and the seconds since the start. The arm then waits for its turn.
+
+        Raises ArmError, and NotAppliedArmError where a fix has nothing to show.
+        """
+        self._wait(lambda: self._control.done >= 1, lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s))
+        row = self._row(Warmed)
+        refusal = refused(self.evidence)
+        if refusal is not None:
+            raise self._named(refusal)
+        return row, time.monotonic() - self._began_s
 
     def block(self, steps: int) -> Block:
         """Return what the arm measured in a turn of `steps` steps. Raises ArmError."""
         done = self._control.done
         self._control.give(steps)
-        self._wait(done + 1, lambda slowest_s: max(self._design.silent_limit_s, SLOWEST_STEPS * slowest_s))
+        self._wait(lambda: self._control.done > done, lambda slowest_s: max(self._design.silent_limit_s, SLOWEST_STEPS * slowest_s))
         return self._row(Block)
+
+    def finished(self) -> list[Row]:
+        """Return all rows of a parity run, once it has written the last. Raises ArmError where it is silent for too long."""
+        self._wait(
+            lambda: self._control.done >= 1 or self._process.poll() is not None,
+            lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s),
+        )
+        return self.rows()
 
     def freeze(self) -> None:
         """Stop the whole tree: loader workers that ran on would fill their queues and flatter the next turn."""
@@ -120,71 +153,85 @@ class LiveArm:
     def _members(self) -> set[int]:
         return guard.marked(f"{self._mark}.", frozenset({self._process.pid}))
 
+    # -- what it tells --------------------------------------------------------------------------------------------------
+
+    def rows(self) -> list[Row]:
+        """Return what the arm has written so far. Raises ArmError where that cannot be read."""
+        try:
+            return read_rows(self.folder)
+        except msgspec.MsgspecError:
+            raise self._unreadable() from None
+
+    def error(self) -> ArmError:
+        """Return why the arm, whose process is gone, ended."""
+        if self._control.failed:
+            return self._full()
+        return self._named(ended(self.arm.name, self._process.wait(), self.rows(), self.tail()))
+
+    def tail(self) -> str:
+        """Return the end of what the arm has printed."""
+        return tail_of(self.folder / LOG)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Return the most memory that its processes held, as far as was looked."""
+        return self._limit.peak_bytes
+
+    def _row(self, kind: type[RowT]) -> RowT:
+        rows = self.rows()[self._rows :]
+        self._rows += len(rows)
+        self.evidence += [row for row in rows if isinstance(row, Evidence)]
+        found = [row for row in rows if isinstance(row, kind)]
+        if len(found) != 1:
+            raise self._unreadable()
+        return found[0]
+
+    def _full(self) -> ArmError:
+        why = os.strerror(self._control.failed)
+        return self._named(ArmError("crash", f"{self.arm.name}: cannot write to {self.folder}: {why}", self.tail()))
+
+    def _unreadable(self) -> ArmError:
+        return self._named(ArmError("crash", f"{self.arm.name}: its measurement cannot be read", self.tail()))
+
+    def _named(self, error: ArmError) -> ArmError:
+        """Return the error with the arm that it is of, and with the fix where the arm has but one."""
+        if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
+            error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
+        error.arm = self.arm
+        return error
+
     # -- waiting ------------------------------------------------------------------------------------------------------
 
-    def _wait(self, done: int, limit_s: Callable[[float], float]) -> None:
-        """Wait until the arm has said `done` times that it is done. Raises ArmError where it ends or is silent for too long."""
+    def _wait(self, over: Callable[[], bool], limit_s: Callable[[float], float]) -> None:
+        """Wait until over(). Raises ArmError where the arm ends, is silent for too long, takes too much memory or time."""
         (beats, slowest), heard = self._control.life, time.monotonic()
-        while self._control.done < done:
-            if self._process.poll() is not None:
-                raise self._ended()
+        while not over():
+            if self._process.poll() is not None and not over():
+                raise self.error()
             now, slowest = self._control.life
             if now != beats:
                 beats, heard = now, time.monotonic()
             elif time.monotonic() - heard > limit_s(slowest / 1e9):
-                raise self._hangs(time.monotonic() - heard)
+                raise self._named(self._hangs(time.monotonic() - heard))
+            self._check()
             time.sleep(POLL_S)
 
-    def _row(self, kind: type[RowT]) -> RowT:
-        rows = read_rows(self._folder)
-        row = rows[self._rows] if self._rows < len(rows) else None
-        self._rows += 1
-        if not isinstance(row, kind):
-            raise ArmError("crash", f"{self.arm.name}: its measurement cannot be read", self.tail())
-        return row
-
-    def _ended(self) -> ArmError:
-        over = next((row for row in reversed(read_rows(self._folder)) if isinstance(row, Over)), None)
-        code, name = self._process.returncode, self.arm.name
-        if code != 0:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return ArmError("oom" if "OutOfMemoryError" in self.tail() else "crash", f"{name} ended with {how}", self.tail())
-        if over is None or over.reason is not None:
-            return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", self.tail())
-        return ArmError("ended", f"{name} was over after {over.steps} steps, before its trial was: it must train for longer", self.tail())
+    def _check(self) -> None:
+        now, design, name = time.monotonic(), self._design, self.arm.name
+        self._looked()
+        if self._control.failed:
+            raise self._full()
+        if design.deadline is not None and now > design.deadline:
+            raise self._named(BudgetError(name))
+        if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
+            raise self._named(ArmError("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s", self.tail()))
+        why = self._limit.look(now)
+        if why is not None:
+            self.kill()
+            raise self._named(ArmError("oom", f"{name} was ended: {why}", self.tail(), crowded=self._limit.crowded))
 
     def _hangs(self, silent_s: float) -> ArmError:
         """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
         guard.send(self._members(), signal.SIGUSR1)
         time.sleep(STACK_S)
-        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", _places(self._folder / STACK) or self.tail())
-
-    def tail(self) -> str:
-        """Return the end of what the arm has printed."""
-        return _tail(self._folder / LOG)
-
-
-def _tail(path: Path) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _places(path: Path) -> str:
-    """Return the innermost frames of the thread in which each process took the signal, its main thread, as faulthandler wrote them."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")[:MAX_STACK]
-    except OSError:
-        return ""
-    stacks = (MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:])
-    return "\n".join(line for stack in stacks for line in stack.splitlines()[:FRAMES])
-
-
-def _free_port() -> int:
-    """Return a port that is free now: two arms of distributed training are alive at once."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", places(self.folder / STACK) or self.tail())

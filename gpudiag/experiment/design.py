@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -45,7 +46,19 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     min_effect: float = 0.01
     """Smaller effects are none."""
     block_saves: bool = False
-    """Whether torch.save does nothing in both arms."""
+    """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
+    sandbox: Literal["auto", "overlay", "block", "off"] = "off"
+    """How the folder of the program is kept as it is (sandbox.sandboxed)."""
+    clean_exit: bool = False
+    """Whether an arm is ended by an exception in its script, not at once."""
+    shared_ok: bool = False
+    """Whether to measure although other processes compute on the same GPU."""
+    memory_limit_bytes: int | None = None
+    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.reserve_bytes)."""
+    arm_limit_s: float | None = None
+    """From the start of an arm to its end; None: no limit beside the others."""
+    deadline: float | None = None
+    """Value of time.monotonic() after which no pair is begun, and one that runs is broken off; None: none."""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True):

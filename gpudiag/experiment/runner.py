@@ -1,60 +1,140 @@
-"""Runs a comparison: pairs of processes that are alive together and take turns."""
+"""Runs a comparison: pairs of processes that are alive together and take turns. Runs parity runs too."""
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gpudiag.experiment import guard
-from gpudiag.experiment.arm import ArmError, LiveArm
-from gpudiag.experiment.design import Arm, Design, block_steps, starting, turns
+from gpudiag.experiment.arm import LiveArm
+from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError, refused
+from gpudiag.experiment.pairs import Pairs
+from gpudiag.experiment.sandbox import sandboxed
 from gpudiag.experiment.stats import compared, decided
-from gpudiag.experiment.trial.protocol import Block, Warmed
-from gpudiag.model.experiment import Comparison, Pair, Unit
+from gpudiag.experiment.trial.protocol import Evidence, ParityPlan, ParityRun, ParityStep
+from gpudiag.model.experiment import Comparison, Pair
 
 Progress = Callable[[str], None]
 
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Folders of the changed arm's own: its first pair compiles with cold caches, the later ones share what that has compiled."""
 
-def compare(first: Arm, second: Arm, design: Design | None = None, *, progress: Progress | None = None) -> Comparison:
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def compare(
+    first: Arm,
+    second: Arm,
+    design: Design | None = None,
+    *,
+    progress: Progress | None = None,
+    on_pair: Callable[[Pair], None] | None = None,
+    done: Sequence[Pair] = (),
+) -> Comparison:
     """Return how much faster `second` trains than `first`, as throughput.
 
-    An arm that fails makes the verdict `failed`; what was measured until then is kept. Raises InputError where a command cannot be
-    started. Whatever happens, no process of an arm is left. Linux only (/proc).
+    `on_pair` is given each pair as soon as it is measured; `done` are pairs of an earlier run, which are not measured again. An arm that
+    fails makes the verdict `failed`, a fix without evidence `not_applied`; what was measured until then is kept. Raises InputError where a
+    command cannot be started, or others compute on the GPU. Whatever happens, no process of an arm is left. Linux only (/proc).
     """
     design, tell = design or Design(), progress or (lambda _: None)
-    mark = uuid.uuid4().hex
-    pairs: list[Pair] = []
-    steady: list[bool] = []
-    with tempfile.TemporaryDirectory(prefix="gpudiag-ab-") as scratch, _guarded(mark):
-        for number in range(design.looks[-1]):
+    pairs, error = list(done), None
+    with experiment() as (scratch, mark):
+        first, _ = boxed(first, design, scratch)
+        second, _ = boxed(_with_caches(second, scratch), design, scratch)
+        run = Pairs((first, second), design, scratch, mark)
+        for number in range(len(pairs), design.looks[-1]):
+            if len(pairs) in design.looks and decided(_compared(pairs, design)):
+                break
             tell(f"pair {number + 1} of {design.looks[-1]} at most")
             try:
-                pair, was_steady = _pair((first, second), design, number, Path(scratch), mark)
-            except ArmError as error:
-                return _failed(pairs, design, error)
-            pairs.append(pair)
-            steady.append(was_steady)
-            if number + 1 in design.looks[:-1] and decided(compared(pairs, design, steady=all(steady))):
+                pair = _measured(run, number, design, scratch)
+            except ArmError as failure:
+                error = failure
                 break
-    notes = () if all(steady) else (f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up",)
-    return compared(pairs, design, steady=all(steady), notes=notes)
+            pairs.append(pair)
+            if on_pair is not None:
+                on_pair(pair)
+    notes = run.last_notes(pairs)
+    return _found(pairs, design, notes, run.evidence) if error is None else _failed(pairs, design, notes, run.evidence, error, first)
 
 
-def _failed(pairs: list[Pair], design: Design, error: ArmError) -> Comparison:
-    notes = (error.message, *([error.detail] if error.detail else []))
-    found = compared(pairs, design, notes=notes) if pairs else Comparison(verdict="failed", notes=notes)
-    return msgspec.structs.replace(found, verdict="failed", reason=error.reason)
+def _measured(run: Pairs, number: int, design: Design, scratch: Path) -> Pair:
+    if design.deadline is not None and time.monotonic() >= design.deadline:
+        raise BudgetError(f"pair {number + 1}")
+    with room(scratch):
+        return run.measure(number)
+
+
+def _compared(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...] = ()) -> Comparison:
+    return compared(pairs, design, steady=all(pair.steady for pair in pairs), notes=notes)
+
+
+def _found(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...]) -> Comparison:
+    if not all(pair.steady for pair in pairs):
+        notes = (*notes, f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up")
+    return msgspec.structs.replace(_compared(pairs, design, notes), evidence=evidence)
+
+
+def _failed(
+    pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...], error: ArmError, first: Arm
+) -> Comparison:
+    """Return the comparison that `error` ended. Time that was over is no failure where there are pairs."""
+    if isinstance(error, BudgetError) and pairs:
+        return _found(pairs, design, (*notes, f"the time was over after {len(pairs)} pairs"), evidence)
+    said = (error.message, *([error.detail] if error.detail else []), *notes)
+    if error.arm is first and error.reason in ("crash", "oom", "hang"):
+        said = (*said, "the program fails without any change")
+    found = _found(pairs, design, said, evidence) if pairs else Comparison(verdict="failed", notes=said)
+    verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
+    return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)
+
+
+def _with_caches(arm: Arm, scratch: Path) -> Arm:
+    return msgspec.structs.replace(arm, environ={**{name: str(scratch / folder) for name, folder in CACHES.items()}, **arm.environ})
+
+
+def boxed(arm: Arm, design: Design, scratch: Path) -> tuple[Arm, str]:
+    """Return `arm` as it runs in its sandbox, and what that keeps. Raises InputError where the one that is asked for does not work here."""
+    command, cwd, note = sandboxed(design.sandbox, arm.command, arm.cwd, scratch)
+    return msgspec.structs.replace(arm, command=command, cwd=cwd), note
 
 
 @contextmanager
-def _guarded(mark: str) -> Iterator[None]:
+def room(folder: Path) -> Iterator[None]:
+    """Have a full disk raise ArmError, in one line."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno not in FULL:
+            raise
+        raise ArmError("crash", f"cannot write to {folder}: {failure.strerror}; TMPDIR names a folder with more room") from None
+
+
+@contextmanager
+def experiment() -> Iterator[tuple[Path, str]]:
+    """Give a folder for the files of arms, and a mark for their processes: all of them are ended, and the folder removed, at the end."""
+    mark = uuid.uuid4().hex
+    with room(Path(tempfile.gettempdir())):
+        made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
+    with made as scratch, guarded(mark):
+        yield Path(scratch), mark
+
+
+@contextmanager
+def guarded(mark: str) -> Iterator[None]:
     """Have a process of its own end all arms when this process is gone, however that came about: a frozen arm cannot see it."""
     command = [sys.executable, "-I", "-S", guard.__file__, f"{mark}."]
     process = subprocess.Popen(  # noqa: S603 - our own file; in a session of its own, which Ctrl-C does not reach
@@ -69,40 +149,43 @@ def _guarded(mark: str) -> Iterator[None]:
         process.wait()
 
 
-def _pair(arms: tuple[Arm, Arm], design: Design, number: int, scratch: Path, mark: str) -> tuple[Pair, bool]:
-    """Return one pair, and whether both arms were steady after their warm-up."""
-    with ExitStack() as alive:
-        live: dict[int, LiveArm] = {}
-        warm: dict[int, tuple[Warmed, float]] = {}
-        for arm in starting(number):  # one after the other: what one compiles would disturb the other
-            live[arm] = LiveArm(arms[arm], design, scratch / f"{number}-{arm}", f"{mark}.{number}-{arm}")
-            alive.callback(live[arm].kill)
-            warm[arm] = live[arm].warmed()
-            live[arm].freeze()
-        lengths = {arm: block_steps(design, row.step_ns, row.prefetched) for arm, (row, _) in warm.items()}
-        blocks: dict[int, list[Block]] = {0: [], 1: []}
-        for arm in turns(number, design.blocks):
-            live[arm].thaw()
-            blocks[arm].append(live[arm].block(lengths[arm]))
-            live[arm].freeze()
-        for process in live.values():
-            process.end()
-    return _measured(blocks, warm), all(row.steady for row, _ in warm.values())
+class ParityRecord(NamedTuple):
+    """What a parity run wrote down."""
+
+    steps: tuple[ParityStep, ...]
+    run: ParityRun
+    sketch: Any | None
+    """Of the gradients of the first step, as a numpy array; None: it wrote none."""
 
 
-def _measured(blocks: dict[int, list[Block]], warm: dict[int, tuple[Warmed, float]]) -> Pair:
-    unit: Unit = "samples" if all(_samples(block, warm[arm][0]) for arm in blocks for block in blocks[arm]) else "steps"
-    first, second = (tuple(_rate(block, warm[arm][0], unit) for block in blocks[arm]) for arm in (0, 1))
-    return Pair(first, second, unit, warm[0][0].step_ns, warm[1][0].step_ns, warm[0][1], warm[1][1])
+def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> ParityRecord:
+    """Return what `arm` does in the first steps of a run by `plan`. Its files are in a folder of its own in `scratch`.
+
+    Raises ArmError where the run does not come to its end, NotAppliedArmError where a fix has nothing to show.
+    """
+    mark = uuid.uuid4().hex
+    boxed_arm, _ = boxed(arm, design, scratch)
+    with guarded(mark), room(scratch):
+        folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
+        live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
+        try:
+            rows = live.finished()
+            refusal = refused([row for row in rows if isinstance(row, Evidence)])
+            if refusal is not None:
+                raise refusal
+            run = next((row for row in rows if isinstance(row, ParityRun)), None)
+            if run is None:
+                raise live.error()
+            live.end()
+        finally:
+            live.kill()
+    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, _sketch(folder, run.sketch))
 
 
-def _samples(block: Block, warm: Warmed) -> float | None:
-    """Return the samples of a block: those that a loader gave, else those that the model was given in the warm-up."""
-    if block.samples is not None:
-        return float(block.samples)
-    return None if warm.samples_per_step is None else warm.samples_per_step * block.steps
+def _sketch(folder: Path, name: str) -> Any | None:
+    """Return the array in a file of the arm; its name is one that the arm wrote, and stands for no other folder."""
+    if not name:
+        return None
+    import numpy
 
-
-def _rate(block: Block, warm: Warmed, unit: Unit) -> float:
-    amount = (_samples(block, warm) or 0.0) if unit == "samples" else float(block.steps)
-    return amount / block.wall_ns * 1e9 if block.wall_ns > 0 else 0.0
+    return numpy.load(folder / os.path.basename(name), allow_pickle=False)

@@ -9,6 +9,7 @@ import polars as pl
 
 from gpudiag.model.breakdown import Breakdown, DeviceTime
 from gpudiag.model.bundle import Manifest
+from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind
 from gpudiag.model.memory import MemoryReport
@@ -95,6 +96,8 @@ class Analysis(msgspec.Struct, frozen=True):
     energy: Energy | None = None
     memory: MemoryReport | None = None
     """None: no allocation was recorded."""
+    experiments: tuple[ExperimentData, ...] = ()
+    """What `gpudiag ab` has kept in the bundle, the oldest first."""
     gpu_hour_price: float | None = None
     """Of one device for an hour, as given by --gpu-hour-price."""
     planned_steps: int | None = None

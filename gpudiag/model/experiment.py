@@ -38,6 +38,13 @@ class Pair(msgspec.Struct, frozen=True):
     first_energy_j: float | None = None
     """Energy of the device per unit, over the blocks; null where the device does not tell."""
     second_energy_j: float | None = None
+    first_faults: float | None = None
+    """Page faults per step that needed no disk, in the process that trains; null where it does not tell."""
+    second_faults: float | None = None
+    steady: bool = True
+    """Whether both arms were steady at the end of their warm-up."""
+    together: bool = True
+    """Whether both were alive together; else one ran after the other."""
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +58,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     over: Literal["pairs", "blocks"] = "pairs"
     """What the interval was computed over. Blocks of a few processes do not tell how much processes differ: it is then too narrow."""
     p: float | None = None
+    """Over pairs: corrected for the looks at them, so that it is at most 5 % exactly where the interval leaves 1 out."""
     pairs: int = 0
     unit: Unit = "samples"
     measured: tuple[Pair, ...] = ()

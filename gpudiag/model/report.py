@@ -13,6 +13,7 @@ import msgspec
 from gpudiag.model.breakdown import Breakdown, DeviceTime
 from gpudiag.model.bundle import Machine, Settings
 from gpudiag.model.cost import Bound, Provenance
+from gpudiag.model.experiment import Outcome
 from gpudiag.model.finding import Finding, RuleOutcome
 from gpudiag.model.hardware import DeviceKind, PeakProvenance
 from gpudiag.model.history import StepHistory
@@ -263,7 +264,7 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[dict[str, Any], ...] | None = None
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
-    experiments: tuple[dict[str, Any], ...] = ()
+    experiments: tuple[Outcome, ...] = ()
     syncs: tuple[SyncRow, ...] = ()
     queue: QueueStats | None = None
     critical_path: tuple[CriticalRow, ...] = ()

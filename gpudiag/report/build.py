@@ -73,6 +73,7 @@ def build(
         what_ifs=idleness.what_ifs(window.replays),
         history=window.history,
         recorded=_recorded(analysis),
+        experiments=tuple(one for data in analysis.experiments for one in data.experiments),
     )
     return capped(made)
 

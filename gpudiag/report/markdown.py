@@ -8,6 +8,7 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import chosen, history, memory, recorded, telemetry, trust, waiting, words
 from gpudiag.report.escape import code, markdown
+from gpudiag.report.experiment import markdown as experiments
 from gpudiag.report.labels import namer, recompute_text, site_text
 from gpudiag.units import format_ns, format_rate, format_share
 
@@ -25,6 +26,7 @@ def render(report: ReportData, *, top: int = 20) -> str:
         *_waiting(report),
         *_findings(report),
         _changes(report),
+        experiments.section(report.experiments),
         history.as_markdown(report),
         memory.as_markdown(report.memory),
         _telemetry(report),

@@ -9,6 +9,7 @@ from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report import chosen, history, memory, recorded, trust, unsaid, waiting, words
 from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
 from gpudiag.report.escape import clean, tail
+from gpudiag.report.experiment import text as experiments
 from gpudiag.report.labels import namer, op_detail, phase_text
 from gpudiag.units import format_ns, format_share
 
@@ -41,6 +42,7 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _findings(console, report, everything)
     _waiting(console, report)
     _changes(console, report)
+    experiments.section(console, report.experiments)
     history.section(console, report)
     memory.section(console, report.memory)
     _trust(console, report)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import compared, decided, log_ratios, mean_interval, pair_log_ratio, verdict
+from gpudiag.experiment.stats import compared, decided, holm, log_ratios, mean_interval, over_looks, pair_log_ratio, spread, verdict
 from gpudiag.model.experiment import Pair
 
 
@@ -90,3 +90,37 @@ def test_equal_arms_are_seldom_called_different_and_a_small_effect_is_found() ->
         hits += compared([pair(list(row * 1.05)) for row in blocks], design).verdict == "faster"
     assert wrong <= 15  # 1.7 % of one look are 5
     assert hits >= 270
+
+
+def test_p_counts_the_looks() -> None:
+    ratios = [1.04, 1.05, 1.06, 1.07]
+    _, _, _, alone = mean_interval([math.log(ratio) for ratio in ratios], 0.05)
+    pairs = [pair([ratio]) for ratio in ratios]
+    assert compared(pairs, Design()).p == pytest.approx(4 * alone)  # four looks, far below the level: Bonferroni
+    assert compared(pairs, Design(looks=(4,))).p == pytest.approx(alone)
+    assert over_looks(0.0174, (4, 6, 8, 12)) == pytest.approx(0.05)
+    assert over_looks(0.05, (4, 6, 8, 12)) == pytest.approx(0.139, abs=0.001)  # 13 % of experiments that peek at 0.05 claim something
+
+
+def test_pairs_that_count_something_else_are_left_out_and_that_is_said() -> None:
+    samples = [pair([ratio] * 3) for ratio in (1.5, 1.51, 1.52, 1.49)]
+    found = compared([*samples, Pair((10.0,), (1.0,), "steps")], Design(), notes=("before",))
+    assert found.interval == compared(samples, Design()).interval
+    assert (found.pairs, found.unit, len(found.measured)) == (4, "samples", 5)
+    assert found.notes == ("before", "1 of 5 pairs were not counted in samples and were left out")
+
+
+def test_holm_on_a_worked_example() -> None:
+    # Holm's procedure by hand at 5 %: 0.01 <= 0.05 / 4, 0.013 <= 0.05 / 3, 0.03 > 0.05 / 2; what comes after falls with it
+    assert holm([0.03, 0.01, 0.04, 0.013]) == [False, True, False, True]
+    assert holm([0.04]) == [True]
+    assert holm([0.05, 0.04]) == [False, False]
+    assert holm([]) == []
+    assert holm([0.2, float("nan")]) == [False, False]
+
+
+def test_the_spread_of_pairs_is_that_of_their_log_ratios() -> None:
+    pairs = [pair([math.exp(value)] * 3) for value in (0.01, 0.02, 0.03)]
+    assert spread(pairs) == pytest.approx(0.01)
+    assert spread(pairs[:1]) is None
+    assert spread([pairs[0], Pair((0.0,), (0.0,), "steps")]) is None

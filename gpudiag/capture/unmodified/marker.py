@@ -6,7 +6,10 @@ import sys
 
 
 def step(samples: int | None = None) -> None:
-    """Mark the end of a training step of `samples` samples (None: as counted). Does nothing unless `gpudiag run` records the script."""
+    """Mark the end of a training step of `samples` samples (None: as counted). Does nothing unless gpudiag records the script, or tries it.
+
+    One call takes about 0.1 us where it does nothing.
+    """
     unmodified = sys.modules.get("gpudiag.capture.unmodified.watch")
     if unmodified is not None:
         unmodified.marked(samples)

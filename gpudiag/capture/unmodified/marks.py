@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpudiag.capture.parts import Context, Part
@@ -105,7 +106,7 @@ class Driver(Part):
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Tell the rule; mark the step, unless a backward pass is under way: its marks would lie across autograd's."""
-        self._due = self.rule.stepped(self._number(optimizer)) or self._due
+        self._due = self.rule.stepped(self.number(optimizer)) or self._due
         self._follow()
         if not self._inside:
             self._mark_if_due()
@@ -141,7 +142,7 @@ class Driver(Part):
 
     # -- marks --------------------------------------------------------------------------------------------------------
 
-    def _number(self, optimizer: Any) -> int:
+    def number(self, optimizer: Any) -> int:
         """Return the number of an optimizer; one that is made anew for the same parameters keeps it."""
         first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer)
         return self._optimizers.setdefault((type(optimizer).__name__, id(first)), len(self._optimizers))
@@ -168,6 +169,15 @@ class Driver(Part):
     def _pause(self) -> None:
         if self.session is not None:
             self.session.pause()
+
+    def told_by(self) -> str:
+        """Return how the steps are known, in a few words; '' where none were found."""
+        if self._by_hand:
+            return "gpudiag.step()"
+        if not self.rule.cycle:
+            return "updates of a parameter" if self._settled else ""
+        names = {number: name for (name, _), number in self._optimizers.items()}
+        return ", ".join(_times(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle))
 
     def reason(self) -> str | None:
         """Return why no step was found, in one line; None where steps were."""
@@ -214,6 +224,10 @@ def _grad_enabled() -> bool:
     import torch
 
     return bool(torch.is_grad_enabled())
+
+
+def _times(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} x {name}"
 
 
 def _counted(count: int, one: str, many: str = "") -> str:

@@ -6,11 +6,17 @@ modules before their first call. It then has to show that it took effect; withou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from gpudiag.capture.patches import Patches
 from gpudiag.model.fixes import FIX_BY_ID, Fix
+
+INSIDE, COMPILED, GRAPHED, OUTSIDE = range(4)
+"""Layers of a root's forward pass: weights and inner modules, what is compiled, what is captured as a graph, what goes round all of it
+(autocast stands round a compiled module, as users write it; the graphs and breaks are the same as with autocast inside)."""
 
 
 class NotAppliedError(Exception):
@@ -36,11 +42,22 @@ class Site:
         self.compiles = False
         """Whether the program itself, or a fix, compiles: global module hooks would have its graphs compiled twice."""
         self._on_root: list[Callable[[Any], None]] = []
+        self._layers: list[int] = []
         self._on_optimizer: list[Callable[[Any], None]] = []
 
-    def on_root(self, change: Callable[[Any], None]) -> None:
-        """Call change(module) for each root before its first call, which is changed too; a DDP or FSDP wrapper is given as it is."""
-        self._on_root.append(change)
+    def on_root(self, change: Callable[[Any], None], *, layer: int = INSIDE) -> None:
+        """Call change(module) for each root before its first call, which is changed too; a DDP or FSDP wrapper is given as it is.
+
+        Changes of a lower layer come first, whatever the order of the fixes is: INSIDE, COMPILED, GRAPHED, OUTSIDE.
+        """
+        place = bisect_right(self._layers, layer)
+        self._layers.insert(place, layer)
+        self._on_root.insert(place, change)
+
+    @property
+    def wants_roots(self) -> bool:
+        """Return whether anything is to be told of roots."""
+        return bool(self._on_root)
 
     def on_optimizer(self, change: Callable[[Any], None]) -> None:
         """Call change(optimizer) after each torch optimizer was made."""
@@ -63,7 +80,7 @@ class Applier:
     """How one fix is applied; a subclass a file, named in fixes/__init__.py. `id` as in model.fixes."""
 
     id: str = ""
-    environ: ClassVar[dict[str, str]] = {}
+    environ: Mapping[str, str] = MappingProxyType({})
     """Variables that the process must be started with (they are read before Python runs)."""
     needs_gpu = False
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from gpudiag.capture.patches import Patches
 from gpudiag.experiment.fixes import applier
-from gpudiag.experiment.fixes.fix import NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
 from gpudiag.experiment.trial.protocol import Evidence
+from gpudiag.experiment.trial.roots import RootFinder
 from gpudiag.model.experiment import FixCall
 
 
@@ -20,17 +21,26 @@ class Applied:
         self._calls = calls
         self._fixes = [applier(call) for call in calls]
         self._failed: dict[int, str] = {}
+        self._finding = Patches()
 
-    def install(self) -> None:
-        """Put everything in place: the sites first, so that a fix sees what the program makes."""
-        if not self._fixes:
+    def install(self, *, find: bool = False) -> None:
+        """Put everything in place: the sites first, so that a fix sees what the program makes. `find`: the sites also without any fix."""
+        if not self._fixes and not find:
             return
-        _find(self.site)
+        _find(self.site, self._finding)
         for index, fix in enumerate(self._fixes):
-            self._try(index, lambda fix=fix: fix.install(self.site))  # type: ignore[misc]
+            self._try(index, lambda fix=fix: _install(fix, self.site))  # type: ignore[misc]
+        if find or self.site.wants_roots:
+            RootFinder(self.site.found_root).install(self._finding)
+
+    @property
+    def refused(self) -> list[Evidence]:
+        """Return the fixes that were not put in place, with the reason."""
+        return [Evidence(str(self._calls[index]), "", why) for index, why in self._failed.items()]
 
     def evidence(self) -> list[Evidence]:
-        """Return one row for each fix."""
+        """Return one row for each fix. Nothing is looked for any more: the other arm has no such wrappers, whose calls take time."""
+        self._finding.restore()
         found = []
         for index, (call, fix) in enumerate(zip(self._calls, self._fixes, strict=True)):
             shown = self._try(index, lambda fix=fix: fix.evidence(self.site)) if index not in self._failed else None  # type: ignore[misc]
@@ -45,41 +55,21 @@ class Applied:
             return None
 
 
-def _find(site: Site) -> None:
-    """Have the site hear of outermost modules, optimizers and loaders."""
+def _install(fix: Applier, site: Site) -> None:
     import torch
+
+    if fix.needs_gpu and not torch.cuda.device_count():
+        raise NotAppliedError("needs a GPU, and torch sees none here")
+    fix.install(site)
+
+
+def _find(site: Site, patches: Patches) -> None:
+    """Have the site hear of optimizers and loaders."""
     from torch.optim import optimizer
     from torch.utils import data
 
-    site.patches.wrap(torch.nn.Module, "__call__", _roots(site))
-    site.patches.wrap(optimizer.Optimizer, "__init__", _made(site.optimizers, site.made_optimizer))
-    site.patches.wrap(data.DataLoader, "__init__", _made(site.loaders, site.loaders.append))
-
-
-def _roots(site: Site) -> Callable[[Any], Any]:
-    """Return the maker of a Module.__call__ that tells of each module which no other one has called, in training, with gradients.
-
-    `nn.Module.__call__` is looked up on the class for each call, so that a change to `forward` or to the weights holds for this call too.
-    """
-    import torch
-
-    depth = [0]
-
-    def make(original: Any) -> Any:
-        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
-            if depth[0] or torch.compiler.is_compiling():
-                return original(module, *args, **kwargs)
-            if module.training and torch.is_grad_enabled() and not any(module is known for known in site.roots):
-                site.found_root(module)
-            depth[0] += 1
-            try:
-                return original(module, *args, **kwargs)
-            finally:
-                depth[0] -= 1
-
-        return __call__
-
-    return make
+    patches.wrap(optimizer.Optimizer, "__init__", _made(site.optimizers, site.made_optimizer))
+    patches.wrap(data.DataLoader, "__init__", _made(site.loaders, site.loaders.append))
 
 
 def _made(known: list[Any], tell: Callable[[Any], None]) -> Callable[[Any], Any]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
+from gpudiag.experiment.fixes.registered import Registered
 from gpudiag.model.experiment import FixCall
 
-_GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST = range(6)
+_GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST, _FAILED, _LAST = range(8)
 _BYTES = 8
 SIZE = 64
 
@@ -30,6 +33,10 @@ class TrialPlan(msgspec.Struct, frozen=True):
     fixes: tuple[FixCall, ...] = ()
     parity: ParityPlan | None = None
     """A run that is set beside another step by step; it measures no time."""
+    clean_exit: bool = False
+    """Whether the script is left by an exception at the end of the trial, so that what it does on its way out is done."""
+    registered: tuple[Registered, ...] = ()
+    """Those of the fixes that are not built in."""
 
 
 class ParityPlan(msgspec.Struct, frozen=True):
@@ -62,6 +69,8 @@ class ParityStep(msgspec.Struct, frozen=True, tag="parity_step"):
     """Before any clipping."""
     samples: int | None = None
     learning_rates: tuple[float, ...] = ()
+    finite: bool = True
+    """Whether loss and gradients were finite; what was not is None above, for JSON has no such numbers."""
 
 
 class ParityRun(msgspec.Struct, frozen=True, tag="parity"):
@@ -71,6 +80,14 @@ class ParityRun(msgspec.Struct, frozen=True, tag="parity"):
     """Hyper-parameters, modes, types and counts by name, after the first step: what must not differ."""
     sketch: str = ""
     """File beside the rows with the sketch of the first step's gradients (numpy, no pickle)."""
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """Which GPU the training thread uses, as NVML knows it (capture.telemetry.device.DeviceIdentity)."""
+
+    uuid: str | None = None
+    pci_bus_id: str | None = None
+    number: int | None = None
 
 
 class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
@@ -88,6 +105,13 @@ class Warmed(msgspec.Struct, frozen=True, tag="warmed"):
     """Most memory that torch held on the device so far; None on a CPU."""
     graphs: int = 0
     """Graphs that Dynamo has compiled so far."""
+    device: str = ""
+    """'cuda', or 'cpu' where no GPU was used; '' where torch does not say."""
+    gpu: Gpu | None = None
+    free_bytes: int | None = None
+    """Free memory of the device, with what this process holds taken."""
+    marked_by: str = ""
+    """How the steps are known."""
 
 
 class Block(msgspec.Struct, frozen=True, tag="block"):
@@ -99,6 +123,8 @@ class Block(msgspec.Struct, frozen=True, tag="block"):
     """From the batches of a loader; None: there was none."""
     faults: int | None = None
     """Page faults in the block that needed no disk."""
+    peak_bytes: int | None = None
+    """Most memory of the device that tensors held since the warm-up; None on a CPU."""
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
@@ -109,16 +135,33 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     """Why no step was found, where none was."""
 
 
-Row = Warmed | Block | Over | Evidence | ParityStep | ParityRun
+class Died(msgspec.Struct, frozen=True, tag="died"):
+    """An exception has reached the end of a process."""
+
+    kind: Literal["crash", "oom", "not_applied"]
+    message: str
+    """Its last line: kind and text of the exception."""
+
+
+class Saved(msgspec.Struct, frozen=True, tag="saved"):
+    """How often the script has saved, by what it called; in the last row of an arm that leaves by itself."""
+
+    counts: dict[str, int]
+    blocked: bool
+
+
+Row = Warmed | Block | Over | Evidence | ParityStep | ParityRun | Died | Saved
 
 
 class Control:
-    """Six numbers that both sides see: turns given and ended, steps of the turn, stop, signs of life, the slowest step in ns."""
+    """Eight numbers that both sides see: turns given and ended, steps of the turn, stop, signs of life, the slowest step in ns, an errno,
+    the last step."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
-            os.ftruncate(descriptor, SIZE)
+            if os.fstat(descriptor).st_size < SIZE:
+                os.write(descriptor, bytes(SIZE))  # not ftruncate: a page without a block kills whoever writes to it on a full disk
             self._map = mmap.mmap(descriptor, SIZE)
         finally:
             os.close(descriptor)
@@ -147,6 +190,14 @@ class Control:
         self._set(_SLOWEST, slowest_ns)
         self._set(_BEATS, self._get(_BEATS) + 1)
 
+    def fail(self, number: int) -> None:
+        """The arm's side: a row could not be written, for the reason `number` (errno)."""
+        self._set(_FAILED, number)
+
+    def finish(self, mark: int) -> None:
+        """The arm's side: all ranks leave at this mark of a step, counted from the first: one that left before would block the others."""
+        self._set(_LAST, mark)
+
     @property
     def turn(self) -> tuple[int, int]:
         """Return the number of the last turn that was given, and its steps."""
@@ -164,15 +215,30 @@ class Control:
         return self._get(_STOP) != 0
 
     @property
+    def failed(self) -> int:
+        """Return why a row could not be written (errno); 0: all were."""
+        return self._get(_FAILED)
+
+    @property
+    def last(self) -> int:
+        """Return the mark at which all ranks leave; 0: not known yet."""
+        return self._get(_LAST)
+
+    @property
     def life(self) -> tuple[int, int]:
         """Return the signs of life so far, and the slowest step in ns."""
         return self._get(_BEATS), self._get(_SLOWEST)
 
 
 def write(plan: TrialPlan, row: Row) -> None:
-    """Append a row to the file of the arm."""
-    with open(os.path.join(plan.folder, ROWS), "ab") as file:
-        file.write(msgspec.json.encode(row) + b"\n")
+    """Append a row to the file of the arm. Raises OSError; the control page then tells it too."""
+    try:
+        with open(os.path.join(plan.folder, ROWS), "ab") as file:
+            file.write(msgspec.json.encode(row) + b"\n")
+    except OSError as error:
+        with suppress(OSError):
+            Control(Path(plan.folder) / CONTROL).fail(error.errno or 0)
+        raise
 
 
 def read_rows(folder: Path) -> list[Row]:

@@ -6,20 +6,32 @@ import atexit
 import faulthandler
 import os
 import signal
+import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
-from gpudiag.capture.events import Events
+from gpudiag.capture.events import Events, Listener
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.unmodified import watch as unmodified
-from gpudiag.capture.unmodified.marks import Driver
+from gpudiag.capture.unmodified.marks import Driver, Marked
 from gpudiag.capture.unmodified.plan import Plan
-from gpudiag.experiment.trial.protocol import CLAIM, STACK, Over, TrialPlan, write
+from gpudiag.experiment.fixes.registered import take_over
+from gpudiag.experiment.trial.applied import Applied
+from gpudiag.experiment.trial.follow import Follower
+from gpudiag.experiment.trial.leaving import Leaving, ranks
+from gpudiag.experiment.trial.parity import Recorder
+from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write
+from gpudiag.experiment.trial.saves import Saves
 from gpudiag.experiment.trial.turns import Trial
+from gpudiag.experiment.trial.words import died, tell_last_words
+
+BROKEN = 70
+"""Exit code of a process whose trial failed by a fault of ours (EX_SOFTWARE of sysexits.h)."""
 
 
 class _Switch:
@@ -45,9 +57,11 @@ class _Context:
     def __init__(self, folder: Path, patches: Patches, warnings: list[str]) -> None:
         self.path, self.patches, self._warnings = folder, patches, warnings
         self.events = Events(_Switch(), self.note)
+        self.error: BaseException | None = None
 
     def note(self, message: str, error: BaseException | None) -> None:
         """Keep what went wrong."""
+        self.error = error
         self._warnings.append(f"{message}: {error}" if error is not None else message)
 
     def remember(self, message: str) -> bool:
@@ -68,8 +82,12 @@ class TrialWatch(unmodified.Watch):
         super().__init__(Plan(plan.folder))
         self._trial_plan = plan
         self._trial: Trial | None = None
+        self._recorder: Recorder | None = None if plan.parity is None else Recorder(plan)
         self._kept = Patches()
         self._compiles = False
+        self._saves = Saves(self._kept, plan.folder, blocked=plan.block_saves)
+        take_over(plan.registered)
+        self._applied = Applied(plan.fixes, self._kept)
 
     def install(self) -> None:
         """Put the wrappers in place that see training begin, and what the plan asks for."""
@@ -77,8 +95,18 @@ class TrialWatch(unmodified.Watch):
 
         super().install()
         self._kept.wrap(torch, "compile", self._before_compile)
-        if self._trial_plan.block_saves:
-            self._kept.wrap(torch, "save", _not_saved)
+        self._saves.install()
+        if self._recorder is not None:
+            self._recorder.install(self._applied.site, self._kept)
+        self._applied.install(find=self._trial_plan.parity is not None)
+        if self._applied.refused:
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        """End this process: a fix does not suit it, and there is nothing to measure."""
+        for row in self._applied.refused:
+            write(self._trial_plan, row)
+        os._exit(0)
 
     def _before_compile(self, original: Any) -> Any:
         def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch calls it
@@ -89,27 +117,68 @@ class TrialWatch(unmodified.Watch):
 
         return compile
 
+    # -- training begins ------------------------------------------------------------------------------------------------
+
     def _enter(self) -> Events | None:
-        if os.environ.get("RANK", "0") != "0" or not self._claim():
-            return None  # the other ranks wait for this one in their collectives
+        rank, _ = ranks()
+        if rank == 0 and not self._claim():
+            return None
         try:
-            return self._trial_of_this()
-        except Exception as error:
-            write(self._trial_plan, Over(0, f"{type(error).__name__}: {error}"))
-            raise
+            self._saves.again()
+            if rank:
+                return self._driven(Follower(rank, self._leaving()))
+            return self._trial_of_this() if self._recorder is None else self._recorded(self._recorder)
+        except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
+            broken(self._trial_plan, error)
+
+    def _leaving(self) -> Leaving:
+        return Leaving(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=self._before_leaving)
+
+    def _before_leaving(self) -> None:
+        if self._saves.counts and ranks()[0] == 0:
+            write(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
 
     def _trial_of_this(self) -> Events:
-        trial = Trial(self._trial_plan, compiles=self._compiles)
-        context = _Context(Path(self._trial_plan.folder), self._kept, trial.warnings)
-        driver = Driver(self.plan)
-        driver.session = trial
-        driver.start(context)
-        for listener in (trial, driver):
-            context.events.add(listener)
-        context.events.install(self._kept)
-        self.driver, self._trial = driver, trial
+        compiles = self._compiles or self._applied.site.compiles
+        self._trial = Trial(
+            self._trial_plan, compiles=compiles, leaving=self._leaving(), evidence=self._applied.evidence, marked_by=self._marked_by
+        )
+        events = self._driven(self._trial, self._trial)
         atexit.register(self.finish)
+        return events
+
+    def _recorded(self, recorder: Recorder) -> Events:
+        events = self._driven(recorder, recorder)
+        if self.driver is not None:
+            recorder.follow(self.driver, self._leaving(), self._applied.evidence)
+        atexit.register(self.finish)
+        return events
+
+    def _driven(self, marked: Marked, *listeners: Listener) -> Events:
+        """Return the events of this thread, which have `marked` told of each step."""
+        context = _Context(Path(self._trial_plan.folder), self._kept, marked.warnings)
+        driver = Driver(self.plan)
+        driver.session = marked
+        driver.start(context)
+        for listener in (*listeners, driver):
+            context.events.add(listener)
+        context.events.failed = lambda _: broken(self._trial_plan, context.error)
+        context.events.install(self._kept)
+        self.driver = driver
         return context.events
+
+    def _marked_by(self) -> str:
+        return "" if self.driver is None else self.driver.told_by()
+
+    def marked(self, samples: int | None) -> None:
+        """The script has called gpudiag.step(): the samples that it names stand for those that were counted."""
+        try:
+            trial = self._trial or self._recorder
+            if samples is not None and trial is not None and os.getpid() == self._owner_pid:
+                trial.told(samples)
+            super().marked(samples)
+        except Exception as error:  # noqa: BLE001 - without its marks the script would train to its end, unseen
+            broken(self._trial_plan, error)
 
     def _claim(self) -> bool:
         """Return whether this is the first process of the arm that trains."""
@@ -121,16 +190,21 @@ class TrialWatch(unmodified.Watch):
 
     def finish(self) -> None:
         """Tell that the script has come to its end by itself."""
-        if self._trial is not None and self.driver is not None and os.getpid() == self._owner_pid:
+        trial = self._trial or self._recorder
+        if trial is not None and self.driver is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):
-                self._trial.over(self.driver.reason())
+                trial.over(self.driver.reason())
 
 
-def _not_saved(_: Any) -> Any:
-    def save(*_: Any, **__: Any) -> None:
-        """Write nothing."""
-
-    return save
+def broken(plan: TrialPlan, error: BaseException | None) -> NoReturn:
+    """End the process, whose trial cannot go on: the script would train to its end, unseen."""
+    with suppress(Exception):  # a full disk: the control page tells it
+        write(plan, Over(0, "the trial failed") if error is None else died(error))
+    if error is not None:
+        traceback.print_exception(type(error), error, error.__traceback__)
+    with suppress(Exception):
+        sys.stderr.flush()
+    os._exit(BROKEN)
 
 
 def watch(text: str) -> None:
@@ -140,6 +214,10 @@ def watch(text: str) -> None:
     plan = msgspec.json.decode(text, type=TrialPlan)
     stack = os.open(os.path.join(plan.folder, STACK), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-    watching = TrialWatch(plan)
-    watching.install()
+    tell_last_words(plan)
+    try:
+        watching = TrialWatch(plan)
+        watching.install()
+    except Exception as error:  # noqa: BLE001 - a fix that cannot be put in place is a failure of the arm, which runs for it alone
+        broken(plan, error)
     unmodified._watch = watching

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.model.report import ReportData
 from gpudiag.report.escape import json_for_script
 from gpudiag.report.html.figures import roofline, roofline_note
 from gpudiag.report.html.page import context
 from gpudiag.report.html.rulebook import pages_of
-from gpudiag.report.html.templating import asset, policy, template
+from gpudiag.report.html.templating import asset, plotly_js, policy, template
 
 
 def render(report: ReportData, rules: RuleBase | None = None) -> str:
@@ -19,7 +17,7 @@ def render(report: ReportData, rules: RuleBase | None = None) -> str:
     plotly.js (about 5 MB) is inside only where there is a figure to draw.
     """
     figure = roofline(report)
-    scripts = [*([_plotly_js()] if figure else []), asset("report.js")]
+    scripts = [*([plotly_js()] if figure else []), asset("report.js")]
     return template("report.html.j2").render(
         **context(report),
         pages=pages_of(report, rules),
@@ -29,11 +27,3 @@ def render(report: ReportData, rules: RuleBase | None = None) -> str:
         figure=json_for_script(figure) if figure else "",
         roofline_note=roofline_note(report),
     )
-
-
-@cache
-def _plotly_js() -> str:
-    from plotly.offline import get_plotlyjs
-
-    # An HTML parser turns CR LF into LF; the hash is of what it sees.
-    return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")

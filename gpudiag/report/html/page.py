@@ -12,6 +12,7 @@ from gpudiag.model.finding import Finding
 from gpudiag.model.report import CollectiveRow, KernelRow, MfuReference, OpRow, ReportData
 from gpudiag.report import chosen, history, recorded, telemetry, trust, waiting, words
 from gpudiag.report.escape import clean, joined
+from gpudiag.report.experiment import page as experiments
 from gpudiag.report.html import idleness, memory
 from gpudiag.report.labels import collective_label, namer, phase_text, recompute_text, site_text
 from gpudiag.units import format_bytes, format_ns, format_rate, format_share
@@ -79,6 +80,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "rules_line": words.rules_line(report),
         "tables": {table.id: table for table in _tables(report)},
         "idleness": idleness.context(report),
+        "experiments": experiments.context(report.experiments),
         "history": history.page_context(report),
         "memory": memory.context(report.memory),
         "telemetry_caption": telemetry.caption(report),

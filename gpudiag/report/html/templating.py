@@ -26,6 +26,15 @@ def asset(name: str) -> str:
 
 
 @cache
+def plotly_js() -> str:
+    """Return plotly's script, about 5 MB."""
+    from plotly.offline import get_plotlyjs
+
+    # An HTML parser turns CR LF into LF; the hash is of what it sees.
+    return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
+
+
+@cache
 def template(name: str) -> Template:
     """Return a template: values are escaped, a name that is not given is an error."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting and filtering of the tables, and the roofline in the page's colours. Text is only ever compared, never inserted as HTML.
+// Sorting and filtering of the tables, and the figures in the page's colours. Text is only ever compared, never inserted as HTML.
 (() => {
   const cellValue = (row, index, numeric) => {
     const cell = row.cells[index];
@@ -47,9 +47,8 @@
     input.addEventListener("input", () => filter(table, input.value, count));
   }
 
-  const place = document.getElementById("roofline");
-  if (place) {
-    const figure = JSON.parse(document.getElementById("roofline-figure").textContent);
+  for (const place of document.querySelectorAll(".figure")) {
+    const figure = JSON.parse(document.getElementById(`${place.id}-figure`).textContent);
     const colours = () => {
       const style = getComputedStyle(document.documentElement);
       const [text, line] = [style.getPropertyValue("--text").trim(), style.getPropertyValue("--line").trim()];

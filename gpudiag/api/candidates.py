@@ -1,0 +1,148 @@
+"""What is to be tried: the fixes and variants that were asked for, or those that the findings of a report name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.api.store import Named
+from gpudiag.errors import InputError
+from gpudiag.experiment.design import Arm
+from gpudiag.experiment.fixes import applier
+from gpudiag.experiment.search import DESCRIBED, conflicting
+from gpudiag.experiment.variants import Variant, varied
+from gpudiag.model.experiment import FixCall
+from gpudiag.model.fixes import FIX_BY_ID, Fix, Parity
+from gpudiag.model.report import ReportData, from_json
+
+CLASSES: tuple[Parity, ...] = ("exact", "rounding", "low_precision", "semantics")
+"""From the strictest to the weakest."""
+
+MOST_TRIED = 8
+"""Fixes of one search: the findings with the smallest ceilings are left out, and named."""
+
+DEFAULT_VALUES = {"batch-size": "x2", "accumulation": "2"}
+"""Values of fixes that need one, where a finding names the fix alone."""
+
+CHANGES_TRAINING = ("batch-size", "accumulation")
+"""Not tried by a search unless the quality of what is trained is checked too."""
+
+MAX_REPORT_BYTES = 256 << 20
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One change that is compared with the program as it is: fixes that are applied together, or a variant."""
+
+    fixes: tuple[FixCall, ...] = ()
+    variant: Variant | None = None
+    ceiling_share: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Return how it is called in results."""
+        return "+".join([*map(str, self.fixes), *([self.variant.name] if self.variant else [])])
+
+    @property
+    def kind(self) -> Parity:
+        """Return its parity class: the weakest of its parts."""
+        classes: list[Parity] = [descriptor(call).parity for call in self.fixes]
+        if self.variant is not None:
+            classes.append(self.variant.parity)
+        return max(classes, key=CLASSES.index, default="exact")
+
+    def arm(self, base: Arm, scratch: Path) -> Arm:
+        """Return the arm that trains so. Raises InputError for a variant that cannot be started."""
+        started = base if self.variant is None else varied(self.variant, base, scratch)
+        return msgspec.structs.replace(started, name=self.name, fixes=(*base.fixes, *self.fixes))
+
+
+def descriptor(call: FixCall) -> Fix:
+    """Return what is known of a fix, also of one that the user has written. Raises InputError."""
+    return FIX_BY_ID.get(call.id) or applier(call).descriptor
+
+
+def fix_call(text: str) -> FixCall:
+    """Return the fix of `ID` or `ID=VALUE`. Raises InputError as check_call() does."""
+    name, equals, value = text.partition("=")
+    call = FixCall(name.strip(), value.strip() if equals else None)
+    check_call(call)
+    return call
+
+
+def check_call(call: FixCall) -> None:
+    """Raise InputError for a fix that is not known, cannot be applied, or takes no such value. A batch size without one is searched for."""
+    if call != FixCall("batch-size"):
+        applier(call)
+
+
+def candidates(fixes: Sequence[FixCall], variants: Sequence[Variant], *, combine: bool) -> tuple[Candidate, ...]:
+    """Return what is compared: each by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
+    if not combine:
+        return (*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants))
+    if len(variants) > 1:
+        raise InputError("--combine takes one variant", "give all its changes under one name: --variant NAME=args:.. --variant NAME=env:..")
+    check_together(fixes)
+    return (Candidate(tuple(fixes), variants[0] if variants else None),) if fixes or variants else ()
+
+
+def check_together(fixes: Sequence[FixCall]) -> None:
+    """Raise InputError where two of `fixes` cannot be combined."""
+    for place, one in enumerate(fixes):
+        for other in fixes[place + 1 :]:
+            if conflicting(one, other, DESCRIBED):
+                raise InputError(f"{one} and {other} cannot be combined", "leave one of them out, or test each by itself (no --combine)")
+
+
+# -- from findings --------------------------------------------------------------------------------------------------------
+
+
+def report_of(path: str) -> ReportData:
+    """Return the report in a file, or in a bundle (its report.json). Raises InputError."""
+    target = Path(path) / "report.json" if os.path.isdir(path) else Path(path)
+    try:
+        if target.stat().st_size > MAX_REPORT_BYTES:
+            raise InputError(f"{target}: larger than {MAX_REPORT_BYTES >> 20} MB, this is no report")
+        return from_json(target.read_bytes())
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}", "give a report: gpudiag report BUNDLE -o report.json") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise InputError(f"{target}: no report", "give what `gpudiag report PATH -o report.json` wrote") from None
+
+
+def named_by(report: ReportData) -> tuple[Named, ...]:
+    """Return the fixes that the findings name, each with the largest ceiling of its findings; those that promise most come first."""
+    ceilings: dict[str, float | None] = {}
+    for finding in report.findings:
+        share = finding.ceiling.share if finding.ceiling is not None else None
+        for fix in finding.fixes:
+            ceilings[fix] = max((value for value in (ceilings.get(fix), share) if value is not None), default=None)
+    order = sorted(ceilings, key=lambda fix: -(ceilings[fix] or 0.0))
+    return tuple(Named(FixCall(fix, DEFAULT_VALUES.get(fix)), ceilings[fix]) for fix in order)
+
+
+def tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:
+    """Return those that can be tried here, and for each of the others a line that says why it is not."""
+    kept: list[Named] = []
+    notes: list[str] = []
+    for one in named:
+        why = _why_not(one.fix, on_gpu=on_gpu, quality=quality)
+        if why is None and len(kept) == MOST_TRIED:
+            why = f"{MOST_TRIED} fixes with larger ceilings come before it"
+        if why is None:
+            kept.append(one)
+        else:
+            notes.append(f"{one.fix.id} was not tried: {why}")
+    return tuple(kept), tuple(notes)
+
+
+def _why_not(call: FixCall, *, on_gpu: bool, quality: bool) -> str | None:
+    if call.id in CHANGES_TRAINING and not quality:
+        return f"it changes what is trained on (--fix {call} tests it, --quality lets a search take it)"
+    try:
+        made = applier(call)
+    except InputError as error:
+        return error.message
+    return "it needs a GPU" if made.needs_gpu and not on_gpu else None

@@ -1,0 +1,110 @@
+"""What `gpudiag.ab` returns: the experiments of one call, and their renderings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.errors import UsageError
+from gpudiag.model.experiment import ExperimentData, Outcome, Parity, Recipe, Unit, Verdict
+
+AnyPath = str | os.PathLike[str]
+
+
+class ExperimentResult:
+    """The experiments of one call. The attributes speak of the first one that claims something; `data` holds all of them.
+
+    >>> found.verdict, found.ratio, found.interval
+    ('faster', 1.83, (1.79, 1.87))
+    """
+
+    def __init__(self, data: ExperimentData) -> None:
+        self.data = data
+        first = _first(data.experiments)
+        self.verdict: Verdict | None = None if first is None else first.verdict
+        """None: nothing was measured; `notes` say why."""
+        self.reason: str = "" if first is None else first.reason
+        """Of a failure: oom, crash, hang, timeout, ended, no_steps."""
+        self.ratio: float | None = None if first is None else first.ratio
+        """Throughput with the change over that without."""
+        self.interval: tuple[float, float] | None = None if first is None else first.interval
+        self.p: float | None = None if first is None else first.p
+        self.pairs: int = 0 if first is None else first.pairs
+        """Pairs of processes: what the interval was computed over."""
+        self.unit: Unit = "samples" if first is None else first.unit
+        self.parity: Parity | None = None if first is None else first.parity
+        self.memory: float | None = None if first is None else first.memory_ratio
+        """Peak memory with the change over that without."""
+        self.energy: float | None = None if first is None else first.energy_ratio
+        """Energy a sample with the change over that without."""
+        self.break_even_steps: float | None = None if first is None else first.break_even_steps
+        self.evidence: tuple[str, ...] = () if first is None else first.evidence
+        self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)
+        self.bundle: Path | None = None
+        """Folder that everything was kept in; None: it came from elsewhere."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return what was proved to help, all together; empty: the program as it is."""
+        return self.data.recipe
+
+    def text(self, width: int | None = None, color: bool = False) -> str:
+        """Return the experiments for a terminal of `width` columns (default 100)."""
+        from gpudiag.report.experiment.text import text
+
+        return text(self.data, width=100 if width is None else width, color=color)
+
+    def markdown(self) -> str:
+        """Return the experiments as GitHub Markdown."""
+        from gpudiag.report.experiment.markdown import markdown
+
+        return markdown(self.data)
+
+    def html(self) -> str:
+        """Return the experiments as one self-contained HTML page."""
+        from gpudiag.report.experiment.html import html
+
+        return html(self.data)
+
+    def json(self) -> bytes:
+        """Return the experiments as JSON (schema: `gpudiag schema experiments`)."""
+        return msgspec.json.format(msgspec.json.encode(self.data), indent=2) + b"\n"
+
+    def to_json(self) -> str:
+        """Return json() as text."""
+        return self.json().decode()
+
+    def save(self, path: AnyPath) -> None:
+        """Write the experiments in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
+
+        Raises UsageError for another suffix, InputError where the file cannot be written.
+        """
+        from gpudiag.report.files import write
+
+        makers: dict[str, Callable[[], bytes]] = {
+            ".html": lambda: self.html().encode(),
+            ".md": lambda: self.markdown().encode(),
+            ".json": self.json,
+        }
+        target = Path(os.fspath(path))
+        maker = makers.get(target.suffix.lower())
+        if maker is None:
+            raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
+        write(target, maker())
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        """Return the experiments as a notebook shows them."""
+        from gpudiag.report.experiment.notebook import notebook
+
+        return notebook(self.data)
+
+
+def _first(outcomes: tuple[Outcome, ...]) -> Outcome | None:
+    """Return the first experiment that is no screening: those only rank candidates."""
+    return next((outcome for outcome in outcomes if not outcome.screening), outcomes[0] if outcomes else None)

@@ -1,0 +1,152 @@
+"""recipe.toml: what was proved to help, for people to read and for `gpudiag run --recipe` to apply."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gpudiag.api.candidates import descriptor
+from gpudiag.api.outcomes import change_of
+from gpudiag.errors import InputError
+from gpudiag.experiment.fixes import applier
+from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Recipe
+from gpudiag.report.files import write
+
+SCHEMA = 1
+
+NAME = "recipe.toml"
+
+MAX_BYTES = 1_000_000
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\"\\]")
+_CONTROL_ONLY = re.compile(r"[\x00-\x1f\x7f]")
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
+
+
+class _FixRow(msgspec.Struct):
+    id: str
+    value: str | None = None
+
+
+class _File(msgspec.Struct):
+    schema: int
+    fix: list[_FixRow] = []
+
+
+# -- writing ------------------------------------------------------------------------------------------------------------
+
+
+def recipe_text(data: ExperimentData, command: Iterable[str] = ()) -> str:
+    """Return recipe.toml: its fixes with their values and code changes, what was measured, and with which versions on which device."""
+    recipe, one = data.recipe, proof(data)
+    shown = " ".join(shlex.join(command).split())  # one line: it stands in a comment
+    shown = _CONTROL_ONLY.sub("?", shown)
+    lines = [
+        "# What `gpudiag ab` proved to make this program faster, all together.",
+        f"# gpudiag run --recipe {NAME} {shown or 'train.py ARGS'}",
+        "",
+        f"schema = {SCHEMA}",
+        f"command = {_array(command)}",
+        f"proved = {'true' if recipe.proved else 'false'}",
+        *_number("ratio", recipe.ratio),
+        *([f"interval = [{recipe.interval[0]!r}, {recipe.interval[1]!r}]"] if recipe.interval else []),
+        *_number("p", recipe.p),
+        *([f"pairs = {one.pairs}", f"unit = {_string(one.unit)}"] if one else []),
+        *([f"parity = {_string(one.parity.verdict)}"] if one and one.parity else []),
+        "",
+        *_versions(data),
+        *(line for call in recipe.fixes for line in _fix(call)),
+        *(line for change in _further(recipe) for line in ("", "[[change]]", f"text = {_string(change)}")),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) -> None:
+    """Write recipe.toml. Raises InputError where that fails."""
+    write(path, recipe_text(data, command).encode())
+
+
+def proof(data: ExperimentData) -> Outcome | None:
+    """Return the experiment that proves the recipe; None for an empty one."""
+    wanted = "+".join(map(str, data.recipe.fixes))
+    return next((one for one in data.experiments if one.fix == wanted and one.ratio == data.recipe.ratio and not one.screening), None)
+
+
+def _further(recipe: Recipe) -> tuple[str, ...]:
+    """Return the changes that are no fix: those of a variant."""
+    return recipe.changes[len(recipe.fixes) :]
+
+
+def _fix(call: FixCall) -> list[str]:
+    found = descriptor(call)
+    value = [] if call.value is None else [f"value = {_string(call.value)}"]
+    return ["", "[[fix]]", f"id = {_string(call.id)}", *value, f"parity = {_string(found.parity)}", f"change = {_string(change_of(call))}"]
+
+
+def _versions(data: ExperimentData) -> list[str]:
+    device = data.baseline.device if data.baseline else ""
+    known = {"gpudiag": _version("gpudiag"), "torch": _version("torch"), "python": platform.python_version(), "device": device}
+    return ["[measured_with]", *(f"{name} = {_string(value)}" for name, value in known.items() if value)]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _number(name: str, value: float | None) -> list[str]:
+    return [] if value is None else [f"{name} = {float(value)!r}"]
+
+
+def _array(words: Iterable[str]) -> str:
+    return f"[{', '.join(map(_string, words))}]"
+
+
+def _string(text: str) -> str:
+    """Return a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
+    return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
+
+
+# -- reading ------------------------------------------------------------------------------------------------------------
+
+
+def read_recipe(path: str) -> tuple[FixCall, ...]:
+    """Return the fixes of a recipe; () where nothing was proved. Raises InputError for no recipe, or a fix that cannot be applied."""
+    target = Path(path)
+    try:
+        if target.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES // 1_000_000} MB, this is no recipe")
+        found = msgspec.convert(_parsed(path, target.read_text(encoding="utf-8")), type=_File)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: no text in UTF-8, so it is no recipe") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
+    if found.schema > SCHEMA:
+        raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {SCHEMA}", "pip install --upgrade gpudiag")
+    calls = tuple(FixCall(row.id, row.value) for row in found.fix)
+    for call in calls:
+        applier(call)
+    return calls
+
+
+def _parsed(path: str, text: str) -> dict[str, Any]:
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        return toml.loads(text)  # type: ignore[no-any-return]
+    except toml.TOMLDecodeError as error:
+        place = _PLACE.search(str(error))
+        where = f"line {place[1]}: " if place and place[1] else ""
+        raise InputError(f"{path}: {where}not TOML ({_PLACE.sub('', str(error))})") from None

@@ -1,0 +1,230 @@
+"""The experiments of a bundle on disk: every pair as it comes (`experiments/<id>.jsonl`), the result at the end (`<id>.json`)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from gpudiag.api.results import FOLDER, MAX_BYTES
+from gpudiag.errors import InputError
+from gpudiag.experiment.design import Design
+from gpudiag.experiment.variants import Variant
+from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Pair, Parity
+from gpudiag.report.files import write
+
+_MOST_SUFFIXES = 1000
+
+
+Sandbox = Literal["auto", "overlay", "block", "off"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How experiments are made; the options of `gpudiag ab`. Shares and seconds are plain numbers."""
+
+    output: str = ""
+    """Bundle to write to; '' for runs/<time>."""
+    resume: str = ""
+    """Bundle whose interrupted experiments go on."""
+    report: str = ""
+    """Report or bundle whose findings name the fixes and their ceilings."""
+    combine: bool = False
+    """All that was given is tested together, as one change."""
+    search: Literal["ordered", "fractional"] = "ordered"
+    """Of `auto`."""
+    budget_s: float | None = None
+    looks: tuple[int, ...] = (4, 6, 8, 12)
+    min_effect: float = 0.01
+    quality: bool = False
+    sandbox: Sandbox = "auto"
+    steady_malloc: bool = False
+    shared_ok: bool = False
+    clean_exit: bool = False
+    parity: bool = True
+    parity_only: bool = False
+    probe_only: bool = False
+    aa: bool = False
+    design: Design | None = None
+    """A whole design in place of looks and min_effect, for callers that need other lengths of blocks and warm-up."""
+    command_shown: tuple[str, ...] = ()
+    """The command as a person typed it; () for the one that is run."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    """What was asked for: the first row of a file."""
+
+    command: tuple[str, ...]
+    fixes: tuple[FixCall, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    auto: bool = False
+    options: Options = Options()
+    tool_version: str = ""
+    cwd: str = ""
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A fix that a finding has named, and the most that it can save as a share of the step; None: not known."""
+
+    fix: FixCall
+    ceiling_share: float | None = None
+
+
+class NamedRow(msgspec.Struct, frozen=True, tag="named"):
+    """What a search chooses from, in its order, and why others are left out."""
+
+    named: tuple[Named, ...]
+    notes: tuple[str, ...] = ()
+
+
+class BaselineRow(msgspec.Struct, frozen=True, tag="baseline"):
+    """What the probe found."""
+
+    baseline: Baseline
+
+
+class PairRow(msgspec.Struct, frozen=True, tag="pair"):
+    """One pair of the comparison `of`."""
+
+    of: str
+    pair: Pair
+
+
+class ComparisonRow(msgspec.Struct, frozen=True, tag="comparison"):
+    """A comparison that has come to its end; its pairs stand in rows of their own."""
+
+    of: str
+    found: Comparison
+    seconds: float
+
+
+class ParityRow(msgspec.Struct, frozen=True, tag="parity"):
+    """Whether the change `of` trains the same."""
+
+    of: str
+    parity: Parity
+
+
+Row = Planned | NamedRow | BaselineRow | PairRow | ComparisonRow | ParityRow
+
+RowT = TypeVar("RowT", NamedRow, BaselineRow)
+
+
+class Store:
+    """The rows of one `gpudiag ab`. What is appended is on disk when append() returns; `bundle` is the folder that it lies in."""
+
+    def __init__(self, bundle: Path, name: str, rows: Sequence[Row]) -> None:
+        self.bundle, self.name = bundle, name
+        self._rows = list(rows)
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the rows."""
+        return self.bundle / FOLDER / f"{self.name}.jsonl"
+
+    @property
+    def result_path(self) -> Path:
+        """Return the file of the result."""
+        return self.bundle / FOLDER / f"{self.name}.json"
+
+    def append(self, row: Row) -> None:
+        """Keep a row. Raises InputError where it cannot be written."""
+        try:
+            with open(self.path, "ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(
+                f"cannot write {self.path}: {error.strerror}", "what was measured until then is kept: go on with --resume"
+            ) from None
+        self._rows.append(row)
+
+    def finish(self, data: ExperimentData) -> None:
+        """Write the result, the whole file or none of it. Raises InputError where it cannot be written."""
+        write(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+
+    # -- what is there already -------------------------------------------------------------------------------------------
+
+    def found(self, kind: type[RowT]) -> RowT | None:
+        """Return the row of this kind; None where that was not done yet."""
+        return next((row for row in self._rows if isinstance(row, kind)), None)
+
+    def pairs(self, of: str) -> tuple[Pair, ...]:
+        """Return the pairs of a comparison so far."""
+        return tuple(row.pair for row in self._rows if isinstance(row, PairRow) and row.of == of)
+
+    def comparison(self, of: str) -> ComparisonRow | None:
+        """Return a comparison that is complete, with its pairs; None where it is not."""
+        for row in self._rows:
+            if isinstance(row, ComparisonRow) and row.of == of:
+                return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.pairs(of)))
+        return None
+
+    def parity(self, of: str) -> Parity | None:
+        """Return what was found of a change; None where it was not checked yet."""
+        return next((row.parity for row in self._rows if isinstance(row, ParityRow) and row.of == of), None)
+
+
+def begin(bundle: Path, planned: Planned) -> Store:
+    """Return a new store in `bundle`, which is made where it does not exist. Raises InputError where it cannot be written."""
+    folder = bundle / FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = _new_name(folder)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}", "choose another place with -o") from None
+    store = Store(bundle, name, ())
+    store.append(planned)
+    return store
+
+
+def _new_name(folder: Path) -> str:
+    """Return an id that is not taken, and take it. Raises OSError."""
+    base = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in range(1, _MOST_SUFFIXES):
+        name = base if suffix == 1 else f"{base}-{suffix:03d}"
+        with suppress(FileExistsError):
+            os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            return name
+    raise FileExistsError(17, "too many experiments of this second")
+
+
+def resume(bundle: Path) -> tuple[Store, Planned]:
+    """Return the newest store of `bundle` that was not completed, and what it was to do. Raises InputError where there is none."""
+    for path in sorted((bundle / FOLDER).glob("*.jsonl"), key=lambda path: path.stem, reverse=True):
+        if _complete(path.with_suffix(".json")):
+            continue
+        rows = _rows(path)
+        if rows and isinstance(rows[0], Planned):
+            return Store(bundle, path.stem, rows), rows[0]
+    there = "all experiments in it are complete" if any((bundle / FOLDER).glob("*.jsonl")) else "it holds no experiments"
+    raise InputError(f"nothing to resume in {bundle}: {there}", "start anew: gpudiag ab -o BUNDLE ... train.py")
+
+
+def _complete(path: Path) -> bool:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ExperimentData).complete
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def _rows(path: Path) -> list[Row]:
+    """Return the rows of a file; one that was cut off when the process was killed is taken out of it. Raises InputError."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MB, these are no experiments")
+        data = path.read_bytes()
+        whole, _, cut = data.rpartition(b"\n")
+        rows: list[Row] = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
+        if cut:
+            write(path, whole + b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except msgspec.MsgspecError as error:
+        raise InputError(f"{path}: not the rows of an experiment of this version ({error})", "start anew without --resume") from None
+    return rows

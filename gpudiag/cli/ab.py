@@ -1,0 +1,188 @@
+"""`gpudiag ab`: try changes on a training script, and say which help. The script's output is kept out of sight; stdout is ours."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpudiag.cli import outputs, terminal
+from gpudiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from gpudiag.api.experiment_result import ExperimentResult
+
+STDOUT = Path("-")
+
+PAGE = "experiments.html"
+
+INTERRUPTED = 130  # 128 + SIGINT
+
+LOOKS = (4, 6, 8, 12)
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)")
+_PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
+_MODES = ("auto", "overlay", "block", "off")
+_SEARCHES = ("ordered", "fractional")
+
+
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun; what follows is its own."),
+]
+_Module = Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")]
+_Fix = Annotated[
+    list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="A fix to try (`gpudiag fixes` lists them); may be repeated.")
+]
+_Variant = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variant",
+        metavar="NAME=KIND:VALUE",
+        help="Another way of starting the program: NAME=args:'--flag 1', NAME=env:KEY=VALUE, NAME=script:FILE.py or NAME=git:REVISION; "
+        "may be repeated.",
+    ),
+]
+_Auto = Annotated[bool, typer.Option("--auto", help="Record the program, and search among the fixes that its findings name.")]
+_Report = Annotated[
+    str, typer.Option("--from", metavar="REPORT", help="Take fixes and ceilings from a report.json or a bundle.", show_default=False)
+]
+_Combine = Annotated[bool, typer.Option("--combine", help="Try all that is given together, as one change.")]
+_Search = Annotated[str, typer.Option("--search", metavar="KIND", help="How --auto searches: ordered or fractional.")]
+_Output = Annotated[
+    str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the results (default: runs/<time>).", show_default=False)
+]
+_Resume = Annotated[str, typer.Option("--resume", metavar="BUNDLE", help="Go on with what was interrupted in BUNDLE.", show_default=False)]
+_Budget = Annotated[
+    str, typer.Option("--budget", metavar="TIME", help="Time for all of it: 90s, 10m, 1h (default: as needed).", show_default=False)
+]
+_Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of processes: the fewest to claim anything on, and the most.")]
+_MinEffect = Annotated[str, typer.Option("--min-effect", metavar="SHARE", help="Smaller effects count as none.")]
+_Quality = Annotated[bool, typer.Option("--quality", help="Also compare later losses, over seeds, of what changes the training itself.")]
+_Parity = Annotated[bool, typer.Option("--parity/--no-parity", help="Check whether the program trains the same.")]
+_ParityOnly = Annotated[bool, typer.Option("--parity-only", help="Check that alone, and measure no speed.")]
+_ProbeOnly = Annotated[
+    bool, typer.Option("--probe-only", help="Look at the program alone: steps, samples, memory, and how small an effect can be shown.")
+]
+_Aa = Annotated[bool, typer.Option("--aa", help="Compare the program with itself: a test of this machine.")]
+_Sandbox = Annotated[
+    str, typer.Option("--sandbox", metavar="KIND", help="Keep files safe: auto, overlay, block (saves do nothing) or off.")
+]
+_SteadyMalloc = Annotated[bool, typer.Option("--steady-malloc", help="Keep host memory instead of returning it, in all arms: less noise.")]
+_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure although other processes use the GPU.")]
+_CleanExit = Annotated[bool, typer.Option("--clean-exit", help="Leave the script by an exception, so that its own cleaning up runs.")]
+_Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE; - for stdout.", show_default=False)
+]
+
+
+def ab(
+    words: _Words = None, module: _Module = None, fix: _Fix = None, variant: _Variant = None, auto: _Auto = False,
+    report: _Report = "", combine: _Combine = False, search: _Search = "ordered", output: _Output = "", resume: _Resume = "",
+    budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", quality: _Quality = False, parity: _Parity = True,
+    parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
+    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, clean_exit: _CleanExit = False, json: _Json = None,
+) -> None:  # fmt: skip
+    """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
+    _check_json(json)
+    outputs.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
+    from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
+    from gpudiag.report.experiment.live import Live
+
+    options = Options(
+        output=output, resume=resume, report=report, combine=combine, search=_one_of("--search", search, _SEARCHES),
+        budget_s=_seconds(budget), looks=_looks(pairs), min_effect=_share(min_effect), quality=quality, parity=parity,
+        parity_only=parity_only, probe_only=probe_only, aa=aa, sandbox=_one_of("--sandbox", sandbox, _MODES),
+        steady_malloc=steady_malloc, shared_ok=shared_ok, clean_exit=clean_exit,
+        command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
+    )  # fmt: skip
+    command = _command(words or [], module, resume)
+    try:
+        with Live() as live:
+            found = experiment(
+                command, fixes=fix or [], variants=variant or [], auto=auto, options=options,
+                progress=live.tell, tell=live.pair, done=live.done,
+            )  # fmt: skip
+    except InterruptedExperiment as stop:
+        _tell(stop.result, stop.bundle, json)
+        terminal.say(f"gpudiag: interrupted; `gpudiag ab --resume {shlex.quote(str(stop.bundle))}` goes on")
+        raise typer.Exit(INTERRUPTED) from None
+    _tell(found, found.bundle, json)
+    raise typer.Exit(exit_code(found.data))
+
+
+def _command(words: list[str], module: str | None, resume: str) -> list[str]:
+    """Return the command to run; an empty one with --resume alone. Raises UsageError where nothing was given."""
+    if module is None and not words:
+        if resume:
+            return []
+        raise UsageError(
+            "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
+        )
+    from gpudiag.api.run import command_of
+
+    return command_of(words, module)
+
+
+def _check_json(path: Path | None) -> None:
+    if path is not None and path != STDOUT:
+        outputs.check_targets([path], "", (".json",))
+
+
+def _tell(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
+    """Show the result, and write it where that was asked for; with `--json -` stdout is the JSON's."""
+    text = found.text(width=terminal.columns(), color=terminal.coloured() and json != STDOUT)
+    if json == STDOUT:
+        terminal.aside(text)
+        terminal.out(found.json().decode())
+    else:
+        terminal.out(text)
+    if json is not None and json != STDOUT:
+        found.save(json)
+        terminal.say(f"wrote {json}")
+    if bundle is not None:
+        found.save(bundle / PAGE)
+        proved = f"; the recipe is {bundle}/recipe.toml" if found.recipe.proved else ""
+        terminal.say(f"gpudiag: the results are in {bundle}/experiments; the page is {bundle}/{PAGE}{proved}")
+
+
+# -- values of options ------------------------------------------------------------------------------------------------------
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of '90s', '10m', '1h' or a bare number of seconds; None for ''. Raises UsageError."""
+    if not text:
+        return None
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None or float(found[1]) <= 0:
+        raise UsageError(f"--budget {text}: no time", "write 90s, 10m or 1h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _looks(text: str) -> tuple[int, ...]:
+    """Return after how many pairs the result is looked at, for '4..12' or '8'. Raises UsageError."""
+    found = _PAIRS.fullmatch(text.strip())
+    low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+    if not 1 <= low <= high:
+        raise UsageError(f"--pairs {text}: no number of pairs", "write 4..12, or 8")
+    return tuple(sorted({low, *(look for look in LOOKS if low < look < high), high}))
+
+
+def _share(text: str) -> float:
+    """Return 0.01 for '1%' or '0.01'. Raises UsageError."""
+    found = _SHARE.fullmatch(text.strip())
+    value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
+    if not 0 < value < 1:
+        raise UsageError(f"--min-effect {text}: no share", "write 1%, or 0.01")
+    return value
+
+
+def _one_of(name: str, text: str, known: tuple[str, ...]) -> Any:
+    if text not in known:
+        raise UsageError(f"{name} {text}: not known", f"one of {', '.join(known)}")
+    return text

@@ -1,0 +1,147 @@
+"""`python -m gpudiag.experiment.factory MODULE:FUNCTION`: the program of an arm of `gpudiag.ab`; it trains what a function builds.
+
+For the engine it is a program like any other: fixes are put in place when torch is imported, and its steps are marked by gpudiag.step().
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gpudiag.errors import GpudiagError, InputError, nearest
+from gpudiag.experiment import preflight
+from gpudiag.experiment.fixes.fix import NotAppliedError
+from gpudiag.experiment.importable import Place, load
+from gpudiag.experiment.knobs import ACCUM, FIXES, HERE, Knobs, call
+from gpudiag.experiment.task import GIVE, Loop, Task
+
+PROGRAM = "gpudiag.experiment.factory"
+
+TRIAL = "gpudiag.experiment.trial.watch"
+"""Is loaded in the processes of an arm alone, by the injector."""
+
+ALONE_STEPS = 60
+"""Steps of a run that is no trial: as many as a recording takes with its standard windows, and some until steps are known."""
+
+
+def command(where: Place, knobs: Mapping[str, Any], seed: int) -> tuple[str, ...]:
+    """Return the command of an arm that trains what the function at `where` builds. Raises InputError for knobs that are no JSON."""
+    folder = ("--folder", where.folder) if where.folder else ()
+    given = ("--knobs", knobs_text(knobs)) if knobs else ()
+    return (sys.executable, "-m", PROGRAM, where.target, *folder, *given, "--seed", str(seed))
+
+
+def knobs_text(knobs: Mapping[str, Any]) -> str:
+    """Return knobs as one argument. Raises InputError for values that a command line cannot carry."""
+    try:
+        return msgspec.json.encode(dict(knobs)).decode()
+    except (TypeError, msgspec.MsgspecError) as error:
+        raise InputError(f"knobs: {error}", "they go to another process: numbers, texts, truth values, lists or dicts") from None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return the exit code: train until the trial is over, or for --steps steps."""
+    asked = _parser().parse_args(arguments)
+    try:
+        _turn(asked.turn)
+        if asked.estimate:
+            sys.stdout.write(msgspec.json.encode(preflight.need(lambda: _loop(asked)[0])).decode() + "\n")
+        else:
+            _train(asked)
+    except GpudiagError as error:
+        sys.stderr.write(f"gpudiag: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description="Trains what a function builds.")
+    parser.add_argument("target", help="FILE.py:FUNCTION or MODULE:FUNCTION; it returns a gpudiag.Task")
+    parser.add_argument("--folder", default="", help="put on sys.path for MODULE")
+    parser.add_argument("--knobs", action="append", default=[], help="JSON; a later one is laid over those before it")
+    parser.add_argument("--turn", action="append", default=[], metavar="FIX", help="batch-size=x2 or accumulation=2, outside of a trial")
+    parser.add_argument("--seed", type=int, default=0, help="of random, numpy and torch")
+    parser.add_argument("--steps", type=int, help=f"steps to train (default: until the trial is over; outside of one {ALONE_STEPS})")
+    parser.add_argument("--estimate", action="store_true", help="train nothing: print the memory that it would take, as JSON")
+    return parser
+
+
+def _turn(fixes: Sequence[str]) -> None:
+    """Have knobs turned without a trial. Raises InputError for a fix that turns none."""
+    known = {fix.id: fix for fix in FIXES}
+    for text in fixes:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise InputError(f"--turn {text}: {name!r} turns no knob{nearest(name, known)}", f"one of {', '.join(known)}")
+        fix = known[name](value or None)
+        HERE.turns[fix.knob] = fix.turned
+
+
+def _train(asked: argparse.Namespace) -> None:
+    loop, knobs = _loop(asked)
+    HERE.loop = loop
+    steps = asked.steps if asked.steps is not None or TRIAL in sys.modules else ALONE_STEPS
+    done = loop.run(steps, first=lambda: _all_read(knobs))
+    sys.stderr.write(f"gpudiag: trained {done} steps\n")
+
+
+def _loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
+    """Return the loop over what the user's function builds; where that reads the knob of accumulation, it splits the batches itself."""
+    task, knobs = _built(asked)
+    return Loop(task, 1 if knobs.read(ACCUM) else knobs.get(ACCUM)), knobs
+
+
+def _built(asked: argparse.Namespace) -> tuple[Task, Knobs]:
+    """Return what the user's function builds, and its knobs. Raises InputError for what is no Task."""
+    import torch  # here and first: the fixes are put in place now, before a file of the user is executed
+
+    _seed(asked.seed)
+    build = load(Place(asked.target, asked.folder))
+    given: dict[str, Any] = {}
+    for text in asked.knobs:
+        given.update(_knobs(text))
+    standard = {"device": "cuda" if torch.cuda.is_available() else "cpu", "seed": asked.seed}
+
+    def knobs(declared: Mapping[str, Any]) -> Knobs:
+        HERE.knobs = Knobs(given, {**standard, **declared}, HERE.turns)
+        return HERE.knobs
+
+    task, read = call(build, knobs)
+    if not isinstance(task, Task):
+        raise InputError(f"{asked.target} returned a {type(task).__name__}", GIVE)
+    return task, read
+
+
+def _knobs(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InputError(f"--knobs {text}: {error}", "a JSON object: NAME: VALUE") from None
+
+
+def _seed(seed: int) -> None:
+    """Start the random numbers of this process from `seed`, so that two arms build and draw the same."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(seed % 2**32)
+
+
+def _all_read(knobs: Knobs) -> None:
+    """Raise NotAppliedError for a knob that was set and that nothing has read, neither build nor the first step: it changed nothing."""
+    for name in knobs.unread():
+        raise NotAppliedError(f'nothing reads the knob {name!r}{nearest(name, knobs.seen())}; write cfg.get("{name}", DEFAULT) in build')
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Host memory of an arm: how much its processes hold, how much the machine can spare, and when an arm has to be ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from gpudiag.units import format_bytes
+
+PERIOD_S = 0.05
+"""Between two looks: a leak of 3 GiB/s was stopped at 2.02 of 2.00 GiB allowed."""
+
+MEMBERS_PERIOD_S = 1.0
+"""Between two searches for new processes of the arm: that reads the environment of each process of the machine."""
+
+RESERVE_SHARE, RESERVE_BYTES = 0.05, 512 << 20
+"""What is left to the rest of the machine: so much of its memory, and at least so much."""
+
+CROWDED_SHARE = 0.85
+"""Of the memory of a device, what two arms may take together: the allocator's blocks do not fit without gaps."""
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+_RESIDENT = 1  # of /proc/PID/statm: size, resident, shared, ... in pages (proc(5))
+_CGROUP = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60
+"""cgroup v1 writes a limit near 2**63 where there is none."""
+
+
+def resident_bytes(pids: set[int]) -> int:
+    """Return the resident memory of processes together. Pages that several share (forked loader workers) are counted for each."""
+    pages = 0
+    for pid in pids:
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm", "rb") as file:
+            pages += int(file.read().split()[_RESIDENT])
+    return pages * _PAGE
+
+
+def own_bytes(pids: set[int]) -> int:
+    """Return the memory of processes together, each page that n share counted as 1/n (Pss of /proc/PID/smaps_rollup, proc(5)).
+
+    Takes milliseconds a process; one that does not tell counts with its resident memory.
+    """
+    return sum(_proportional(pid) for pid in pids)
+
+
+def _proportional(pid: int) -> int:
+    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+        for line in file:
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * 1024
+    return resident_bytes({pid})
+
+
+def spare_bytes() -> int | None:
+    """Return the memory that can be had without swapping: MemAvailable, or what the container has left; None where nothing tells."""
+    known = [value for value in (_meminfo("MemAvailable"), _left_in_cgroup()) if value is not None]
+    return min(known, default=None)
+
+
+def reserve_bytes() -> int:
+    """Return how much of the memory is left to the rest of the machine."""
+    total = _meminfo("MemTotal") or 0
+    return max(RESERVE_BYTES, round(RESERVE_SHARE * total)) if total > 8 * RESERVE_BYTES else round(RESERVE_SHARE * total)
+
+
+def _meminfo(name: str) -> int | None:
+    with suppress(OSError, IndexError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _left_in_cgroup(root: Path = _CGROUP) -> int | None:
+    """Return the limit of the container less what it uses and cannot drop (cgroup v2, then v1); None where there is no limit."""
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
+    ):
+        with suppress(OSError, ValueError):  # 'max' is no number: no limit
+            allowed = int((root / limit).read_text(encoding="ascii"))
+            if allowed < _UNLIMITED:
+                return allowed - int((root / used).read_text(encoding="ascii")) + _of_stat(root / stat, cache)
+    return None
+
+
+def _of_stat(path: Path, name: str) -> int:
+    for line in path.read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{name} "):
+            return int(line.split()[1])
+    return 0
+
+
+def fit_together(first: int | None, second: int | None, free: int | None) -> bool:
+    """Return whether two arms with these peaks fit into `free` bytes (all that both may have). What is not known is taken to fit."""
+    if first is None or second is None or free is None:
+        return True
+    return first + second <= CROWDED_SHARE * free
+
+
+class Limit:
+    """Looks at the memory of one arm while it runs. `peak_bytes`: the most that was seen; `members` finds its processes."""
+
+    def __init__(
+        self,
+        members: Callable[[], set[int]],
+        limit_bytes: int | None,
+        *,
+        spare: Callable[[], int | None] = spare_bytes,
+        reserve: int | None = None,
+    ) -> None:
+        self.peak_bytes = 0
+        self.crowded = False
+        """Whether it was the machine that had no memory left: alone the arm might fit."""
+        self._members, self._limit, self._spare = members, limit_bytes, spare
+        self._reserve = reserve_bytes() if reserve is None else reserve
+        self._known: set[int] = set()
+        self._looked_s = self._searched_s = float("-inf")
+
+    def look(self, now_s: float) -> str | None:
+        """Return why the arm has to be ended, None where it need not be; looks only every PERIOD_S. `now_s`: of a monotonic clock."""
+        if now_s - self._looked_s < PERIOD_S:
+            return None
+        self._looked_s = now_s
+        if now_s - self._searched_s >= MEMBERS_PERIOD_S:
+            self._searched_s = now_s
+            self._known = self._members()
+        used = resident_bytes(self._known)
+        self.peak_bytes = max(self.peak_bytes, used)
+        return self._over_limit(used) or self._too_little_left(used)
+
+    def _over_limit(self, used: int) -> str | None:
+        if self._limit is None or used <= self._limit or own_bytes(self._known) <= self._limit:
+            return None
+        return f"its processes took {format_bytes(used)} of memory, more than the limit of {format_bytes(self._limit)}"
+
+    def _too_little_left(self, used: int) -> str | None:
+        spare = self._spare()
+        if spare is None or spare >= self._reserve or used < spare:
+            return None  # what takes less than is left is not what fills the machine
+        self.crowded = True
+        return f"its processes took {format_bytes(used)} of memory, and the machine had {format_bytes(max(0, spare))} left"

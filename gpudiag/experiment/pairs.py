@@ -1,0 +1,254 @@
+"""Measures one pair of arms: alive together and taking turns, or one after the other where they do not fit into memory together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from gpudiag.errors import InputError
+from gpudiag.experiment import gpustate, memory
+from gpudiag.experiment.arm import LiveArm
+from gpudiag.experiment.design import Arm, Design, block_steps, starting, turns
+from gpudiag.experiment.ending import ArmError
+from gpudiag.experiment.gpustate import State
+from gpudiag.experiment.trial.protocol import Block, Warmed
+from gpudiag.model.experiment import Pair, Unit
+from gpudiag.units import format_bytes
+
+MANY_FAULTS = 500.0
+"""Page faults a step that deserve a word: with 2,421 the median step of the same program differed by 17 % (sd) between processes, with the
+allocator's thresholds pinned and 8 faults by 2.1 %."""
+
+
+class CrowdedError(Exception):
+    """The arms do not fit into memory together. The message says why."""
+
+
+class Run:
+    """One live arm in one pair, warmed up: what it told, its blocks in their order, and the device in each."""
+
+    def __init__(self, live: LiveArm, row: Warmed, start_s: float, design: Design) -> None:
+        self.live, self.row, self.start_s = live, row, start_s
+        self.steps = block_steps(design, row.step_ns, row.prefetched)
+        self.blocks: list[Block] = []
+        self.states: list[State] = []
+
+    def turn(self, gpu: gpustate.Watch, at: int) -> None:
+        """Measure block `at`; one that was measured before is replaced. The arm is frozen before and after."""
+        self.live.thaw()
+        gpu.begin()
+        block = self.live.block(self.steps)
+        state = gpu.end()
+        self.live.freeze()
+        self.blocks[at : at + 1], self.states[at : at + 1] = [block], [state]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the most memory that tensors held on the device (CPU: the most resident memory of the processes)."""
+        if self.row.device == "cuda":
+            return max((block.peak_bytes for block in self.blocks if block.peak_bytes is not None), default=self.row.peak_bytes)
+        return self.live.resident_bytes or None
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Return the memory that this arm keeps from another one beside it."""
+        return self.row.peak_bytes if self.row.device == "cuda" else self.live.resident_bytes or None
+
+    @property
+    def faults(self) -> float | None:
+        """Return the page faults of a step."""
+        return per_step([block.faults for block in self.blocks], self.blocks)
+
+    def samples(self, block: Block) -> float | None:
+        """Return the samples of a block: those that a loader gave, else those that the model was given in the warm-up."""
+        if block.samples is not None:
+            return float(block.samples)
+        return None if self.row.samples_per_step is None else self.row.samples_per_step * block.steps
+
+    def amount(self, block: Block, unit: Unit) -> float:
+        """Return what was trained on in a block."""
+        return (self.samples(block) or 0.0) if unit == "samples" else float(block.steps)
+
+    def rates(self, unit: Unit) -> tuple[float, ...]:
+        """Return the throughput of the blocks."""
+        return tuple(self.amount(block, unit) / block.wall_ns * 1e9 if block.wall_ns > 0 else 0.0 for block in self.blocks)
+
+    def energy_j(self, unit: Unit) -> float | None:
+        """Return the energy for one unit; None where the device does not tell."""
+        known = [(state.energy_j, block) for state, block in zip(self.states, self.blocks, strict=True) if state.energy_j is not None]
+        amount = sum(self.amount(block, unit) for _, block in known)
+        return sum(energy for energy, _ in known) / amount if amount > 0 else None
+
+
+def per_step(values: Sequence[int | None], blocks: Sequence[Block]) -> float | None:
+    """Return the sum of `values`, one for each block, over its steps; None where a value is not known, or there is no step."""
+    steps = sum(block.steps for block in blocks)
+    known = [value for value in values if value is not None]
+    return sum(known) / steps if steps and len(known) == len(values) else None
+
+
+def measured(runs: dict[int, Run], *, together: bool) -> Pair:
+    """Return the pair of two runs whose blocks are all there."""
+    unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
+    first, second = runs[0], runs[1]
+    return Pair(
+        first.rates(unit),
+        second.rates(unit),
+        unit,
+        first.row.step_ns,
+        second.row.step_ns,
+        first.start_s,
+        second.start_s,
+        first.peak_bytes,
+        second.peak_bytes,
+        first.energy_j(unit),
+        second.energy_j(unit),
+        first.faults,
+        second.faults,
+        first.row.steady and second.row.steady,
+        together,
+    )
+
+
+def void(pair: Pair) -> bool:
+    """Return whether a block of the pair holds nothing: the pair is then no measurement."""
+    return not pair.first or not all(rate > 0 for rate in (*pair.first, *pair.second))
+
+
+class Pairs:
+    """Measures pair after pair of the same two arms. `notes`: what a reader has to know; `evidence`: what the fixes had to show."""
+
+    def __init__(self, arms: tuple[Arm, Arm], design: Design, scratch: Path, mark: str, *, gpu: gpustate.Watch | None = None) -> None:
+        self.together = True
+        self.evidence: tuple[str, ...] = ()
+        self.notes: list[str] = []
+        self._arms, self._design, self._scratch, self._mark = arms, design, scratch, mark
+        self._gpu = gpu or gpustate.Watch()
+        self._started = 0
+        self._held: dict[int, int | None] = {}
+        self._clocks: list[tuple[State, State]] = []
+
+    def measure(self, number: int) -> Pair:
+        """Return pair `number`, counted from 0. Raises ArmError; InputError where others compute on the GPU."""
+        pair = self._pair(number)
+        if not void(pair):
+            return pair
+        self._note(f"a block of pair {number + 1} held no steps: the pair was measured again")
+        pair = self._pair(number)
+        if void(pair):
+            raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
+        return pair
+
+    def last_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
+        """Return all notes, with those on the pairs as a whole."""
+        faults = max((pair.first_faults or 0.0 for pair in pairs), default=0.0)
+        if faults >= MANY_FAULTS:
+            self._note(
+                f"{faults:,.0f} page faults a step: memory goes back to the system and is fetched again, and processes differ by it; "
+                "`--fix malloc` tries to keep it, `--steady-malloc` keeps it in both arms"
+            )
+        clock = gpustate.lower_clock(self._clocks)
+        if clock is not None:
+            self._note(clock)
+        return tuple(self.notes)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    # -- a pair ---------------------------------------------------------------------------------------------------------
+
+    def _pair(self, number: int) -> Pair:
+        if self.together:
+            try:
+                return self._live(number)
+            except CrowdedError as error:
+                self.together = False
+                self._note(f"one arm at a time, so that the interval is wider: {error}")
+        return self._alone(number)
+
+    def _live(self, number: int) -> Pair:
+        with ExitStack() as alive:
+            one, two = starting(number)
+            runs = {one: alive.enter_context(self._run(number, one))}
+            self._room_beside(runs[one], two)
+            try:
+                runs[two] = alive.enter_context(self._run(number, two))
+                self._blocks(runs, number)
+            except ArmError as error:
+                if not error.crowded:
+                    raise
+                raise CrowdedError(error.message) from None
+            for run in runs.values():
+                run.live.end()
+            return self._done(runs, number)
+
+    def _blocks(self, runs: dict[int, Run], number: int) -> None:
+        order = turns(number, self._design.blocks)
+        for at in range(self._design.blocks):
+            self._turns(runs, order, at)
+        wrong = gpustate.disturbed([(runs[0].states[at], runs[1].states[at]) for at in range(self._design.blocks)])
+        again = [at for at, why in enumerate(wrong) if why is not None]
+        for at in again[: gpustate.repeats(self._design.blocks)]:
+            self._note(f"pair {number + 1}: two blocks were measured again, for {wrong[at]}")
+            self._turns(runs, order, at)
+        for at in again[gpustate.repeats(self._design.blocks) :]:
+            self._note(f"pair {number + 1}: {wrong[at]} in a block that was kept")
+
+    def _turns(self, runs: dict[int, Run], order: list[int], at: int) -> None:
+        for arm in order[2 * at : 2 * at + 2]:
+            runs[arm].turn(self._gpu, at)
+
+    def _alone(self, number: int) -> Pair:
+        """Measure the arms one after the other, the one that is first alternating as ever."""
+        runs: dict[int, Run] = {}
+        for arm in starting(number):
+            with self._run(number, arm) as run:
+                for at in range(self._design.blocks):
+                    run.turn(self._gpu, at)
+                run.live.end()
+            runs[arm] = run
+        return self._done(runs, number)
+
+    def _done(self, runs: dict[int, Run], number: int) -> Pair:
+        self._clocks += zip(runs[0].states, runs[1].states, strict=True)
+        self._held = {arm: run.held_bytes for arm, run in runs.items()}
+        self.evidence = self.evidence or tuple(f"{row.fix}: {row.found}" for row in runs[1].live.evidence)
+        return measured(runs, together=self.together)
+
+    # -- an arm ---------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _run(self, number: int, arm: int) -> Iterator[Run]:
+        """Start an arm, and freeze it once it is warm: one after the other, for what one compiles would disturb the other."""
+        self._started += 1
+        name = f"{number}-{arm}-{self._started}"
+        live = LiveArm(self._arms[arm], self._design, self._scratch / name, f"{self._mark}.{name}", looked=self._gpu.look)
+        try:
+            row, start_s = live.warmed()
+            live.freeze()
+            self._gpu.follow(row.gpu)
+            self._nobody_else()
+            yield Run(live, row, start_s, self._design)
+        finally:
+            live.kill()
+
+    def _nobody_else(self) -> None:
+        strangers = self._gpu.strangers
+        if not strangers:
+            return
+        who = ", ".join(map(str, sorted(strangers)))
+        if not self._design.shared_ok:
+            hint = "wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, or measure all the same with --shared-ok"
+            raise InputError(f"other processes compute on this GPU (as the driver counts them: {who})", hint)
+        self._note(f"other processes computed on this GPU ({who})")
+
+    def _room_beside(self, run: Run, other: int) -> None:
+        """Raise CrowdedError where the other arm, which is taken to need what it did before, else as much as this one, will not fit."""
+        first, second = run.held_bytes, self._held.get(other) or run.held_bytes
+        left = run.row.free_bytes if run.row.device == "cuda" else memory.spare_bytes()
+        if left is not None and not memory.fit_together(first, second, left + (first or 0)):
+            raise CrowdedError(
+                f"{format_bytes(first)} and {format_bytes(second)} of memory do not fit into {format_bytes(left + (first or 0))}"
+            )

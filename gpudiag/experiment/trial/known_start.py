@@ -1,0 +1,228 @@
+"""The known start of a parity run: random numbers that both arms draw alike, no dropout, and noise in the weights where it is asked for.
+
+Seeds are set when torch has just been imported, before any model is built, so that a script that sets none has the same weights in each
+run; what the script seeds itself stands. They are set again after each optimizer step, round each fetch of a batch and round the start of
+each loader: what a change draws by itself (to tune kernels, say) would shift all later numbers else, and batches would differ.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gpudiag.capture.patches import Patches
+from gpudiag.capture.samples import samples_of
+from gpudiag.experiment.fixes.fix import Site
+from gpudiag.experiment.trial.protocol import ParityPlan
+
+_IMPORT, _STEP, _FETCH, _LOADER, _GENERATOR = range(5)
+"""What a seed is for: no two of them are ever the same number."""
+
+_KIND, _SEED, _ALL = 1 << 28, 1_000_003, 1 << 32
+
+_DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout")
+"""Functions of torch.nn.functional, all (input, p, training, inplace); the modules of torch.nn call them."""
+
+MAX_INIT_SCALE = 1024.0
+"""Of a GradScaler, whose 65,536 overflows in the first steps of many models: their updates would be left out in one arm only."""
+
+
+class KnownStart:
+    """Puts one process at the start that `plan` describes."""
+
+    def __init__(self, plan: ParityPlan, fetched: Callable[[int | None], None] = lambda _: None) -> None:
+        self._plan, self._fetched = plan, fetched
+        self._count = [0] * 5
+        self._given: set[int] = set()
+        self._noisy: list[Any] = []  # kept: the id of a parameter that is gone could be another's
+        self._noise: Any = None
+
+    def install(self, site: Site, patches: Patches) -> None:
+        """Set the seeds, and put everything in place. To be called before fixes are: their wrappers stand outside of these."""
+        import torch
+
+        self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
+        self._seed(_IMPORT)
+        self._follow_seeds(patches)
+        self._follow_loaders(patches)
+        if not self._plan.dropout:
+            _no_dropout(patches)
+            site.on_root(_no_dropout_in)
+        if self._plan.perturb:
+            self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
+            site.on_root(lambda module: self.perturb(module.parameters()))
+        patches.wrap(torch.amp.GradScaler, "__init__", _low_scale)
+
+    # -- seeds --------------------------------------------------------------------------------------------------------
+
+    def step_ended(self) -> None:
+        """Set the seeds again: an optimizer has stepped."""
+        self._seed(_STEP)
+
+    def _value(self, kind: int) -> int:
+        self._count[kind] += 1
+        return (self._plan.seed * _SEED + kind * _KIND + self._count[kind]) % _ALL
+
+    def _seed(self, kind: int) -> None:
+        import torch
+
+        value = self._value(kind)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return  # a captured step draws from the generator that was registered for its graph
+        for seed in self._seeders:
+            seed(value)
+
+    def _follow_seeds(self, patches: Patches) -> None:
+        """Have a seed of the script's own differ from run to run where the plan's does, and generators without any seed have one."""
+        import torch
+        from torch.optim import optimizer
+
+        if self._plan.seed:
+            for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
+                patches.wrap(owner, name, self._shifted)
+        patches.wrap(np.random, "default_rng", self._seeded_generator)
+        hook = self._after_step()
+        handle = optimizer.register_optimizer_step_post_hook(hook)
+        patches.on_restore(handle.remove)
+
+    def _after_step(self) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            self.step_ended()
+
+        hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
+        return hook
+
+    def _shifted(self, original: Any) -> Any:
+        def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
+            return original(shifted, *args, **kwargs)
+
+        return seed
+
+    def _seeded_generator(self, original: Any) -> Any:
+        def default_rng(seed: Any = None) -> Any:
+            return original(self._value(_GENERATOR) if seed is None else seed)
+
+        return default_rng
+
+    # -- loaders ------------------------------------------------------------------------------------------------------
+
+    def _follow_loaders(self, patches: Patches) -> None:
+        from torch.utils.data import DataLoader, dataloader
+
+        patches.wrap(DataLoader, "_get_iterator", self._begun)
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
+
+    def _begun(self, original: Any) -> Any:
+        def _get_iterator(loader: Any) -> Any:
+            with self._drawn(_LOADER):
+                return original(loader)
+
+        return _get_iterator
+
+    def _next(self, original: Any) -> Any:
+        def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
+            with self._drawn(_FETCH):
+                batch = original(iterator)
+            self._fetched(samples_of(batch))
+            return batch
+
+        return __next__
+
+    @contextmanager
+    def _drawn(self, kind: int) -> Iterator[None]:
+        """Have what runs inside draw the numbers of this call alone, and what comes after it those of the step."""
+        import torch
+
+        value, on_cpu = self._value(kind), torch.random.default_generator
+        of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), on_cpu.get_state()
+        self._seeders[0](value)
+        self._seeders[1](value)
+        on_cpu.manual_seed(value)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+            on_cpu.set_state(of_torch)
+
+    # -- noise --------------------------------------------------------------------------------------------------------
+
+    def perturb(self, parameters: Any) -> None:
+        """Give each weight relative noise N(0, plan.perturb), at least of a rounding unit of its type; none gets it twice.
+
+        The unit roundoff is half of finfo.eps (Higham 2002, Accuracy and Stability of Numerical Algorithms, section 2.1).
+        """
+        import torch
+        from torch.nn.parameter import is_lazy
+
+        for parameter in parameters if self._noise is not None else ():
+            if is_lazy(parameter) or id(parameter) in self._given or not parameter.is_floating_point() or parameter.is_meta:
+                continue
+            self._given.add(id(parameter))
+            self._noisy.append(parameter)
+            values = parameter.data  # not counted as a change in place, which autograd would refuse where a weight was used before
+            values = values.to_local() if hasattr(values, "to_local") else values
+            size = max(self._plan.perturb, torch.finfo(values.dtype).eps / 2)
+            noise = torch.randn(values.shape, generator=self._noise, dtype=torch.float32).to(values.device)
+            values.mul_((1 + size * noise).to(values.dtype))
+
+
+# -- dropout --------------------------------------------------------------------------------------------------------------
+
+
+def _no_dropout(patches: Patches) -> None:
+    from torch.nn import functional
+
+    for name in _DROPOUTS:
+        patches.wrap(functional, name, _identity)
+    patches.wrap(functional, "scaled_dot_product_attention", _attention)
+
+
+def _identity(original: Any) -> Any:
+    def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - as torch names it
+        return original(input, p, False, inplace)
+
+    return dropout
+
+
+def _attention(original: Any) -> Any:
+    def scaled_dot_product_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
+    ) -> Any:
+        return original(query, key, value, attn_mask, 0.0, is_causal, **kwargs)
+
+    return scaled_dot_product_attention
+
+
+def _no_dropout_in(root: Any) -> None:
+    """Set the probabilities that no function of torch.nn.functional gets to see: those of recurrent layers, and of stochastic depth.
+
+    timm and transformers call that DropPath, torchvision StochasticDepth.
+    """
+    from torch import nn
+
+    for module in root.modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.RNNBase):
+            module.dropout = 0.0
+        elif kind.endswith("DropPath") and hasattr(module, "drop_prob"):
+            module.drop_prob = 0.0
+        elif kind == "StochasticDepth" and hasattr(module, "p"):
+            module.p = 0.0
+
+
+# -- others ---------------------------------------------------------------------------------------------------------------
+
+
+def _low_scale(original: Any) -> Any:
+    def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
+        original(scaler, *args, **kwargs)
+        if hasattr(scaler, "_init_scale"):
+            scaler._init_scale = min(scaler._init_scale, MAX_INIT_SCALE)
+
+    return __init__

@@ -1,0 +1,307 @@
+"""Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
+
+All events are kept from the first backward pass on, and told apart into steps when enough of them are known: the boundary rule needs
+three before it marks one. A parity run measures no time, so that figures are read from the device at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.capture.events import Listener
+from gpudiag.capture.patches import Patches
+from gpudiag.experiment.fixes.fix import Site
+from gpudiag.experiment.trial import settings
+from gpudiag.experiment.trial.known_start import KnownStart
+from gpudiag.experiment.trial.protocol import CONTROL, Control, Evidence, Over, ParityPlan, ParityRun, TrialPlan, write
+from gpudiag.experiment.trial.rounds import Backward, Event, Fetched, Marked, Stepped, steps
+from gpudiag.experiment.trial.sketch import BUCKETS, sketch, squared_norm
+
+SKETCH = "sketch.npy"
+
+CLIPPING, LOSS, SKIPPED = "clipping of gradients", "type of the loss", "updates left out by a gradient scaler"
+
+_NOT_SAID = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
+"""Arguments of torch's clipping that are no settings of the training."""
+
+
+class Rule(Protocol):
+    """What is used of the boundary rule (capture.unmodified.boundary.Boundary)."""
+
+    cycle: tuple[int, ...]
+    settled: bool
+
+
+class Marks(Protocol):
+    """What is used of the driver that marks the steps (capture.unmodified.marks.Driver)."""
+
+    @property
+    def rule(self) -> Rule:
+        """Return the boundary rule."""
+
+    def number(self, optimizer: Any) -> int:
+        """Return the number by which the rule knows an optimizer."""
+
+
+class Exit(Protocol):
+    """What is used of trial.leaving.Leaving."""
+
+    def mark(self) -> None:
+        """A step of this process has ended."""
+
+    def look(self) -> None:
+        """Leave if the trial is over."""
+
+
+class Recorder(Listener):
+    """Stands where a trial does. `install` when torch has just been imported, before any fix; `follow` when training begins.
+
+    It then hears all events, before the driver does, and is the driver's session. When its steps are complete it writes their rows, the
+    evidence of the fixes and one ParityRun, and leaves, with all ranks.
+    """
+
+    def __init__(self, plan: TrialPlan) -> None:
+        self.rank = 0
+        self._plan, self._parity = plan, plan.parity or ParityPlan()
+        self._start = KnownStart(self._parity, self._fetched)
+        self._warnings: list[str] = []
+        self._events: list[Event] = []
+        self._by_hand = self._done = False
+        self._clipping: set[str] = set()
+        self._losses: set[str] = set()
+        self._settings: dict[str, str] = {}
+        self._modules: dict[str, str] = {}
+        self._gradients = _Gradients()
+        self._backwards = self._skipped = self._slowest_ns = self._last_ns = 0
+        self._followed = False
+
+    def install(self, site: Site, patches: Patches) -> None:
+        """Put the known start and the wrappers in place."""
+        import torch
+        from torch.nn import utils
+        from torch.nn.utils import clip_grad
+
+        self._site = site
+        self._start.install(site, patches)
+        for name in ("clip_grad_norm_", "clip_grad_value_"):
+            patches.wrap(clip_grad, name, self._clips(name), homes=(utils,))
+        patches.wrap(utils, "clip_grads_with_norm_", self._clips("clip_grads_with_norm_"))
+        patches.wrap(torch.amp.GradScaler, "scale", _scaled)
+        patches.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+
+    def follow(self, marks: Marks, leaving: Exit, evidence: Callable[[], list[Evidence]] = list) -> None:
+        """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
+        self._marks, self._leaving, self._evidence, self._followed = marks, leaving, evidence, True
+        self._control = Control(Path(self._plan.folder) / CONTROL)
+        self._last_ns = time.perf_counter_ns()
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+        return self._warnings
+
+    # -- what the script does ---------------------------------------------------------------------------------------
+
+    def _fetched(self, samples: int | None) -> None:
+        if not self._done:
+            self._events.append(Fetched(samples))
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Keep the loss. What stepped before any backward pass was an engine that is being built."""
+        self._control.beat(self._slowest_ns)
+        if self._done:
+            return
+        if not self._backwards:
+            self._events = [event for event in self._events if isinstance(event, Fetched)]
+            self._settings, self._modules, self._gradients = {}, {}, _Gradients()
+        self._backwards += 1
+        self._losses.add(settings.type_name(loss.dtype))
+        self._events.append(Backward(_value(loss)))
+
+    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
+        """Read the gradients, unless they were read before they were clipped."""
+        if self._done:
+            return
+        self._start.perturb(parameters_of(optimizer))
+        scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which takes the scaler's factor out itself
+        self._gradients.read(parameters_of(optimizer), self._backwards, 1.0 if scale is None else 1 / float(scale))
+        self._skipped += bool(getattr(optimizer, "found_inf", None))
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
+        if not self._done:
+            self._gradients.read(parameters_of(optimizer), self._backwards)
+            self._stepped(optimizer)
+
+    def _stepped(self, optimizer: Any) -> None:
+        number, parameters = self._marks.number(optimizer), parameters_of(optimizer)
+        self._events.append(Stepped(number, self._gradients.take(number, parameters), _rates(optimizer)))
+        if f"optimizer {number + 1}" not in self._settings:
+            self._settings |= settings.of_optimizer(number + 1, optimizer)
+        if not self._modules:
+            known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in parameters_of(one)]
+            self._modules = settings.of_modules(self._site.roots, known)
+
+    def _clips(self, name: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            import torch
+
+            signature = inspect.signature(original)
+
+            def clip(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+                if self._done or not self._followed or torch.compiler.is_compiling():
+                    return original(parameters, *args, **kwargs)
+                parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+                said = signature.bind(parameters, *args, **kwargs).arguments
+                self._clipping.add(settings.call(name, {key: value for key, value in said.items() if key not in _NOT_SAID}))
+                self._gradients.read(parameters, self._backwards)
+                return original(parameters, *args, **kwargs)
+
+            return clip
+
+        return make
+
+    def _scaler_step(self, original: Any) -> Any:
+        """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
+
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = len(self._events)
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not self._done and self._backwards and before == len(self._events):
+                self._skipped += 1
+                self._gradients.read(parameters_of(optimizer), self._backwards)
+                self._stepped(optimizer)
+            return result
+
+        return step
+
+    # -- marks --------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """A step has ended; with the last of the run, write it down and leave."""
+        now = time.perf_counter_ns()
+        self._slowest_ns, self._last_ns = max(self._slowest_ns, now - self._last_ns), now
+        self._control.beat(self._slowest_ns)
+        self._leaving.mark()
+        if not self._done:
+            self._by_hand = self._by_hand or not self._marks.rule.settled
+            self._events.append(Marked())
+            if len(self._steps()) >= self._parity.steps:
+                self._write()
+                self._control.stop()
+        self._leaving.look()
+
+    def told(self, samples: int) -> None:
+        """The script says how many samples the step had that ends next, whatever its loaders gave."""
+        last = next((at for at in reversed(range(len(self._events))) if isinstance(self._events[at], Marked)), -1)
+        self._events[last + 1 :] = [event for event in self._events[last + 1 :] if not isinstance(event, Fetched)]
+        self._fetched(samples)
+
+    def pause(self) -> None:
+        """What follows is no step: nothing is timed here, and the events stay."""
+
+    def over(self, reason: str | None) -> None:
+        """The script has come to its end: write down the steps that there were."""
+        if not self._done and self._steps():
+            self._write()
+        write(self._plan, Over(len(self._steps()), reason))
+
+    def _steps(self) -> list[Any]:
+        return steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
+
+    def _write(self) -> None:
+        self._done = True
+        for row in self._steps()[: self._parity.steps]:
+            write(self._plan, row)
+        for evidence in self._evidence():
+            write(self._plan, evidence)
+        rows = self._gradients.rows()
+        if rows is not None:
+            np.save(os.path.join(self._plan.folder, SKETCH), rows, allow_pickle=False)
+        said = {LOSS: _listed(self._losses), CLIPPING: _listed(self._clipping), SKIPPED: str(self._skipped)}
+        found = {**self._settings, **self._modules, **said}
+        write(self._plan, ParityRun(found, "" if rows is None else SKETCH))
+
+
+class _Gradients:
+    """Squared norms of the gradients that will be stepped by next, and the sketches of each parameter's first ones."""
+
+    def __init__(self) -> None:
+        self._squares: dict[int, tuple[int, float]] = {}
+        """By the id of a parameter: number of the backward pass after which its gradient was read, and the sum of squares."""
+        self._sketches: dict[int, tuple[Any, NDArray[np.float64]]] = {}
+        """By the id of a parameter, which is kept: that of one that is gone could be another's."""
+        self._first: dict[int, list[Any]] = {}
+        """The parameters of each optimizer, by its number, at its first step."""
+        self._stepped: set[int] = set()
+
+    def read(self, parameters: Iterable[Any], backwards: int, factor: float = 1.0) -> None:
+        """Read the gradients of `parameters`, times `factor`; what was read after the same backward pass already may be clipped by now."""
+        for parameter in parameters:
+            key = id(parameter)
+            if parameter.grad is None or (key in self._squares and self._squares[key][0] == backwards):
+                continue
+            self._squares[key] = backwards, squared_norm(parameter.grad) * factor**2
+            if key not in self._stepped:
+                self._sketches[key] = parameter, sketch(parameter.grad) * factor
+
+    def take(self, number: int, parameters: list[Any]) -> float | None:
+        """Return the sum of squares of the gradients that optimizer `number` has stepped by; None: there were none."""
+        self._first.setdefault(number, parameters)
+        keys = [id(parameter) for parameter in parameters]
+        self._stepped.update(keys)
+        found = [self._squares.pop(key)[1] for key in keys if key in self._squares]
+        return sum(found) if found else None
+
+    def rows(self) -> NDArray[np.float64] | None:
+        """Return the sketches, one row for each parameter of each optimizer, zeros where it had no gradient; None: there are none."""
+        keys = [id(parameter) for number in sorted(self._first) for parameter in self._first[number]]
+        nothing = np.zeros(BUCKETS)
+        return np.stack([self._sketches[key][1] if key in self._sketches else nothing for key in keys]) if self._sketches and keys else None
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or settings.NONE
+
+
+def _rates(optimizer: Any) -> tuple[float, ...]:
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return the parameters that an optimizer updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+_SCALE = "_gpudiag_scale"
+
+
+def _scaled(original: Any) -> Any:
+    """Note on a scaled loss what it was multiplied by."""
+
+    def scale(scaler: Any, outputs: Any) -> Any:
+        import torch
+
+        found = original(scaler, outputs)
+        if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
+            setattr(found, _SCALE, float(scaler.get_scale()))
+        return found
+
+    return scale
+
+
+def _value(loss: Any) -> float | None:
+    """Return a loss without the factor of a scaler; None for one of several values, or where a graph is being captured."""
+    import torch
+
+    if loss.numel() != 1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+        return None
+    return float(loss.detach()) / float(getattr(loss, _SCALE, 1.0))

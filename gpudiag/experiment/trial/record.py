@@ -1,0 +1,187 @@
+"""Records a process as `gpudiag run` does, with fixes in place: `gpudiag run --recipe`, and the recording that a search begins with.
+
+Unlike in a trial the program may be the user's real training: what a fix refuses, or fails at, is said, and training goes on without it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from gpudiag.capture.events import Events
+from gpudiag.capture.patches import Patches
+from gpudiag.capture.unmodified import watch as unmodified
+from gpudiag.capture.unmodified.plan import Plan, tell
+from gpudiag.experiment.fixes.fix import NotAppliedError, Site
+from gpudiag.experiment.trial.applied import Applied
+from gpudiag.experiment.trial.saves import Saves
+from gpudiag.model.experiment import FixCall
+
+MORE_STEPS = 20
+"""Plain steps after the last window before the process is ended: the profiled ones are compared with their neighbours."""
+
+EVIDENCE_STEPS = 10
+"""Steps after which each fix is asked what it has to show; from then on no call of a module is looked at any more."""
+
+
+class RecordPlan(msgspec.Struct, frozen=True):
+    """A recording with fixes. `ends`: the process is ended when all windows are recorded.
+
+    `quiet_folder`: nothing is saved, and loggers write below it; '' for a run that is to save as ever.
+    """
+
+    plan: Plan
+    fixes: tuple[FixCall, ...] = ()
+    ends: bool = False
+    quiet_folder: str = ""
+
+    def text(self) -> str:
+        """Return the plan as the value of an environment variable."""
+        return msgspec.json.encode(self).decode()
+
+
+class _CarefulSite(Site):
+    """A site whose hooks never stop the program: what they raise is told once."""
+
+    def __init__(self, patches: Patches, plan: Plan) -> None:
+        super().__init__(patches)
+        self._plan = plan
+        self.refused: list[str] = []
+
+    def found_root(self, module: Any) -> None:
+        """A root is about to be called for the first time."""
+        self.roots.append(module)
+        self._told(self._on_root, module)
+
+    def made_optimizer(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self.optimizers.append(optimizer)
+        self._told(self._on_optimizer, optimizer)
+
+    def _told(self, changes: list[Any], what: Any) -> None:
+        for change in changes:
+            try:
+                change(what)
+            except NotAppliedError as error:
+                self._say(str(error))
+            except Exception as error:  # noqa: BLE001 - the training run comes first
+                self._say(f"{type(error).__name__}: {error}")
+
+    def _say(self, text: str) -> None:
+        if text not in self.refused:
+            self.refused.append(text)
+            tell(self._plan, "warned", f"recipe: a change was not made: {text}")
+
+
+def put_in_place(plan: RecordPlan) -> Applied | None:
+    """Return the fixes of the plan, installed in this process; None where there are none, or they cannot be installed (which is told)."""
+    if not plan.fixes:
+        return None
+    try:
+        applied = Applied(plan.fixes, Patches())
+        applied.site = _CarefulSite(applied.site.patches, plan.plan)
+        applied.install()
+    except Exception as error:  # noqa: BLE001 - the training run comes first
+        tell(plan.plan, "warned", f"recipe: not applied: {type(error).__name__}: {error}")
+        return None
+    return applied
+
+
+def tell_evidence(plan: RecordPlan, applied: Applied) -> None:
+    """Say of each fix what shows that it is in effect, or that nothing does."""
+    for row in applied.evidence():
+        shown = f"in effect: {row.found}" if row.found else f"not in effect: {row.reason}"
+        tell(plan.plan, "warned", f"recipe: {row.fix} {shown}")
+
+
+class _Counted:
+    """Stands before the session that the boundary rule drives, and says when to ask for evidence and when the recording is complete."""
+
+    def __init__(self, session: Any, watching: RecordWatch) -> None:
+        self._session, self._watching = session, watching
+        self.rank: int = session.rank
+        self._steps = self._after = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+        return self._session.warnings  # type: ignore[no-any-return]
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._session.step()
+        self._steps += 1
+        if self._steps == EVIDENCE_STEPS:
+            self._watching.tell_evidence()
+        if not self._watching.ends:
+            return
+        complete = not self._session.recording or not self._session._windows.missing()
+        self._after = self._after + 1 if complete else 0
+        if self._after > MORE_STEPS:
+            self._watching.complete()
+
+    def pause(self) -> None:
+        """What follows is no step."""
+        self._session.pause()
+
+
+class RecordWatch(unmodified.Watch):
+    """Records by a plan, and says of its fixes what shows that they took effect."""
+
+    def __init__(self, plan: RecordPlan) -> None:
+        super().__init__(plan.plan)
+        self._record_plan = plan
+        self._applied: Applied | None = None
+        self._saves: Saves | None = None
+        self.ends = plan.ends
+        """Whether the process is ended when all windows are recorded."""
+
+    def install(self) -> None:
+        """Put the fixes in place, then the wrappers that see training begin."""
+        self._applied = put_in_place(self._record_plan)
+        if self._record_plan.quiet_folder:
+            self._saves = Saves(Patches(), self._record_plan.quiet_folder, blocked=True)
+            self._saves.install()
+        super().install()
+
+    def _enter(self) -> Events | None:
+        if self._saves is not None:
+            self._saves.again()
+        events = super()._enter()
+        driver = self.driver
+        if events is not None and driver is not None and driver.session is not None:
+            driver.session = _Counted(driver.session, self)
+        atexit.register(self.tell_evidence)
+        return events
+
+    def tell_evidence(self) -> None:
+        """Say of each fix, once, what shows that it is in effect."""
+        applied, self._applied = self._applied, None
+        if applied is not None and os.getpid() == self._owner_pid:
+            with suppress(Exception):
+                tell_evidence(self._record_plan, applied)
+
+    def complete(self) -> None:
+        """All windows are recorded: end the process. Nothing that the script does after its loop is to run."""
+        self.tell_evidence()
+        self.finish()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        os._exit(0)
+
+
+def watch(text: str) -> None:
+    """Watch this process, whose torch has just been imported, by the plan in `text`."""
+    if unmodified._watch is not None:
+        return
+    plan = msgspec.json.decode(text, type=RecordPlan)
+    tell(plan.plan, "torch")
+    watching = RecordWatch(plan)
+    watching.install()
+    unmodified._watch = watching

@@ -1,0 +1,1 @@
+"""How experiments are shown: in a terminal, while they run, as Markdown, as a page, in a notebook."""

@@ -1,0 +1,165 @@
+"""The interval chart of experiments as a plain plotly figure (a dict of data and layout), a pure function of the outcomes."""
+
+from __future__ import annotations
+
+import html
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from gpudiag.model.experiment import Outcome, Pair
+from gpudiag.report.escape import clean
+from gpudiag.report.experiment import words
+from gpudiag.report.experiment.rows import tone
+
+Figure = dict[str, Any]
+
+# Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black; each verdict has a shape too.
+_COLOURS = {"good": "#1a9270", "bad": "#bb6a97", "slower": "#c77700", "weak": "#808080"}
+_SYMBOLS = {"good": "triangle-right", "bad": "x", "slower": "triangle-left", "weak": "circle"}
+_CALLED = {"good": "proved faster", "bad": "does not train the same", "slower": "slower", "weak": "nothing proved"}
+_LINE = "#7a7a7a"
+_AT_ONE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"color": _LINE, "width": 1.5}}
+_ROW, _FRAME = 34, 150
+"""Pixels of a row, and of what stands around all of them."""
+_LEAST = math.log(1.02)
+"""The axis shows 2 % to both sides of 1 at least."""
+_BEYOND = math.log(1.5)
+"""Ends of intervals and promises further than this beyond the largest effect are cut."""
+_STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_MOST_TICKS = 8
+_LONGEST = 60
+MOST_ROWS = 60
+
+
+def intervals(outcomes: Sequence[Outcome]) -> Figure | None:
+    """Return the chart: each change's throughput ratio with its interval, its pairs, and what was promised; None where none has a ratio."""
+    drawn = [found for group in words.groups(outcomes)[:2] for found in group if found.ratio and found.ratio > 0][:MOST_ROWS]
+    if not drawn:
+        return None
+    places = {id(found): len(drawn) - index for index, found in enumerate(drawn)}  # the first row on top
+    data = [*_pairs(drawn, places), *_middles(drawn, places), *_promises(drawn, places)]
+    return {"data": data, "layout": _layout(drawn, places)}
+
+
+def pair_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """Return the ratio of each pair: the median of its blocks, as in the verdict. A pair without a block with steps has none."""
+    found = []
+    for pair in pairs:
+        blocks = [second / first for first, second in zip(pair.first, pair.second, strict=False) if first > 0 and second > 0]
+        if blocks:
+            found.append(math.exp(statistics.median(map(math.log, blocks))))
+    return found
+
+
+def _middles(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    """Return one trace for each kind of verdict that occurs: points with their intervals."""
+    return [_middle(kind, chosen, places) for kind in _COLOURS if (chosen := [found for found in drawn if tone(found) == kind])]
+
+
+def _middle(kind: str, chosen: Sequence[Outcome], places: dict[int, int]) -> Figure:
+    ends = [found.interval or (_of(found), _of(found)) for found in chosen]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": _CALLED[kind],
+        "x": [_of(found) for found in chosen],
+        "y": [places[id(found)] for found in chosen],
+        "text": [_hover(found) for found in chosen],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": _COLOURS[kind], "symbol": _SYMBOLS[kind], "size": 12},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, high - _of(found)) for found, (_, high) in zip(chosen, ends, strict=True)],
+            "arrayminus": [max(0.0, _of(found) - low) for found, (low, _) in zip(chosen, ends, strict=True)],
+            "color": _COLOURS[kind],
+            "thickness": 2.5,
+            "width": 6,
+        },
+    }
+
+
+def _of(found: Outcome) -> float:
+    return found.ratio or 1.0
+
+
+def _pairs(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    points = [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in pair_ratios(found.measured)]
+    return [_marks("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6})] if points else []
+
+
+def _promises(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    """Return where each change would stand if it gave all that its finding promised: 1 / (1 - share)."""
+    known = [(found.ceiling_share, found) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    points = [(1 / (1 - share), float(places[id(found)])) for share, found in known]
+    marker = {"color": _LINE, "size": 13, "symbol": "line-ns-open", "line": {"width": 2}}
+    return [_marks("promised at most", points, marker)] if points else []
+
+
+def _marks(name: str, points: Sequence[tuple[float, float]], marker: Figure) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "hovertemplate": f"{name}: x%{{x:.3f}}<extra></extra>",
+        "marker": marker,
+    }
+
+
+def _hover(found: Outcome) -> str:
+    """Return the hover text; plotly reads a subset of HTML, so names are escaped."""
+    told = (words.verdict(found), words.throughput(found), words.basis(found), words.parity(found))
+    lines = [html.escape(clean(text, 120)) for text in told if text]
+    return "<br>".join([f"<b>{html.escape(clean(words.name(found), _LONGEST))}</b>", *lines])
+
+
+def _layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
+    low, high = _span(drawn)
+    at = ticks(low, high)
+    unit = drawn[0].unit
+    return {
+        "xaxis": {
+            "type": "log",
+            "title": {"text": f"{unit}/s over those of the program as it is"},
+            "range": [math.log10(low), math.log10(high)],
+            "tickvals": at,
+            "ticktext": [f"x{value:.4g}" for value in at],
+            "zeroline": False,
+        },
+        "yaxis": {
+            "range": [0.4, len(drawn) + 0.6],
+            "tickvals": [places[id(found)] for found in drawn],
+            "ticktext": [html.escape(clean(words.name(found), _LONGEST)) for found in drawn],
+            "zeroline": False,
+            "showgrid": False,
+            "automargin": True,
+        },
+        "shapes": [_AT_ONE],
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
+        "margin": {"l": 40, "r": 20, "t": 50, "b": 60},
+        "height": _FRAME + _ROW * len(drawn),
+    }
+
+
+def _span(drawn: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the ends of the axis: it holds all ratios, and of intervals and promises what does not make them small."""
+    middles = [math.log(_of(found)) for found in drawn]
+    most = max(map(abs, middles)) + _BEYOND
+    ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
+    promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
+    margin = 0.05 * (max(values) - min(values))
+    return math.exp(min(values) - margin), math.exp(max(values) + margin)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return round ratios between `low` and `high`, 1 among them: multiples of the smallest step that gives ten or fewer."""
+    step = next((step for step in _STEPS if (high - low) / step <= _MOST_TICKS), _STEPS[-1])
+    found = {round(k * step, 6) for k in range(math.ceil(low / step), math.floor(high / step) + 1) if k > 0}
+    return sorted(found | {1.0})

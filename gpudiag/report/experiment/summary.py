@@ -1,0 +1,230 @@
+"""What all experiments of one command come to, in words: the headline, the program as it is, the recipe, what figures mean."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudiag.model.experiment import Baseline, ExperimentData, Outcome, Recipe
+from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.report.escape import clean
+from gpudiag.report.experiment import words
+from gpudiag.units import format_bytes, format_ns, format_share
+
+AS_IS = "the program as it is"
+RESUME = "Not everything that was planned was measured: gpudiag ab --resume BUNDLE goes on."
+_MINUTE, _HOUR = 60, 3_600
+_SHORT_S = 90
+_LONGEST_CODE = 2_000
+_FEW = 3
+"""Changes that the headline names."""
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One fix of a recipe: as it is asked for, its title ('': not known), and the change of the code."""
+
+    fix: str
+    title: str
+    code: str
+
+
+# -- headline ---------------------------------------------------------------------------------------------------------------
+
+
+def headline(data: ExperimentData) -> str:
+    """Return what came out, in a sentence or two: what is proved first, and that nothing is where nothing is."""
+    if data.recipe.fixes or data.recipe.proved:
+        return _recipe(data)
+    if not data.experiments:
+        return _unmeasured(data)
+    if len(data.experiments) == 1:
+        return words.sentence(data.experiments[0])
+    measured, screened, missing = words.groups(data.experiments)
+    if not measured and not screened:
+        return f"None of the {len(missing)} changes could be measured; the reasons stand below."
+    return " ".join([_proved(measured, screened), *_otherwise(measured)])
+
+
+def _recipe(data: ExperimentData) -> str:
+    recipe, proof = data.recipe, _proof(data)
+    what = words.name(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
+    if recipe.ratio is None:
+        return f"{what} stands in the recipe, but how fast it trains is not known."
+    fast = words.times(recipe.ratio, recipe.interval)
+    if not recipe.proved:
+        return f"{what} looks {fast}, but that is not proved."
+    p = words.p_text(recipe.p)
+    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_trains(proof)}"
+
+
+def _proof(data: ExperimentData) -> Outcome | None:
+    """Return the experiment that proves the recipe: with the same fixes and ratio."""
+    fixes, ratio = "+".join(map(str, data.recipe.fixes)), data.recipe.ratio
+    return next((found for found in data.experiments if words.proved(found) and (found.fix, found.ratio) == (fixes, ratio)), None)
+
+
+def _trains(proof: Outcome | None) -> str:
+    """Return what a faster recipe leaves open: whether it trains as well; '' where it was seen to."""
+    parity = proof.parity if proof else None
+    if parity is not None and parity.verdict == "same":
+        return ""
+    if parity is not None and parity.verdict == "not_comparable":
+        return (
+            f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is not shown'}."
+        )
+    return f" {words.NOT_CHECKED[:1].upper()}{words.NOT_CHECKED[1:]}."
+
+
+def _unmeasured(data: ExperimentData) -> str:
+    if data.baseline is None:
+        return "Nothing was measured."
+    return f"No change was tried. {AS_IS.capitalize()} takes {_step(data.baseline)}."
+
+
+def _proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
+    """Return what is proved though no recipe was made of it, or that nothing is."""
+    winners = [found for found in measured if words.proved(found)]
+    variants = [found for found in winners if not found.fix]
+    if variants:
+        return words.sentence(variants[0])
+    if winners:
+        one = len(winners) == 1
+        verb = "was" if one else "were"
+        return f"{_named(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but nothing was taken into a recipe."
+    if not measured:
+        return f"Nothing is proved: {_count(screened, 'change')} {'was' if len(screened) == 1 else 'were'} only screened."
+    which = (
+        "The one change that was measured is not" if len(measured) == 1 else f"None of the {len(measured)} changes that were measured is"
+    )
+    return f"{which} proved to be faster: the recipe is {AS_IS}."
+
+
+def _otherwise(measured: Sequence[Outcome]) -> list[str]:
+    """Return a sentence on what is faster and does not train the same."""
+    found = [item for item in measured if item.verdict == "faster" and words.is_proof(item) and words.differs(item)]
+    return [f"{_named(found)} {'is' if len(found) == 1 else 'are'} faster, but not the same training."] if found else []
+
+
+def _named(found: Sequence[Outcome]) -> str:
+    names = [words.name(item) for item in found]
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+def _count(found: Sequence[Outcome], word: str) -> str:
+    return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
+
+
+def leads(data: ExperimentData) -> list[str]:
+    """Return what has to be known beside the headline: that something is missing, how long it took, notes."""
+    seconds = [found.seconds for found in data.experiments if found.seconds is not None]
+    count = len(seconds)
+    took = f"{count} experiment{'' if count == 1 else 's'} in {duration(sum(seconds))}." if seconds else ""
+    return [text for text in (*([] if data.complete else [RESUME]), took, *map(words.brief, data.notes)) if text]
+
+
+def duration(seconds: float) -> str:
+    """Return '85 s', '3 min 20 s' or '1 h 05 min'."""
+    whole = round(seconds)
+    if whole < _SHORT_S:
+        return f"{whole} s" if seconds >= 1 else f"{seconds:.1f} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
+
+
+# -- the program as it is -----------------------------------------------------------------------------------------------------
+
+
+def baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
+    """Return (topic, what was found) of the program as it is; only what is known."""
+    if found is None:
+        return []
+    marked = f"; steps are marked by {found.steps_marked_by}" if found.steps_marked_by else ""
+    rows = [
+        ("command", shlex.join(found.command)),
+        ("device", found.device),
+        ("step", f"{_step(found)}{marked}"),
+        ("warm-up", _start(found)),
+        ("memory", f"{format_bytes(found.peak_bytes)} at the peak" if found.peak_bytes else ""),
+        ("writes", "; ".join(found.side_effects)),
+        ("noise", _noise(found.noise_share)),
+    ]
+    return [(topic, said) for topic, said in (*rows, *(("note", words.brief(note)) for note in found.notes)) if said]
+
+
+def _step(found: Baseline) -> str:
+    """Return how long a step takes, and samples a second where their number is known."""
+    step = f"{format_ns(found.step_ns)} a step"
+    if not found.samples_per_step or found.step_ns <= 0:
+        return step
+    rate = found.samples_per_step / found.step_ns * 1e9
+    return f"{step}, {rate:,.{0 if rate >= 100 else 1}f} samples/s ({found.samples_per_step:,.4g} a step)"
+
+
+def _start(found: Baseline) -> str:
+    if not found.start_s:
+        return ""
+    steps = f", {found.warm_steps} steps of it until it was steady" if found.warm_steps else ""
+    return f"{duration(found.start_s)} from the start of the process{steps}"
+
+
+def _noise(share: float | None) -> str:
+    return "" if share is None else f"pairs of unchanged processes differ by {format_share(share, 1)} (standard deviation)"
+
+
+# -- recipe -------------------------------------------------------------------------------------------------------------------
+
+
+def changes(recipe: Recipe) -> list[Change]:
+    """Return the fixes of a recipe with the change of the code that a person would make."""
+    made = []
+    for index, call in enumerate(recipe.fixes):
+        known = FIX_BY_ID.get(call.id)
+        own = recipe.changes[index] if index < len(recipe.changes) else ""
+        made.append(Change(str(call), known.title if known else "", own or (known.change if known else "")))
+    return made
+
+
+def further(recipe: Recipe) -> list[str]:
+    """Return the changes of a recipe beyond those of its fixes: those of a variant."""
+    return list(recipe.changes[len(recipe.fixes) :])
+
+
+def as_it_is(recipe: Recipe) -> str:
+    """Return how the program is run with a recipe and without a change of its code, '' where that cannot be done."""
+    if not recipe.proved or not recipe.fixes or further(recipe):
+        return ""
+    return "Without a change of the code: gpudiag run --recipe BUNDLE/recipe.toml train.py ARGS"
+
+
+def code_lines(text: str) -> list[str]:
+    """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
+    rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
+    return ["".join(piece if piece.isspace() else clean(piece, _LONGEST_CODE) for piece in pieces).rstrip() for pieces in rows]
+
+
+# -- what figures mean --------------------------------------------------------------------------------------------------------
+
+
+def legend(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return what the figures of `outcomes` mean, only of those that occur."""
+    with_ratio = [found for found in outcomes if words.throughput(found)]
+    lines = []
+    if any(found.interval for found in with_ratio):
+        lines.append(
+            f"x1.83 [1.79, 1.87]: throughput over that of {AS_IS}, with an interval that holds the true ratio in 95 % of experiments. "
+            "Two processes live at once and take turns; the pair is the unit, never the step."
+        )
+    if any(not words.is_proof(found) for found in with_ratio):
+        lines.append("Not proof: blocks of a few processes, or screening, rank changes; they do not tell how much processes differ.")
+    if sum(words.is_proof(found) for found in with_ratio) > 1:
+        lines.append("Claims are corrected for the looks at the pairs, and those of one command for their number (Holm).")
+    if any("yardsticks" in words.parity(found) for found in outcomes):
+        lines.append(
+            f"Yardstick: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "
+            "(rounding) or bfloat16 (bf16)."
+        )
+    return lines

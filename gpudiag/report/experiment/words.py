@@ -1,0 +1,345 @@
+"""What an experiment found, in words: shared by every renderer, so that all say the same. Nothing is called faster without proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict
+
+Interval = tuple[float, float]
+
+_WORDS: dict[Verdict, str] = {
+    "faster": "faster",
+    "slower": "slower",
+    "no_difference": "no difference",
+    "inconclusive": "inconclusive",
+    "too_noisy": "too noisy",
+    "unstable": "unstable",
+    "not_applied": "not applied",
+    "failed": "failed",
+}
+_UNPROVED: dict[Verdict, str] = {"faster": "looks faster", "slower": "looks slower", "no_difference": "looks the same"}
+_FAILURES = {
+    "oom": "out of memory",
+    "crash": "it crashed",
+    "hang": "it gave no sign of life",
+    "timeout": "it ran out of time",
+    "ended": "the script was over before its trial was",
+    "no_steps": "no training step was found",
+}
+_NO_EVIDENCE = "it left no evidence of having taken effect"
+_YARDSTICKS = {"rounding": "rounding yardsticks", "low_precision": "bf16 yardsticks"}
+NOT_CHECKED = "whether it trains the same was not checked"
+
+_NEAR_ONE = 0.1
+_MOST_DIGITS = 5
+_UNCHANGED = 0.005
+"""A ratio this close to 1 rounds to no change in percent."""
+_SMALLEST_P = 1e-5
+"""Below it a p value says no more: no t statistic of a dozen pairs is known to be normal that far out."""
+
+
+def name(outcome: Outcome) -> str:
+    """Return what was changed: the fixes joined by '+', the variant, or both."""
+    variant = f"variant {outcome.variant}" if outcome.variant else ""
+    return ", ".join(text for text in (outcome.fix, variant) if text) or "unchanged"
+
+
+def shown(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
+    """Return a comparison that is not over yet as an outcome, so that it can be shown like one."""
+    return Outcome(
+        fix=fix,
+        verdict=found.verdict,
+        reason=found.reason,
+        ratio=found.ratio,
+        interval=found.interval,
+        p=found.p,
+        pairs=found.pairs,
+        unit=found.unit,
+        over=found.over,
+        screening=screening,
+        notes=found.notes,
+        evidence=found.evidence,
+    )
+
+
+# -- what is claimed ------------------------------------------------------------------------------------------------------
+
+
+def is_proof(outcome: Outcome) -> bool:
+    """Return whether the verdict may be claimed: it is over pairs of processes, and not from screening."""
+    return outcome.over == "pairs" and not outcome.screening
+
+
+def differs(outcome: Outcome) -> bool:
+    """Return whether the change was seen to train otherwise than it may."""
+    return outcome.parity is not None and outcome.parity.verdict == "differs"
+
+
+def proved(outcome: Outcome) -> bool:
+    """Return whether the change is proved to be faster and was not seen to train otherwise."""
+    return outcome.verdict == "faster" and is_proof(outcome) and not differs(outcome)
+
+
+def missing(outcome: Outcome) -> bool:
+    """Return whether there is no result at all."""
+    return outcome.verdict in ("not_applied", "failed")
+
+
+def verdict(outcome: Outcome) -> str:
+    """Return the verdict in a few words; what is no proof 'looks' so."""
+    word = _WORDS[outcome.verdict]
+    if not is_proof(outcome):
+        word = _UNPROVED.get(outcome.verdict, word)
+    return f"{word}, parity fails" if differs(outcome) else word
+
+
+def groups(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
+    """Return the measured changes (proved first, then by ratio), those of screening, and those without a result."""
+    measured = [found for found in outcomes if not found.screening and not missing(found)]
+    measured.sort(key=lambda found: (not proved(found), -(found.ratio or 0.0)))
+    screened = sorted((found for found in outcomes if found.screening and not missing(found)), key=lambda found: -(found.ratio or 0.0))
+    return measured, screened, [found for found in outcomes if missing(found)]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------------
+
+
+def digits(values: Sequence[float]) -> int:
+    """Return the decimals of a ratio and the ends of its interval: three within 10 % of 1, else two, one from 10 on.
+
+    More where an end that is not 1 would be shown as 1: whether an interval holds 1 is what it is read for.
+    """
+    count = 3 if abs(values[0] - 1) <= _NEAR_ONE else 1 if values[0] >= 10 else 2
+    while count < _MOST_DIGITS and any(value != 1 and round(value, count) == 1 for value in values[1:]):
+        count += 1
+    return count
+
+
+def _ratio(ratio: float, interval: Interval | None) -> tuple[str, str]:
+    """Return a ratio and its interval as text; an end that is not finite reads '?'."""
+    values = [ratio, *(interval or ())]
+    count = digits([value for value in values if math.isfinite(value)] or [1.0])
+    texts = [f"{value:,.{count}f}" if math.isfinite(value) else "?" for value in values]
+    return texts[0], f" [{texts[1]}, {texts[2]}]" if interval else ""
+
+
+def ratio_text(ratio: float | None, interval: Interval | None) -> str:
+    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio."""
+    if ratio is None:
+        return ""
+    middle, ends = _ratio(ratio, interval)
+    return f"x{middle}{ends}"
+
+
+def times(ratio: float, interval: Interval | None) -> str:
+    """Return '1.83 times as fast [1.79, 1.87]'."""
+    middle, ends = _ratio(ratio, interval)
+    return f"{middle} times as fast{ends}"
+
+
+def throughput(outcome: Outcome) -> str:
+    """Return 'x1.83 [1.79, 1.87] samples/s', '' where there is no result."""
+    found = "" if missing(outcome) else ratio_text(outcome.ratio, outcome.interval)
+    return f"{found} {outcome.unit}/s" if found else ""
+
+
+def p_text(p: float | None) -> str:
+    """Return 'p=0.003', 'p=2e-4' or 'p<1e-5', '' where it is not known."""
+    if p is None:
+        return ""
+    if p < _SMALLEST_P:
+        return "p<1e-5"
+    if p < 0.001:
+        mantissa, exponent = f"{p:.0e}".split("e")
+        return f"p={mantissa}e{int(exponent)}"
+    return f"p={p:.2g}"
+
+
+def pairs_text(count: int) -> str:
+    """Return '6 process pairs'."""
+    return f"{count} process pair{'' if count == 1 else 's'}"
+
+
+def basis(outcome: Outcome) -> str:
+    """Return what the figure rests on: p and the number of pairs, or why it proves nothing."""
+    if missing(outcome) or outcome.ratio is None:
+        return ""
+    if outcome.over == "blocks":
+        return f"{_blocks(outcome)}: not proof"
+    p = "" if outcome.verdict == "unstable" else p_text(outcome.p)  # it would look like proof
+    told = ", ".join(text for text in (p, pairs_text(outcome.pairs)) if text)
+    return f"{told} (screening: not proof)" if outcome.screening else told
+
+
+def _blocks(outcome: Outcome) -> str:
+    return f"blocks of {'one process pair' if outcome.pairs == 1 else pairs_text(outcome.pairs)}"
+
+
+def percent(ratio: float) -> str:
+    """Return '-12 %' for 0.88, 'unchanged' where it rounds to nothing."""
+    return "unchanged" if abs(ratio - 1) < _UNCHANGED else f"{(ratio - 1) * 100:+,.0f} %"
+
+
+def memory(outcome: Outcome) -> str:
+    """Return 'peak memory -12 %', '' where it is not known."""
+    return "" if outcome.memory_ratio is None else f"peak memory {percent(outcome.memory_ratio)}"
+
+
+def energy(outcome: Outcome) -> str:
+    """Return 'energy per sample -20 %', '' where the device does not tell."""
+    return "" if outcome.energy_ratio is None else f"energy per {outcome.unit.removesuffix('s')} {percent(outcome.energy_ratio)}"
+
+
+def pays_back(outcome: Outcome) -> str:
+    """Return after how many steps the longer start has paid back, '' where it is not known or there is nothing to pay back."""
+    if outcome.verdict != "faster":
+        return ""
+    ways = ((outcome.break_even_steps, "cold"), (outcome.break_even_warm_steps, "warm"))
+    known = [f"{math.ceil(steps):,} steps ({way})" for steps, way in ways if steps is not None and steps > 0 and math.isfinite(steps)]
+    return f"pays back after {', '.join(known)}" if known else ""
+
+
+def parity(outcome: Outcome) -> str:
+    """Return whether the change trains the same; '' where that was not asked and nothing is claimed."""
+    found = outcome.parity
+    if found is None:
+        return NOT_CHECKED if outcome.verdict == "faster" and is_proof(outcome) else ""
+    if found.verdict == "same":
+        return _same(found)
+    if found.verdict == "differs":
+        return f"does NOT train the same: {parity_reason(found)}"
+    if found.verdict == "not_comparable":
+        quality = f" ({found.quality})" if found.quality else ""
+        return f"changes what is trained on, so steps cannot be set side by side{quality}"
+    return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
+
+
+def _same(found: Parity) -> str:
+    over = f" over {found.steps} steps" if found.steps else ""
+    if found.kind == "exact":
+        return f"losses and gradients {'as close as two unchanged runs' if found.worst_yardsticks else 'equal'}{over}"
+    unit = _YARDSTICKS.get(found.kind)
+    if unit is None or found.worst_yardsticks is None:
+        return f"trains the same{over}"
+    return f"losses and gradients within {found.worst_yardsticks:.1f} {unit}{over}"
+
+
+def parity_reason(found: Parity) -> str:
+    """Return why a change does not train the same."""
+    told = [found.reason, *(text for text in found.settings_changed if text not in found.reason)]
+    if not any(told) and found.worst_yardsticks is not None:
+        told = [f"off by {found.worst_yardsticks:,.0f} yardsticks"]
+    return "; ".join(text for text in told if text) or "the reason was not kept"
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------------
+
+
+def figures(outcome: Outcome) -> str:
+    """Return all that was measured of a change in one line, as in experiments of a lab book."""
+    measured = ", ".join(text for text in (throughput(outcome), basis(outcome)) if text)
+    return "; ".join(text for text in (measured, *effects(outcome)) if text)
+
+
+def effects(outcome: Outcome) -> list[str]:
+    """Return parity, memory, energy and when the change pays back, those that are known."""
+    if missing(outcome):
+        return []
+    return [text for text in (parity(outcome), memory(outcome), energy(outcome), pays_back(outcome)) if text]
+
+
+def line(outcome: Outcome) -> str:
+    """Return a change with its figures in one line; without a result: with the reason."""
+    return f"{name(outcome)}  {figures(outcome) or f'{_WORDS[outcome.verdict]}: {why(outcome)}'}"
+
+
+def why(outcome: Outcome) -> str:
+    """Return why there is no result, '' where there is one."""
+    if outcome.verdict == "unstable":
+        return outcome.reason or "its steps had not settled when they were measured"
+    if outcome.verdict == "not_applied":
+        return outcome.reason or (brief(outcome.notes[0]) if outcome.notes else _NO_EVIDENCE)
+    if outcome.verdict != "failed":
+        return ""
+    known = _FAILURES.get(outcome.reason, outcome.reason)
+    note = brief(outcome.notes[0]) if outcome.notes else ""
+    told = [text for text in ("" if known in note else known, note) if text]
+    return ": ".join(told) or "the reason was not kept"
+
+
+def notes(outcome: Outcome) -> list[str]:
+    """Return the notes of a change in short, but for the one that `why` tells."""
+    said = why(outcome)
+    return [text for note in outcome.notes if (text := brief(note)) and text not in said]
+
+
+def brief(note: str) -> str:
+    """Return a note in one line: of what a program printed its last line, of the stack of one that hung the place where it stood."""
+    lines = [text.strip() for text in note.splitlines() if text.strip()]
+    if len(lines) <= 1:
+        return "".join(lines)
+    if lines[0].startswith("Current thread"):  # faulthandler: the innermost frame comes first
+        return f"it stood at {next((text for text in lines if text.startswith('File ')), lines[1])}"
+    return f"it said last: {lines[-1]}"
+
+
+def promised(outcome: Outcome) -> str:
+    """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
+    if outcome.ceiling_share is None:
+        return ""
+    most = f"Promised: at most {_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
+    if missing(outcome) or outcome.ratio is None:
+        return f"{most}; not measured."
+    saved = saved_share(outcome.ratio)
+    ends = [saved_share(end) for end in outcome.interval or ()]
+    interval = f" [{', '.join(map(_percent, ends))}]" if ends else ""
+    how = "measured" if is_proof(outcome) else "seen, not proved"
+    beyond = ends and is_proof(outcome) and ends[0] > outcome.ceiling_share
+    return f"{most}; {how}: {_percent(saved)} %{interval}.{' That is more than promised: the ceiling is too low.' if beyond else ''}"
+
+
+def saved_share(ratio: float) -> float:
+    """Return the share of the time of a sample that a throughput ratio saves: 1 - 1 / ratio; negative where it costs time."""
+    return 1 - 1 / ratio if ratio > 0 else -math.inf
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}"
+
+
+def sentence(outcome: Outcome) -> str:
+    """Return the verdict on one change as a sentence."""
+    what, ratio = name(outcome), outcome.ratio
+    if missing(outcome) or ratio is None:
+        return f"{what}: {_WORDS[outcome.verdict]}: {why(outcome) or 'there is no figure'}."
+    if outcome.verdict in _UNPROVED and not is_proof(outcome):
+        return f"{what} looks {times(ratio, outcome.interval)}, but that is no proof: {_no_proof(outcome)}."
+    return _judged(outcome, what, f"{what} trains {times(ratio, outcome.interval)}", _between(outcome, ratio))
+
+
+def _judged(outcome: Outcome, what: str, trains: str, between: str) -> str:
+    if outcome.verdict == "faster" and outcome.parity is not None and differs(outcome):
+        return f"{trains}, but not the same: {parity_reason(outcome.parity)}."
+    told: dict[Verdict, str] = {
+        "faster": f"{trains}: proved on {pairs_text(outcome.pairs)}.",
+        "slower": f"{trains}: slower, proved on {pairs_text(outcome.pairs)}.",
+        "no_difference": f"{what} makes no difference: {between}.",
+        "inconclusive": f"Whether {what} helps is not decided: {between}.",
+        "too_noisy": f"This machine is too noisy to judge {what}: {between}.",
+        "unstable": f"{what} cannot be judged: {why(outcome)}.",
+    }
+    return told[outcome.verdict]
+
+
+def _between(outcome: Outcome, ratio: float) -> str:
+    """Return 'between x0.98 and x1.06 after 12 process pairs'."""
+    low, high = outcome.interval or (ratio, ratio)
+    count = digits([ratio, low, high])
+    weak = "" if is_proof(outcome) else f" ({_no_proof(outcome)})"
+    return f"between x{low:,.{count}f} and x{high:,.{count}f} after {pairs_text(outcome.pairs)}{weak}"
+
+
+def _no_proof(outcome: Outcome) -> str:
+    return f"screened over {pairs_text(outcome.pairs)}" if outcome.screening else f"the interval is over {_blocks(outcome)}"

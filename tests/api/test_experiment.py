@@ -1,0 +1,394 @@
+"""The course of `gpudiag ab` on a machine of planted effects: what is measured, claimed, checked, kept, resumed and recommended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import ANY
+
+import msgspec
+import pytest
+from fakeab import STEP_NS, Machine
+
+from gpudiag.api import auto, store
+from gpudiag.api.candidates import named_by, tryable
+from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
+from gpudiag.api.experiment_result import ExperimentResult
+from gpudiag.api.results import stored
+from gpudiag.api.store import Named
+from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment.ending import ArmError
+from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome
+from gpudiag.model.finding import Ceiling, Finding
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+
+FUSED, FOREACH, NONE, PREFETCH = "fused-optimizer", "foreach-optimizer", "zero-grad-none", "loader-prefetch"
+COMMAND = ("python", "train.py", "--lr", "1")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    made = Machine({FUSED: 1.20, NONE: 1.0, PREFETCH: 0.9})
+    made.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def run(
+    *fixes: str, tell: Any = None, done: Any = None, variants: Sequence[str] = (), auto: bool = False, **options: Any
+) -> ExperimentResult:
+    options.setdefault("output", "bundle")
+    command = () if options.get("resume") else COMMAND
+    return experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done)
+
+
+def verdicts(found: ExperimentResult) -> dict[str, str]:
+    return {one.fix or one.variant or "": one.verdict for one in found.data.experiments if not one.screening}
+
+
+# -- each by itself --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_fix_that_helps_is_proved_checked_and_becomes_the_recipe(machine: Machine) -> None:
+    seen: list[tuple[str, int]] = []
+    outcomes: list[Outcome] = []
+    found = run(FUSED, tell=lambda name, comparison: seen.append((name, comparison.pairs)), done=outcomes.append)
+    assert (found.verdict, found.pairs, found.evidence) == ("faster", 4, (f"{FUSED}: seen",))
+    assert found.interval is not None
+    assert found.interval[0] < 1.2 < found.interval[1]
+    assert found.parity is not None
+    assert (found.parity.verdict, machine.checked) == ("same", [(FUSED, "rounding")])
+    assert found.memory == pytest.approx(0.8)
+    assert found.break_even_steps == pytest.approx(1.0 / (STEP_NS * 1e-9 * (1 - 1 / 1.2)), rel=0.05)  # it starts 1 s later
+    assert found.recipe.fixes == (FixCall(FUSED),)
+    assert Path("bundle/recipe.toml").read_text().count("[[fix]]") == 1
+    assert seen == [(FUSED, count) for count in (1, 2, 3, 4)]
+    assert outcomes == list(found.data.experiments)
+    assert found.data.complete
+    assert found.bundle == Path("bundle")
+    assert stored(Path("bundle"))[0] == (found.data,)
+    assert exit_code(found.data) == 0
+
+
+def test_each_gets_its_own_verdict_and_only_what_was_proved_is_recommended(machine: Machine) -> None:
+    found = run(FUSED, NONE, PREFETCH)
+    assert verdicts(found) == {FUSED: "faster", NONE: "no_difference", PREFETCH: "slower"}
+    assert [name for name, _ in machine.checked] == [FUSED, NONE]
+    assert found.recipe.fixes == (FixCall(FUSED),)
+
+
+def test_nothing_proved_leaves_the_program_as_it_is(machine: Machine) -> None:
+    found = run(NONE, PREFETCH)
+    assert found.recipe.fixes == ()
+    assert not found.recipe.proved
+    assert not Path("bundle/recipe.toml").exists()
+
+
+def test_a_change_that_trains_otherwise_is_no_recipe_and_exits_with_4(machine: Machine) -> None:
+    machine.differs = {FUSED}
+    found = run(FUSED)
+    assert found.verdict == "faster"
+    assert (found.recipe.proved, exit_code(found.data)) == (False, 4)
+
+
+def test_together_is_one_change_with_the_weakest_class(machine: Machine) -> None:
+    machine.ratios[f"{FUSED}+{NONE}"] = 1.3
+    found = run(FUSED, NONE, combine=True)
+    assert verdicts(found) == {f"{FUSED}+{NONE}": "faster"}
+    assert machine.checked == [(f"{FUSED}+{NONE}", "rounding")]
+    assert machine.arms[f"{FUSED}+{NONE}"].fixes == (FixCall(FUSED), FixCall(NONE))
+    assert found.recipe.fixes == (FixCall(FUSED), FixCall(NONE))
+    with pytest.raises(InputError, match="cannot be combined"):
+        run(FUSED, FOREACH, combine=True)
+
+
+def test_a_variant_is_another_command_whose_class_the_user_tells(machine: Machine) -> None:
+    machine.ratios["long"] = 1.5
+    found = run(variants=["long:rounding=args:--batch 64", "long=env:K=V"])
+    assert verdicts(found) == {"long": "faster"}
+    assert machine.arms["long"].command == (*COMMAND, "--batch", "64")
+    assert machine.arms["long"].environ["K"] == "V"
+    assert machine.checked == [("long", "rounding")]
+    assert found.recipe.changes == ("arguments: --batch 64\nexport K=V",)
+
+
+def test_fewer_than_four_pairs_prove_nothing(machine: Machine) -> None:
+    found = run(FUSED, looks=(2,))
+    assert (found.data.experiments[0].over, found.recipe.proved) == ("blocks", False)
+
+
+def test_what_is_not_applied_or_fails_is_a_result_without_parity(machine: Machine) -> None:
+    machine.verdicts = {
+        FUSED: Comparison(verdict="not_applied", notes=("no such optimizer",)),
+        NONE: Comparison(verdict="failed", reason="crash", notes=("ended with exit code 1",)),
+    }
+    found = run(FUSED, NONE)
+    assert verdicts(found) == {FUSED: "not_applied", NONE: "failed"}
+    assert machine.checked == []
+    assert exit_code(found.data) == 0
+    assert exit_code(run(NONE, output="other").data) == 5
+
+
+def test_a_program_that_does_not_train_is_said_so_with_what_it_printed(machine: Machine) -> None:
+    machine.probe_error = ArmError("crash", "as it is ended with exit code 1", "ValueError: no data")
+    found = run(FUSED)
+    assert exit_code(found.data) == 5
+    assert found.data.notes == ("as it is ended with exit code 1", "ValueError: no data")
+    assert machine.compared == []
+
+
+# -- modes ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_program_against_itself_is_no_difference_and_foretells(machine: Machine) -> None:
+    found = run(aa=True)
+    assert verdicts(found) == {"A/A": "no_difference"}
+    assert found.data.baseline is not None
+    assert found.data.baseline.noise_share is not None
+    assert 0 < found.data.baseline.noise_share < 0.01
+    assert any("4 pairs will show >= " in note for note in found.data.notes)
+    assert not found.recipe.proved
+
+
+def test_probe_only_claims_nothing(machine: Machine) -> None:
+    found = run(probe_only=True)
+    assert found.data.experiments == ()
+    assert machine.compared == [("A/A", (3,), 0)]
+    assert found.data.baseline is not None
+    assert found.data.baseline.noise_share is not None
+    assert any("one comparison takes" in note for note in found.data.notes)
+    assert exit_code(found.data) == 0
+
+
+def test_parity_alone_measures_no_speed(machine: Machine) -> None:
+    machine.differs = {NONE}
+    found = run(FUSED, NONE, parity_only=True)
+    assert machine.compared == []
+    assert [one.parity.verdict for one in found.data.experiments if one.parity] == ["same", "differs"]
+    assert found.data.experiments[0].ratio is None
+    assert not found.recipe.proved
+
+
+def test_steady_malloc_is_in_both_arms_and_is_said(machine: Machine) -> None:
+    found = run(FUSED, steady_malloc=True)
+    for name in ("as it is", FUSED):
+        assert "MALLOC_TRIM_THRESHOLD_" in machine.arms[name].environ
+    assert "--steady-malloc" in found.data.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "nothing to try"),
+        ({"auto": True, "aa": True}, "exclude each other"),
+        ({"auto": True, "variants": ["a=args:--x"]}, "takes no --fix"),
+        ({"variants": ["a=args:--x", "fused=env:"]}, "no variant"),
+        ({"report": "nowhere.json"}, "No such file"),
+        ({"combine": True, "variants": ["a=args:--x", "b=args:--x"]}, "takes one variant"),
+    ],
+)
+def test_what_contradicts_itself_starts_nothing(machine: Machine, asked: dict[str, Any], said: str) -> None:
+    with pytest.raises((InputError, UsageError), match=said):
+        run(**asked)
+    assert machine.probed == 0
+    assert not Path("bundle").exists()
+
+
+def test_a_fix_that_is_not_known_starts_nothing(machine: Machine) -> None:
+    with pytest.raises(InputError, match="did you mean 'fused-optimizer'"):
+        run("fused-optimiser")
+    with pytest.raises(InputError, match="two changes are named"):
+        run(FUSED, variants=[f"{FUSED}=args:--x"])
+    assert machine.probed == 0
+
+
+# -- interruptions ---------------------------------------------------------------------------------------------------------------
+
+
+def interrupted(machine: Machine, at: int, *fixes: str, **options: Any) -> InterruptedExperiment:
+    machine.breaks[at] = KeyboardInterrupt()
+    with pytest.raises(InterruptedExperiment) as stop:
+        run(*fixes, **options)
+    return stop.value
+
+
+def test_ctrl_c_keeps_what_was_measured_and_resume_measures_only_the_rest(machine: Machine) -> None:
+    stop = interrupted(machine, 7, FUSED, PREFETCH)  # in the third pair of the second comparison
+    assert stop.bundle == Path("bundle")
+    assert not stop.result.data.complete
+    assert [(one.fix, one.verdict, one.pairs) for one in stop.result.data.experiments] == [(FUSED, "faster", 4), (PREFETCH, ANY, 2)]
+    assert stop.result.data.experiments[-1].notes == ("broken off after 2 pairs",)
+    assert not stop.result.recipe.proved  # its parity was not checked yet
+    assert stored(stop.bundle)[0] == (stop.result.data,)
+    before = machine.pairs
+    found = run(resume="bundle")
+    assert verdicts(found) == {FUSED: "faster", PREFETCH: "slower"}
+    assert machine.compared[-1] == (PREFETCH, (4, 6, 8, 12), 2)
+    assert machine.pairs - before == 2
+    assert (machine.probed, found.data.complete) == (1, True)
+    assert [len(one.measured) for one in found.data.experiments] == [4, 4]
+    with pytest.raises(InputError, match="all experiments in it are complete"):
+        run(resume="bundle")
+
+
+def test_resume_takes_the_command_again_but_no_other(machine: Machine) -> None:
+    interrupted(machine, 2, FUSED)
+    with pytest.raises(InputError, match="begun with other command"):
+        experiment(("python", "other.py"), options=Options(resume="bundle"))
+    with pytest.raises(InputError, match="begun with other fixes"):
+        run(NONE, resume="bundle")
+    with pytest.raises(InputError, match="begun with other --min-effect"):
+        run(resume="bundle", min_effect=0.05)
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    with pytest.raises(InputError, match="was begun in"):
+        run(resume="../bundle")
+    os.chdir("..")
+    assert verdicts(experiment(COMMAND, fixes=[FUSED], options=Options(resume="bundle"))) == {FUSED: "faster"}
+
+
+def test_a_budget_that_is_spent_says_what_was_not_measured(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("gpudiag.api.bench.time.monotonic", lambda: clock[0])
+    measure = machine.compare
+
+    def slow(*args: Any, **kwargs: Any) -> Comparison:
+        clock[0] += 100.0
+        return measure(*args, **kwargs)
+
+    monkeypatch.setattr("gpudiag.experiment.runner.compare", slow)
+    found = run(FUSED, NONE, budget_s=100.0)
+    assert verdicts(found) == {FUSED: "faster"}
+    assert not found.data.complete
+    assert found.data.notes[0] == f"not measured, the budget was spent: {NONE}, parity of {FUSED}"
+    assert f"{FUSED} is faster, but no part of the recipe" in found.data.notes[1]
+    assert not found.recipe.proved
+    parity = found.data.experiments[0].parity
+    assert parity is not None
+    assert (parity.verdict, parity.reason) == ("not_checked", "no time was left")
+    monkeypatch.setattr("gpudiag.experiment.runner.compare", measure)
+    assert verdicts(run(resume="bundle")) == {FUSED: "faster", NONE: "no_difference"}
+
+
+# -- the search ------------------------------------------------------------------------------------------------------------------
+
+
+def finding(share: float | None, *fixes: str) -> Finding:
+    ceiling = None if share is None else Ceiling(1, share, "formula", "")
+    return Finding("X-01", "", "warning", "", "", ceiling=ceiling, fixes=fixes)
+
+
+class Recorded(msgspec.Struct):
+    findings: tuple[Finding, ...]
+    device: Any = None
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def name(*findings: Finding) -> None:
+        monkeypatch.setattr(auto, "_recorded", lambda _: Recorded(findings))
+
+    return name
+
+
+def test_the_search_finds_the_set_confirms_it_on_fresh_pairs_and_keeps_the_ceiling(machine: Machine, named: Callable[..., None]) -> None:
+    machine.ratios.update({f"{FUSED}+{NONE}": 1.2, f"{FUSED}+{PREFETCH}": 1.1, f"{FUSED}+{NONE}+{PREFETCH}": 1.1})
+    named(finding(0.1, PREFETCH, "sdpa-of-mine"), finding(0.4, FUSED), finding(None, NONE))
+    found = run(auto=True)
+    assert verdicts(found) == {FUSED: "faster"}
+    confirmed = found.data.experiments[0]
+    assert (confirmed.pairs, confirmed.ceiling_share, confirmed.screening) == (4, 0.4, False)
+    screened = [one for one in found.data.experiments if one.screening]
+    assert screened[0].fix == FUSED  # the largest ceiling comes first
+    assert all(one.pairs == 1 for one in screened)
+    assert found.recipe.fixes == (FixCall(FUSED),)
+    assert any("sdpa-of-mine was not tried" in note for note in found.data.notes)
+    assert machine.checked == [(FUSED, "rounding")]
+
+
+def test_a_search_in_which_nothing_helps_recommends_nothing_and_confirms_nothing(machine: Machine, named: Callable[..., None]) -> None:
+    machine.ratios = {PREFETCH: 0.9}
+    named(finding(0.1, PREFETCH), finding(0.2, NONE))
+    found = run(auto=True)
+    assert verdicts(found) == {}
+    assert not found.recipe.proved
+    assert any("stays as it is" in note for note in found.data.notes)
+    assert exit_code(found.data) == 0
+    named()
+    assert "no finding names a fix that can be tried here" in run(auto=True, output="none").data.notes
+
+
+def test_a_winner_that_trains_otherwise_is_confirmed_without_the_fix_at_fault(machine: Machine, named: Callable[..., None]) -> None:
+    both = f"{FUSED}+{NONE}"
+    machine.ratios.update({NONE: 1.1, both: 1.35})
+    machine.differs = {both, NONE}
+    named(finding(0.4, FUSED), finding(0.2, NONE))
+    found = run(auto=True)
+    assert verdicts(found) == {both: "faster", FUSED: "faster"}
+    assert found.recipe.fixes == (FixCall(FUSED),)
+    assert exit_code(found.data) == 4
+    assert any(f"{NONE} left out" in note for note in found.data.notes)
+
+
+def test_a_search_goes_on_where_it_was_interrupted_without_another_recording(
+    machine: Machine, named: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named(finding(0.4, FUSED), finding(0.2, NONE))
+    interrupted(machine, 3, auto=True)
+    monkeypatch.setattr(auto, "_recorded", lambda _: pytest.fail("recorded again"))
+    before = len(machine.compared)
+    found = run(resume="bundle")
+    assert verdicts(found) == {FUSED: "faster"}
+    assert FUSED not in [name for name, looks, _ in machine.compared[before:] if looks == (1,)]
+
+
+def test_fixes_are_ordered_by_the_largest_ceiling_of_their_findings() -> None:
+    report = Recorded((finding(0.1, "bf16", "tf32"), finding(None, "compile"), finding(0.3, "tf32"), finding(0.2, "batch-size")))
+    found = named_by(report)  # type: ignore[arg-type]
+    assert [(str(one.fix), one.ceiling_share) for one in found] == [
+        ("tf32", 0.3),
+        ("batch-size=x2", 0.2),
+        ("bf16", 0.1),
+        ("compile", None),
+    ]
+
+
+def test_a_search_leaves_out_what_changes_training_unless_quality_is_checked() -> None:
+    named = [Named(FixCall("batch-size", "x2"), 0.5), Named(FixCall(FUSED), 0.1), Named(FixCall("no-such-fix"))]
+    kept, notes = tryable(named, on_gpu=False, quality=False)
+    assert [one.fix.id for one in kept] == [FUSED]
+    assert [note.partition(":")[0] for note in notes] == ["batch-size was not tried", "no-such-fix was not tried"]
+    assert [one.fix.id for one in tryable(named, on_gpu=False, quality=True)[0]] == ["batch-size", FUSED]
+
+
+def test_more_than_eight_fixes_are_too_many_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudiag.api.candidates._why_not", lambda *_, **__: None)
+    kept, notes = tryable([Named(FixCall(f"fix-{number}")) for number in range(10)], on_gpu=True, quality=True)
+    assert [one.fix.id for one in kept] == [f"fix-{number}" for number in range(8)]
+    assert len(notes) == 2
+
+
+# -- what a kill leaves ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_was_killed_left_its_pairs_behind(machine: Machine) -> None:
+    class KilledError(BaseException):
+        pass
+
+    machine.breaks[3] = KilledError()
+    with pytest.raises(KilledError):
+        run(FUSED)
+    assert stored(Path("bundle")) == ((), ())  # no result was written
+    assert len(store.resume(Path("bundle"))[0].pairs(f"compare:{FUSED}")) == 2
+    assert verdicts(run(resume="bundle")) == {FUSED: "faster"}
+    assert machine.compared[-1][2] == 2
+
+
+def test_results_of_other_versions_do_not_stop_a_new_one(machine: Machine) -> None:
+    Path("bundle/experiments").mkdir(parents=True)
+    Path("bundle/experiments/1.jsonl").write_text('{"type": "planned"')
+    assert run(FUSED).data.complete
+    assert isinstance(stored(Path("bundle"))[0][0], ExperimentData)

@@ -1,0 +1,156 @@
+"""`gpudiag ab` as it is typed: what becomes of its options, what it prints where, and how it exits."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fakeab import Machine
+
+from gpudiag.api import experiment as api_experiment
+from gpudiag.api.results import stored
+from gpudiag.cli.ab import _looks, _seconds, _share
+from gpudiag.errors import UsageError
+from gpudiag.model.experiment import Comparison, ExperimentData
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+
+FUSED = "fused-optimizer"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    made = Machine({FUSED: 1.2})
+    made.install(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    return made
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[dict[str, Any]]:
+    """The arguments of api.experiment.experiment."""
+    calls: list[dict[str, Any]] = []
+    original = api_experiment.experiment
+
+    def experiment(command: Any, **given: Any) -> Any:
+        calls.append({"command": command, **given})
+        return original(command, **given)
+
+    monkeypatch.setattr(api_experiment, "experiment", experiment)
+    return calls
+
+
+def test_options_end_at_the_script(command: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+    done = command("ab", "--fix", FUSED, "-o", "b", "--pairs", "6", "train.py", "--fix", "theirs", "-o", "theirs")
+    assert done.code == 0, done.err
+    (call,) = asked
+    assert call["command"] == [sys.executable, "train.py", "--fix", "theirs", "-o", "theirs"]
+    assert (call["fixes"], call["options"].output, call["options"].looks) == ([FUSED], "b", (6,))
+    assert call["options"].command_shown == ("train.py", "--fix", "theirs", "-o", "theirs")
+
+
+@pytest.mark.parametrize(
+    ("words", "started", "shown"),
+    [
+        (["-m", "pkg.train", "--fix", "x"], [sys.executable, "-m", "pkg.train", "--fix", "x"], ("-m", "pkg.train", "--fix", "x")),
+        (["--", sys.executable, "-c", "pass"], [sys.executable, "-c", "pass"], (sys.executable, "-c", "pass")),
+    ],
+)
+def test_modules_and_programs(
+    command: Callable[..., Any], asked: list[dict[str, Any]], words: list[str], started: list[str], shown: tuple[str, ...]
+) -> None:
+    assert command("ab", "--fix", FUSED, *words).code == 0
+    assert asked[0]["command"] == started
+    assert asked[0]["options"].command_shown == shown
+
+
+def test_every_option_arrives(command: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
+    command(
+        "ab", "--variant", "a=args:--x", "--combine", "--budget", "10m", "--pairs", "4..8", "--min-effect", "2%", "--quality",
+        "--no-parity", "--sandbox", "off", "--steady-malloc", "--shared-ok", "--clean-exit", "--search", "fractional", "train.py",
+    )  # fmt: skip
+    options = asked[0]["options"]
+    assert (options.budget_s, options.looks, options.min_effect) == (600.0, (4, 6, 8), 0.02)
+    assert (options.combine, options.quality, options.parity, options.search) == (True, True, False, "fractional")
+    assert (options.sandbox, options.steady_malloc, options.shared_ok, options.clean_exit) == ("off", True, True, True)
+    assert asked[0]["variants"] == ["a=args:--x"]
+
+
+def test_the_result_is_on_stdout_and_all_else_on_stderr(command: Callable[..., Any], machine: Machine) -> None:
+    done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
+    assert FUSED in done.out
+    assert "1.2" in done.out
+    assert "gpudiag: the results are in b/experiments; the page is b/experiments.html; the recipe is b/recipe.toml" in done.err.splitlines()
+
+
+def test_json_goes_to_a_file_or_to_stdout_alone(command: Callable[..., Any], machine: Machine) -> None:
+    done = command("ab", "--fix", FUSED, "-o", "b", "--json", "-", "train.py")
+    data = msgspec.json.decode(done.out.encode(), type=ExperimentData)
+    assert data.experiments[0].fix == FUSED
+    assert FUSED in done.err
+    assert set(json.loads(done.out)) >= {"schema_version", "baseline", "experiments", "recipe"}
+    command("ab", "--fix", FUSED, "-o", "c", "--json", "out.json", "train.py")
+    written = msgspec.json.decode(Path("out.json").read_bytes(), type=ExperimentData)
+    assert stored(Path("c"))[0] == (written,)
+
+
+def test_exit_codes(command: Callable[..., Any], machine: Machine) -> None:
+    assert command("ab", "--fix", FUSED, "-o", "a", "train.py").code == 0
+    machine.differs = {FUSED}
+    assert command("ab", "--fix", FUSED, "-o", "b", "train.py").code == 4
+    machine.verdicts = {FUSED: Comparison(verdict="failed", reason="crash", notes=("planted",))}
+    assert command("ab", "--fix", FUSED, "-o", "c", "train.py").code == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fix", FUSED], "nothing to run"),
+        (["train.py"], "nothing to try"),
+        (["--fix", "bf61", "train.py"], "did you mean 'bf16'"),
+        (["--fix", FUSED, "nowhere.py"], "nowhere.py: no such file"),
+        (["--fix", FUSED, "--budget", "soon", "train.py"], "--budget soon: no time"),
+        (["--fix", FUSED, "--pairs", "8..4", "train.py"], "--pairs 8..4"),
+        (["--fix", FUSED, "--min-effect", "2", "train.py"], "--min-effect 2: no share"),
+        (["--fix", FUSED, "--sandbox", "sand", "train.py"], "one of auto, overlay, block, off"),
+        (["--fix", FUSED, "--json", "out.txt", "train.py"], "out.txt"),
+        (["--resume", "nowhere"], "it holds no experiments"),
+    ],
+)
+def test_wrong_use_is_one_line_and_starts_nothing(command: Callable[..., Any], machine: Machine, words: list[str], said: str) -> None:
+    done = command("ab", *words)
+    assert done.code == 2
+    assert said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert machine.probed == 0
+
+
+def test_ctrl_c_says_how_to_go_on_and_goes_on(command: Callable[..., Any], machine: Machine) -> None:
+    machine.breaks[3] = KeyboardInterrupt()
+    done = command("ab", "--fix", FUSED, "-o", "my runs", "train.py", "--lr", "1")
+    assert done.code == 130
+    assert "interrupted; `gpudiag ab --resume 'my runs'` goes on" in done.err
+    again = command("ab", "--resume", "my runs")
+    assert again.code == 0, again.err
+    assert machine.compared[-1] == (FUSED, (4, 6, 8, 12), 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("10 min", 600), ("2h", 7200), ("", None)]
+)  # fmt: skip
+def test_times(text: str, seconds: float | None) -> None:
+    assert _seconds(text) == seconds
+    for wrong in ("0", "-1m", "m", "1d"):
+        with pytest.raises(UsageError):
+            _seconds(wrong)
+
+
+def test_numbers_of_pairs_and_shares() -> None:
+    assert [_looks(text) for text in ("4..12", "8", "4..10", "5..6", "1")] == [(4, 6, 8, 12), (8,), (4, 6, 8, 10), (5, 6), (1,)]
+    assert [_share(text) for text in ("1%", "0.5 %", "0.02")] == [0.01, 0.005, 0.02]

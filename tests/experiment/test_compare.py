@@ -1,0 +1,134 @@
+"""What a comparison makes of its pairs, without any process: pairs that are taken over, time that is over, arms that fail."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gpudiag.experiment import runner
+from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError
+from gpudiag.model.experiment import Comparison, Pair
+
+pytest.importorskip("scipy", reason="scipy is not installed")
+
+FIRST, SECOND = Arm(name="A", command=("a",)), Arm(name="B", command=("b",))
+
+
+def pair(ratio: float) -> Pair:
+    return Pair((100.0,) * 4, (100.0 * ratio,) * 4, "samples")
+
+
+class Planned:
+    """Plays Pairs: what measuring pair after pair gives; an exception is raised."""
+
+    def __init__(self, results: Sequence[Pair | BaseException], notes: tuple[str, ...] = ()) -> None:
+        self.results, self.notes = list(results), notes
+        self.numbers: list[int] = []
+        self.arms: tuple[Arm, Arm] | None = None
+        self.evidence = ("bf16: bfloat16",)
+
+    def __call__(self, arms: tuple[Arm, Arm], *_: object) -> Planned:
+        self.arms = arms
+        return self
+
+    def measure(self, number: int) -> Pair:
+        self.numbers.append(number)
+        result = self.results.pop(0)
+        if isinstance(result, ArmError) and self.arms is not None:
+            result.arm = self.arms[0] if result.message.startswith("A") else self.arms[1]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def last_notes(self, pairs: Sequence[Pair]) -> tuple[str, ...]:
+        return self.notes
+
+
+@pytest.fixture(autouse=True)
+def no_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    @contextmanager
+    def experiment() -> Iterator[tuple[Path, str]]:
+        yield tmp_path, "mark"
+
+    monkeypatch.setattr(runner, "experiment", experiment)
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, plan: Planned, design: Design | None = None, done: Sequence[Pair] = ()) -> Comparison:
+    monkeypatch.setattr(runner, "Pairs", plan)
+    return runner.compare(FIRST, SECOND, design, done=done, on_pair=lambda kept: KEPT.append(kept))
+
+
+KEPT: list[Pair] = []
+
+CLEAR = [pair(ratio) for ratio in (1.20, 1.22, 1.19, 1.21)]
+
+
+def test_a_clear_effect_ends_at_the_first_look_and_each_pair_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    KEPT.clear()
+    found = compare(monkeypatch, Planned([*CLEAR, AssertionError("a fifth pair")]))
+    assert (found.verdict, found.pairs, found.over) == ("faster", 4, "pairs")
+    assert CLEAR == KEPT
+    assert found.evidence == ("bf16: bfloat16",)
+
+
+def test_pairs_of_an_earlier_run_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Planned(CLEAR[2:])
+    found = compare(monkeypatch, plan, done=CLEAR[:2])
+    assert plan.numbers == [2, 3]  # their order of starting goes on too
+    assert found.measured == tuple(CLEAR)
+    assert compare(monkeypatch, Planned([]), done=CLEAR).verdict == "faster"
+
+
+def test_the_changed_arm_compiles_into_folders_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plan = Planned(CLEAR)
+    compare(monkeypatch, plan)
+    assert plan.arms is not None
+    assert plan.arms[0].environ == {}
+    assert plan.arms[1].environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+
+
+def test_time_that_is_over_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare(monkeypatch, Planned([*CLEAR[:3], BudgetError("B")]))
+    assert found.verdict != "failed"
+    assert found.pairs == 3
+    assert "the time was over after 3 pairs" in found.notes
+    late = Design(deadline=time.monotonic() - 1)
+    nothing = compare(monkeypatch, Planned([]), late)
+    assert (nothing.verdict, nothing.reason, nothing.pairs) == ("failed", "timeout", 0)
+
+
+def test_a_crash_says_whose_it_is_and_keeps_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = compare(
+        monkeypatch, Planned([CLEAR[0], CLEAR[1], ArmError("crash", "B ended with exit code 1", "Traceback ...")], ("a note",))
+    )
+    assert (changed.verdict, changed.reason, changed.pairs) == ("failed", "crash", 2)
+    assert changed.notes == ("B ended with exit code 1", "Traceback ...", "a note")
+    itself = compare(monkeypatch, Planned([ArmError("crash", "A ended with exit code 1")]))
+    assert itself.notes == ("A ended with exit code 1", "the program fails without any change")
+
+
+def test_a_fix_that_shows_nothing_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare(monkeypatch, Planned([NotAppliedArmError("tf32", "no float32 product")]))
+    assert (found.verdict, found.reason, found.ratio) == ("not_applied", "", None)
+    assert found.notes == ("tf32: no float32 product",)
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compare(monkeypatch, Planned([OSError(errno.ENOSPC, "No space left on device")]))
+    assert (found.verdict, found.reason) == ("failed", "crash")
+    assert "No space left on device" in found.notes[0]
+    with pytest.raises(OSError, match="something else"):
+        compare(monkeypatch, Planned([OSError(errno.EPERM, "something else")]))
+
+
+def test_arms_that_never_became_steady_claim_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsteady = [Pair(one.first, one.second, "samples", steady=False) for one in CLEAR]
+    found = compare(monkeypatch, Planned(unsteady), Design(looks=(4,)))
+    assert found.verdict == "unstable"
+    assert "not steady" in found.notes[-1]

@@ -1,0 +1,59 @@
+"""Why an arm ended is told from what it left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpudiag.experiment.ending import NotAppliedArmError, ended, places, refused, tail_of
+from gpudiag.experiment.trial.protocol import Died, Evidence, Over
+
+
+@pytest.mark.parametrize(
+    ("code", "rows", "tail", "reason", "said"),
+    [
+        (1, [Died("crash", "ValueError: planted")], "", "crash", "exit code 1: ValueError: planted"),
+        (1, [Died("oom", "OutOfMemoryError: CUDA"), Died("crash", "ChildFailedError")], "", "oom", "OutOfMemoryError"),
+        (1, [], "torch.OutOfMemoryError: CUDA out of memory", "oom", "exit code 1"),
+        (-9, [], "", "crash", "signal 9"),
+        (0, [Over(40, None)], "", "ended", "over after 40 steps"),
+        (0, [Over(3, "no steps were found")], "", "no_steps", "no steps were found"),
+        (0, [], "", "no_steps", "no training was seen"),
+    ],
+)
+def test_each_end_has_its_reason(code: int, rows: list[object], tail: str, reason: str, said: str) -> None:
+    error = ended("a", code, rows, tail)  # type: ignore[arg-type]
+    assert error.reason == reason
+    assert said in error.message
+    assert error.crowded == (reason == "oom")
+
+
+def test_a_refusal_inside_the_program_is_no_crash() -> None:
+    row = ended("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "")
+    assert isinstance(row, NotAppliedArmError)
+    assert row.message == "no module has a convolution"
+    printed = "Traceback ...\n  boom()\ngpudiag.experiment.fixes.fix.NotAppliedError: needs a GPU\n[rank0] agent failed"
+    late = ended("a", 1, [], printed)
+    assert isinstance(late, NotAppliedArmError)
+    assert late.message == "needs a GPU"
+
+
+def test_a_fix_without_evidence_is_refused() -> None:
+    assert refused([Evidence("bf16", "bfloat16 inside the model")]) is None
+    error = refused([Evidence("bf16", "x"), Evidence("tf32", "", "no float32 product")])
+    assert error is not None
+    assert error.message == "tf32: no float32 product"
+
+
+def test_the_tail_of_a_log_and_the_places_of_a_hang(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("x" * 10_000 + "\nthe end\n", encoding="utf-8")
+    assert tail_of(log).endswith("the end")
+    assert len(tail_of(log)) <= 4000
+    assert tail_of(tmp_path / "none") == ""
+    stack = tmp_path / "stack"
+    stack.write_text(
+        'Thread 0x1 (most recent call first):\n  other\nCurrent thread 0x2:\n  File "loop.py", line 3 in train\n', encoding="utf-8"
+    )
+    assert places(stack).splitlines() == ["Current thread 0x2:", '  File "loop.py", line 3 in train']

@@ -1,0 +1,160 @@
+"""Searches on planted landscapes with known best sets, and on the recorded factorials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations, permutations
+
+import numpy as np
+import pytest
+from recorded_ab import factorial, fixes
+
+from gpudiag.experiment.search import DESCRIBED, Measured, conflicting, fraction, fractional, ordered
+from gpudiag.model.experiment import FixCall
+
+A, B, C, D, E, F, G, H = (FixCall(name) for name in "abcdefgh")
+SEARCHES = [ordered, fractional]
+Set = tuple[FixCall, ...]
+
+
+def landscape(gains: dict[FixCall, float], together: dict[frozenset[FixCall], float] | None = None) -> Callable[[Set], float]:
+    """Return a measure: gains add up, and sets that hold all of a key of `together` gain or lose that on top."""
+
+    def measure(calls: Set) -> float:
+        extra = sum(gain for key, gain in (together or {}).items() if key <= set(calls))
+        return sum(gains[call] for call in calls) + extra
+
+    return measure
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_what_helps_is_kept_and_what_does_not_is_not(search: Callable[..., Set]) -> None:
+    gains = {A: 0.2, B: -0.1, C: 0.05, D: -0.02, E: 0.1}
+    assert set(search(list(gains), {}, landscape(gains))) == {A, C, E}
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_nothing_is_proposed_where_nothing_is_better_than_the_program_as_it_is(search: Callable[..., Set]) -> None:
+    gains = {A: -0.2, B: -0.01, C: 0.0, D: -0.3}
+    assert search(list(gains), {}, landscape(gains)) == ()
+    assert search([], {}, landscape({})) == ()
+    assert search([A], {}, lambda calls: math.nan) == ()
+
+
+def test_a_fix_that_a_later_one_makes_useless_is_taken_out_again() -> None:
+    # fused attention helps alone and hurts beside bf16, as in the recorded transformer
+    gains, together = {A: 0.06, B: 0.7}, {frozenset((A, B)): -0.3}
+    assert ordered([A, B], {}, landscape(gains, together)) == (B,)
+
+
+def test_a_fix_that_needs_a_later_one_has_its_retry() -> None:
+    gains, together = {A: -0.02, B: 0.1}, {frozenset((A, B)): 0.2}
+    tried = Measured(landscape(gains, together))
+    assert set(ordered([A, B], {}, tried)) == {A, B}
+    assert tried.count == 3
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_conflicts_are_never_measured_together_and_the_better_one_wins(search: Callable[..., Set]) -> None:
+    gains = {A: 0.1, B: 0.3, C: 0.05, D: 0.02}
+    seen: list[set[FixCall]] = []
+
+    def measure(calls: Set) -> float:
+        seen.append(set(calls))
+        return landscape(gains)(calls)
+
+    assert set(search(list(gains), {"b": ("a",)}, measure)) == {B, C, D}
+    assert not [calls for calls in seen if {A, B} <= calls]
+    assert len(seen) == len({frozenset(calls) for calls in seen}), "a set was measured twice"
+
+
+def test_two_values_of_a_fix_are_alternatives() -> None:
+    double, four = FixCall("batch-size", "x2"), FixCall("batch-size", "x4")
+    assert conflicting(double, four, DESCRIBED)
+    assert conflicting(FixCall("fp16"), FixCall("bf16"), DESCRIBED)
+    assert not conflicting(FixCall("fp16"), FixCall("compile"), DESCRIBED)
+    assert ordered([double, four], DESCRIBED, landscape({double: 0.1, four: 0.2})) == (four,)
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_fix_that_crashes_spoils_nothing(search: Callable[..., Set]) -> None:
+    gains = {A: 0.2, B: 0.4, C: 0.05, D: -0.1, E: 0.1}
+    measure = landscape(gains)
+    assert set(search(list(gains), {}, lambda calls: None if B in calls else measure(calls))) == {A, C, E}
+    assert search(list(gains), {}, lambda calls: None) == ()
+
+
+def test_two_fixes_that_crash_only_together_are_not_combined() -> None:
+    gains = {A: 0.2, B: 0.3, C: 0.1}
+    measure = landscape(gains)
+    found = ordered([A, B, C], {}, lambda calls: None if {A, B} <= set(calls) else measure(calls))
+    assert set(found) in ({A, C}, {B, C})
+
+
+def test_what_gains_less_than_the_margin_is_left_out() -> None:
+    gains = {A: 0.2, B: 0.004, C: 0.05}
+    assert set(ordered(list(gains), {}, landscape(gains), margin=0.01)) == {A, C}
+    assert set(ordered(list(gains), {}, landscape(gains))) == {A, B, C}
+    assert ordered([A], {}, landscape({A: 0.004}), margin=0.01) == ()
+
+
+def test_a_search_never_ends_in_a_set_that_was_measured_to_be_slower() -> None:
+    random = np.random.default_rng(2)
+    for _ in range(300):
+        values = {frozenset(calls): random.normal(0, 0.02) for size in range(1, 6) for calls in combinations((A, B, C, D, E), size)}
+        for search in SEARCHES:
+            tried = Measured(lambda calls, values=values: values[frozenset(calls)] if random.random() > 0.1 else None)
+            best = search([A, B, C, D, E], {}, tried, margin=float(random.choice([0.0, 0.01])))
+            assert best == () or values[frozenset(best)] > 0
+            assert tried.count <= (15 if search is ordered else 22)
+
+
+@pytest.mark.parametrize(("factors", "runs"), [(1, 8), (3, 8), (4, 8), (5, 8), (7, 8), (8, 16), (15, 16), (16, 32)])
+def test_a_fraction_is_orthogonal_and_holds_the_baseline(factors: int, runs: int) -> None:
+    rows = fraction(factors)
+    assert len(rows) == runs
+    assert not any(rows[0])
+    table = np.where(np.array(rows), 1, -1)
+    assert (table.T @ table == runs * np.eye(factors)).all()
+
+
+@pytest.mark.parametrize(("factors", "clear"), [(4, True), (5, False), (8, True), (9, False)])
+def test_main_effects_are_clear_of_joint_effects_of_two_as_long_as_they_can_be(factors: int, clear: bool) -> None:
+    table = np.where(np.array(fraction(factors)), 1, -1)
+    mixed = any(abs(table[:, a] @ (table[:, b] * table[:, c])) > 0 for a, b, c in permutations(range(factors), 3) if b < c)
+    assert mixed != clear
+
+
+def test_eight_fixes_are_told_apart_by_sixteen_sets() -> None:
+    gains = {A: 0.2, B: -0.1, C: 0.05, D: 0.01, E: 0.1, F: -0.02, G: -0.3, H: 0.02}
+    tried = Measured(landscape(gains))
+    assert set(fractional(list(gains), {}, tried)) == {A, C, D, E, H}
+    assert tried.count <= 15 + 1 + 8
+
+
+def lost(workload: str, search: Callable[..., Set], noise: float, order: Set, seeds: range) -> tuple[float, float]:
+    """Return the mean share of throughput that a search left on the table, and the mean number of measurements."""
+    truth = factorial(workload)
+    best, losses, counts = max(truth.values()), [], []
+    for seed in seeds:
+        random = np.random.default_rng(seed)
+        tried = Measured(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
+        found = search(order, DESCRIBED, tried)
+        losses.append(1 - math.exp(truth[frozenset(found)] - best))
+        counts.append(tried.count)
+    return float(np.mean(losses)), float(np.mean(counts))
+
+
+@pytest.mark.parametrize("workload", ["conv", "gpt"])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_less_than_one_percent_is_lost_on_the_recorded_factorials(workload: str, search: Callable[..., Set]) -> None:
+    loss, count = lost(workload, search, 0.01, fixes(workload), range(200))
+    print(f"\n{search.__name__} on {workload}: lost {loss:.2%}, {count:.1f} measurements")  # noqa: T201
+    assert loss < 0.01
+    assert count <= 15
+
+
+@pytest.mark.parametrize("workload", ["conv", "gpt"])
+def test_without_noise_the_best_set_is_found(workload: str) -> None:
+    assert lost(workload, ordered, 0.0, fixes(workload), range(1))[0] < 0.003

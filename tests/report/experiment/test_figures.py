@@ -1,0 +1,74 @@
+"""The interval chart."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import outcomes as made
+import plotly.graph_objects as go
+import pytest
+import report_sample as sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.report.experiment.figures import intervals, pair_ratios, ticks
+
+
+def test_plotly_accepts_the_figure() -> None:
+    figure = intervals(made.every_verdict())
+    assert figure is not None
+    drawn = go.Figure(figure)  # validates every property
+    names = {trace.name for trace in drawn.data}
+    assert names == {"each process pair", "proved faster", "does not train the same", "slower", "nothing proved", "promised at most"}
+    json.dumps(figure)
+
+
+def test_a_change_stands_at_its_ratio_with_its_interval_pairs_and_promise() -> None:
+    figure = intervals((made.outcome(),))
+    assert figure is not None
+    traces = {trace["name"]: trace for trace in figure["data"]}
+    point = traces["proved faster"]
+    assert point["x"] == [1.83]
+    assert point["x"][0] + point["error_x"]["array"][0] == pytest.approx(1.87)
+    assert point["x"][0] - point["error_x"]["arrayminus"][0] == pytest.approx(1.79)
+    assert traces["each process pair"]["x"] == pytest.approx([1.80, 1.82, 1.83, 1.83, 1.84, 1.86])
+    assert traces["promised at most"]["x"] == pytest.approx([2.0])  # half the time: twice as fast
+    low, high = figure["layout"]["xaxis"]["range"]
+    assert 10**low < 1 < 1.87 < 2.0 < 10**high
+
+
+def test_the_ratio_of_a_pair_is_the_median_of_its_blocks() -> None:
+    assert pair_ratios([made.pair(1.5)]) == pytest.approx([1.5])  # the disturbed block has no say
+    empty = made.pair(1.5, blocks=0)
+    assert pair_ratios([empty]) == []
+
+
+def test_a_promise_far_away_does_not_make_the_intervals_small() -> None:
+    figure = intervals((made.outcome(ratio=1.05, interval=(1.03, 1.07), ceiling_share=0.9, measured=()),))
+    assert figure is not None
+    assert 10 ** figure["layout"]["xaxis"]["range"][1] < 2
+
+
+def test_the_rows_are_named_from_top_to_bottom_and_names_are_escaped() -> None:
+    figure = intervals(made.hostile(sample.HOSTILE).experiments)
+    assert figure is not None
+    axis = figure["layout"]["yaxis"]
+    assert axis["tickvals"] == sorted(axis["tickvals"], reverse=True)
+    shown = " ".join([*axis["ticktext"], *(text for trace in figure["data"] for text in trace.get("text", []))])
+    assert set(re.findall(r"<\s*/?\s*(\w+)", shown)) <= {"b", "br"}
+
+
+def test_without_a_ratio_there_is_no_chart() -> None:
+    assert intervals((made.plain("x", verdict="failed"), made.plain("y", verdict="not_applied"))) is None
+    assert intervals(()) is None
+
+
+@given(st.floats(0.05, 0.98), st.floats(1.02, 40))
+def test_ticks_are_few_round_and_hold_1(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1.0 in found
+    assert len(found) <= 10
+    assert all(low - 1e-6 <= value <= high + 1e-6 for value in found)
+    assert all(math.isclose(value, float(f"{value:.4g}")) for value in found)

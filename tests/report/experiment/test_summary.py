@@ -1,0 +1,120 @@
+"""The headline of experiments, the program as it is, the recipe, and the meaning of figures."""
+
+from __future__ import annotations
+
+import outcomes as made
+import pytest
+
+from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe
+from gpudiag.report.experiment import summary
+
+
+def headline(**changes: object) -> str:
+    return summary.headline(made.experiments(**({"recipe": Recipe()} | changes)))
+
+
+def test_a_proved_recipe_is_the_headline() -> None:
+    assert headline(recipe=made.recipe()) == "With bf16+channels-last the program trains 1.83 times as fast [1.79, 1.87], p<1e-5: proved."
+
+
+@pytest.mark.parametrize(
+    ("parity", "expected"),
+    [
+        (
+            Parity(kind="semantics", verdict="not_comparable"),
+            "proved. It changes what is trained on, and whether it learns as well is not shown.",
+        ),
+        (Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"), "trained on: later losses 2 % lower."),
+        (Parity(kind="rounding", verdict="not_checked"), "proved. Whether it trains the same was not checked."),
+        (None, "proved. Whether it trains the same was not checked."),
+    ],
+)
+def test_a_recipe_says_what_it_leaves_open(parity: Parity | None, expected: str) -> None:
+    assert headline(recipe=made.recipe(), experiments=(made.outcome("bf16+channels-last", parity=parity),)).endswith(expected)
+
+
+def test_a_recipe_that_is_not_proved_says_so() -> None:
+    assert headline(recipe=made.recipe(proved=False)) == "bf16+channels-last looks 1.83 times as fast [1.79, 1.87], but that is not proved."
+    assert "is not known" in headline(recipe=made.recipe(ratio=None, interval=None))
+
+
+def test_without_anything_proved_the_program_stays_as_it_is() -> None:
+    useless = made.plain("a", verdict="no_difference", ratio=1.0, interval=(0.99, 1.01), pairs=4)
+    screened = made.outcome("b", screening=True)
+    failed = made.plain("c", verdict="failed")
+    assert headline(experiments=(useless, screened, failed)) == (
+        "The one change that was measured is not proved to be faster: the recipe is the program as it is."
+    )
+    assert headline(experiments=(screened, failed)) == "Nothing is proved: 1 change was only screened."
+    assert headline(experiments=(failed, failed)) == "None of the 2 changes could be measured; the reasons stand below."
+    assert headline(experiments=(), baseline=None) == "Nothing was measured."
+
+
+def test_what_is_faster_by_itself_and_not_in_the_recipe_is_told() -> None:
+    useless = made.plain("a", verdict="no_difference", ratio=1.0, interval=(0.99, 1.01), pairs=4)
+    assert headline(experiments=(made.outcome("bf16"), useless)) == "bf16 was faster by itself, but nothing was taken into a recipe."
+    wrong = made.every_verdict()[1]
+    assert headline(experiments=(wrong, useless)).endswith("as it is. fp16 is faster, but not the same training.")
+    variant = made.outcome("", variant="lr2")
+    assert headline(experiments=(useless, variant)).startswith("variant lr2 trains 1.83 times as fast")
+
+
+def test_a_single_experiment_speaks_for_itself() -> None:
+    assert headline(experiments=(made.outcome("bf16"),)) == "bf16 trains 1.83 times as fast [1.79, 1.87]: proved on 6 process pairs."
+
+
+def test_a_probe_alone_tells_of_the_program() -> None:
+    # 32 samples in 35 ms: 914 a second
+    assert headline(experiments=()) == ("No change was tried. The program as it is takes 35.0 ms a step, 914 samples/s (32 a step).")
+
+
+def test_what_is_missing_stands_beside_the_headline() -> None:
+    data = made.experiments(experiments=(made.outcome(seconds=95.0), made.outcome(seconds=105.0), made.outcome(seconds=None)))
+    assert summary.leads(data) == [summary.RESUME, "2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
+    assert summary.leads(ExperimentData()) == []
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0.4 s"), (85, "85 s"), (200, "3 min 20 s"), (3_900, "1 h 05 min")])
+def test_durations(seconds: float, expected: str) -> None:
+    assert summary.duration(seconds) == expected
+
+
+def test_the_program_as_it_is() -> None:
+    rows = dict(summary.baseline_rows(made.baseline()))
+    assert rows["command"] == "python train.py --name 'a b'"
+    assert rows["step"] == "35.0 ms a step, 914 samples/s (32 a step); steps are marked by the optimizer AdamW"
+    assert rows["memory"] == "4.00 GB at the peak"
+    assert rows["noise"] == "pairs of unchanged processes differ by 1.2 % (standard deviation)"
+    bare = made.baseline(
+        samples_per_step=None, steps_marked_by="", start_s=0.0, peak_bytes=None, side_effects=(), noise_share=None, notes=()
+    )
+    assert [topic for topic, _ in summary.baseline_rows(bare)] == ["command", "device", "step"]
+    assert summary.baseline_rows(None) == []
+
+
+def test_a_recipe_without_texts_of_its_own_shows_the_known_changes() -> None:
+    (change,) = summary.changes(Recipe(fixes=(FixCall("tf32", "high"),)))
+    assert (change.fix, change.title) == ("tf32=high", "TF32 for float32 matrix products")
+    assert change.code == 'torch.set_float32_matmul_precision("high")'
+    assert summary.further(made.recipe()) == []
+    assert "gpudiag run --recipe" in summary.as_it_is(made.recipe())
+    assert summary.as_it_is(made.recipe(proved=False)) == ""
+
+
+def test_a_variant_that_was_proved_is_the_recipe() -> None:
+    variant = made.outcome("", variant="lr2")
+    proved = made.recipe(fixes=(), changes=("python train.py --lr 2",))
+    assert headline(experiments=(variant, *made.every_verdict()[1:]), recipe=proved).startswith("With variant lr2 the program trains 1.83")
+    assert summary.further(proved) == ["python train.py --lr 2"]
+    assert summary.as_it_is(proved) == ""  # it is no fix that gpudiag could apply
+
+
+def test_code_keeps_its_spaces_and_loses_what_a_terminal_obeys() -> None:
+    assert summary.code_lines("if x:\n\ty  = 1 \x1b[31m\n-  old\u202e") == ["if x:", "    y  = 1", "-  old"]
+
+
+def test_only_figures_that_occur_are_explained() -> None:
+    told = " ".join(summary.legend(made.every_verdict()))
+    assert all(word in told for word in ("an interval that holds", "Not proof", "Holm", "Yardstick"))
+    assert len(summary.legend((made.plain("x", verdict="slower", ratio=0.9, interval=(0.8, 0.95), pairs=4),))) == 1
+    assert summary.legend((made.plain("x", verdict="failed"),)) == []

@@ -1,0 +1,200 @@
+"""What is said of an experiment: nothing is faster without proof, and figures are shown as they are."""
+
+from __future__ import annotations
+
+import re
+
+import outcomes as made
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.model.experiment import Comparison, Outcome, Parity
+from gpudiag.report.experiment import words
+
+CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
+
+
+def test_the_line_of_the_design() -> None:
+    assert words.line(made.outcome()) == (
+        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; losses and gradients within 1.6 bf16 yardsticks "
+        "over 12 steps; peak memory -12 %; pays back after 240 steps (cold)"
+    )
+
+
+@pytest.mark.parametrize("found", [found for found in made.every_verdict() if not words.is_proof(found)], ids=words.name)
+def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
+    said = f"{words.verdict(found)}; {words.line(found)}; {words.sentence(found)}".replace("not proved", "")
+    assert not CLAIM.search(said), said
+    assert "not proof" in words.line(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "bf16 trains 1.83 times as fast [1.79, 1.87]: proved on 6 process pairs."),
+        (
+            {"verdict": "slower", "ratio": 0.9, "interval": (0.88, 0.92)},
+            "bf16 trains 0.900 times as fast [0.880, 0.920]: slower, proved on",
+        ),
+        (
+            {"verdict": "no_difference", "ratio": 1.0, "interval": (0.996, 1.005)},
+            "bf16 makes no difference: between x0.996 and x1.005 after",
+        ),
+        ({"verdict": "inconclusive", "ratio": 1.2, "interval": (0.9, 1.6)}, "Whether bf16 helps is not decided: between x0.90 and x1.60"),
+        ({"verdict": "too_noisy", "ratio": 1.2, "interval": (0.9, 1.6)}, "This machine is too noisy to judge bf16: between"),
+        ({"verdict": "unstable"}, "bf16 cannot be judged: its steps had not settled"),
+        ({"verdict": "not_applied", "ratio": None}, "bf16: not applied: it left no evidence of having taken effect."),
+        ({"verdict": "not_applied", "reason": "no CUDA"}, "bf16: not applied: no CUDA."),
+        ({"verdict": "failed", "reason": "oom"}, "bf16: failed: out of memory."),
+        ({"verdict": "failed", "reason": "", "notes": ()}, "bf16: failed: the reason was not kept."),
+        (
+            {"over": "blocks", "pairs": 1},
+            "bf16 looks 1.83 times as fast [1.79, 1.87], but that is no proof: the interval is over blocks of one",
+        ),
+        ({"screening": True, "pairs": 1}, "but that is no proof: screened over 1 process pair."),
+        (
+            {"over": "blocks", "pairs": 2, "verdict": "inconclusive"},
+            "after 2 process pairs (the interval is over blocks of 2 process pairs).",
+        ),
+    ],
+)
+def test_a_verdict_as_a_sentence(changes: dict[str, object], expected: str) -> None:
+    assert expected in words.sentence(made.outcome("bf16", **changes))
+
+
+@given(st.floats(0.05, 20), st.floats(1e-6, 0.5), st.floats(1e-6, 0.5))
+def test_an_interval_that_leaves_1_out_is_shown_without_it(middle: float, below: float, above: float) -> None:
+    low, high = middle * (1 - below), middle * (1 + above)
+    shown = words.ratio_text(middle, (low, high))
+    ends = [float(text.replace(",", "")) for text in re.findall(r"[\d.,]+\d", shown.partition("[")[2])]
+    assert len(ends) == 2
+    if low > 1.00001:
+        assert ends[0] > 1
+    if high < 0.99999:
+        assert ends[1] < 1
+    if low <= 1 <= high:
+        assert ends[0] <= 1 <= ends[1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "expected"),
+    [
+        (1.83, (1.79, 1.87), "x1.83 [1.79, 1.87]"),
+        (1.017, (0.998, 1.036), "x1.017 [0.998, 1.036]"),
+        (1.012, (1.0003, 1.024), "x1.0120 [1.0003, 1.0240]"),
+        (12.34, (11.0, 13.0), "x12.3 [11.0, 13.0]"),
+        (1.5, None, "x1.50"),
+        (1.5, (0.2, float("inf")), "x1.50 [0.20, ?]"),
+        (None, None, ""),
+    ],
+)
+def test_ratios(ratio: float | None, interval: tuple[float, float] | None, expected: str) -> None:
+    assert words.ratio_text(ratio, interval) == expected
+
+
+@pytest.mark.parametrize(
+    ("p", "expected"),
+    [(None, ""), (0.5, "p=0.5"), (0.0031, "p=0.0031"), (2.4e-4, "p=2e-4"), (1e-5, "p=1e-5"), (3e-7, "p<1e-5"), (0, "p<1e-5")],
+)
+def test_p_values(p: float | None, expected: str) -> None:
+    assert words.p_text(p) == expected
+
+
+@pytest.mark.parametrize(
+    ("parity", "expected"),
+    [
+        (None, words.NOT_CHECKED),
+        (Parity(kind="exact", verdict="same", worst_yardsticks=0.0, steps=12), "losses and gradients equal over 12 steps"),
+        (Parity(kind="exact", verdict="same", worst_yardsticks=0.7), "losses and gradients as close as two unchanged runs"),
+        (Parity(kind="rounding", verdict="same", worst_yardsticks=6.04), "losses and gradients within 6.0 rounding yardsticks"),
+        (Parity(kind="rounding", verdict="same"), "trains the same"),
+        (
+            Parity(kind="rounding", verdict="differs", reason="x", settings_changed=("lr 1 -> 2", "x")),
+            "does NOT train the same: x; lr 1 -> 2",
+        ),
+        (Parity(kind="rounding", verdict="differs", worst_yardsticks=24_000.0), "does NOT train the same: off by 24,000 yardsticks"),
+        (
+            Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"),
+            "changes what is trained on, so steps cannot be set side by side (later losses 2 % lower)",
+        ),
+        (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{words.NOT_CHECKED}: no loss was seen"),
+    ],
+)
+def test_parity_in_words(parity: Parity | None, expected: str) -> None:
+    assert words.parity(made.outcome(parity=parity)) == expected
+
+
+def test_a_change_that_trains_otherwise_is_never_only_faster() -> None:
+    wrong = made.outcome("fp16", parity=Parity(kind="low_precision", verdict="differs", reason="weight decay 0.01 -> 0"))
+    assert not words.proved(wrong)
+    assert words.verdict(wrong) == "faster, parity fails"
+    assert "but not the same: weight decay 0.01 -> 0." in words.sentence(wrong)
+
+
+def test_unknown_is_left_out_and_not_zero() -> None:
+    bare = made.plain("bf16", verdict="slower", ratio=0.5, interval=(0.4, 0.6), p=None, pairs=4)
+    assert words.line(bare) == "bf16  x0.50 [0.40, 0.60] samples/s, 4 process pairs"
+    assert words.promised(bare) == ""
+
+
+def test_an_arm_that_was_not_steady_shows_no_p() -> None:
+    assert words.basis(made.outcome(verdict="unstable")) == "6 process pairs"
+
+
+def test_costs() -> None:
+    found = made.outcome(memory_ratio=1.002, energy_ratio=0.8, break_even_steps=1234.2, break_even_warm_steps=10.0, unit="steps")
+    assert words.memory(found) == "peak memory unchanged"
+    assert words.energy(found) == "energy per step -20 %"
+    assert words.pays_back(found) == "pays back after 1,235 steps (cold), 10 steps (warm)"
+    assert words.pays_back(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back
+    assert words.pays_back(made.outcome(verdict="slower")) == ""
+    assert words.percent(4.2) == "+320 %"
+
+
+def test_what_was_promised_stands_beside_what_was_measured() -> None:
+    # 1 - 1 / 1.83 = 45.4 %; [1 - 1 / 1.79, 1 - 1 / 1.87] = [44.1, 46.5]
+    assert words.promised(made.outcome()) == "Promised: at most 50 % less time a sample; measured: 45 % [44, 47]."
+    beyond = words.promised(made.outcome(ceiling_share=0.4))
+    assert beyond.endswith("That is more than promised: the ceiling is too low.")
+    assert "more than promised" not in words.promised(made.outcome(ceiling_share=0.45))  # within the interval
+    worse = made.plain("x", verdict="slower", ratio=0.8, interval=(0.7, 0.9), pairs=4, ceiling_share=0.08)
+    assert words.promised(worse) == "Promised: at most 8.0 % less time a sample; measured: -25 % [-43, -11]."
+    assert (
+        words.promised(made.plain("x", verdict="failed", ceiling_share=0.3)) == "Promised: at most 30 % less time a sample; not measured."
+    )
+    assert "seen, not proved: 45 %" in words.promised(made.outcome(screening=True, ceiling_share=0.1))
+
+
+def test_of_what_a_program_printed_the_last_line_is_told() -> None:
+    assert words.brief(made.TRACE) == "it said last: ValueError: sizes do not fit: 32 and 64"
+    assert words.brief(made.STACK) == 'it stood at File "net.py", line 12 in forward'
+    assert words.brief("one line") == "one line"
+    hung = made.plain("x", verdict="failed", reason="hang", notes=("it gave no sign of life for 60 s", made.STACK))
+    assert words.why(hung) == "it gave no sign of life for 60 s"
+    failed = made.plain("x", verdict="failed", reason="crash", notes=("x ended with exit code 1", made.TRACE))
+    assert words.why(failed) == "it crashed: x ended with exit code 1"
+    assert words.notes(failed) == ["it said last: ValueError: sizes do not fit: 32 and 64"]
+
+
+def test_proved_changes_stand_first_and_those_without_a_result_last() -> None:
+    measured, screened, missing = words.groups(made.every_verdict())
+    assert words.name(measured[0]) == "bf16+channels-last"
+    assert [words.name(found) for found in screened] == ["malloc"]
+    assert {found.verdict for found in missing} == {"not_applied", "failed"}
+    assert len(measured) + len(screened) + len(missing) == len(made.every_verdict())
+    proofs = [words.proved(found) for found in measured]
+    assert proofs == sorted(proofs, reverse=True)
+
+
+def test_a_comparison_that_goes_on_is_shown_like_an_outcome() -> None:
+    found = Comparison(verdict="inconclusive", ratio=1.1, interval=(0.9, 1.3), p=0.2, pairs=4, notes=("a",))
+    shown = words.shown("bf16", found)
+    assert words.throughput(shown) == "x1.10 [0.90, 1.30] samples/s"
+    assert (shown.pairs, shown.notes, shown.screening) == (4, ("a",), False)
+
+
+def test_names() -> None:
+    assert words.name(made.plain("", variant="lr2", verdict="failed")) == "variant lr2"
+    assert words.name(made.plain("bf16", variant="lr2", verdict="failed")) == "bf16, variant lr2"
+    assert words.name(made.plain("", verdict="failed")) == "unchanged"
