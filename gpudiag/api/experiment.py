@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -24,7 +25,9 @@ from gpudiag.api.sizes import with_sizes
 from gpudiag.api.store import Options, Planned, Store
 from gpudiag.capture import launch
 from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment import factory, knobs
 from gpudiag.experiment.ending import ArmError
+from gpudiag.experiment.fixes.registered import instead
 from gpudiag.experiment.variants import Variant
 from gpudiag.experiment.variants import variants as variants_of
 from gpudiag.model.experiment import ExperimentData, FixCall
@@ -69,7 +72,7 @@ def experiment(
     else:
         _checked(planned)
         store = stores.begin(Path(chosen.output) if chosen.output else launch.default_path(), planned)
-    with tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True) as scratch:
+    with _knobs(planned.command), tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True) as scratch:
         flow = Flow(
             store,
             planned,
@@ -80,6 +83,11 @@ def experiment(
             done=done or (lambda _: None),
         )
         return _done(flow, store)
+
+
+def _knobs(command: Sequence[str]) -> AbstractContextManager[None]:
+    """Return what has batch-size and accumulation turn knobs of a `build` while it lasts, where the program is one."""
+    return instead(knobs.FIXES) if factory.PROGRAM in command else nullcontext()
 
 
 def _done(flow: Flow, store: Store) -> ExperimentResult:

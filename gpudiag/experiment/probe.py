@@ -60,7 +60,7 @@ def probe(
 def _one_run(arm: Arm, design: Design) -> Baseline:
     gpu = gpustate.Watch()
     with runner.experiment() as (scratch, mark), runner.room(scratch):
-        arm, kept = runner.boxed(arm, design, scratch)
+        arm, kept = runner.boxed(runner.with_caches(arm, scratch), design, scratch)
         live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", looked=gpu.look)
         try:
             row, start_s = live.warmed()

@@ -29,7 +29,8 @@ from gpudiag.model.experiment import Comparison, Pair
 Progress = Callable[[str], None]
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Folders of the changed arm's own: its first pair compiles with cold caches, the later ones share what that has compiled."""
+"""Folders of each arm's own: its first pair compiles with cold caches, the later ones share what that has compiled. Those of the user stay
+as they are: an arm that is killed while it compiles may leave half a file."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -52,8 +53,8 @@ def compare(
     design, tell = design or Design(), progress or (lambda _: None)
     pairs, error = list(done), None
     with experiment() as (scratch, mark):
-        first, _ = boxed(first, design, scratch)
-        second, _ = boxed(_with_caches(second, scratch), design, scratch)
+        first, _ = boxed(with_caches(first, scratch / "first"), design, scratch)
+        second, _ = boxed(with_caches(second, scratch / "second"), design, scratch)
         run = Pairs((first, second), design, scratch, mark)
         for number in range(len(pairs), design.looks[-1]):
             if len(pairs) in design.looks and decided(_compared(pairs, design)):
@@ -102,7 +103,8 @@ def _failed(
     return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)
 
 
-def _with_caches(arm: Arm, scratch: Path) -> Arm:
+def with_caches(arm: Arm, scratch: Path) -> Arm:
+    """Return `arm` with caches of compilers of its own below `scratch`, unless it names others."""
     return msgspec.structs.replace(arm, environ={**{name: str(scratch / folder) for name, folder in CACHES.items()}, **arm.environ})
 
 

@@ -6,6 +6,7 @@ modules before their first call. It then has to show that it took effect; withou
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -76,7 +77,7 @@ class Site:
             change(optimizer)
 
 
-class Applier:
+class Applier(ABC):
     """How one fix is applied; a subclass a file, named in fixes/__init__.py. `id` as in model.fixes."""
 
     id: str = ""
@@ -93,13 +94,13 @@ class Applier:
         """Return title, parity class, conflicts and the code change of this fix."""
         return FIX_BY_ID[self.id]
 
+    @abstractmethod
     def install(self, site: Site) -> None:
         """Put the change in place, when torch has just been imported. Raises NotAppliedError."""
-        raise NotImplementedError
 
+    @abstractmethod
     def evidence(self, site: Site) -> str:
         """Return what shows that the change is in effect, after the warm-up: a value read back, never what was asked for.
 
         Raises NotAppliedError where nothing shows it.
         """
-        raise NotImplementedError

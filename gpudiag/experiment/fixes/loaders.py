@@ -6,6 +6,7 @@ the attributes of the first, which are changed already: it is left as it is, and
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -158,9 +159,9 @@ class LoaderArgument(Applier):
         """Have the argument changed in each loader that the program makes."""
         loaders_of(site).add(self.id, self.change)
 
+    @abstractmethod
     def change(self, made: Made, arguments: dict[str, Any]) -> str:
         """Change the argument; return why it is left, '' where it is not."""
-        raise NotImplementedError
 
     def evidence(self, site: Site) -> str:
         """Return the value in effect beside the one asked for, of loaders that were iterated. Raises NotAppliedError where none differs."""

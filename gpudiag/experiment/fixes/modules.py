@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable
 from types import MethodType
 from typing import Any
@@ -46,9 +47,9 @@ class RootFix(Applier):
         except NotAppliedError as error:  # another root may suit: it is told only where none did
             self._reasons.append(str(error))
 
+    @abstractmethod
     def change(self, module: Any) -> None:
         """Change one root. Raises NotAppliedError where it does not suit."""
-        raise NotImplementedError
 
     def evidence(self, site: Site) -> str:
         """Return what shows that the roots are changed. Raises NotAppliedError where none could be."""
@@ -56,9 +57,9 @@ class RootFix(Applier):
             raise NotAppliedError(self._reasons[0] if self._reasons else NO_ROOT)
         return self.shown()
 
+    @abstractmethod
     def shown(self) -> str:
         """Return what shows that the change is in effect, where a root was changed. Raises NotAppliedError."""
-        raise NotImplementedError
 
 
 def inner(module: Any) -> Any:

@@ -110,4 +110,8 @@ def _missing(name: str, why: str) -> type[Applier]:
             """Raise NotAppliedError."""
             raise NotAppliedError(why)
 
+        def evidence(self, site: Site) -> str:
+            """Raise NotAppliedError."""
+            raise NotAppliedError(why)
+
     return Missing
