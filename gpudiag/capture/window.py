@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,13 @@ class Guard:
         import torch
 
         return self._foreign or bool(torch._C._autograd._profiler_enabled())
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether a torch profiler records now that nobody else has started."""
+        import torch
+
+        return not self._foreign and bool(torch._C._autograd._profiler_enabled())
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -118,7 +125,18 @@ class ProfilerWindow:
     def stop(self) -> None:
         """Stop recording; waits for the device where there is one."""
         with self._guard.own():
-            self._profiler.__exit__(None, None, None)
+            try:
+                self._profiler.__exit__(None, None, None)
+            finally:
+                self._switch_off()
+
+    def _switch_off(self) -> None:
+        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too."""
+        from torch.autograd import profiler
+
+        if self._guard.enabled:
+            with suppress(Exception):
+                profiler._disable_profiler()
 
     def export(self, path: Path) -> None:
         """Write the trace as plain JSON. Raises OSError or RuntimeError."""
