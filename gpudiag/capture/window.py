@@ -9,6 +9,7 @@ from typing import Any
 
 from gpudiag.capture.forked import let_children_end
 from gpudiag.capture.patches import Patches
+from gpudiag.capture.putoff import put_off
 from gpudiag.capture.schedule import Kind, Planned
 
 
@@ -40,12 +41,13 @@ class Guard:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Mark the profiler calls made inside as ours."""
-        self._own = True
-        try:
-            yield
-        finally:
-            self._own = False
+        """Mark the profiler calls made inside as ours; a Ctrl-C waits for their end."""
+        with put_off():
+            self._own = True
+            try:
+                yield
+            finally:
+                self._own = False
 
     def install(self, patches: Patches) -> None:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
