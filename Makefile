@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test check golden score bench bench-capture bench-experiments clean
+.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,8 +26,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small transformer for a few seconds and look at its report
 	@$(BIN)/gpudiag demo
 
-test: setup ## every test that this machine can run
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8
+test: setup ## the tests that this machine can run, without those that are marked slow (some ten minutes on two cores)
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow"
+
+test-slow: setup ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m slow
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

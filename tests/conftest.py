@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 from realtraces import SHARED
+
+for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
+    # each worker of xdist has a core: threads that wait for each other on a core that others use take many times as long
+    os.environ.setdefault(threads, "1")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell without job control starts what runs in the background so, and tests press Ctrl-C

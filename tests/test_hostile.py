@@ -19,7 +19,7 @@ from gpudiag.cli import main
 
 RECORDED = json.dumps(gpu_training()).encode()
 PACKED = gzip.compress(RECORDED)
-DEEP = 100_000
+DEEP = 30_000
 """Levels at which one step per level would take minutes."""
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01"
 
@@ -310,11 +310,11 @@ ODD: dict[str, Callable[[], Document]] = {
     "everything forty times": _repeated,
     "sizes that no float holds": _gigantic_sizes,
     "a name of 10 MB": _gigantic_name,
-    "ops 100,000 deep": _nested("cpu_op", DEEP),
-    "ops of a CPU run 100,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001),
-    "autograd nodes 100,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001, "autograd::engine::evaluate_function: MmBackward0"),
-    "launches 100,000 deep": _deep_launches,
-    "frames 100,000 deep": _nested("python_function", DEEP),
+    "ops 30,000 deep": _nested("cpu_op", DEEP),
+    "ops of a CPU run 30,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001),
+    "autograd nodes 30,000 deep": _nested("cpu_op", DEEP, cpu_training, 0.001, "autograd::engine::evaluate_function: MmBackward0"),
+    "launches 30,000 deep": _deep_launches,
+    "frames 30,000 deep": _nested("python_function", DEEP),
 }
 
 
@@ -353,6 +353,6 @@ def test_a_value_of_a_wrong_type_costs_at_most_its_events(tmp_path: Path, field:
         elif field in ARGUMENTS and "args" in event:
             event["args"][field] = VALUES[row % len(VALUES)]
     path = tmp_path / "trace.json"
-    for value in VALUES[:8] if field in HEADERS else ("once",):
+    for value in VALUES[:5] if field in HEADERS else ("once",):
         path.write_text(json.dumps(document | ({field: value} if field in HEADERS else {})))
         assert survives(path)

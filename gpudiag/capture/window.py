@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gpudiag.capture.forked import let_children_end
 from gpudiag.capture.patches import Patches
+from gpudiag.capture.putoff import put_off
 from gpudiag.capture.schedule import Kind, Planned
 
 
@@ -31,14 +32,22 @@ class Guard:
 
         return self._foreign or bool(torch._C._autograd._profiler_enabled())
 
+    @property
+    def enabled(self) -> bool:
+        """Return whether a torch profiler records now that nobody else has started."""
+        import torch
+
+        return not self._foreign and bool(torch._C._autograd._profiler_enabled())
+
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Mark the profiler calls made inside as ours."""
-        self._own = True
-        try:
-            yield
-        finally:
-            self._own = False
+        """Mark the profiler calls made inside as ours; a Ctrl-C waits for their end."""
+        with put_off():
+            self._own = True
+            try:
+                yield
+            finally:
+                self._own = False
 
     def install(self, patches: Patches) -> None:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
@@ -118,7 +127,18 @@ class ProfilerWindow:
     def stop(self) -> None:
         """Stop recording; waits for the device where there is one."""
         with self._guard.own():
-            self._profiler.__exit__(None, None, None)
+            try:
+                self._profiler.__exit__(None, None, None)
+            finally:
+                self._switch_off()
+
+    def _switch_off(self) -> None:
+        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too."""
+        from torch.autograd import profiler
+
+        if self._guard.enabled:
+            with suppress(Exception):
+                profiler._disable_profiler()
 
     def export(self, path: Path) -> None:
         """Write the trace as plain JSON. Raises OSError or RuntimeError."""

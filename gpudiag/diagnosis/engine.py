@@ -86,7 +86,7 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
     folded = _fold(sorted(findings, key=lambda finding: _rank(finding, first)), explains)
     folded.sort(key=lambda finding: _rank(finding, first))
-    return Judgement(tuple(folded), outcomes, dict(facts.errors))
+    return Judgement(tuple(_causes_first(folded, explains)), outcomes, dict(facts.errors))
 
 
 def _facts_of(rule: Rule, facts: Facts) -> Lookup:
@@ -214,6 +214,21 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
         severity = max((finding.severity, *(present[rule].severity for rule in own if present[rule].ceiling)), key=SEVERITIES.index)
         folded.append(msgspec.structs.replace(finding, folded=tuple(own), severity=severity))
     return folded
+
+
+def _causes_first(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
+    """Return the findings with each cause before the symptoms that are too large to be folded under it, but half of which it makes."""
+    ordered = list(findings)
+    for cause in findings:
+        place = ordered.index(cause)
+        mine = [at for at, finding in enumerate(ordered[:place]) if finding.rule in explains[cause.rule] and _makes_half(cause, finding)]
+        if mine:
+            ordered.insert(mine[0], ordered.pop(place))
+    return ordered
+
+
+def _makes_half(cause: Finding, symptom: Finding) -> bool:
+    return cause.ceiling is not None and symptom.ceiling is not None and 2 * cause.ceiling.time_ns >= symptom.ceiling.time_ns
 
 
 def _small_enough(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:

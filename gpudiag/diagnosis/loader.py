@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
@@ -43,11 +44,11 @@ def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleB
     Raises InputError for anything wrong in a file, an id that stands twice without `override: true`, an override of nothing, an
     unknown id in `explains`, rules that explain each other in a circle, and a pattern in `withholds` that no rule has.
     """
-    rules: dict[str, Rule | Advisory] = {}
-    sources: dict[str, Source] = {}
-    batches = [_builtin()] if builtin else []
-    for batch in [*batches, *(_folder(directory) for directory in extra_dirs)]:
-        for source in batch:
+    ours = _builtin() if builtin else ()
+    sources = {rule.id: source for source, rule in ours}
+    rules = {rule.id: rule for _, rule in ours}
+    for directory in extra_dirs:
+        for source in _folder(directory):
             merged = _merge(source, sources)
             rule = make(merged)
             rules[rule.id], sources[rule.id] = rule, merged
@@ -75,12 +76,14 @@ def read_folder(directory: str) -> RuleBase:
     return _base(rule for rule in read_rules((directory,), builtin=not itself).all if rule.id in ids)
 
 
-def _builtin() -> Iterator[Source]:
-    """Yield the rule files of the package, sorted by path."""
+@functools.cache
+def _builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
+    """Return the rules of the package by path, each with its file: read once a process."""
     root = files("gpudiag_rules")
-    for folder in sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name):
-        for file in sorted((item for item in folder.iterdir() if item.name.endswith(SUFFIX)), key=lambda item: item.name):
-            yield parse(f"rules/{folder.name}/{file.name}", file.read_bytes())
+    folders = sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name)
+    found = [(folder, file) for folder in folders for file in sorted(folder.iterdir(), key=lambda item: item.name)]
+    sources = [parse(f"rules/{folder.name}/{file.name}", file.read_bytes()) for folder, file in found if file.name.endswith(SUFFIX)]
+    return tuple((source, make(source)) for source in sources)
 
 
 def _folder(directory: str) -> Iterator[Source]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -49,7 +50,8 @@ def test_memory_and_time_are_those_of_the_child() -> None:
     run = bench.measure([sys.executable, "-c", "import time; x = bytearray(200_000_000); time.sleep(0.2); print(len(x))"])
     wall_s, peak_mb, output = run
     assert wall_s >= 0.2
-    assert 200 < peak_mb < 1_000
+    own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bench.RSS_BYTES / 1e6
+    assert 200 < peak_mb < 400 + own_mb  # a child shares the memory of its parent until it has become another program
     assert output == "200000000"
 
 

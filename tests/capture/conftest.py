@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ class Loop:
     def epoch(self, batches: Iterable[Any]) -> None:
         for batch in batches:
             self.train(batch)
+
+
+@pytest.fixture(autouse=True)
+def _no_profiler_is_left() -> Iterator[None]:
+    """Fail the test that leaves torch's profiler running, not the next one in this process."""
+    yield
+    assert not torch._C._autograd._profiler_enabled()
 
 
 @pytest.fixture

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
 
 from gpudiag.diagnosis import Judgement, judge, load_rules
 from gpudiag.diagnosis.confidence import confidence_of
 from gpudiag.diagnosis.config import Config, apply
-from gpudiag.diagnosis.engine import _fold, _rank, _severity
+from gpudiag.diagnosis.engine import _causes_first, _fold, _rank, _severity
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE, Facts
@@ -410,3 +411,14 @@ def test_a_cause_is_as_severe_as_what_it_causes() -> None:
     summary = Finding("C-01", "C", "critical", "memory", "it is so")
     folded = _fold([symptom, summary, cause], {"A-01": ("B-01", "C-01"), "B-01": (), "C-01": ()})
     assert [(finding.rule, finding.severity, finding.folded) for finding in folded] == [("A-01", "warning", ("B-01", "C-01"))]
+
+
+def test_a_cause_stands_before_a_symptom_that_is_too_large_to_be_folded() -> None:
+    symptom, cause, other = (
+        Finding(rule, "", "critical", "memory", "", ceiling=Ceiling(time_ns, time_ns / 100, "replay", ""))
+        for rule, time_ns in (("B-01", 80), ("A-01", 50), ("C-01", 70))
+    )
+    explains = {"A-01": ("B-01",), "B-01": (), "C-01": ("B-01",)}
+    assert [finding.rule for finding in _causes_first([symptom, other, cause], explains)] == ["C-01", "A-01", "B-01"]
+    slight = msgspec.structs.replace(cause, ceiling=Ceiling(39, 0.39, "replay", ""))  # with it gone, most of the symptom stays
+    assert [finding.rule for finding in _causes_first([symptom, slight], explains)] == ["B-01", "A-01"]

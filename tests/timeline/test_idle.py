@@ -279,7 +279,7 @@ def anything(draw: st.DrawFn) -> list[Event]:
     return events
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(anything(), st.booleans())
 def test_the_pieces_fill_the_gaps_whatever_the_trace_holds(events: list[Event], on_cpu: bool) -> None:
     explained(*steps(0, 150, 400), *[event for event in events if not on_cpu or event["cat"] != "kernel"], on_cpu=on_cpu)

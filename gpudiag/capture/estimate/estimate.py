@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
+import os
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,6 @@ DEVICES = ("cuda", "cpu")
 AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16"}
 _PHASES: tuple[EstimatePhase, ...] = ("forward", "backward", "optimizer")
 _PASS_NAMES = {None: "first pass", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
-_PATH_OF_TORCH = re.compile(r"[\\/](?:torch|gpudiag)[\\/]|^<")
 
 
 class Given(msgspec.Struct, kw_only=True):
@@ -146,7 +145,10 @@ def _first_line(error: Exception) -> str:
 
 def _where(error: Exception) -> str:
     """Return the innermost line of the user's code that led there."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _PATH_OF_TORCH.search(frame.filename)]
+    import torch
+
+    others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     return f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 

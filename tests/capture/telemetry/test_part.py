@@ -233,6 +233,7 @@ def test_where_nvml_does_not_answer_the_host_is_sampled_and_the_reason_is_kept(c
     assert any(context.column("cpu_util_pct"))
 
 
+@pytest.mark.slow
 def test_nvml_that_raises_at_random_costs_values_only(context: Kept) -> None:
     telemetry, lib = on("h100_sxm", hz=100, raising=0.3)
     telemetry.start(context)  # type: ignore[arg-type]
@@ -245,6 +246,7 @@ def test_nvml_that_raises_at_random_costs_values_only(context: Kept) -> None:
     assert any(context.column("rss_bytes"))
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_never_holds_the_training_thread(context: Kept) -> None:
     telemetry, _ = on("h100_sxm", hang_s=1.0)
     begun = time.perf_counter()

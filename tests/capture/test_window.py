@@ -1,0 +1,44 @@
+"""One window: whatever fails in torch's profiler, none is left running."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpudiag.capture.schedule import Planned
+from gpudiag.capture.window import Guard, ProfilerWindow
+
+
+class Interrupted:
+    """The annotation of a step that a Ctrl-C left half made."""
+
+    def __exit__(self, *_: object) -> None:
+        raise AssertionError("Expected record to be set")
+
+
+def recording() -> ProfilerWindow:
+    window = ProfilerWindow(Planned(0, "timing", 1, 3), 0, guard=Guard(lambda: None))
+    window.start()
+    window.step()
+    assert torch._C._autograd._profiler_enabled()
+    return window
+
+
+def test_a_profiler_that_cannot_be_stopped_in_torch_s_way_is_switched_off() -> None:
+    window = recording()
+    window._profiler.step_rec_fn = Interrupted()
+    with pytest.raises(AssertionError, match="Expected record"):
+        window.stop()
+    assert not torch._C._autograd._profiler_enabled()
+    again = recording()
+    torch.ones(8).sum()
+    again.stop()
+    assert any(event.name == "aten::sum" for event in again._profiler.events())
+
+
+def test_somebody_else_s_profiler_is_left_alone() -> None:
+    guard = Guard(lambda: None)
+    guard._foreign = True
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert guard.foreign
+        assert not guard.enabled
