@@ -11,8 +11,6 @@ import pytest
 
 from gpudiag.api.recipe import read_recipe, recipe_text, write_recipe
 from gpudiag.errors import InputError
-from gpudiag.experiment import fixes
-from gpudiag.experiment.fixes.fix import Applier
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity, Recipe
 
 CALLS = (FixCall("bf16"), FixCall("batch-size", "x2"))
@@ -22,20 +20,6 @@ OUTCOME = Outcome(
 )  # fmt: skip
 PROVED = Recipe(fixes=CALLS, ratio=1.5, interval=(1.4, 1.6), p=1e-5, changes=("one", "two", "a\nvariant"), proved=True)
 DATA = ExperimentData(baseline=Baseline(command=("x",), step_ns=1, device='a "GPU"\\'), experiments=(OUTCOME,), recipe=PROVED)
-
-
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These fixes can be applied, whatever they do."""
-
-    def applier(call: FixCall) -> Applier:
-        if call.id not in ("bf16", "batch-size"):
-            raise InputError(f"no fix is named {call.id!r}")
-        return Applier(call.value)
-
-    for place in ("gpudiag.api.recipe.applier", "gpudiag.experiment.fixes.applier"):
-        monkeypatch.setattr(place, applier)
-    assert fixes.applier is applier
 
 
 def toml(text: str) -> dict[str, Any]:

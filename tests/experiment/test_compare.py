@@ -85,12 +85,12 @@ def test_pairs_of_an_earlier_run_are_not_measured_again(monkeypatch: pytest.Monk
     assert compare(monkeypatch, Planned([]), done=CLEAR).verdict == "faster"
 
 
-def test_the_changed_arm_compiles_into_folders_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_arm_compiles_into_folders_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plan = Planned(CLEAR)
     compare(monkeypatch, plan)
     assert plan.arms is not None
-    assert plan.arms[0].environ == {}
-    assert plan.arms[1].environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    folders = [arm.environ["TORCHINDUCTOR_CACHE_DIR"] for arm in plan.arms]
+    assert folders == [str(tmp_path / arm / "inductor") for arm in ("first", "second")]
 
 
 def test_time_that_is_over_keeps_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
