@@ -56,7 +56,7 @@ def _evidence(applier: type[Any]) -> str:
     """Return what has to show that a fix took effect: what its method returns, '' where no class of its own says it."""
     from gpudiag.experiment.fixes.fix import Applier
 
-    said = _first_sentence(inspect.getdoc(applier.evidence) or "")
+    said = _first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
     if said == _first_sentence(inspect.getdoc(Applier.evidence) or ""):
         return ""
     said = said.removeprefix("Return ").strip()

@@ -16,6 +16,7 @@ from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.pairs import MANY_FAULTS, Run
 from gpudiag.experiment.stats import pair_log_ratio
 from gpudiag.experiment.trial.protocol import Row, Saved
+from gpudiag.hardware.cpu import cpu_model_name
 from gpudiag.model.experiment import Baseline, Pair
 
 Progress = Callable[[str], None]
@@ -87,7 +88,7 @@ def _baseline(run: Run, rows: Iterable[Row], gpu: gpustate.Watch) -> Baseline:
         warm_steps=row.steps,
         start_s=run.start_s,
         peak_bytes=run.peak_bytes,
-        device=row.device,
+        device=cpu_model_name() if row.device == "cpu" else row.device,
         side_effects=saves(rows),
         notes=tuple(_notes(run, gpu)),
     )

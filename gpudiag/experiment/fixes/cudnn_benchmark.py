@@ -27,7 +27,10 @@ class CudnnBenchmark(RootFix):
         torch.backends.cudnn.benchmark = True
 
     def shown(self) -> str:
-        """Return the setting. Raises NotAppliedError where the program has taken it back, or cuDNN is off."""
+        """Return torch.backends.cudnn.benchmark as it stands after the warm-up.
+
+        Raises NotAppliedError where the program has taken it back, or cuDNN is off.
+        """
         import torch
 
         if not torch.backends.cudnn.benchmark:

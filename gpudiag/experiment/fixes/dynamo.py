@@ -110,7 +110,7 @@ class CompileFix(RootFix):
         return [(name_of(module), inner(module))]
 
     def shown(self) -> str:
-        """Return what was compiled. Raises NotAppliedError where nothing was."""
+        """Return the graphs that Dynamo made of each root, with breaks and recompilations. Raises NotAppliedError where it made none."""
         shown = [module.settle() for module in self._modules]
         if not any(shown):
             raise NotAppliedError(f"torch.compile made no graph of {', '.join(module.name for module in self._modules)}")

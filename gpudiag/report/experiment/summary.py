@@ -213,10 +213,11 @@ def legend(outcomes: Sequence[Outcome]) -> list[str]:
     """Return what the figures of `outcomes` mean, only of those that occur."""
     with_ratio = [found for found in outcomes if words.throughput(found)]
     lines = []
-    if any(found.interval for found in with_ratio):
+    shown = next((found for found in with_ratio if found.interval), None)
+    if shown is not None:
         lines.append(
-            f"x1.83 [1.79, 1.87]: throughput over that of {AS_IS}, with an interval that holds the true ratio in 95 % of experiments. "
-            "Two processes live at once and take turns; the pair is the unit, never the step."
+            f"{words.ratio_text(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with an interval that holds the true ratio "
+            "in 95 % of experiments. Two processes live at once and take turns; the pair is the unit, never the step."
         )
     if any(not words.is_proof(found) for found in with_ratio):
         lines.append("Not proof: blocks of a few processes, or screening, rank changes; they do not tell how much processes differ.")
