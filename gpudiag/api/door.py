@@ -108,14 +108,14 @@ def ab_script(
 # -- what was asked for ---------------------------------------------------------------------------------------------------
 
 
-def seconds(budget: str | float | None) -> float | None:
-    """Return a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError for what is none."""
+def seconds(budget: str | float | None, name: str = "budget") -> float | None:
+    """Return a time in seconds: '90s', '10m', '1h' or a number. Raises UsageError, with `name`, for what is none."""
     if budget is None:
         return None
     match = _TIME.fullmatch(str(budget).strip().lower())
     found = float(match[1]) * _SECONDS[match[2] or ""] if match else 0.0
     if found <= 0:
-        raise UsageError(f"budget={budget!r} is no time", "write '90s', '10m' or '1h', or seconds")
+        raise UsageError(f"{name}: {budget!r} is no time", "write 90s, 10m or 1h, or seconds")
     return found
 
 

@@ -23,8 +23,6 @@ INTERRUPTED = 130  # 128 + SIGINT
 
 LOOKS = (4, 6, 8, 12)
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)")
 _PAIRS = re.compile(r"(?:(\d+)\.\.)?(\d+)")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)")
 _MODES = ("auto", "overlay", "block", "off")
@@ -91,12 +89,13 @@ def ab(
     """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
     _check_json(json)
     outputs.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
+    from gpudiag.api.door import seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
     from gpudiag.report.experiment.live import Live
 
     options = Options(
         output=output, resume=resume, report=report, combine=combine, search=_one_of("--search", search, _SEARCHES),
-        budget_s=_seconds(budget), looks=_looks(pairs), min_effect=_share(min_effect), quality=quality, parity=parity,
+        budget_s=seconds(budget or None, "--budget"), looks=_looks(pairs), min_effect=_share(min_effect), quality=quality, parity=parity,
         parity_only=parity_only, probe_only=probe_only, aa=aa, sandbox=_one_of("--sandbox", sandbox, _MODES),
         steady_malloc=steady_malloc, shared_ok=shared_ok, clean_exit=clean_exit,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
@@ -152,16 +151,6 @@ def _tell(found: ExperimentResult, bundle: Path | None, json: Path | None) -> No
 
 
 # -- values of options ------------------------------------------------------------------------------------------------------
-
-
-def _seconds(text: str) -> float | None:
-    """Return the seconds of '90s', '10m', '1h' or a bare number of seconds; None for ''. Raises UsageError."""
-    if not text:
-        return None
-    found = _TIME.fullmatch(text.strip().lower())
-    if found is None or float(found[1]) <= 0:
-        raise UsageError(f"--budget {text}: no time", "write 90s, 10m or 1h")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _looks(text: str) -> tuple[int, ...]:

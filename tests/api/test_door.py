@@ -141,7 +141,10 @@ def test_a_file_that_starts_experiments_when_it_is_imported_does_not_start_them_
 
 
 def test_seconds() -> None:
-    assert [seconds(text) for text in (None, "90s", "10m", "1.5 h", 30, "2min")] == [None, 90, 600, 5400, 30, 120]
+    assert [seconds(text) for text in (None, "90", "90s", "10m", "1.5 h", 30, "2 min")] == [None, 90, 90, 600, 5400, 30, 120]
+    for wrong in ("0", "-1m", "m", "1d", ""):
+        with pytest.raises(UsageError, match=r"--budget: '.*' is no time"):
+            seconds(wrong, "--budget")
 
 
 # -- memory before training ---------------------------------------------------------------------------------------------

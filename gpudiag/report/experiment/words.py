@@ -314,6 +314,9 @@ def sentence(outcome: Outcome) -> str:
     what, ratio = name(outcome), outcome.ratio
     if missing(outcome) or ratio is None:
         return f"{what}: {_WORDS[outcome.verdict]}: {why(outcome) or 'there is no figure'}."
+    if outcome.screening:  # whatever its verdict: one pair judges neither the change nor the machine
+        over = pairs_text(outcome.pairs)
+        return f"{what} ran {times(ratio, outcome.interval)} in screening over {over}: that ranks changes, and is no proof."
     if outcome.verdict in _UNPROVED and not is_proof(outcome):
         return f"{what} looks {times(ratio, outcome.interval)}, but that is no proof: {_no_proof(outcome)}."
     return _judged(outcome, what, f"{what} trains {times(ratio, outcome.interval)}", _between(outcome, ratio))

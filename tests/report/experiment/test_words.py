@@ -52,7 +52,7 @@ def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
             {"over": "blocks", "pairs": 1},
             "bf16 looks 1.83 times as fast [1.79, 1.87], but that is no proof: the interval is over blocks of one",
         ),
-        ({"screening": True, "pairs": 1}, "but that is no proof: screened over 1 process pair."),
+        ({"screening": True, "pairs": 1}, "in screening over 1 process pair: that ranks changes, and is no proof."),
         (
             {"over": "blocks", "pairs": 2, "verdict": "inconclusive"},
             "after 2 process pairs (the interval is over blocks of 2 process pairs).",
