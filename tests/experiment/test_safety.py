@@ -13,6 +13,7 @@ from gpudiag.experiment import guard, sandbox
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.probe import probe
 from gpudiag.experiment.runner import compare
+from gpudiag.hardware.cpu import cpu_model_name
 from gpudiag.model.experiment import FixCall
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -71,7 +72,7 @@ def test_the_probe_tells_what_a_program_writes(tmp_path: Path) -> None:
     assert saved.endswith("held back)")
     assert written == "writes log.txt"
     assert not (tmp_path / "model.pt").exists()
-    assert (found.device, found.steps_marked_by, found.samples_per_step) == ("cpu", "SGD", 32.0)
+    assert (found.device, found.steps_marked_by, found.samples_per_step) == (cpu_model_name(), "SGD", 32.0)
     assert found.warm_steps >= 10
     assert 0 < found.step_ns < 1e9
     assert found.peak_bytes is not None
