@@ -133,10 +133,17 @@ class ProfilerWindow:
                 self._switch_off()
 
     def _switch_off(self) -> None:
-        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too."""
+        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too.
+
+        The annotation of the step is closed before: closed in a later recording it writes to memory that is freed (a crash of torch 2.13).
+        """
         from torch.autograd import profiler
 
         if self._guard.enabled:
+            annotation = getattr(self._profiler, "step_rec_fn", None)
+            if annotation is not None:
+                with suppress(Exception):
+                    annotation.__exit__(None, None, None)
             with suppress(Exception):
                 profiler._disable_profiler()
 

@@ -36,6 +36,26 @@ def test_a_profiler_that_cannot_be_stopped_in_torch_s_way_is_switched_off() -> N
     assert any(event.name == "aten::sum" for event in again._profiler.events())
 
 
+def test_the_annotation_of_a_step_is_closed_before_the_profiler_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    window = recording()
+    annotation = window._profiler.step_rec_fn
+    assert annotation is not None
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("no stop")
+
+    monkeypatch.setattr(window._profiler, "stop", fails)
+    closed = []
+    monkeypatch.setattr(type(annotation), "__exit__", lambda self, *_: closed.append(self) or original(self, None, None, None))
+    with pytest.raises(RuntimeError, match="no stop"):
+        window.stop()
+    assert closed == [annotation]
+    assert not torch._C._autograd._profiler_enabled()
+
+
+original = torch.autograd.profiler.record_function.__exit__
+
+
 def test_somebody_else_s_profiler_is_left_alone() -> None:
     guard = Guard(lambda: None)
     guard._foreign = True
