@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gpudiag.capture.session import Session
-from gpudiag.errors import UsageError
 from gpudiag.integrations.defaults import session_options, session_path
 from gpudiag.model.hardware import Device
 
@@ -67,18 +66,9 @@ class Report:
 
         Raises UsageError for another suffix, InputError where the file cannot be written.
         """
-        from gpudiag.report.files import write
+        from gpudiag.report.files import save
 
-        makers: dict[str, Callable[[], bytes]] = {
-            ".html": lambda: self.html().encode(),
-            ".md": lambda: self.markdown().encode(),
-            ".json": self.json,
-        }
-        target = Path(os.fspath(path))
-        maker = makers.get(target.suffix.lower())
-        if maker is None:
-            raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
-        write(target, maker())
+        save(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
 
     def __str__(self) -> str:
         return self.text()

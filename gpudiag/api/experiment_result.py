@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
-from gpudiag.errors import UsageError
 from gpudiag.model.experiment import ExperimentData, Outcome, Parity, Recipe, Unit, Verdict
 
 AnyPath = str | os.PathLike[str]
@@ -82,18 +80,9 @@ class ExperimentResult:
 
         Raises UsageError for another suffix, InputError where the file cannot be written.
         """
-        from gpudiag.report.files import write
+        from gpudiag.report.files import save
 
-        makers: dict[str, Callable[[], bytes]] = {
-            ".html": lambda: self.html().encode(),
-            ".md": lambda: self.markdown().encode(),
-            ".json": self.json,
-        }
-        target = Path(os.fspath(path))
-        maker = makers.get(target.suffix.lower())
-        if maker is None:
-            raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
-        write(target, maker())
+        save(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
 
     def __str__(self) -> str:
         return self.text()

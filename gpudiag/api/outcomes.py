@@ -11,7 +11,7 @@ import msgspec
 from gpudiag.api.candidates import Candidate, descriptor
 from gpudiag.experiment.stats import holm
 from gpudiag.experiment.variants import described
-from gpudiag.model.experiment import Comparison, FixCall, Outcome, Pair, Parity, Recipe
+from gpudiag.model.experiment import Comparison, FixCall, Outcome, Pair, Parity, Recipe, outcome_of
 
 CLAIMS = ("faster", "slower")
 
@@ -19,25 +19,14 @@ CLAIMS = ("faster", "slower")
 def outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
     """Return a comparison as an experiment of a report; a parity check is added later."""
     cold, warm = break_even(found)
-    return Outcome(
-        fix="+".join(map(str, candidate.fixes)),
+    return msgspec.structs.replace(
+        outcome_of("+".join(map(str, candidate.fixes)), found, screening=screening),
         variant=candidate.variant.name if candidate.variant else None,
-        verdict=found.verdict,
-        reason=found.reason,
-        ratio=found.ratio,
-        interval=found.interval,
-        p=found.p,
-        pairs=found.pairs,
-        unit=found.unit,
-        over=found.over,
-        screening=screening,
         memory_ratio=_ratio(found.measured, lambda pair: (pair.first_peak_bytes, pair.second_peak_bytes)),
         energy_ratio=_ratio(found.measured, lambda pair: (pair.first_energy_j, pair.second_energy_j)),
         break_even_steps=cold,
         break_even_warm_steps=warm,
         ceiling_share=candidate.ceiling_share,
-        evidence=found.evidence,
-        notes=found.notes,
         measured=found.measured,
         seconds=seconds,
     )

@@ -124,6 +124,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
+def outcome_of(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
+    """Return what a comparison says of `fix` as an experiment of a report; also of one that is not over yet."""
+    return Outcome(
+        fix=fix,
+        verdict=found.verdict,
+        reason=found.reason,
+        ratio=found.ratio,
+        interval=found.interval,
+        p=found.p,
+        pairs=found.pairs,
+        unit=found.unit,
+        over=found.over,
+        screening=screening,
+        evidence=found.evidence,
+        notes=found.notes,
+    )
+
+
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """What the probe found of the program as it is."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, UsageError
 
 _NEW_FILE = 0o666
 """Mode of a new file before the process's mask, as open() has it."""
@@ -42,3 +42,15 @@ def _replace(target: Path, pieces: Iterable[bytes]) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def save(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:
+    """Write what the maker of the suffix of `path` makes; the whole file or none of it.
+
+    Raises UsageError for another suffix, InputError where the file cannot be written.
+    """
+    target = Path(os.fspath(path))
+    maker = makers.get(target.suffix.lower())
+    if maker is None:
+        raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
+    write(target, maker())

@@ -8,13 +8,13 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
 import plotly.graph_objects as go
 import pytest
 import report_sample as sample
+from htmlpage import Page
 
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.report import html
@@ -26,33 +26,6 @@ HARMLESS = (
     "html head meta title style body a header main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tfoot "
     "tr th td ul li dl dt dd small code details summary label input button script"
 )
-
-
-class Page(HTMLParser):
-    """The elements, attributes and texts of a page as a browser's parser sees them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
-        self.scripts: list[str] = []
-        self._open = ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._open = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._open == "script":
-            self.scripts[-1] += data
-        elif self._open != "style":
-            self.texts.append(data)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
-from gpudiag.model.experiment import Comparison, Outcome
+from gpudiag.model.experiment import Comparison, Outcome, outcome_of
 from gpudiag.report.escape import clean, for_encoding
 from gpudiag.report.experiment import words
 from gpudiag.report.experiment.bars import LEAST_CELLS, MOST_CELLS, Axis
@@ -63,7 +63,7 @@ class Live:
 
     def pair(self, fix: str, found: Comparison, *, screening: bool = False) -> None:
         """Show what the pairs of a change say so far, after each of them."""
-        outcome = words.shown(fix, found, screening=screening)
+        outcome = outcome_of(fix, found, screening=screening)
         self._add(outcome, over=False)
         if self._live is None:
             self._say(f"{words.name(outcome)}: {_so_far(outcome)}")

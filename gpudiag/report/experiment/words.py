@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict
+from gpudiag.model.experiment import Outcome, Parity, Verdict
 
 Interval = tuple[float, float]
 
@@ -44,24 +44,6 @@ def name(outcome: Outcome) -> str:
     """Return what was changed: the fixes joined by '+', the variant, or both."""
     variant = f"variant {outcome.variant}" if outcome.variant else ""
     return ", ".join(text for text in (outcome.fix, variant) if text) or "unchanged"
-
-
-def shown(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
-    """Return a comparison that is not over yet as an outcome, so that it can be shown like one."""
-    return Outcome(
-        fix=fix,
-        verdict=found.verdict,
-        reason=found.reason,
-        ratio=found.ratio,
-        interval=found.interval,
-        p=found.p,
-        pairs=found.pairs,
-        unit=found.unit,
-        over=found.over,
-        screening=screening,
-        notes=found.notes,
-        evidence=found.evidence,
-    )
 
 
 # -- what is claimed ------------------------------------------------------------------------------------------------------

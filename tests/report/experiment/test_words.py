@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.experiment import Comparison, Outcome, Parity
+from gpudiag.model.experiment import Comparison, Outcome, Parity, outcome_of
 from gpudiag.report.experiment import words
 
 CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
@@ -189,7 +189,7 @@ def test_proved_changes_stand_first_and_those_without_a_result_last() -> None:
 
 def test_a_comparison_that_goes_on_is_shown_like_an_outcome() -> None:
     found = Comparison(verdict="inconclusive", ratio=1.1, interval=(0.9, 1.3), p=0.2, pairs=4, notes=("a",))
-    shown = words.shown("bf16", found)
+    shown = outcome_of("bf16", found)
     assert words.throughput(shown) == "x1.10 [0.90, 1.30] samples/s"
     assert (shown.pairs, shown.notes, shown.screening) == (4, ("a",), False)
 
