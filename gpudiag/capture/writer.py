@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gpudiag.capture.putoff import put_off
+
 try:  # here and not in the thread: a DataLoader worker that is forked during an import finds that module locked for ever
     from isal import igzip
 except ImportError:  # other processors than x86-64 and arm64
@@ -144,20 +146,23 @@ class Background:
 
     def submit(self, job: Callable[[], int]) -> None:
         """Run `job` after those submitted before. Raises RuntimeError where no thread can be started."""
-        with self._lock:
-            self._jobs.append(job)
-            if self._thread is not None:
-                return
-            if threading.main_thread().is_alive():
-                thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
-                self._thread = thread
-                try:
-                    thread.start()
-                except BaseException:
-                    self._thread = None
-                    raise
+        with put_off():  # a Ctrl-C inside Thread.start() would leave a thread at work of which join() knows nothing
+            if self._queue(job):
                 return
         self._run()  # in an atexit handler: Python 3.12 and later start no thread there
+
+    def _queue(self, job: Callable[[], int]) -> bool:
+        """Return whether a thread will run `job`."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._thread is None and threading.main_thread().is_alive():
+                self._thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
+                try:
+                    self._thread.start()
+                except Exception:
+                    self._thread = None
+                    raise
+            return self._thread is not None
 
     def take_written(self) -> int:
         """Return the bytes that finished jobs wrote since the last call."""

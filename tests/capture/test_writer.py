@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import os
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -72,6 +74,24 @@ def test_background_stops_at_the_first_failure() -> None:
     assert background.join(10)
     assert isinstance(background.error, OSError)
     assert ran == []
+
+
+def test_a_ctrl_c_while_the_thread_starts_comes_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads at work on the same files wrote half a bundle."""
+    background, start, going_on = Background(), threading.Thread.start, threading.Event()
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        background.submit(lambda: going_on.wait(10) and 1)
+    assert background.busy
+    assert not background.join(0.05)
+    going_on.set()
+    assert background.join(10)
+    assert background.take_written() == 1
 
 
 def test_what_kineto_leaves_on_a_full_disk_is_removed_and_its_space_given_back(tmp_path: Path) -> None:
