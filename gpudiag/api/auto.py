@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import outcomes
+from gpudiag.api import claims, outcomes
 from gpudiag.api.candidates import Candidate, named_by, report_of, tryable
 from gpudiag.api.flow import Flow
 from gpudiag.api.store import Named, NamedRow
@@ -38,11 +38,16 @@ def search_and_confirm(flow: Flow) -> None:
     if best:
         _confirm(flow, _candidate(best, named.named))
     else:
-        flow.notes.append(f"none of {_listed(named.named)} made it faster when it was screened: the program stays as it is")
+        flow.notes.append(_nothing(flow, named.named))
 
 
-def _listed(named: Sequence[Named]) -> str:
-    return ", ".join(str(one.fix) for one in named)
+def _nothing(flow: Flow, named: Sequence[Named]) -> str:
+    """Return what a search has come to that found nothing: of what was not screened it says nothing."""
+    told = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
+    screened = ", ".join(str(one.fix) for one in named if str(one.fix) in told)
+    if not screened:
+        return "nothing could be screened: the program stays as it is"
+    return f"none of {screened} made it faster when it was screened: the program stays as it is"
 
 
 def _candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:
@@ -102,11 +107,11 @@ def refreshed(bundle: Path) -> None:
 def _searched(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
     """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
     design = msgspec.structs.replace(flow.design, looks=(1,))
-    expected = MEASUREMENTS * len(named)
+    expected, end_s = MEASUREMENTS * len(named), flow.budget.deadline(SCREEN_SHARE)
 
     def measure(calls: tuple[FixCall, ...]) -> float | None:
         left = max(1, expected - len(flow.screened))
-        return flow.screen(_candidate(calls, named), design, share=SCREEN_SHARE / left)
+        return flow.screen(_candidate(calls, named), design, share=SCREEN_SHARE / left, end_s=end_s)
 
     method = search.fractional if flow.options.search == "fractional" else search.ordered
     margin = math.log1p(flow.design.min_effect)
@@ -136,5 +141,5 @@ def _without_fault(flow: Flow, winner: Candidate) -> Candidate | None:
 
 
 def _both_claims(flow: Flow) -> None:
-    standing = outcomes.upheld([one for _, one in flow.tried])
+    standing = claims.upheld([one for _, one in flow.tried])
     flow.tried[:] = [(candidate, one) for (candidate, _), one in zip(flow.tried, standing, strict=True)]

@@ -99,7 +99,8 @@ class Bench:
             found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
         row = ComparisonRow(of, found, time.monotonic() - begun_s)
         if _cut_short(found, design):
-            self.left.append(f"{arm.name} ({found.pairs} of up to {design.looks[-1]} pairs)")
+            most = design.looks[-1]
+            self.left.append(f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})")
         else:
             self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
         return row
@@ -115,5 +116,5 @@ class Bench:
 def _cut_short(found: Comparison, design: Design) -> bool:
     """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
     late = design.deadline is not None and time.monotonic() >= design.deadline
-    undecided = not decided(found) or found.reason == "timeout"
+    undecided = not decided(found) or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
     return late and undecided and found.verdict != "not_applied" and found.pairs < design.looks[-1]

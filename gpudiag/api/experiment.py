@@ -6,9 +6,7 @@ The command is run as it is, many times, for some seconds each: nothing of the p
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -21,18 +19,17 @@ from gpudiag.api.candidates import Candidate, candidates, check_call, fix_call, 
 from gpudiag.api.experiment_result import ExperimentResult
 from gpudiag.api.flow import Flow
 from gpudiag.api.recipe import NAME, write_recipe
-from gpudiag.api.sizes import with_sizes
+from gpudiag.api.sizes import compare_smaller, with_sizes
 from gpudiag.api.store import Options, Planned, Store
 from gpudiag.capture import launch
-from gpudiag.errors import InputError, UsageError
-from gpudiag.experiment import factory, knobs
+from gpudiag.errors import GpudiagError, InputError, UsageError
+from gpudiag.experiment import factory, runner
 from gpudiag.experiment.ending import ArmError
-from gpudiag.experiment.fixes.registered import instead
 from gpudiag.experiment.variants import Variant
 from gpudiag.experiment.variants import variants as variants_of
 from gpudiag.model.experiment import ExperimentData, FixCall
 
-__all__ = ["InterruptedExperiment", "Options", "exit_code", "experiment"]
+__all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "experiment"]
 
 _OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown")
 """Options that may be others when experiments go on."""
@@ -44,6 +41,14 @@ class InterruptedExperiment(KeyboardInterrupt):
     def __init__(self, result: ExperimentResult, bundle: Path) -> None:
         super().__init__("interrupted")
         self.result, self.bundle = result, bundle
+
+
+class StoppedExperimentError(InputError):
+    """Something to be mended stands in the way, as a full disk or others on the GPU: `result` holds what was measured until then."""
+
+    def __init__(self, error: GpudiagError, result: ExperimentResult) -> None:
+        super().__init__(error.message, error.hint)
+        self.result, self.exit_code = result, error.exit_code
 
 
 def experiment(
@@ -63,7 +68,8 @@ def experiment(
     `fixes`: `ID` or `ID=VALUE`; `variants`: see experiment.variants; `auto`: those fixes that the findings of a fresh recording name.
     `progress` is told what is being done, `tell` what the pairs of a comparison say so far, `done` each outcome. All is kept in a
     bundle (options.output).
-    Raises InputError and UsageError for what cannot be asked for, InterruptedExperiment after Ctrl-C.
+    Raises InputError and UsageError for what cannot be asked for, InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps
+    experiments from going on.
     """
     chosen = options or Options()
     planned = _planned(command, fixes, variants, auto, chosen)
@@ -72,22 +78,17 @@ def experiment(
     else:
         _checked(planned)
         store = stores.begin(Path(chosen.output) if chosen.output else launch.default_path(), planned)
-    with _knobs(planned.command), tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True) as scratch:
+    with factory.turning(planned.command), runner.scratch() as folder:
         flow = Flow(
             store,
             planned,
-            Path(scratch),
+            folder,
             Budget(chosen.budget_s),
             progress=progress or (lambda _: None),
             tell=tell or (lambda _name, _found: None),
             done=done or (lambda _: None),
         )
         return _done(flow, store)
-
-
-def _knobs(command: Sequence[str]) -> AbstractContextManager[None]:
-    """Return what has batch-size and accumulation turn knobs of a `build` while it lasts, where the program is one."""
-    return instead(knobs.FIXES) if factory.PROGRAM in command else nullcontext()
 
 
 def _done(flow: Flow, store: Store) -> ExperimentResult:
@@ -98,7 +99,20 @@ def _done(flow: Flow, store: Store) -> ExperimentResult:
         raise InterruptedExperiment(_kept(flow, store, complete=False), store.bundle) from None
     except ArmError as error:  # the program as it is does not get through: there is nothing to compare with
         flow.notes.extend(text for text in (error.message, error.detail) if text)
+    except GpudiagError as error:
+        if flow.baseline is None:  # nothing was measured
+            raise
+        flow.broken_off()
+        raise StoppedExperimentError(error, _stopped(flow, store)) from None
     return _kept(flow, store)
+
+
+def _stopped(flow: Flow, store: Store) -> ExperimentResult:
+    """Return what was measured, kept in the bundle if that can be written."""
+    try:
+        return _kept(flow, store, complete=False)
+    except StoppedExperimentError as error:
+        return error.result
 
 
 def _go(flow: Flow) -> None:
@@ -113,11 +127,12 @@ def _go(flow: Flow) -> None:
     elif _searches(flow.planned):
         searching.search_and_confirm(flow)
     else:
-        chosen = with_sizes(flow, chosen)
+        found = with_sizes(flow, chosen)
         if options.parity_only:
-            flow.parity_alone(chosen)
+            flow.parity_alone(found)
         else:
-            flow.compare_all(chosen)
+            flow.compare_all(found)
+            compare_smaller(flow, chosen)
 
 
 def _searches(planned: Planned) -> bool:
@@ -126,16 +141,27 @@ def _searches(planned: Planned) -> bool:
 
 
 def _kept(flow: Flow, store: Store, *, complete: bool = True) -> ExperimentResult:
-    """Return the result, which then also stands in the bundle, with the recipe where something was proved."""
+    """Return the result, which then also stands in the bundle, with the recipe where something was proved.
+
+    Raises StoppedExperimentError where that cannot be written.
+    """
     data = flow.result(complete=complete)
-    store.finish(data)
-    if data.recipe.proved:
-        write_recipe(store.bundle / NAME, data, flow.planned.options.command_shown or flow.planned.command)
+    found = ExperimentResult(data)
+    try:
+        if data.recipe.proved:
+            write_recipe(store.bundle / NAME, data, _again(flow.planned))
+        store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
+    except InputError as error:
+        raise StoppedExperimentError(error, found) from None
     if complete:
         searching.refreshed(store.bundle)
-    found = ExperimentResult(data)
     found.bundle = store.bundle
     return found
+
+
+def _again(planned: Planned) -> tuple[str, ...]:
+    """Return what `gpudiag run` takes to run the program once more: what a person typed, or for a `build` the program that calls it."""
+    return planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
 
 
 # -- what is asked for ----------------------------------------------------------------------------------------------------
@@ -172,6 +198,8 @@ def _checked(planned: Planned) -> None:
         raise UsageError(
             "nothing to try", "give --fix ID, --variant NAME=..., --auto, --probe-only or --aa; `gpudiag fixes` lists the fixes"
         )
+    if options.search != Options().search and not _searches(planned):
+        raise UsageError(f"--search {options.search}: nothing is searched for", "it goes with --auto; --combine tests all fixes together")
     if options.report:
         report_of(options.report)
     for call in planned.fixes:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import outcomes
+from gpudiag.api import claims, outcomes
 from gpudiag.api.bench import Bench, Budget, Done, Progress, Tell
 from gpudiag.api.candidates import Candidate
 from gpudiag.api.store import BaselineRow, ComparisonRow, Options, ParityRow, Planned, Store
@@ -32,6 +33,11 @@ NOISE_PAIRS = 3
 
 TIMING_SHARE = 0.7
 """Of what is left of a budget; the rest is for parity runs."""
+
+SLACK = 1.5
+"""Times what pairs of the program as it is take, that those of a change may take."""
+
+QUALITY_UNKNOWN = "whether it learns as well is not known"
 
 MALLOC = FixCall("malloc")
 
@@ -125,14 +131,14 @@ class Flow:
             self._arms[candidate.name] = candidate.arm(self.base, self.scratch)
         return self._arms[candidate.name]
 
-    def measure(self, candidate: Candidate, stage: str, *, share: float = TIMING_SHARE) -> Outcome | None:
+    def measure(self, candidate: Candidate, stage: str, *, share: float = TIMING_SHARE, end_s: float | None = None) -> Outcome | None:
         """Return the outcome of comparing a change; None where no time was left for it."""
-        row = self.bench.compare(stage, self.arm(candidate), share=share)
+        row = self._compared(stage, candidate, self.design, share, end_s)
         return None if row is None else outcomes.outcome(candidate, row.found, seconds=row.seconds)
 
-    def screen(self, candidate: Candidate, design: Design, *, share: float) -> float | None:
+    def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
         """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
-        row = self.bench.compare("screen", self.arm(candidate), design, share=share)
+        row = self._compared("screen", candidate, design, share, end_s)
         if row is None:
             return None
         self.screened.append(outcomes.outcome(candidate, row.found, seconds=row.seconds, screening=True))
@@ -140,10 +146,34 @@ class Flow:
         usable = row.found.verdict not in ("failed", "not_applied") and row.found.ratio
         return math.log(row.found.ratio) if usable and row.found.ratio else None
 
+    def _compared(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:
+        """Return a comparison in its `share` of what is left; None where none was left.
+
+        It has the time for the first look also where its share is less: pairs that are cut off tell nothing, and of several changes some
+        are judged, instead of none. None is begun of which no pair would come to its end before `end_s` (time.monotonic()).
+        """
+        needs, left_s = self._pair_s(), max(self.budget.left_s, 1.0)
+        share = max(share, SLACK * design.looks[0] * needs / left_s)
+        if end_s is not None:
+            rest_s = end_s - time.monotonic()
+            if rest_s < needs and self.store.comparison(f"{stage}:{candidate.name}") is None:
+                self.bench.left.append(candidate.name)
+                return None
+            share = min(share, max(rest_s, 0.0) / left_s)
+        return self.bench.compare(stage, self.arm(candidate), design, share=min(share, 1.0))
+
+    def _pair_s(self) -> float:
+        """Return how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
+        if self.baseline is None:
+            return 0.0
+        block_s = max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9)
+        return 2 * self.baseline.start_s + 2 * self.design.blocks * block_s
+
     def compare_all(self, chosen: Sequence[Candidate], stage: str = "compare") -> None:
         """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity."""
+        end_s = self.budget.deadline(TIMING_SHARE)
         for place, candidate in enumerate(chosen):
-            found = self.measure(candidate, stage, share=TIMING_SHARE / (len(chosen) - place))
+            found = self.measure(candidate, stage, share=TIMING_SHARE / (len(chosen) - place), end_s=end_s)
             if found is not None:
                 self._waiting.append((candidate, found))
         self._uphold()
@@ -154,7 +184,7 @@ class Flow:
             self._try(candidate, one)
 
     def _uphold(self) -> None:
-        standing = outcomes.upheld([one for _, one in self._waiting])
+        standing = claims.upheld([one for _, one in self._waiting])
         self._waiting[:] = [(candidate, one) for (candidate, _), one in zip(self._waiting, standing, strict=True)]
 
     def _try(self, candidate: Candidate, one: Outcome) -> None:
@@ -175,11 +205,14 @@ class Flow:
         if kept is not None:
             return kept
         if self.budget.spent:
+            found = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
+        else:
+            self.progress(f"{candidate.name}: does it train the same?")
+            found = self._parity(candidate)
+        if self.budget.spent and _open(found):  # so that it is checked when the experiments go on
             self.bench.left.append(f"parity of {candidate.name}")
-            return Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
-        self.progress(f"{candidate.name}: does it train the same?")
-        found = self._parity(candidate)
-        self.store.append(ParityRow(candidate.name, found))
+        else:
+            self.store.append(ParityRow(candidate.name, found))
         return found
 
     def _parity(self, candidate: Candidate) -> Parity:
@@ -195,7 +228,7 @@ class Flow:
         try:
             return parity.quality(self.base, arm, design, folder, progress=self.progress)
         except ArmError as error:
-            return f"not known: {error.message}"
+            return f"{QUALITY_UNKNOWN}: {error.message}"
 
     def parity_alone(self, chosen: Sequence[Candidate]) -> None:
         """Check parity without measuring any speed (--parity-only)."""
@@ -235,6 +268,11 @@ class Flow:
             complete=complete and not left,
             notes=tuple(dict.fromkeys(notes)),
         )
+
+
+def _open(found: Parity) -> bool:
+    """Return whether a check has not come to a result."""
+    return found.verdict == "not_checked" or (found.quality or "").startswith(QUALITY_UNKNOWN)
 
 
 def _minutes(seconds: float) -> str:

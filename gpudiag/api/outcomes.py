@@ -1,4 +1,4 @@
-"""From comparisons to what a report says of them: ratios of memory and energy, when a change pays back, which claims stand, the recipe."""
+"""From comparisons to what a report says of them: ratios of memory and energy, when a change pays back, the recipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gpudiag.api.candidates import Candidate, descriptor
-from gpudiag.experiment.stats import holm
 from gpudiag.experiment.variants import described
 from gpudiag.model.experiment import Comparison, FixCall, Outcome, Pair, Parity, Recipe, outcome_of
-
-CLAIMS = ("faster", "slower")
 
 
 def outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
@@ -58,23 +55,6 @@ def _steps(pairs: Sequence[Pair], saved: float) -> float | None:
         if pair.first_step_ns > 0 and pair.first_start_s > 0 and pair.second_start_s > 0
     ]
     return statistics.median(known) if known else None
-
-
-def upheld(outcomes: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """Return the outcomes with those claims withdrawn that do not stand when all are claimed together (Holm 1979).
-
-    One that is withdrawn is `inconclusive`, with a note. Screening claims nothing, and takes no part; nor does what was not measured.
-    """
-    tests = [place for place, one in enumerate(outcomes) if not one.screening and one.p is not None and one.over == "pairs"]
-    stands = dict(zip(tests, holm([outcomes[place].p or 0.0 for place in tests]), strict=True))
-    return tuple(_held(one, stands.get(place, True), len(tests)) for place, one in enumerate(outcomes))
-
-
-def _held(one: Outcome, stands: bool, tests: int) -> Outcome:
-    if stands or one.verdict not in CLAIMS:
-        return one
-    note = f"not claimed: it looks {one.verdict} by itself, but {tests} changes were tested at once, and p is too large for that (Holm)"
-    return msgspec.structs.replace(one, verdict="inconclusive", break_even_steps=None, break_even_warm_steps=None, notes=(*one.notes, note))
 
 
 def proved(one: Outcome) -> bool:

@@ -6,18 +6,24 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpudiag.api.candidates import descriptor
+from gpudiag.api.candidates import CLASSES, descriptor
+from gpudiag.api.claims import proof
 from gpudiag.api.outcomes import change_of
 from gpudiag.errors import InputError
+from gpudiag.experiment.factory import PROGRAM, turning
 from gpudiag.experiment.fixes import applier
-from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Recipe
+from gpudiag.experiment.fixes.registered import REGISTERED, Registered, register_again, registered
+from gpudiag.experiment.importable import place
+from gpudiag.experiment.knobs import KnobFix
+from gpudiag.model.experiment import ExperimentData, FixCall, Recipe
+from gpudiag.model.fixes import Fix
 from gpudiag.report.files import write
 
 SCHEMA = 1
@@ -32,13 +38,22 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
-class _FixRow(msgspec.Struct):
+class _FixRow(msgspec.Struct, omit_defaults=True):
     id: str
     value: str | None = None
+    knob: str = ""
+    """The knob of a `build` that it turns: a script has none."""
+    place: str = ""
+    """FILE.py:CLASS or MODULE:CLASS of a fix that is not built in, and the folder in which MODULE is found."""
+    folder: str = ""
+    title: str = ""
+    parity: str = ""
+    change: str = ""
 
 
 class _File(msgspec.Struct):
     schema: int
+    command: list[str] = []
     fix: list[_FixRow] = []
 
 
@@ -75,12 +90,6 @@ def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) 
     write(path, recipe_text(data, command).encode())
 
 
-def proof(data: ExperimentData) -> Outcome | None:
-    """Return the experiment that proves the recipe; None for an empty one."""
-    wanted = "+".join(map(str, data.recipe.fixes))
-    return next((one for one in data.experiments if one.fix == wanted and one.ratio == data.recipe.ratio and not one.screening), None)
-
-
 def _further(recipe: Recipe) -> tuple[str, ...]:
     """Return the changes that are no fix: those of a variant."""
     return recipe.changes[len(recipe.fixes) :]
@@ -88,8 +97,14 @@ def _further(recipe: Recipe) -> tuple[str, ...]:
 
 def _fix(call: FixCall) -> list[str]:
     found = descriptor(call)
-    value = [] if call.value is None else [f"value = {_string(call.value)}"]
-    return ["", "[[fix]]", f"id = {_string(call.id)}", *value, f"parity = {_string(found.parity)}", f"change = {_string(change_of(call))}"]
+    row = _FixRow(call.id, call.value, parity=found.parity, change=change_of(call))
+    own = REGISTERED.get(call.id)
+    if own is not None and issubclass(own, KnobFix):
+        row.knob = own.knob
+    elif own is not None:
+        (told,) = registered([call.id])
+        row.place, row.folder, row.title, row.change = told.place.target, told.place.folder, found.title, found.change
+    return ["", "[[fix]]", *(f"{name} = {_string(value)}" for name, value in msgspec.to_builtins(row).items())]
 
 
 def _versions(data: ExperimentData) -> list[str]:
@@ -121,8 +136,11 @@ def _string(text: str) -> str:
 # -- reading ------------------------------------------------------------------------------------------------------------
 
 
-def read_recipe(path: str) -> tuple[FixCall, ...]:
-    """Return the fixes of a recipe; () where nothing was proved. Raises InputError for no recipe, or a fix that cannot be applied."""
+def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
+    """Return the fixes of a recipe for `command`; () where nothing was proved. A fix that is not built in is registered from its place.
+
+    Raises InputError for no recipe, or a fix that cannot be applied.
+    """
     target = Path(path)
     try:
         if target.stat().st_size > MAX_BYTES:
@@ -136,10 +154,32 @@ def read_recipe(path: str) -> tuple[FixCall, ...]:
         raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
     if found.schema > SCHEMA:
         raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {SCHEMA}", "pip install --upgrade gpudiag")
-    calls = tuple(FixCall(row.id, row.value) for row in found.fix)
-    for call in calls:
-        applier(call)
-    return calls
+    for row in found.fix:
+        if row.place:  # before: what turns knobs is taken back in the end, and with it whatever was registered meanwhile
+            _register(path, row)
+    with turning(command):
+        return tuple(_call(path, found, row, command) for row in found.fix)
+
+
+def _call(path: str, found: _File, row: _FixRow, command: Sequence[str]) -> FixCall:
+    """Return a fix that can be applied to `command`. Raises InputError."""
+    call = FixCall(row.id, row.value)
+    if row.knob and PROGRAM not in command:
+        again = shlex.join(["gpudiag", "run", "--recipe", path, *found.command])
+        raise InputError(f"{path}: {call} turns the knob cfg.{row.knob} of a build function, which a script does not have", again)
+    applier(call)
+    return call
+
+
+def _register(path: str, row: _FixRow) -> None:
+    if row.parity not in CLASSES:
+        raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(CLASSES)}")
+    fix = Fix(row.id, row.title, row.parity, row.change)
+    try:
+        register_again(Registered(fix, place(row.place, "its place", row.folder)))
+    except InputError as error:
+        hint = error.hint or "correct `place` there, or take this fix out"
+        raise InputError(f"{path}: fix {row.id}: {error.message}", hint) from None
 
 
 def _parsed(path: str, text: str) -> dict[str, Any]:

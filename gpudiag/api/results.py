@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpudiag.api.claims import together
 from gpudiag.model.experiment import ExperimentData
 
 FOLDER = "experiments"
@@ -18,7 +19,10 @@ MAX_FILES = 1000
 
 
 def stored(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
-    """Return the results of a bundle in their order, and warnings about those that cannot be read."""
+    """Return the results of a bundle in their order, and warnings about those that cannot be read.
+
+    They are shown side by side: a claim stands among those of all runs (claims.together), whatever its own run made of it.
+    """
     found: list[ExperimentData] = []
     warnings: list[str] = []
     for path in sorted((bundle / FOLDER).glob("*.json"), key=lambda path: path.stem)[-MAX_FILES:]:
@@ -28,4 +32,4 @@ def stored(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
             found.append(msgspec.json.decode(path.read_bytes(), type=ExperimentData))
         except (OSError, msgspec.MsgspecError):
             warnings.append(f"{FOLDER}/{path.name} could not be read and is left out")
-    return tuple(found), tuple(warnings)
+    return together(found), tuple(warnings)

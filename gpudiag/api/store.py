@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -139,14 +140,20 @@ class Store:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise InputError(
-                f"cannot write {self.path}: {error.strerror}", "what was measured until then is kept: go on with --resume"
-            ) from None
+            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self.going_on}") from None
         self._rows.append(row)
 
     def finish(self, data: ExperimentData) -> None:
         """Write the result, the whole file or none of it. Raises InputError where it cannot be written."""
-        write(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        try:
+            write(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        except InputError as error:
+            raise InputError(error.message, f"make room, then {self.going_on}") from None
+
+    @property
+    def going_on(self) -> str:
+        """Return the command that goes on with what was begun here."""
+        return f"gpudiag ab --resume {shlex.quote(str(self.bundle))}"
 
     # -- what is there already -------------------------------------------------------------------------------------------
 
@@ -179,7 +186,11 @@ def begin(bundle: Path, planned: Planned) -> Store:
     except OSError as error:
         raise InputError(f"cannot write {folder}: {error.strerror}", "choose another place with -o") from None
     store = Store(bundle, name, ())
-    store.append(planned)
+    try:
+        store.append(planned)
+    except InputError as error:
+        store.path.unlink(missing_ok=True)
+        raise InputError(error.message, "choose another place with -o") from None
     return store
 
 
@@ -196,13 +207,15 @@ def _new_name(folder: Path) -> str:
 
 def resume(bundle: Path) -> tuple[Store, Planned]:
     """Return the newest store of `bundle` that was not completed, and what it was to do. Raises InputError where there is none."""
+    complete = False
     for path in sorted((bundle / FOLDER).glob("*.jsonl"), key=lambda path: path.stem, reverse=True):
         if _complete(path.with_suffix(".json")):
+            complete = True
             continue
         rows = _rows(path)
         if rows and isinstance(rows[0], Planned):
             return Store(bundle, path.stem, rows), rows[0]
-    there = "all experiments in it are complete" if any((bundle / FOLDER).glob("*.jsonl")) else "it holds no experiments"
+    there = "all experiments in it are complete" if complete else "it holds no experiments"  # or none with a plan, when it was killed
     raise InputError(f"nothing to resume in {bundle}: {there}", "start anew: gpudiag ab -o BUNDLE ... train.py")
 
 

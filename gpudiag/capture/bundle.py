@@ -96,7 +96,8 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
-def _ranks(path: Path) -> tuple[int, ...]:
+def ranks_of(path: Path) -> tuple[int, ...]:
+    """Return the ranks that have a manifest in the folder `path`. Raises OSError."""
     names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
     return tuple(sorted(int(match.group(1) or 0) for match in names if match))
 
@@ -113,12 +114,13 @@ def _traces(path: Path) -> dict[tuple[int, int], Path]:
 def is_bundle(path: Path) -> bool:
     """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
     try:
-        return path.is_dir() and bool(_ranks(path))
+        return path.is_dir() and bool(ranks_of(path))
     except OSError:
         return False
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest in the file `path`. Raises InputError for one that cannot be read, or of a newer version."""
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise InputError(f"{path}: larger than {MAX_MANIFEST_BYTES >> 20} MB, this is no manifest", "give a bundle written by gpudiag")
@@ -141,8 +143,8 @@ def _fault(error: Exception) -> str:
     return f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
 
 
-def _segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
-    """Return one segment; None where it is damaged."""
+def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
+    """Return one segment of a table with the columns of `schema`; None where it is damaged."""
     try:
         found = pl.read_parquet(path)
         optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
@@ -155,7 +157,7 @@ def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.Data
     """Return the rows of all segments in `folder`, ordered by `order`."""
     frames, schema = [], tables.schema(table)
     for path in sorted(folder.glob("*.parquet")):
-        frame = None if path.name.startswith(".") or path.is_symlink() else _segment(path, schema)
+        frame = None if path.name.startswith(".") or path.is_symlink() else read_segment(path, schema)
         if frame is None:
             warnings.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
         else:
@@ -185,11 +187,11 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     if not is_bundle(path):
         what = "no manifest.json in this folder" if path.is_dir() else "no such folder"
         raise InputError(f"{path}: {what}, so it is no bundle", "record one with gpudiag.profile, or give a trace file")
-    ranks = _ranks(path)
+    ranks = ranks_of(path)
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
-    manifest = _read_manifest(path / manifest_name(chosen))
+    manifest = read_manifest(path / manifest_name(chosen))
     warnings = list(manifest.warnings)
     if not manifest.finished:
         warnings.append(UNFINISHED)

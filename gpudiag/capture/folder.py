@@ -13,7 +13,7 @@ import msgspec
 
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest, RankState
 
-_SEGMENTS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
+SEGMENTS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
 
 MAX_SUFFIX = 1000
 """`<path>-2` ... `<path>-1000` are tried before giving up."""
@@ -56,7 +56,7 @@ def inductor_name(rank: int) -> str:
 
 def segment_name(table: str, rank: int, sequence: int) -> str:
     """Return the path of a segment of `table` (step_records, host_marks or telemetry), relative to the bundle."""
-    return f"{_SEGMENTS[table]}/rank{rank}/{sequence:06d}.parquet"
+    return f"{SEGMENTS[table]}/rank{rank}/{sequence:06d}.parquet"
 
 
 class Claim(NamedTuple):
@@ -163,5 +163,5 @@ def _finished(path: Path) -> bool:
 
 def create(path: Path, rank: int) -> None:
     """Make the folders of one rank's files. Raises OSError."""
-    for folder in (path / "trace", *(path / name / f"rank{rank}" for name in _SEGMENTS.values())):
+    for folder in (path / "trace", *(path / name / f"rank{rank}" for name in SEGMENTS.values())):
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import signal
 from collections.abc import Iterable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, nearest
 
 MIN_RISE, MAX_RISE = 0.05, 10.0
 """Medians of 20 steps of an unchanged run scatter by a few percent on a shared machine; above 10 someone meant percent."""
@@ -42,8 +41,8 @@ SESSION_OPTIONS = (*NAMES, "rank", "peaks", "parts", "gives_way")
 def unknown(name: str, known: Iterable[str], what: str = "a gpudiag session") -> UsageError:
     """Return the error about an option that does not exist; it names the nearest one that does."""
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
-    return UsageError(f"{what} has no option {name!r}", f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}")
+    near = nearest(name, known)
+    return UsageError(f"{what} has no option {name!r}{near}", None if near else f"it takes {', '.join(known)}")
 
 
 def checked(given: Mapping[str, Any]) -> Options:

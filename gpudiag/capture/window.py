@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gpudiag.capture.annotations import Annotations
 from gpudiag.capture.forked import let_children_end
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.putoff import put_off
@@ -91,21 +92,37 @@ def _activities() -> list[Any]:
     return [kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU]
 
 
+def _profiler(annotations: Annotations, **options: Any) -> Any:
+    """Return a torch.profiler.profile that has `annotations` watch while it records, and end before it stops."""
+    import torch
+
+    class Profiler(torch.profiler.profile):  # type: ignore[misc]  # torch has no types here
+        def start_trace(self) -> None:
+            annotations.watch()
+            super().start_trace()
+
+        def stop_trace(self) -> None:
+            annotations.end()
+            super().stop_trace()
+
+    return Profiler(**options)
+
+
 class ProfilerWindow:
     """The profiler of one window. The timing window records shapes only: stacks cost host time and would distort it."""
 
     def __init__(self, planned: Planned, first_step: int, *, guard: Guard, profile_memory: bool = False) -> None:
-        import torch
-
         self.planned = planned
         self.index = planned.index
         self.kind: Kind = planned.kind
         self.first_recorded = first_step + planned.warm
         self.with_stack = planned.kind == "sites"
         self._guard = guard
+        self._annotations = Annotations()
         let_children_end()
         with guard.own():
-            self._profiler = torch.profiler.profile(
+            self._profiler = _profiler(
+                self._annotations,
                 activities=_activities(),
                 schedule=_schedule(first_step, planned.warm, planned.record),
                 record_shapes=True,
@@ -139,6 +156,7 @@ class ProfilerWindow:
         """
         from torch.autograd import profiler
 
+        self._annotations.end()
         if self._guard.enabled:
             annotation = getattr(self._profiler, "step_rec_fn", None)
             if annotation is not None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpudiag.cli import outputs, terminal
-from gpudiag.errors import UsageError
+from gpudiag.cli.stopping import stopping
+from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
     from gpudiag.api.experiment_result import ExperimentResult
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 
 PAGE = "experiments.html"
-
-INTERRUPTED = 130  # 128 + SIGINT
 
 LOOKS = (4, 6, 8, 12)
 
@@ -90,7 +89,7 @@ def ab(
     _check_json(json)
     outputs.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.door import seconds
-    from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
+    from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, experiment
     from gpudiag.report.experiment.live import Live
 
     options = Options(
@@ -101,17 +100,21 @@ def ab(
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
     command = _command(words or [], module, resume)
-    try:
-        with Live() as live:
-            found = experiment(
-                command, fixes=fix or [], variants=variant or [], auto=auto, options=options,
-                progress=live.tell, tell=live.pair, done=live.done,
-            )  # fmt: skip
-    except InterruptedExperiment as stop:
-        _tell(stop.result, stop.bundle, json)
-        terminal.say(f"gpudiag: interrupted; `gpudiag ab --resume {shlex.quote(str(stop.bundle))}` goes on")
-        raise typer.Exit(INTERRUPTED) from None
-    _tell(found, found.bundle, json)
+    with stopping():
+        try:
+            with Live() as live:
+                found = experiment(
+                    command, fixes=fix or [], variants=variant or [], auto=auto, options=options,
+                    progress=live.tell, tell=live.pair, done=live.done,
+                )  # fmt: skip
+        except InterruptedExperiment as stop:
+            _tell_all_the_same(stop.result, stop.bundle, json)
+            terminal.say(f"gpudiag: interrupted; `gpudiag ab --resume {shlex.quote(str(stop.bundle))}` goes on")
+            raise
+        except StoppedExperimentError as error:
+            _tell_all_the_same(error.result, error.result.bundle, json)
+            raise
+        _tell(found, found.bundle, json)
     raise typer.Exit(exit_code(found.data))
 
 
@@ -134,13 +137,34 @@ def _check_json(path: Path | None) -> None:
 
 
 def _tell(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
-    """Show the result, and write it where that was asked for; with `--json -` stdout is the JSON's."""
+    """Show the result, and write it where that was asked for: the one also where the other fails."""
+    try:
+        _show(found, json)
+    finally:
+        _write(found, bundle, json)
+
+
+def _tell_all_the_same(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
+    """As _tell(), at the end of a command that has an exit code already: its terminal may be gone too."""
+    try:
+        _tell(found, bundle, json)
+    except GpudiagError as error:
+        terminal.say(f"gpudiag: {error}")
+    except typer.Exit:  # the reader of stdout has gone
+        pass
+
+
+def _show(found: ExperimentResult, json: Path | None) -> None:
+    """Show the result; with `--json -` stdout is the JSON's."""
     text = found.text(width=terminal.columns(), color=terminal.coloured() and json != STDOUT)
     if json == STDOUT:
         terminal.aside(text)
         terminal.out(found.json().decode())
     else:
         terminal.out(text)
+
+
+def _write(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     if json is not None and json != STDOUT:
         found.save(json)
         terminal.say(f"wrote {json}")

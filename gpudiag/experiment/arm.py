@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from gpudiag.capture.unmodified.injected import injected
+from gpudiag.capture.unmodified.marks import BY_HAND
 from gpudiag.errors import InputError
 from gpudiag.experiment import guard, launch, memory
 from gpudiag.experiment.design import Arm, Design
@@ -32,6 +33,10 @@ END_S = 10.0
 
 SLOWEST_STEPS = 20
 """An arm is taken to hang after this many times its slowest step without a sign of life, if that is above Design.silent_limit_s."""
+
+MANY_BACKWARDS = 2000
+"""Backward passes of an arm without any step, beyond Design.start_limit_s: it has none that could be told. Three steps of 600 micro-batches
+each, after which they are known, take fewer."""
 
 RowT = TypeVar("RowT", Warmed, Block)
 
@@ -61,7 +66,8 @@ class LiveArm:
         self._rows = 0
         self._began_s = time.monotonic()
         self._process = self._start(parity)
-        self._limit = memory.Limit(self._members, design.memory_limit_bytes)
+        self._family = guard.Family(f"{mark}.", frozenset({self._process.pid}))
+        self._limit = memory.Limit(self._family.members, design.memory_limit_bytes)
 
     def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
         port = launch.free_port()
@@ -128,7 +134,7 @@ class LiveArm:
 
     def freeze(self) -> None:
         """Stop the whole tree: loader workers that ran on would fill their queues and flatter the next turn."""
-        while new := self._members() - self._frozen:
+        while new := self._family.members() - self._frozen:
             guard.send(new, signal.SIGSTOP)
             self._frozen |= new
 
@@ -139,6 +145,7 @@ class LiveArm:
 
     def end(self) -> None:
         """End the whole tree: by itself at the end of its step, else by force."""
+        self._family.members()  # a child without our mark is known by its parent, which may be gone in a moment
         self._control.stop()
         self.thaw()
         with suppress(subprocess.TimeoutExpired):
@@ -147,11 +154,8 @@ class LiveArm:
 
     def kill(self) -> None:
         """End the whole tree by force."""
-        guard.kill(f"{self._mark}.", frozenset({self._process.pid}))
+        self._family.kill()
         self._process.wait()
-
-    def _members(self) -> set[int]:
-        return guard.marked(f"{self._mark}.", frozenset({self._process.pid}))
 
     # -- what it tells --------------------------------------------------------------------------------------------------
 
@@ -214,6 +218,7 @@ class LiveArm:
             elif time.monotonic() - heard > limit_s(slowest / 1e9):
                 raise self._named(self._hangs(time.monotonic() - heard))
             self._check()
+            self._check_steps(beats, slowest)
             time.sleep(POLL_S)
 
     def _check(self) -> None:
@@ -230,8 +235,15 @@ class LiveArm:
             self.kill()
             raise self._named(ArmError("oom", f"{name} was ended: {why}", self.tail(), crowded=self._limit.crowded))
 
+    def _check_steps(self, beats: int, slowest_ns: int) -> None:
+        """Raise ArmError where there are backward passes without end, and no step: they are signs of life too."""
+        waited_s = time.monotonic() - self._began_s
+        if slowest_ns == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
+            seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
+            raise self._named(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.tail()))
+
     def _hangs(self, silent_s: float) -> ArmError:
         """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
-        guard.send(self._members(), signal.SIGUSR1)
+        guard.send(self._family.members(), signal.SIGUSR1)
         time.sleep(STACK_S)
         return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", places(self.folder / STACK) or self.tail())

@@ -46,7 +46,7 @@ class BudgetError(ArmError):
     """The time for the experiment was over while the arm ran."""
 
     def __init__(self, name: str) -> None:
-        super().__init__("timeout", f"{name}: the time for the experiment was over")
+        super().__init__("timeout", f"the budget was spent ({name})")
 
 
 def refused(rows: Sequence[Row]) -> NotAppliedArmError | None:
@@ -68,7 +68,8 @@ def ended(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
     over = next((row for row in reversed(rows) if isinstance(row, Over)), None)
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
-    return ArmError("ended", f"{name} was over after {over.steps} steps, before its trial was: it must train for longer", tail)
+    steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
+    return ArmError("ended", f"{name} was over {steps} after its steps were known, before its trial was: it must train for longer", tail)
 
 
 def _refused_late(words: Died | None, tail: str) -> NotAppliedArmError | None:

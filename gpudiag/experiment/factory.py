@@ -9,7 +9,7 @@ import argparse
 import random
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from gpudiag.errors import GpudiagError, InputError, nearest
 from gpudiag.experiment import preflight
 from gpudiag.experiment.fixes.fix import NotAppliedError
+from gpudiag.experiment.fixes.registered import instead
 from gpudiag.experiment.importable import Place, load
 from gpudiag.experiment.knobs import ACCUM, FIXES, HERE, Knobs, call
 from gpudiag.experiment.task import GIVE, Loop, Task
@@ -35,6 +36,11 @@ def command(where: Place, knobs: Mapping[str, Any], seed: int) -> tuple[str, ...
     folder = ("--folder", where.folder) if where.folder else ()
     given = ("--knobs", knobs_text(knobs)) if knobs else ()
     return (sys.executable, "-m", PROGRAM, where.target, *folder, *given, "--seed", str(seed))
+
+
+def turning(program: Sequence[str]) -> AbstractContextManager[None]:
+    """Return what has batch-size and accumulation turn knobs of a `build` while it lasts, where the command `program` is one."""
+    return instead(FIXES) if PROGRAM in program else nullcontext()
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:

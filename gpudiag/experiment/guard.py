@@ -1,28 +1,76 @@
 """Finds and ends the processes of an experiment by a mark in their environment; as a program, when the experiment's own process is gone.
 
 Imports the standard library alone: it is run by its path. Launchers give each worker a session of its own, so that killing a process group
-leaves them; what a process was started with stands in /proc/PID/environ for good (proc(5)).
+leaves them; what a process was started with stands in /proc/PID/environ for good (proc(5)), unless it gave its children another
+environment, or wrote over it (setproctitle). So what stands below a marked process belongs to it too, for as long as it lives.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
 MARK = "GPUDIAG_TRIAL"
 """Environment variable that all processes of an arm have: '<experiment>.<arm>'."""
 
 _ROUNDS = 50
-_STAT_SESSION = 3  # of /proc/PID/stat behind the name: state, ppid, pgrp, session
+_TRIES, _AGAIN_S = 5, 0.2
+"""To remove a folder: the kernel may still be taking a killed process apart."""
+
+_STATE, _PARENT, _SESSION, _START = 0, 1, 3, 19
+"""Places in /proc/PID/stat behind the name (proc(5), fields 3, 4, 6 and 22)."""
+
+
+class _Process(NamedTuple):
+    """What /proc says of a living process; pid and start together name it for good."""
+
+    parent: int
+    session: int
+    start: int
+
+
+class Family:
+    """The processes of an experiment or of one arm: those whose mark begins with `prefix`, those of `sessions`, and what they started.
+
+    A process that was seen once stays a member when its parents are gone. Without this process.
+    """
+
+    def __init__(self, prefix: str, sessions: frozenset[int] = frozenset()) -> None:
+        self._wanted = f"{MARK}={prefix}".encode()
+        self._sessions = set(sessions)
+        self._seen: set[tuple[int, int]] = set()
+
+    def members(self) -> set[int]:
+        """Return the ids of the living ones."""
+        living = {pid: one for pid in _processes() if (one := _stat(pid)) is not None}
+        found = {pid for pid, one in living.items() if self._is_member(pid, one)}
+        _add_descendants(found, living)
+        self._seen |= {(pid, living[pid].start) for pid in found}
+        self._sessions |= {living[pid].session for pid in found} - {0, os.getsid(0)}  # 0: its leader is outside of the container
+        return found
+
+    def _is_member(self, pid: int, one: _Process) -> bool:
+        return one.session in self._sessions or (pid, one.start) in self._seen or _has(pid, self._wanted)
+
+    def kill(self) -> bool:
+        """Kill all of them, also those that they start meanwhile; return whether none is left."""
+        for _ in range(_ROUNDS):
+            left = self.members()
+            if not left:
+                return True
+            send(left, signal.SIGKILL)
+            time.sleep(0.02)
+        return False
 
 
 def marked(prefix: str, sessions: frozenset[int] = frozenset()) -> set[int]:
-    """Return the ids of living processes whose mark begins with `prefix`, or that belong to one of `sessions`; without this one."""
-    wanted = f"{MARK}={prefix}".encode()
-    return {pid for pid in _processes() if _has(pid, wanted) or (sessions and _session(pid) in sessions)}
+    """Return the ids of the living processes of a Family that nobody has looked at before."""
+    return Family(prefix, sessions).members()
 
 
 def _processes() -> list[int]:
@@ -41,14 +89,21 @@ def _has(pid: int, wanted: bytes) -> bool:
         return False
 
 
-def _session(pid: int) -> int | None:
-    """Return the session of a process; None for one that is gone, or dead and not yet waited for."""
+def _stat(pid: int) -> _Process | None:
+    """Return what is known of a process; None for one that is gone, or dead and not yet waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[_STAT_SESSION])
+    if not fields or fields[_STATE] in (b"Z", b"X"):
+        return None
+    return _Process(int(fields[_PARENT]), int(fields[_SESSION]), int(fields[_START]))
+
+
+def _add_descendants(found: set[int], living: dict[int, _Process]) -> None:
+    while below := {pid for pid, one in living.items() if one.parent in found} - found:
+        found |= below
 
 
 def send(pids: set[int], number: int) -> None:
@@ -59,20 +114,33 @@ def send(pids: set[int], number: int) -> None:
 
 
 def kill(prefix: str, sessions: frozenset[int] = frozenset()) -> bool:
-    """Kill all processes with the mark, also those that they start meanwhile; return whether none is left."""
-    for _ in range(_ROUNDS):
-        left = marked(prefix, sessions)
-        if not left:
+    """Kill the processes of a Family that nobody has looked at before; return whether none is left."""
+    return Family(prefix, sessions).kill()
+
+
+def remove(folder: str) -> bool:
+    """Remove a folder with all that is in it, folders without permissions (the work of an overlay) too; return whether it is gone."""
+    for _ in range(_TRIES):
+        for parent, names, _files in os.walk(folder):
+            for name in names:
+                path = os.path.join(parent, name)
+                with suppress(OSError):
+                    if not os.path.islink(path):
+                        os.chmod(path, 0o700)
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.lexists(folder):
             return True
-        send(left, signal.SIGKILL)
-        time.sleep(0.02)
+        time.sleep(_AGAIN_S)
     return False
 
 
 def main() -> None:
-    """Wait until the other end of standard input is closed, then end all processes of the experiment."""
+    """Wait until the other end of standard input is closed, then end all processes of the experiment, and remove its folder."""
     sys.stdin.buffer.read()
-    kill(sys.argv[1])
+    mark, folder = sys.argv[1:3]
+    kill(mark)
+    if folder:
+        remove(folder)
 
 
 if __name__ == "__main__":

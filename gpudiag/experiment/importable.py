@@ -23,13 +23,14 @@ class Place(msgspec.Struct, frozen=True):
     folder: str = ""
 
 
-def place(found: Any, what: str) -> Place:
+def place(found: Any, what: str, folder: str = "") -> Place:
     """Return where `found`, a function or class (or already 'FILE.py:NAME' or 'MODULE:NAME'), can be imported from.
 
-    `what`: how it is called in messages. Raises InputError for what only exists in this process: lambdas, inner functions, notebooks.
+    `what`: how it is called in messages; `folder`: where a MODULE that is written out is found (default: here).
+    Raises InputError for what only exists in this process: lambdas, inner functions, notebooks.
     """
     if isinstance(found, str):
-        return _written(found, what)
+        return _written(found, what, folder)
     name, module = getattr(found, "__qualname__", ""), getattr(found, "__module__", "")
     if not name or not module:
         raise InputError(f"{what} is a {type(found).__name__}, not a function or class with a name", MOVE)
@@ -57,12 +58,12 @@ def _in_module(home: Any, name: str, what: str) -> Place:
     return Place(f"{module}:{name}", str(path.parents[module.count(".") + (path.name == "__init__.py")]))
 
 
-def _written(text: str, what: str) -> Place:
+def _written(text: str, what: str, folder: str) -> Place:
     where, colon, name = text.rpartition(":")
     if not colon or not where or not name.isidentifier():
         raise InputError(f"{what}: {text!r} names no function", "write FILE.py:NAME or MODULE:NAME")
     if not where.endswith(".py"):
-        return Place(text, os.getcwd())
+        return Place(text, folder or os.getcwd())
     if not Path(where).is_file():
         raise InputError(f"{what}: {where}: no such file")
     return Place(f"{Path(where).resolve()}:{name}")

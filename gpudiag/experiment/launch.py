@@ -28,6 +28,9 @@ _PORTS = ("MASTER_PORT", "PET_MASTER_PORT", "ACCELERATE_MAIN_PROCESS_PORT")
 """Where launchers read a port from: torch.distributed's env:// method; torchrun's default of --master-port (torch.distributed.argparse_util
 puts PET_ before each of its options); accelerate."""
 
+_LOGS_OF_RANKS = "PET_LOG_DIR"
+"""torchrun's default of --log-dir; it leaves a folder torchelastic_... among the temporary files of the user else."""
+
 _PORT_FLAG = re.compile(r"(--(?:master|main[-_]process)[-_]port)(?:=(.*))?")
 _ENDPOINT_FLAG = re.compile(r"(--rdzv[-_]endpoint)(?:=(.*))?")
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())  # noqa: S104 - compared with, not bound to
@@ -35,7 +38,7 @@ _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())  # no
 
 def environment(arm: Arm, folder: Path, port: int) -> dict[str, str]:
     """Return the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
-    environ = {**os.environ, **QUIET, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri()}
+    environ = {**os.environ, **QUIET, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), _LOGS_OF_RANKS: str(folder / "ranks")}
     environ.update(dict.fromkeys(_PORTS, str(port)))
     for call in arm.fixes:
         environ.update(applier(call).environ)

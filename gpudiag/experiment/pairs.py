@@ -160,13 +160,16 @@ class Pairs:
     # -- a pair ---------------------------------------------------------------------------------------------------------
 
     def _pair(self, number: int) -> Pair:
+        crowded = ""
         if self.together:
             try:
                 return self._live(number)
             except CrowdedError as error:
-                self.together = False
-                self._note(f"one arm at a time, so that the interval is wider: {error}")
-        return self._alone(number)
+                self.together, crowded = False, str(error)
+        pair = self._alone(number)
+        if crowded:  # where an arm fails by itself too, that is all that there is to say
+            self._note(f"one arm at a time, so that the interval is wider: {crowded}")
+        return pair
 
     def _live(self, number: int) -> Pair:
         with ExitStack() as alive:

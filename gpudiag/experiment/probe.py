@@ -14,10 +14,9 @@ from gpudiag.experiment import gpustate, runner, sandbox
 from gpudiag.experiment.arm import LiveArm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.pairs import MANY_FAULTS, Run
-from gpudiag.experiment.stats import pair_log_ratio
 from gpudiag.experiment.trial.protocol import Row, Saved
 from gpudiag.hardware.cpu import cpu_model_name
-from gpudiag.model.experiment import Baseline, Pair
+from gpudiag.model.experiment import Baseline, Pair, pair_log_ratio
 
 Progress = Callable[[str], None]
 

@@ -16,6 +16,7 @@ from gpudiag.errors import InputError
 from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.ending import ArmError, tail_of
+from gpudiag.experiment.fixes.registered import registered
 from gpudiag.experiment.launch import environment, expendable, free_port, separated
 from gpudiag.experiment.runner import boxed, guarded
 from gpudiag.experiment.trial.record import RecordPlan
@@ -25,7 +26,7 @@ WATCHER = "gpudiag.experiment.trial.record"
 LIMIT_S = 900.0
 """Of a recording: some 35 steps, two traces, and the start of the program. What was recorded until then is read."""
 
-POLL_S = 0.05
+POLL_S, LOOK_S = 0.05, 1.0
 
 
 def record(arm: Arm, design: Design, folder: Path, scratch: Path, shown: Sequence[str] = ()) -> Path:
@@ -38,7 +39,8 @@ def record(arm: Arm, design: Design, folder: Path, scratch: Path, shown: Sequenc
     journal = home / "journal"
     journal.touch()
     plan = Plan(os.path.abspath(folder), tuple(shown) or None, {}, str(journal))
-    text = RecordPlan(plan, arm.fixes, ends=True, quiet_folder=str(home) if design.block_saves else "").text()
+    own = registered(call.id for call in arm.fixes)
+    text = RecordPlan(plan, arm.fixes, ends=True, quiet_folder=str(home) if design.block_saves else "", registered=own).text()
     _run(arm, design, text, home)
     begun = sorted((entry for entry in read_journal(journal) if entry.what == "bundle"), key=lambda entry: entry.rank)
     if not begun:
@@ -59,10 +61,11 @@ def _run(arm: Arm, design: Design, text: str, home: Path) -> None:
     with guarded(mark), open(home / "log", "wb") as log:
         process = _started(separated(arm.command, port), environ, arm.cwd, log)
         expendable(process.pid)
+        family = guard.Family(f"{mark}.", frozenset({process.pid}))
         try:
-            _wait(process, min(time.monotonic() + LIMIT_S, design.deadline or float("inf")))
+            _wait(process, family, min(time.monotonic() + LIMIT_S, design.deadline or float("inf")))
         finally:
-            guard.kill(f"{mark}.", frozenset({process.pid}))
+            family.kill()
             process.wait()
 
 
@@ -75,6 +78,10 @@ def _started(command: tuple[str, ...], environ: dict[str, str], cwd: Path | None
         raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
 
 
-def _wait(process: subprocess.Popen[bytes], end_s: float) -> None:
+def _wait(process: subprocess.Popen[bytes], family: guard.Family, end_s: float) -> None:
+    looked_s = time.monotonic()
     while process.poll() is None and time.monotonic() < end_s:
+        if time.monotonic() - looked_s > LOOK_S:
+            family.members()  # what has no mark is known by its parent, which will be gone in the end
+            looked_s = time.monotonic()
         time.sleep(POLL_S)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gpudiag.errors import InputError
 from gpudiag.experiment import guard
 from gpudiag.experiment.arm import LiveArm
 from gpudiag.experiment.design import Arm, Design
@@ -94,7 +95,7 @@ def _failed(
 ) -> Comparison:
     """Return the comparison that `error` ended. Time that was over is no failure where there are pairs."""
     if isinstance(error, BudgetError) and pairs:
-        return _found(pairs, design, (*notes, f"the time was over after {len(pairs)} pairs"), evidence)
+        return _found(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
     said = (error.message, *([error.detail] if error.detail else []), *notes)
     if error.arm is first and error.reason in ("crash", "oom", "hang"):
         said = (*said, "the program fails without any change")
@@ -129,16 +130,31 @@ def room(folder: Path) -> Iterator[None]:
 def experiment() -> Iterator[tuple[Path, str]]:
     """Give a folder for the files of arms, and a mark for their processes: all of them are ended, and the folder removed, at the end."""
     mark = uuid.uuid4().hex
-    with room(Path(tempfile.gettempdir())):
-        made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
-    with made as scratch, guarded(mark):
-        yield Path(scratch), mark
+    with scratch(mark) as folder:
+        yield folder, mark
 
 
 @contextmanager
-def guarded(mark: str) -> Iterator[None]:
-    """Have a process of its own end all arms when this process is gone, however that came about: a frozen arm cannot see it."""
-    command = [sys.executable, "-I", "-S", guard.__file__, f"{mark}."]
+def scratch(mark: str = "") -> Iterator[Path]:
+    """Give a folder for temporary files that is gone afterwards, as are all processes with the mark, even where this one is killed.
+
+    Raises InputError where there is no room for one.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
+    except OSError as error:  # tempfile tries several places, and says which
+        raise InputError(f"no temporary folder: {error.strerror or error}", "TMPDIR names one with room") from None
+    with made as folder, guarded(mark or uuid.uuid4().hex, folder):
+        yield Path(folder)
+
+
+@contextmanager
+def guarded(mark: str, folder: str = "") -> Iterator[None]:
+    """Have a process of its own end all arms when this process is gone, however that came about: a frozen arm cannot see it.
+
+    `folder`: of temporary files, which it then removes.
+    """
+    command = [sys.executable, "-I", "-S", guard.__file__, f"{mark}.", folder]
     process = subprocess.Popen(  # noqa: S603 - our own file; in a session of its own, which Ctrl-C does not reach
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )

@@ -11,24 +11,13 @@ from collections.abc import Sequence
 
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.design import ALPHA, Design, level
-from gpudiag.model.experiment import Comparison, Pair, Verdict
+from gpudiag.model.experiment import Comparison, Pair, Verdict, log_ratios, pair_log_ratio
 
 MIN_OVER_PAIRS = 4
 """Fewer pairs have no useful interval of their own: the quantile of t is 4.3 with two degrees of freedom and 12.7 with one."""
 
 REACHABLE = 0.03
 """An interval that is wider than this to both sides after the last look will not be mended by a few more pairs."""
-
-
-def log_ratios(pair: Pair) -> list[float]:
-    """Return log(throughput of the second / of the first) of each block and the one beside it. Blocks without any steps are left out."""
-    return [math.log(second / first) for first, second in zip(pair.first, pair.second, strict=True) if first > 0 and second > 0]
-
-
-def pair_log_ratio(pair: Pair) -> float | None:
-    """Return the log ratio of a pair, the median of its blocks: a block that was disturbed does not move it. None: it has none."""
-    ratios = log_ratios(pair)
-    return statistics.median(ratios) if ratios else None
 
 
 def mean_interval(values: Sequence[float], alpha: float) -> tuple[float, float, float, float]:

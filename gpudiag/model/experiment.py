@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from typing import Literal
 
 import msgspec
@@ -45,6 +47,18 @@ class Pair(msgspec.Struct, frozen=True):
     """Whether both arms were steady at the end of their warm-up."""
     together: bool = True
     """Whether both were alive together; else one ran after the other."""
+
+
+def log_ratios(pair: Pair) -> list[float]:
+    """Return log(throughput of the second / of the first) of each block and the one beside it. Blocks without any steps are left out."""
+    beside = zip(pair.first, pair.second, strict=False)  # a file may hold anything; the engine writes as many of both
+    return [math.log(second / first) for first, second in beside if first > 0 and second > 0]
+
+
+def pair_log_ratio(pair: Pair) -> float | None:
+    """Return the log ratio of a pair, the median of its blocks: a block that was disturbed does not move it. None: it has none."""
+    ratios = log_ratios(pair)
+    return statistics.median(ratios) if ratios else None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,10 @@ class Fix(msgspec.Struct, frozen=True):
     """What `--fix ID=VALUE` takes, for a person: 'x2, or a number of samples'; '' for nothing."""
     verified: tuple[str, ...] = ("cpu",)
     """Device kinds on which an experiment has shown it to work: of a fix without "gpu" is said `not verified on a GPU`."""
+    injected: bool = True
+    """Whether `gpudiag ab --fix ID` can put it into a running program; else a copy of the script has to hold the change."""
+    needs_value: bool = False
+    """Whether `--fix ID` is refused without a value."""
 
 
 _COMPILED = ("compile", "compile-reduce-overhead", "compile-max-autotune")
@@ -58,6 +62,7 @@ FIXES: tuple[Fix, ...] = (
         "region = torch.compile(region)",
         _COMPILED,
         values="the path of a module below the model; '*' stands for any part, as in layers.*.mlp",
+        needs_value=True,
     ),
     Fix("bf16", "bfloat16 autocast", "low_precision", "with torch.autocast(device_type, dtype=torch.bfloat16): loss = ...", ("fp16",)),
     Fix(
@@ -104,6 +109,7 @@ FIXES: tuple[Fix, ...] = (
         "rounding",
         "loss = loss / n; step every n micro-batches",
         values="a number of micro-batches, 2 by default; only gpudiag.ab(build) can apply it",
+        injected=False,
     ),
     Fix(
         "loader-workers",

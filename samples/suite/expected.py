@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from pathlib import Path
 
 import msgspec
 
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -61,8 +60,8 @@ def read_expected(path: Path) -> Expected:
         raise InputError(f"{path}: {error}") from None
     for key in found:
         if key not in Expected.__struct_fields__:
-            near = difflib.get_close_matches(key, Expected.__struct_fields__, n=1)
-            raise InputError(f"{path}: no key {key!r}", f"did you mean {near[0]}?" if near else ", ".join(Expected.__struct_fields__))
+            near = nearest(key, Expected.__struct_fields__)
+            raise InputError(f"{path}: no key {key!r}{near}", None if near else ", ".join(Expected.__struct_fields__))
     try:
         expected = msgspec.convert(found, Expected)
     except msgspec.ValidationError as error:
@@ -85,7 +84,7 @@ def find_samples(folder: Path, names: tuple[str, ...] = ()) -> list[Sample]:
     known = [sample.name for sample in found]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise InputError(f"no sample {name!r}", f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+            near = nearest(name, known)
+            raise InputError(f"no sample {name!r}{near}", None if near else f"there are {', '.join(known)}")
     chosen = [sample for sample in found if not names or sample.name in names]
     return sorted(chosen, key=lambda sample: (sample.control, sample.name))

@@ -35,8 +35,8 @@ from recorded_ab import (
 
 from gpudiag.experiment.design import Design
 from gpudiag.experiment.search import DESCRIBED, Measured, fractional, ordered
-from gpudiag.experiment.stats import compared, mean_interval, pair_log_ratio
-from gpudiag.model.experiment import Comparison, FixCall, Pair
+from gpudiag.experiment.stats import compared, mean_interval
+from gpudiag.model.experiment import Comparison, FixCall, Pair, pair_log_ratio
 
 DRAWN, BOOTSTRAP, EFFECT = 300, 500, 1.05
 SEEDS = range(200)

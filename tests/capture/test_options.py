@@ -41,8 +41,8 @@ def test_what_is_given_is_kept_and_the_rest_has_defaults() -> None:
         ({"on_slow": True}, "on_slow=True"),
         ({"repeat": 9}, "raise max_windows"),
         ({"repeat": 0}, "leaves nothing to profile"),
-        ({"recrod": 3}, "did you mean record=?"),
-        ({"on_step": 3}, "did you mean at_steps=?"),
+        ({"recrod": 3}, "did you mean 'record'?"),
+        ({"on_step": 3}, "did you mean 'at_steps'?"),
         ({"colour": "red"}, "it takes at_steps, "),
     ],
 )

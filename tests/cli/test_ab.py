@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 import pytest
+import typer
 from fakeab import Machine
 
 from gpudiag.api import experiment as api_experiment
 from gpudiag.api.results import stored
 from gpudiag.cli.ab import _looks, _share
+from gpudiag.errors import InputError
 from gpudiag.model.experiment import Comparison, ExperimentData
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -138,6 +140,41 @@ def test_ctrl_c_says_how_to_go_on_and_goes_on(command: Callable[..., Any], machi
     again = command("ab", "--resume", "my runs")
     assert again.code == 0, again.err
     assert machine.compared[-1] == (FUSED, (4, 6, 8, 12), 2)
+
+
+def test_what_stands_in_the_way_shows_what_was_measured_and_keeps_it(command: Callable[..., Any], machine: Machine) -> None:
+    machine.breaks[3] = InputError("other processes compute on this GPU", "wait for them")
+    done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
+    assert done.code == 2
+    assert FUSED in done.out
+    assert "broken off after 2 pairs" in done.out
+    assert done.err.splitlines()[-1] == "gpudiag: other processes compute on this GPU (wait for them)"
+    assert not stored(Path("b"))[0][0].complete
+    assert command("ab", "--resume", "b").code == 0
+    assert machine.compared[-1] == (FUSED, (4, 6, 8, 12), 2)
+
+
+def test_a_result_that_cannot_be_kept_is_shown(command: Callable[..., Any], machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise InputError("cannot write b.json: No space left on device", "choose another place")
+
+    monkeypatch.setattr("gpudiag.api.store.write", full)
+    done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
+    assert done.code == 2
+    assert f"{FUSED}  faster" in " ".join(done.out.split(" ")).replace("   ", "  ")
+    assert done.err.splitlines()[-1].endswith("No space left on device (make room, then gpudiag ab --resume b)")
+
+
+def test_files_are_written_though_nobody_reads_the_output(
+    command: Callable[..., Any], machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(_: str) -> None:
+        raise typer.Exit(141)
+
+    monkeypatch.setattr("gpudiag.cli.terminal.out", closed)
+    assert command("ab", "--fix", FUSED, "-o", "b", "--json", "out.json", "train.py").code == 141
+    assert Path("out.json").exists()
+    assert Path("b/experiments.html").exists()
 
 
 def test_numbers_of_pairs_and_shares() -> None:

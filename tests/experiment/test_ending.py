@@ -17,7 +17,7 @@ from gpudiag.experiment.trial.protocol import Died, Evidence, Over
         (1, [Died("oom", "OutOfMemoryError: CUDA"), Died("crash", "ChildFailedError")], "", "oom", "OutOfMemoryError"),
         (1, [], "torch.OutOfMemoryError: CUDA out of memory", "oom", "exit code 1"),
         (-9, [], "", "crash", "signal 9"),
-        (0, [Over(40, None)], "", "ended", "over after 40 steps"),
+        (0, [Over(40, None)], "", "ended", "over 40 steps after its steps were known"),
         (0, [Over(3, "no steps were found")], "", "no_steps", "no steps were found"),
         (0, [], "", "no_steps", "no training was seen"),
     ],

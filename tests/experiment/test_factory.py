@@ -131,7 +131,7 @@ def test_a_knob_that_nothing_reads_was_not_applied(file: Path) -> None:
     ("arguments", "said"),
     [
         (["nothing"], "returned a int (return gpudiag.Task(model, optimizer, loader, step)"),
-        (["biuld"], "no function 'biuld' (did you mean 'build'?)"),
+        (["biuld"], "no function 'biuld'; did you mean 'build'?"),
         (["build", "--knobs", "[1]"], "a JSON object"),
         (["build", "--turn", "bf16"], "'bf16' turns no knob"),
     ],

@@ -9,6 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_a_process_that_dropped_its_environment_is_found_by_its_session() -> Non
 def test_the_guard_ends_a_family_when_its_pipe_is_closed() -> None:
     mark = uuid.uuid4().hex
     process = family(mark)
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, f"{mark}."], stdin=subprocess.PIPE)
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", guard.__file__, f"{mark}.", ""], stdin=subprocess.PIPE)
     assert watcher.stdin is not None
     time.sleep(0.2)
     assert process.poll() is None
@@ -69,3 +70,43 @@ def test_the_guard_ends_a_family_when_its_pipe_is_closed() -> None:
     assert watcher.wait(20) == 0
     assert process.wait(5) == -signal.SIGKILL
     assert guard.marked(f"{mark}.") == set()
+
+
+BARE = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}], env={{}}, start_new_session=True).wait()"
+
+
+def test_a_child_without_the_mark_is_ended_also_when_its_parent_is_gone() -> None:
+    mark = uuid.uuid4().hex
+    parent = subprocess.Popen([sys.executable, "-c", BARE], env={**os.environ, guard.MARK: f"{mark}.0"}, start_new_session=True)
+    family = guard.Family(f"{mark}.")
+    assert until(lambda: len(family.members()) == 2)
+    parent.kill()
+    parent.wait(5)
+    (child,) = family.members()
+    assert guard.marked(f"{mark}.") == set()  # nobody who looks only now can tell whose it is
+    assert family.kill()
+    assert until(lambda: not os.path.exists(f"/proc/{child}"))
+
+
+def test_a_process_that_has_the_number_of_a_member_is_none() -> None:
+    family = guard.Family(uuid.uuid4().hex)
+    stranger = subprocess.Popen([sys.executable, "-c", SLEEP])
+    try:
+        family._seen.add((stranger.pid, 1))  # of one that started at another time
+        assert family.members() == set()
+    finally:
+        stranger.kill()
+        stranger.wait(5)
+
+
+def test_the_guard_removes_its_folder_and_follows_no_link(tmp_path: Path) -> None:
+    folder, other = tmp_path / "scratch", tmp_path / "other"
+    (folder / "layer" / "work").mkdir(parents=True)
+    (folder / "layer" / "work" / "file").touch()
+    (folder / "layer" / "work").chmod(0)
+    other.mkdir(mode=0o500)
+    (folder / "link").symlink_to(other)
+    done = subprocess.run([sys.executable, "-I", "-S", guard.__file__, f"{uuid.uuid4().hex}.", str(folder)], input=b"", check=True)
+    assert done.returncode == 0
+    assert not folder.exists()
+    assert other.stat().st_mode & 0o777 == 0o500

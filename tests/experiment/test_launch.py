@@ -39,6 +39,7 @@ def test_the_environment_is_quiet_and_the_arm_has_the_last_word(monkeypatch: pyt
     assert environ["HF_HUB_OFFLINE"] == "0"
     assert environ["MINE"] == "kept"
     assert environ["MASTER_PORT"] == environ["PET_MASTER_PORT"] == "4242"
+    assert environ["PET_LOG_DIR"] == f"{tmp_path}/ranks"
     assert os.environ["WANDB_MODE"] == "online"
 
 

@@ -16,7 +16,8 @@ from gpudiag.errors import InputError
 from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.runner import compare
-from gpudiag.experiment.stats import log_ratios, mean_interval
+from gpudiag.experiment.stats import mean_interval
+from gpudiag.model.experiment import log_ratios
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -109,11 +110,33 @@ def test_a_hang_before_the_first_step_is_ended_with_its_tree() -> None:
     assert not ours()
 
 
+BACKWARD_ONLY = """
+import json, pathlib, time
+from gpudiag.experiment.trial.protocol import CONTROL, Control
+entries = open("/proc/self/environ").read().split(chr(0))  # os.environ hides the plan from scripts
+plan = next(entry for entry in entries if entry.startswith("GPUDIAG_RUN=")).partition("=")[2]
+control = Control(pathlib.Path(json.loads(plan)["folder"], CONTROL))
+while True:
+    control.beat(0)  # a backward pass, and never a step
+    time.sleep(0.0001)
+"""
+
+
+def test_backward_passes_without_end_and_without_a_step_are_no_sign_of_life_for_ever() -> None:
+    begun = time.monotonic()
+    found = compare(script("a", BACKWARD_ONLY), arm("b"), Design(start_limit_s=2.0))
+    assert (found.verdict, found.reason) == ("failed", "no_steps"), found
+    assert "backward passes in" in found.notes[0]
+    assert "and no step that could be told; gpudiag.step() in the loop marks the steps by hand" in found.notes[0]
+    assert time.monotonic() - begun < 60
+    assert not ours()
+
+
 @pytest.mark.slow
 def test_a_script_that_ends_before_its_trial_is_told_from_one_that_crashes() -> None:
     found = compare(arm("a", "--steps", "40"), arm("b"), Design(looks=(1,), warm_steps=60))
     assert (found.verdict, found.reason) == ("failed", "ended")
-    assert found.notes[0].startswith("a was over after 3")
+    assert found.notes[0].startswith("a was over 3")
     assert not ours()
 
 

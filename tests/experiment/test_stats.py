@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import compared, decided, holm, log_ratios, mean_interval, over_looks, pair_log_ratio, spread, verdict
-from gpudiag.model.experiment import Pair
+from gpudiag.experiment.stats import compared, decided, holm, mean_interval, over_looks, spread, verdict
+from gpudiag.model.experiment import Pair, log_ratios, pair_log_ratio
 
 
 def pair(ratios: Sequence[float]) -> Pair:

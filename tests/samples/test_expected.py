@@ -57,7 +57,7 @@ def test_the_script_stands_alone(sample: Sample) -> None:
 
 
 BROKEN = {
-    'title = "a"\nfrist = "OVH-01"\n': "no key 'frist' (did you mean first?)",
+    'title = "a"\nfrist = "OVH-01"\n': "no key 'frist'; did you mean 'first'?",
     'title = "a"\nfirst = "OVH-01"\nmay = "EFF-*"\n': "Expected `array`, got `str` - at `$.may`",
     'first = "OVH-01"\n': "missing required field `title`",
     'title = "a"\nfirst = "OVH-01"\nrequires = ["cude"]\n': "requires: no such requirement 'cude'",
@@ -83,7 +83,7 @@ def test_a_control_expects_nothing_and_comes_last(tmp_path: Path) -> None:
         (tmp_path / name / "expected.toml").write_text(text)
     assert [sample.name for sample in find_samples(tmp_path)] == ["b", "slow", "control_a"]
     assert [sample.control for sample in find_samples(tmp_path, ("control_a",))] == [True]
-    with pytest.raises(InputError, match=r"no sample 'slwo' .did you mean slow"):
+    with pytest.raises(InputError, match=r"no sample 'slwo'; did you mean 'slow'"):
         find_samples(tmp_path, ("slwo",))
     (tmp_path / "control_a" / "expected.toml").write_text(planted)
     with pytest.raises(InputError, match=rf"{CONTROL}.*has none"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import traceback
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from gpudiag.capture.estimate.cuda import cuda_kernels, use_foreach
 from gpudiag.capture.estimate.fake import faked, faking, is_fake, uncompiled
 from gpudiag.capture.estimate.ledger import Ledger
 from gpudiag.capture.estimate.training import Training, run
-from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError
+from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, nearest
 from gpudiag.model.estimate import EstimatePhase, ModelEstimate, PhasePeak
 
 CUDA_BLOCK_BYTES = 512
@@ -105,9 +104,8 @@ def _optimizer(given: Any, model: Any) -> Any:
     names = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type) and name != "Optimizer"]
     name = {known.lower(): known for known in names}.get(str(given).lower())
     if name is None:
-        close = difflib.get_close_matches(str(given), names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else "a name in torch.optim, or a function that makes it of the parameters"
-        raise UsageError(f"there is no optimizer {given!r} in torch.optim", hint)
+        hint = "a name in torch.optim, or a function that makes it of the parameters"
+        raise UsageError(f"there is no optimizer {given!r} in torch.optim{nearest(str(given), names)}", hint)
     return getattr(torch.optim, name)(model.parameters(), lr=LEARNING_RATE)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 import traceback
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from gpudiag.errors import InputError, UsageError
+from gpudiag.errors import InputError, UsageError, nearest
 
 KEYS = ("model", "batch", "loss", "optimizer", "autocast", "device", "accumulate")
 """What a function may return by name."""
@@ -31,9 +30,8 @@ def load(text: str) -> tuple[Callable[[], Any], str]:
     function = getattr(module, name, None)
     if not callable(function):
         own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
-        close = difflib.get_close_matches(name, own, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(own[:_SHOWN])}" if own else "it has no functions"
-        raise InputError(f"{file}: no function {name!r}", hint)
+        hint = f"it has {', '.join(own[:_SHOWN])}" if own else "it has no functions"
+        raise InputError(f"{file}: no function {name!r}{nearest(name, own)}", hint)
     return function, name
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from types import MethodType
 from typing import Any, Protocol
 
 from gpudiag.capture.patches import Patches
@@ -18,31 +16,6 @@ class Watch(Protocol):
 
     def copy_ended(self, token: Any) -> None:
         """The copy to the device that began with `token` was issued."""
-
-
-class TimedMethod:
-    """A method of torch.Tensor with a clock round it.
-
-    It equals the method that it stands for: a tensor subclass finds `torch.Tensor.to` in its table of handled functions
-    (`__torch_function__` protocol), whichever of the two it is asked with.
-    """
-
-    def __init__(self, original: Any, timed: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, original)
-        self._original, self._timed = original, timed
-
-    def __get__(self, tensor: Any, owner: Any = None) -> Any:
-        return self if tensor is None else MethodType(self, tensor)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the method returns."""
-        return self._timed(*args, **kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        return other is self or other is self._original
-
-    def __hash__(self) -> int:
-        return hash(self._original)
 
 
 def install(patches: Patches, watch: Watch) -> None:
@@ -76,7 +49,7 @@ def install(patches: Patches, watch: Watch) -> None:
         return fill
 
     for name, make in (("to", moving), ("cuda", moving), ("copy_", filling)):
-        _replace(patches, torch.Tensor, name, make)
+        patches.wrap_method(torch.Tensor, name, make)
 
 
 def _begin(watch: Watch) -> Any:
@@ -84,20 +57,3 @@ def _begin(watch: Watch) -> Any:
     import torch
 
     return None if torch.compiler.is_compiling() else watch.copy_begins()
-
-
-def _replace(patches: Patches, owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> None:
-    """Replace the method `name`; the methods of torch.Tensor are inherited, so that putting one back is to delete ours."""
-    own, original = name in vars(owner), getattr(owner, name)
-    method = TimedMethod(original, make(original))
-    setattr(owner, name, method)
-
-    def undo() -> None:
-        if vars(owner).get(name) is not method:
-            return
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
-
-    patches.on_restore(undo)

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from gpudiag.capture.telemetry.protocol import Value
-from gpudiag.capture.telemetry.readings import SECOND, SLOW_SHARE, Answer, Reading, share_out
+from gpudiag.capture.telemetry.readings import SECOND, SLOW_SHARE, Answer, Asked, Reading, share_out
 
 
 class NotToldError(Exception):
     """The system does not tell."""
 
 
-class Cpu:
+class Cpu(Asked):
     """psutil's view of this process and its children."""
 
     name = "psutil"
@@ -85,17 +84,6 @@ class Cpu:
         return {"cpu_freq_mhz": found.current}
 
     # -- the source -------------------------------------------------------------------------------------------------
-
-    def sample(self, at_ns: int) -> Mapping[str, Value]:
-        """Return what is due and known."""
-        found: dict[str, Value] = {}
-        for reading in self._readings:
-            found.update(reading.sample(at_ns))
-        return found
-
-    def missing(self) -> Mapping[str, str]:
-        """Return column -> why it is null."""
-        return {column: why for reading in self._readings for column, why in reading.missing().items()}
 
     def notes(self) -> Mapping[str, str]:
         """Return what to know of sums over processes."""

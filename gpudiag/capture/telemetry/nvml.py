@@ -10,7 +10,7 @@ from typing import Any
 
 from gpudiag.capture.telemetry.device import DeviceIdentity
 from gpudiag.capture.telemetry.protocol import Value
-from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, share_out
+from gpudiag.capture.telemetry.readings import SECOND, Answer, Asked, Reading, share_out
 
 ALL_LINKS = 0xFFFFFFFF
 """scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')."""
@@ -42,7 +42,7 @@ def is_final(error: Exception) -> bool:
     return isinstance(error, AttributeError) or _code(error) in _FINAL_CODES
 
 
-class Nvml:
+class Nvml(Asked):
     """NVML's view of one device. Making one calls nvmlInit; close() calls nvmlShutdown. Raises NVMLError where NVML does not answer."""
 
     name = "nvml"
@@ -230,17 +230,6 @@ class Nvml:
         return self._xid_count
 
     # -- the source -------------------------------------------------------------------------------------------------
-
-    def sample(self, at_ns: int) -> Mapping[str, Value]:
-        """Return what is due and known."""
-        found: dict[str, Value] = {}
-        for reading in self._readings:
-            found.update(reading.sample(at_ns))
-        return found
-
-    def missing(self) -> Mapping[str, str]:
-        """Return column -> what NVML said instead of a value."""
-        return {column: why for reading in self._readings for column, why in reading.missing().items()}
 
     def notes(self) -> Mapping[str, str]:
         """Return how power is measured, what is of the whole board, and the numbers of the latest Xid errors."""

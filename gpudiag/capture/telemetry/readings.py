@@ -107,6 +107,23 @@ class Reading:
         return {column: f"at times: {why}" if column in self._answered else why for column, why in self._reasons.items()}
 
 
+class Asked:
+    """A source of telemetry that is its readings: what each of them says."""
+
+    _readings: Sequence[Reading]
+
+    def sample(self, at_ns: int) -> Mapping[str, Value]:
+        """Return what is due and known."""
+        found: dict[str, Value] = {}
+        for reading in self._readings:
+            found.update(reading.sample(at_ns))
+        return found
+
+    def missing(self) -> Mapping[str, str]:
+        """Return column -> why it is null."""
+        return {column: why for reading in self._readings for column, why in reading.missing().items()}
+
+
 def said(error: Exception) -> str:
     """Return what `error` says, in one short line without paths; its kind where it says nothing."""
     text = " ".join(str(error).split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
@@ -43,19 +44,32 @@ def register_fix(applier: type[Applier], fix: Fix) -> None:
     `applier` is imported in each arm: it stands at the top level of a file that starts nothing when it is imported. Raises InputError
     for a class that cannot be imported, or an id that is taken.
     """
-    if not (isinstance(applier, type) and issubclass(applier, Applier)):
-        raise InputError(f"{fix.id}: {applier!r} is no subclass of gpudiag.Applier", "a fix has install(site) and evidence(site)")
-    if fix.id in BUILT_IN:
-        raise InputError(f"the id {fix.id!r} is taken by a built-in fix", "give yours another one")
-    if not fix.id or any(sign in fix.id for sign in "=+,: "):
-        raise InputError(f"{fix.id!r} cannot be the id of a fix", "letters, digits and '-'")
+    _check(applier, fix.id)
     from gpudiag.experiment.search import DESCRIBED  # it loads numpy: not when an arm imports the fixes
 
-    applier.id = fix.id
     _PLACES[fix.id] = place(applier, f"the class of {fix.id}")
+    applier.id = fix.id
     FIX_BY_ID[fix.id] = fix
     DESCRIBED[fix.id] = fix.conflicts
     REGISTERED[fix.id] = applier
+
+
+def register_again(one: Registered) -> None:
+    """Let the id of a fix mean what it meant where a recipe was made. Raises InputError where it is not there any more."""
+    applier = load(one.place)
+    _check(applier, one.fix.id)
+    applier.id = one.fix.id
+    FIX_BY_ID[one.fix.id], _PLACES[one.fix.id], REGISTERED[one.fix.id] = one.fix, one.place, applier
+
+
+def _check(applier: Any, name: str) -> None:
+    """Raise InputError for what is no fix, or cannot have this id."""
+    if not (isinstance(applier, type) and issubclass(applier, Applier)):
+        raise InputError(f"{name}: {applier!r} is no subclass of gpudiag.Applier", "a fix has install(site) and evidence(site)")
+    if name in BUILT_IN:
+        raise InputError(f"the id {name!r} is taken by a built-in fix", "give yours another one")
+    if not name or any(sign in name for sign in "=+,: "):
+        raise InputError(f"{name!r} cannot be the id of a fix", "letters, digits and '-'")
 
 
 @contextmanager

@@ -6,8 +6,12 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NoReturn
 
 from gpudiag.experiment.trial.protocol import Control, TrialPlan
+
+SWALLOWED = 5
+"""Steps of a script after the exception that was to end it: it has caught that, and trains on."""
 
 
 class StopTrial(SystemExit):
@@ -32,7 +36,7 @@ class Leaving:
         rank, self._ranks = ranks()
         self._first = rank == 0
         self._marks = 0
-        self._left = False
+        self._left_at: int | None = None
 
     def mark(self) -> None:
         """A step of this process has ended."""
@@ -43,7 +47,10 @@ class Leaving:
 
         The first rank chooses the step after the one at which it saw that. No rank can have passed that one: its collectives need all.
         """
-        if self._left or not self._control.stopped:
+        if self._left_at is not None:
+            self._leave_for_good()
+            return
+        if not self._control.stopped:
             return
         last = self._control.last
         if self._ranks > 1 and not last:
@@ -54,12 +61,21 @@ class Leaving:
 
     def leave(self) -> None:
         """End the process here."""
-        self._left = True
+        self._left_at = self._marks
         with suppress(Exception):
             self._before()
         if self._clean:
             raise StopTrial(0)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):
-                stream.flush()
-        os._exit(0)
+        _exit()
+
+    def _leave_for_good(self) -> None:
+        """End the process of a script that has swallowed its end; what one does on its way out has no steps."""
+        if self._left_at is not None and self._marks >= self._left_at + SWALLOWED:
+            _exit()
+
+
+def _exit() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(0)

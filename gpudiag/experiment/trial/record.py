@@ -18,8 +18,10 @@ from gpudiag.capture.patches import Patches
 from gpudiag.capture.unmodified import watch as unmodified
 from gpudiag.capture.unmodified.plan import Plan, tell
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
+from gpudiag.experiment.fixes.registered import Registered, take_over
 from gpudiag.experiment.trial.applied import Applied
 from gpudiag.experiment.trial.saves import Saves
+from gpudiag.experiment.trial.sockets import sockets_below
 from gpudiag.model.experiment import FixCall
 
 MORE_STEPS = 20
@@ -39,6 +41,8 @@ class RecordPlan(msgspec.Struct, frozen=True):
     fixes: tuple[FixCall, ...] = ()
     ends: bool = False
     quiet_folder: str = ""
+    registered: tuple[Registered, ...] = ()
+    """Those of `fixes` that are not built in."""
 
     def text(self) -> str:
         """Return the plan as the value of an environment variable."""
@@ -83,6 +87,7 @@ def put_in_place(plan: RecordPlan) -> Applied | None:
     if not plan.fixes:
         return None
     try:
+        take_over(plan.registered)
         applied = Applied(plan.fixes, Patches())
         applied.site = _CarefulSite(applied.site.patches, plan.plan)
         applied.install()
@@ -147,6 +152,7 @@ class RecordWatch(unmodified.Watch):
         if self._record_plan.quiet_folder:
             self._saves = Saves(Patches(), self._record_plan.quiet_folder, blocked=True)
             self._saves.install()
+            sockets_below(self._record_plan.quiet_folder)
         super().install()
 
     def _enter(self) -> Events | None:

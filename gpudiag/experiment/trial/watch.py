@@ -27,6 +27,7 @@ from gpudiag.experiment.trial.leaving import Leaving, ranks
 from gpudiag.experiment.trial.parity import Recorder
 from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write
 from gpudiag.experiment.trial.saves import Saves
+from gpudiag.experiment.trial.sockets import sockets_below
 from gpudiag.experiment.trial.turns import Trial
 from gpudiag.experiment.trial.words import died, tell_last_words
 
@@ -215,6 +216,7 @@ def watch(text: str) -> None:
     stack = os.open(os.path.join(plan.folder, STACK), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     tell_last_words(plan)
+    sockets_below(plan.folder)
     try:
         watching = TrialWatch(plan)
         watching.install()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from gpudiag.model.experiment import Outcome, Pair
+from gpudiag.model.experiment import Outcome, Pair, pair_log_ratio
 from gpudiag.report.escape import clean
 from gpudiag.report.experiment import words
 from gpudiag.report.experiment.rows import tone
@@ -45,12 +44,7 @@ def intervals(outcomes: Sequence[Outcome]) -> Figure | None:
 
 def pair_ratios(pairs: Sequence[Pair]) -> list[float]:
     """Return the ratio of each pair: the median of its blocks, as in the verdict. A pair without a block with steps has none."""
-    found = []
-    for pair in pairs:
-        blocks = [second / first for first, second in zip(pair.first, pair.second, strict=False) if first > 0 and second > 0]
-        if blocks:
-            found.append(math.exp(statistics.median(map(math.log, blocks))))
-    return found
+    return [math.exp(ratio) for pair in pairs if (ratio := pair_log_ratio(pair)) is not None]
 
 
 def _middles(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:

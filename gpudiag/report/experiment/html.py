@@ -14,12 +14,12 @@ from gpudiag.report.html.templating import asset, plotly_js, policy, template
 _LONGEST = 2_000
 
 
-def html(data: ExperimentData) -> str:
-    """Return the page. plotly.js (about 5 MB) is inside only where there is a chart to draw."""
+def html(data: ExperimentData, *, bundle: str = "") -> str:
+    """Return the page; plotly.js (about 5 MB) is inside only where there is a chart to draw. `bundle`: where experiments lie, if known."""
     figure = intervals(data.experiments)
     scripts = [*([plotly_js()] if figure else []), asset("report.js")]
     return template("experiment.html.j2").render(
-        **_context(data),
+        **_context(data, bundle),
         csp=policy(scripts),
         css=asset("report.css"),
         scripts=scripts,
@@ -28,7 +28,7 @@ def html(data: ExperimentData) -> str:
     )
 
 
-def _context(data: ExperimentData) -> dict[str, Any]:
+def _context(data: ExperimentData, bundle: str) -> dict[str, Any]:
     """Return the values of the page's template: every text is cleaned here, the template escapes it."""
     device = data.baseline.device if data.baseline else ""
     baseline = [(topic, clean(said, _LONGEST), topic == "command") for topic, said in summary.baseline_rows(data.baseline)]
@@ -36,12 +36,12 @@ def _context(data: ExperimentData) -> dict[str, Any]:
     return {
         "device": clean(device),
         "headline": _prose(summary.headline(data)),
-        "leads": [_prose(said) for said in summary.leads(data)],
+        "leads": [_prose(said) for said in summary.leads(data, bundle)],
         "baseline": baseline,
         "as_is": summary.AS_IS[:1].upper() + summary.AS_IS[1:],
         "proved": recipe.proved,
         "changes": [(clean(item.fix), clean(item.title), _code(item.code)) for item in summary.changes(recipe)],
-        "as_it_is": summary.as_it_is(recipe),
+        "as_it_is": summary.as_it_is(data, bundle),
         "further": [_code(text) for text in summary.further(recipe)],
         "experiments": outcomes_context(data.experiments),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from types import TracebackType
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _LONGEST_NAME = 28
+_PAIR = re.compile(r"pair (\d{1,4}) of (\d{1,4})\b")
+"""What the runner tells while it measures (experiment.runner)."""
+_PAIR_CELLS = 20
 _MOST_ROWS = 16
 """Rows on the screen: the latest ones."""
 
@@ -105,7 +109,7 @@ class Live:
         from rich.text import Text
 
         parts: list[RenderableType] = [self._table(width)] if self._rows else []
-        return Group(*parts, Text(self._doing, style="bright_black"))
+        return Group(*parts, Text(f"{pairs_bar(self._doing)}{self._doing}", style="bright_black"))
 
     def _table(self, width: int) -> Table:
         from rich.table import Table
@@ -128,6 +132,16 @@ class Live:
             with suppress(OSError, ValueError):
                 self._stream.write(for_encoding(f"{clean(text, 2_000)}\n", self._stream.encoding))
                 self._stream.flush()
+
+
+def pairs_bar(doing: str) -> str:
+    """Return how many of the pairs at most are measured, as a bar of ASCII characters with a space behind it; '' where none is measured."""
+    found = _PAIR.search(doing)
+    number, most = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 0 < number <= most:
+        return ""
+    done = _PAIR_CELLS * (number - 1) // most
+    return f"[{'=' * done}{'.' * (_PAIR_CELLS - done)}] "
 
 
 def _cells(outcome: Outcome, over: bool) -> tuple[str, str, str]:

@@ -14,14 +14,14 @@ _HEADER = ("change", "verdict", "throughput", "rests on, or reason", "trains the
 _TITLE = f"Experiments: changes measured against {summary.AS_IS}"
 
 
-def markdown(data: ExperimentData) -> str:
-    """Return the experiments as Markdown."""
+def markdown(data: ExperimentData, *, bundle: str = "") -> str:
+    """Return the experiments as Markdown; `bundle`: where they lie, if known."""
     blocks = [
         "# gpudiag ab",
         f"**{escaped(summary.headline(data))}**",
-        *(escaped(said) for said in summary.leads(data)),
+        *(escaped(said) for said in summary.leads(data, bundle)),
         section(data.experiments),
-        "\n\n".join(_recipe(data)),
+        "\n\n".join(_recipe(data, bundle)),
         _baseline(data),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
@@ -57,7 +57,7 @@ def _details(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _recipe(data: ExperimentData) -> Iterator[str]:
+def _recipe(data: ExperimentData, bundle: str) -> Iterator[str]:
     recipe = data.recipe
     if not recipe.fixes and not recipe.changes:
         return
@@ -68,7 +68,7 @@ def _recipe(data: ExperimentData) -> Iterator[str]:
             yield _fenced(change.code)
     for text in summary.further(recipe):
         yield _fenced(text)
-    yield escaped(summary.as_it_is(recipe))
+    yield escaped(summary.as_it_is(data, bundle))
 
 
 def _fenced(text: str) -> str:

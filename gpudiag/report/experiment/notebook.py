@@ -15,9 +15,9 @@ _CODE = "padding:0.3em 0.6em;white-space:pre-wrap"
 _LONGEST = 2_000
 
 
-def notebook(data: ExperimentData) -> str:
-    """Return the experiments as a fragment of HTML: headline, table, recipe; for `_repr_html_`."""
-    parts = [f"<p><b>{_text(summary.headline(data))}</b></p>", *(f"<p>{_text(said)}</p>" for said in summary.leads(data))]
+def notebook(data: ExperimentData, *, bundle: str = "") -> str:
+    """Return the experiments as a fragment of HTML: headline, table, recipe; for `_repr_html_`. `bundle`: where they lie, if known."""
+    parts = [f"<p><b>{_text(summary.headline(data))}</b></p>", *(f"<p>{_text(said)}</p>" for said in summary.leads(data, bundle))]
     found = rows(data.experiments)
     if found:
         parts.append(_table(found))

@@ -58,7 +58,7 @@ def row(found: Outcome) -> Row:
 
 def tone(found: Outcome) -> str:
     """Return good, bad, slower or weak."""
-    if words.differs(found) or found.verdict == "failed":
+    if words.differs(found) or (found.verdict == "failed" and not words.out_of_time(found)):
         return "bad"
     if words.proved(found):
         return "good"

@@ -15,7 +15,9 @@ from gpudiag.report.experiment import words
 from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the program as it is"
-RESUME = "Not everything that was planned was measured: gpudiag ab --resume BUNDLE goes on."
+BUNDLE = "BUNDLE"
+"""In place of a bundle that is not known."""
+_PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _SHORT_S = 90
 _LONGEST_CODE = 2_000
@@ -117,12 +119,16 @@ def _count(found: Sequence[Outcome], word: str) -> str:
     return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
 
 
-def leads(data: ExperimentData) -> list[str]:
-    """Return what has to be known beside the headline: that something is missing, how long it took, notes."""
+def leads(data: ExperimentData, bundle: str = "") -> list[str]:
+    """Return what has to be known beside the headline: that something is missing, how long it took, notes.
+
+    `bundle`: the folder that the experiments lie in, '' where that is not known.
+    """
+    resume = f"Not everything that was planned was measured: gpudiag ab --resume {_shown(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
     count = len(seconds)
     took = f"{count} experiment{'' if count == 1 else 's'} in {duration(sum(seconds))}." if seconds else ""
-    return [text for text in (*([] if data.complete else [RESUME]), took, *map(words.brief, data.notes)) if text]
+    return [text for text in (*([] if data.complete else [resume]), took, *map(words.brief, data.notes)) if text]
 
 
 def duration(seconds: float) -> str:
@@ -193,11 +199,19 @@ def further(recipe: Recipe) -> list[str]:
     return list(recipe.changes[len(recipe.fixes) :])
 
 
-def as_it_is(recipe: Recipe) -> str:
-    """Return how the program is run with a recipe and without a change of its code, '' where that cannot be done."""
+def as_it_is(data: ExperimentData, bundle: str = "") -> str:
+    """Return how the program is run with the recipe in `bundle` and without a change of its code, '' where that cannot be done."""
+    recipe, command = data.recipe, data.baseline.command if data.baseline else ()
     if not recipe.proved or not recipe.fixes or further(recipe):
         return ""
-    return "Without a change of the code: gpudiag run --recipe BUNDLE/recipe.toml train.py ARGS"
+    words_of = command[1:] if command and _PYTHON.match(command[0]) else command  # `gpudiag run` starts Python by itself
+    program = " ".join(map(_shown, words_of)) or "train.py ARGS"
+    return f"Without a change of the code: gpudiag run --recipe {_shown(f'{bundle or BUNDLE}/recipe.toml')} {program}"
+
+
+def _shown(path: str) -> str:
+    """Return a path as a word of a command."""
+    return shlex.quote(clean(path))
 
 
 def code_lines(text: str) -> list[str]:
@@ -213,7 +227,7 @@ def legend(outcomes: Sequence[Outcome]) -> list[str]:
     """Return what the figures of `outcomes` mean, only of those that occur."""
     with_ratio = [found for found in outcomes if words.throughput(found)]
     lines = []
-    shown = next((found for found in with_ratio if found.interval), None)
+    shown = next((found for found in with_ratio if found.interval and words.is_proof(found)), None)
     if shown is not None:
         lines.append(
             f"{words.ratio_text(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with an interval that holds the true ratio "
@@ -221,8 +235,9 @@ def legend(outcomes: Sequence[Outcome]) -> list[str]:
         )
     if any(not words.is_proof(found) for found in with_ratio):
         lines.append("Not proof: blocks of a few processes, or screening, rank changes; they do not tell how much processes differ.")
-    if sum(words.is_proof(found) for found in with_ratio) > 1:
-        lines.append("Claims are corrected for the looks at the pairs, and those of one command for their number (Holm).")
+    tested = sum(words.is_proof(found) and found.p is not None for found in with_ratio)
+    if tested > 1:  # of one command as of all those of a bundle: whatever stands side by side is corrected together
+        lines.append(f"Claims are corrected for the looks at the pairs, and for their number: these {tested} comparisons together (Holm).")
     if any("yardsticks" in words.parity(found) for found in outcomes):
         lines.append(
             f"Yardstick: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpudiag.model.experiment import ExperimentData, Outcome
-from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, unbroken
+from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_table, unbroken
 from gpudiag.report.escape import clean
 from gpudiag.report.experiment import summary, words
 from gpudiag.report.experiment.bars import LEAST_CELLS, MOST_CELLS, Axis
@@ -27,17 +27,17 @@ SCREENED = "Screening (ranks changes, proves nothing)"
 MISSING = "Without a result"
 
 
-def text(data: ExperimentData, width: int = 100, color: bool = False) -> str:
-    """Return the experiments as text of at most `width` columns; `color`: with ANSI colours."""
+def text(data: ExperimentData, width: int = 100, color: bool = False, *, bundle: str = "") -> str:
+    """Return the experiments as text of at most `width` columns; `color`: with ANSI colours; `bundle`: where they lie, if known."""
     console, sink = new_console(width, color)
     device = data.baseline.device if data.baseline else ""
     line(console, f"gpudiag ab{f' on {clean(device, 80)}' if device else ''}", QUIET)
     console.print()
     line(console, summary.headline(data), "bold")
-    for said in summary.leads(data):
+    for said in summary.leads(data, bundle):
         line(console, clean(said, _LONGEST_NOTE))
     _outcomes(console, data.experiments)
-    _recipe(console, data)
+    _recipe(console, data, bundle)
     _baseline(console, data)
     meanings = summary.legend(data.experiments)
     if meanings:
@@ -78,7 +78,7 @@ class _Columns:
         self.name = min(max(names, default=0), _LONGEST_NAME)
         self.verdict = max((len(words.verdict(found)) for found in outcomes if not words.missing(found)), default=0)
         self.figure = max((len(words.throughput(found)) for found in outcomes), default=0)
-        if self.name + self.verdict + self.figure + 4 > width:
+        if self.name + self.verdict + self.figure + 4 > width:  # nothing is padded then, and figures stand below their names
             self.name = self.verdict = self.figure = 0
         room = width - self.name - self.verdict - self.figure - 6
         fits = self.figure > 0 and room >= LEAST_CELLS and max(names, default=0) <= _LONGEST_NAME
@@ -93,11 +93,14 @@ def _outcome(console: Console, outcome: Outcome, columns: _Columns, brief: bool)
     row.append(unbroken(words.name(outcome)).ljust(columns.name), style="bold")
     row.append("  ")
     row.append(words.verdict(outcome).ljust(columns.verdict), style=_STYLES[tone(outcome)])
-    if figure := words.throughput(outcome):
+    figure = words.throughput(outcome)
+    if figure and columns.figure:
         row.append(f"  {unbroken(figure).ljust(columns.figure)}")
         if columns.axis is not None:
             row.append(f"  {columns.axis.bar(outcome)}", style=QUIET)
     console.print(row)
+    if figure and not columns.figure:  # too narrow for one row
+        line(console, figure, indent=_INDENT)
     for said, style in _details(outcome, brief):
         line(console, clean(said, _LONGEST_NOTE), style, _INDENT)
 
@@ -116,7 +119,7 @@ def _details(outcome: Outcome, brief: bool) -> list[tuple[str, str]]:
     return [(said, style) for said, style in found if said]
 
 
-def _recipe(console: Console, data: ExperimentData) -> None:
+def _recipe(console: Console, data: ExperimentData, bundle: str) -> None:
     recipe = data.recipe
     if not recipe.fixes and not recipe.changes:
         return
@@ -126,7 +129,7 @@ def _recipe(console: Console, data: ExperimentData) -> None:
         _code(console, change.code)
     for change_text in summary.further(recipe):
         _code(console, change_text)
-    if said := summary.as_it_is(recipe):
+    if said := summary.as_it_is(data, bundle):
         line(console, said, QUIET, _INDENT)
 
 
@@ -149,4 +152,4 @@ def _baseline(console: Console, data: ExperimentData) -> None:
     table = new_table((("", "left"), ("", "wrapped")))
     for topic, said in rows:
         table.add_row(*cells(topic, unbroken(clean(said, _LONGEST_NOTE))))
-    console.print(table)
+    print_table(console, table)

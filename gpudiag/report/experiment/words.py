@@ -28,6 +28,8 @@ _FAILURES = {
     "ended": "the script was over before its trial was",
     "no_steps": "no training step was found",
 }
+SCREENED = "screened"
+"""In place of a verdict: one pair ranks a change, and judges neither it nor the machine."""
 _NO_EVIDENCE = "it left no evidence of having taken effect"
 _YARDSTICKS = {"rounding": "rounding yardsticks", "low_precision": "bf16 yardsticks"}
 NOT_CHECKED = "whether it trains the same was not checked"
@@ -69,8 +71,17 @@ def missing(outcome: Outcome) -> bool:
     return outcome.verdict in ("not_applied", "failed")
 
 
+def out_of_time(outcome: Outcome) -> bool:
+    """Return whether there is no result for want of time: that says nothing against the change."""
+    return outcome.verdict == "failed" and outcome.reason == "timeout"
+
+
 def verdict(outcome: Outcome) -> str:
-    """Return the verdict in a few words; what is no proof 'looks' so."""
+    """Return the verdict in a few words; what is no proof 'looks' so, and what was only screened has none."""
+    if outcome.screening and not missing(outcome):
+        return SCREENED
+    if out_of_time(outcome):
+        return "not measured"
     word = _WORDS[outcome.verdict]
     if not is_proof(outcome):
         word = _UNPROVED.get(outcome.verdict, word)
@@ -175,8 +186,8 @@ def energy(outcome: Outcome) -> str:
 
 
 def pays_back(outcome: Outcome) -> str:
-    """Return after how many steps the longer start has paid back, '' where it is not known or there is nothing to pay back."""
-    if outcome.verdict != "faster":
+    """Return after how many steps the longer start has paid back, '' where it is not known, not proved, or there is nothing to pay back."""
+    if outcome.verdict != "faster" or not is_proof(outcome):
         return ""
     ways = ((outcome.break_even_steps, "cold"), (outcome.break_even_warm_steps, "warm"))
     known = [f"{math.ceil(steps):,} steps ({way})" for steps, way in ways if steps is not None and steps > 0 and math.isfinite(steps)]
@@ -193,7 +204,7 @@ def parity(outcome: Outcome) -> str:
     if found.verdict == "differs":
         return f"does NOT train the same: {parity_reason(found)}"
     if found.verdict == "not_comparable":
-        quality = f" ({found.quality})" if found.quality else ""
+        quality = f"; {found.quality}" if found.quality else ""
         return f"changes what is trained on, so steps cannot be set side by side{quality}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
 
@@ -234,7 +245,7 @@ def effects(outcome: Outcome) -> list[str]:
 
 def line(outcome: Outcome) -> str:
     """Return a change with its figures in one line; without a result: with the reason."""
-    return f"{name(outcome)}  {figures(outcome) or f'{_WORDS[outcome.verdict]}: {why(outcome)}'}"
+    return f"{name(outcome)}  {figures(outcome) or f'{verdict(outcome)}: {why(outcome)}'}"
 
 
 def why(outcome: Outcome) -> str:
@@ -247,7 +258,7 @@ def why(outcome: Outcome) -> str:
         return ""
     known = _FAILURES.get(outcome.reason, outcome.reason)
     note = brief(outcome.notes[0]) if outcome.notes else ""
-    told = [text for text in ("" if known in note else known, note) if text]
+    told = [text for text in ("" if known in note or (note and outcome.reason == "timeout") else known, note) if text]  # it says which time
     return ": ".join(told) or "the reason was not kept"
 
 
@@ -295,7 +306,7 @@ def sentence(outcome: Outcome) -> str:
     """Return the verdict on one change as a sentence."""
     what, ratio = name(outcome), outcome.ratio
     if missing(outcome) or ratio is None:
-        return f"{what}: {_WORDS[outcome.verdict]}: {why(outcome) or 'there is no figure'}."
+        return f"{what}: {verdict(outcome)}: {why(outcome) or 'there is no figure'}."
     if outcome.screening:  # whatever its verdict: one pair judges neither the change nor the machine
         over = pairs_text(outcome.pairs)
         return f"{what} ran {times(ratio, outcome.interval)} in screening over {over}: that ranks changes, and is no proof."

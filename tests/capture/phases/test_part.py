@@ -462,10 +462,8 @@ def test_methods_of_tensors_are_only_replaced_on_a_device_and_put_back() -> None
     assert all(getattr(torch.Tensor, name) is method for name, method in before.items())
     run = Run(FakeCuda())
     run.mark(0)
-    assert torch.Tensor.to == before["to"]
-    assert {before["to"]: 1}[torch.Tensor.to] == 1
-    assert {torch.Tensor.to: 1}[before["to"]] == 1
-    assert torch.Tensor.to is not before["to"]
+    assert all(name in vars(torch.Tensor) for name in before)
+    assert all(getattr(torch.Tensor, name) is method for name, method in before.items()), "as tables of subclasses know it"
     x = torch.arange(6.0)
     assert torch.equal(x.to(torch.int32), torch.arange(6, dtype=torch.int32))
     assert x.to("cpu") is x
@@ -479,7 +477,7 @@ def test_methods_of_tensors_are_only_replaced_on_a_device_and_put_back() -> None
     assert run.last()[0] is None  # nothing went to a device
     run.patches.restore()
     assert all(name not in vars(torch.Tensor) for name in before)
-    assert torch.Tensor.to is before["to"] or torch.Tensor.to == before["to"]
+    assert all(getattr(torch.Tensor, name) is method for name, method in before.items())
 
 
 class Handled(torch.Tensor):

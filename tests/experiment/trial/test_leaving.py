@@ -86,6 +86,16 @@ def test_a_clean_exit_is_an_exception_that_a_loop_does_not_swallow(tmp_path: Pat
     marks(clean, 3)  # what the script does on its way out goes undisturbed
 
 
+def test_a_script_that_swallows_its_end_and_trains_on_is_left_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = rank(tmp_path, 0, monkeypatch, ranks=1, clean=True)
+    Control(tmp_path / CONTROL).stop()
+    with pytest.raises(StopTrial):
+        marks(clean, 1)
+    with pytest.raises(LeftError):
+        marks(clean, 20)
+    assert clean._marks < 10
+
+
 def test_a_full_disk_is_told_on_the_control_page(tmp_path: Path) -> None:
     folder = tmp_path / "arm"
     folder.mkdir()

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpudiag.model.experiment import Comparison
-from gpudiag.report.experiment.live import Live
+from gpudiag.report.experiment.live import Live, pairs_bar
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -111,3 +111,22 @@ def test_a_stream_that_was_closed_stops_nothing() -> None:
     sink.close()
     live.pair("bf16", so_far(4, 0.1))
     live.done(made.outcome("bf16"))
+
+
+@pytest.mark.parametrize(
+    ("doing", "bar"),
+    [
+        ("bf16: pair 1 of 12 at most", "[....................] "),
+        ("bf16: pair 7 of 12 at most", "[==========..........] "),
+        ("bf16: pair 12 of 12 at most", "[==================..] "),
+        ("bf16: does it train the same?", ""),
+        ("pair 5 of 4", ""),
+        ("pair 0 of 0", ""),
+    ],
+)
+def test_a_bar_shows_how_many_pairs_are_measured(doing: str, bar: str) -> None:
+    assert pairs_bar(doing) == bar
+    console, sink = screen(80)
+    with Live(console=console) as live:
+        live.tell(doing)
+        assert f"{bar}{doing}" in ESCAPES.sub("", sink.getvalue())

@@ -70,7 +70,10 @@ def test_a_probe_alone_tells_of_the_program() -> None:
 
 def test_what_is_missing_stands_beside_the_headline() -> None:
     data = made.experiments(experiments=(made.outcome(seconds=95.0), made.outcome(seconds=105.0), made.outcome(seconds=None)))
-    assert summary.leads(data) == [summary.RESUME, "2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
+    missing, *others = summary.leads(data, "runs/a b")
+    assert missing == "Not everything that was planned was measured: gpudiag ab --resume 'runs/a b' goes on."
+    assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
+    assert "--resume BUNDLE goes on" in summary.leads(data)[0]
     assert summary.leads(ExperimentData()) == []
 
 
@@ -97,8 +100,15 @@ def test_a_recipe_without_texts_of_its_own_shows_the_known_changes() -> None:
     assert (change.fix, change.title) == ("tf32=high", "TF32 for float32 matrix products")
     assert change.code == 'torch.set_float32_matmul_precision("high")'
     assert summary.further(made.recipe()) == []
-    assert "gpudiag run --recipe" in summary.as_it_is(made.recipe())
-    assert summary.as_it_is(made.recipe(proved=False)) == ""
+
+
+def test_how_the_program_is_run_with_the_recipe() -> None:
+    data = made.experiments()
+    assert summary.as_it_is(data, "runs/a b").endswith("gpudiag run --recipe 'runs/a b/recipe.toml' train.py --name 'a b'")
+    assert summary.as_it_is(made.experiments(baseline=None)).endswith("gpudiag run --recipe BUNDLE/recipe.toml train.py ARGS")
+    torchrun = made.baseline(command=("/opt/bin/torchrun", "train.py"))
+    assert summary.as_it_is(made.experiments(baseline=torchrun), "b").endswith(" b/recipe.toml /opt/bin/torchrun train.py")
+    assert summary.as_it_is(made.experiments(recipe=made.recipe(proved=False))) == ""
 
 
 def test_a_variant_that_was_proved_is_the_recipe() -> None:
@@ -106,7 +116,7 @@ def test_a_variant_that_was_proved_is_the_recipe() -> None:
     proved = made.recipe(fixes=(), changes=("python train.py --lr 2",))
     assert headline(experiments=(variant, *made.every_verdict()[1:]), recipe=proved).startswith("With variant lr2 the program trains 1.83")
     assert summary.further(proved) == ["python train.py --lr 2"]
-    assert summary.as_it_is(proved) == ""  # it is no fix that gpudiag could apply
+    assert summary.as_it_is(made.experiments(recipe=proved)) == ""  # it is no fix that gpudiag could apply
 
 
 def test_code_keeps_its_spaces_and_loses_what_a_terminal_obeys() -> None:
@@ -118,3 +128,16 @@ def test_only_figures_that_occur_are_explained() -> None:
     assert all(word in told for word in ("an interval that holds", "Not proof", "Holm", "Yardstick"))
     assert len(summary.legend((made.plain("x", verdict="slower", ratio=0.9, interval=(0.8, 0.95), pairs=4),))) == 1
     assert summary.legend((made.plain("x", verdict="failed"),)) == []
+
+
+def test_an_interval_over_blocks_is_not_said_to_hold_the_ratio() -> None:
+    blocks = made.outcome(over="blocks", pairs=1)
+    assert not any("95 %" in line for line in summary.legend([blocks]))
+    assert any("Not proof" in line for line in summary.legend([blocks]))
+    assert any("95 %" in line for line in summary.legend([blocks, made.outcome()]))
+
+
+def test_the_comparisons_that_are_corrected_together_are_counted() -> None:
+    three = [made.outcome("a"), made.outcome("b"), made.outcome("c", screening=True), made.outcome("d", p=None)]
+    assert any("these 2 comparisons together (Holm)" in line for line in summary.legend(three))
+    assert not any("Holm" in line for line in summary.legend(three[:1]))

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.experiment import Comparison, Outcome, Parity, outcome_of
+from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict, outcome_of
 from gpudiag.report.experiment import words
+from gpudiag.report.experiment.rows import tone
 
 CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
@@ -116,7 +117,7 @@ def test_p_values(p: float | None, expected: str) -> None:
         (Parity(kind="rounding", verdict="differs", worst_yardsticks=24_000.0), "does NOT train the same: off by 24,000 yardsticks"),
         (
             Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"),
-            "changes what is trained on, so steps cannot be set side by side (later losses 2 % lower)",
+            "changes what is trained on, so steps cannot be set side by side; later losses 2 % lower",
         ),
         (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{words.NOT_CHECKED}: no loss was seen"),
     ],
@@ -198,3 +199,25 @@ def test_names() -> None:
     assert words.name(made.plain("", variant="lr2", verdict="failed")) == "variant lr2"
     assert words.name(made.plain("bf16", variant="lr2", verdict="failed")) == "bf16, variant lr2"
     assert words.name(made.plain("", verdict="failed")) == "unchanged"
+
+
+@pytest.mark.parametrize("verdict", ["faster", "slower", "no_difference", "inconclusive", "too_noisy", "unstable"])
+def test_one_pair_of_a_search_has_no_verdict_in_words(verdict: Verdict) -> None:
+    screened = made.outcome(verdict=verdict, screening=True, pairs=1)
+    assert words.verdict(screened) == "screened"
+    assert screened.verdict == verdict, "the contract's own verdict stays in the JSON"
+    assert words.verdict(made.outcome(verdict="failed", screening=True)) == "failed"
+
+
+def test_nothing_pays_back_that_is_not_proved() -> None:
+    assert words.pays_back(made.outcome())
+    assert not words.pays_back(made.outcome(over="blocks", pairs=1))
+    assert not words.pays_back(made.outcome(screening=True))
+
+
+def test_what_there_was_no_time_for_has_not_failed() -> None:
+    late = made.outcome("bf16", verdict="failed", reason="timeout", ratio=None, notes=("the budget was spent (bf16)",))
+    assert words.sentence(late) == "bf16: not measured: the budget was spent (bf16)."
+    assert tone(late) == "weak"
+    assert tone(made.outcome("bf16", verdict="failed", reason="crash", ratio=None)) == "bad"
+    assert words.why(made.outcome("bf16", verdict="failed", reason="timeout", ratio=None, notes=())) == "it ran out of time"

@@ -1,0 +1,40 @@
+"""Signals that end a command in order, and what becomes of them before and after."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import typer
+
+from gpudiag.cli.stopping import stopping
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_breaks_off_and_is_the_exit_code(number: signal.Signals) -> None:
+    put_in_order = False
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    with pytest.raises(typer.Exit) as told, stopping():  # noqa: PT012 - what is done on the way out is the point
+        try:
+            os.kill(os.getpid(), number)
+            pytest.fail("it went on")
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGHUP if number == signal.SIGTERM else signal.SIGTERM) if number != signal.SIGINT else None
+            put_in_order = True
+            raise
+    assert told.value.exit_code == 128 + number
+    assert put_in_order, "the second signal came between"
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_what_nohup_has_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stopping():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
