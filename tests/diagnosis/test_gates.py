@@ -1,0 +1,176 @@
+"""Gates judged: beyond a limit fails only beyond what the figure varies; what is not known is never passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compared import finding, run
+
+from gpudiag.diagnosis.compare import steps_kind
+from gpudiag.diagnosis.gate_figures import figure
+from gpudiag.diagnosis.gates import WITH_A_BASELINE, judged
+from gpudiag.model.breakdown import BUCKETS
+from gpudiag.model.finding import Missing, RuleOutcome
+from gpudiag.model.gates import METRICS, FindingGate, Gate, GateResult, Gates
+from gpudiag.model.measured import Measured
+from gpudiag.model.memory import MemoryReport
+from gpudiag.model.report import Mfu
+from gpudiag.model.telemetry import Energy
+
+MS = 1_000_000
+NOISY = [10 * MS, 14 * MS, 9 * MS, 12 * MS, 8 * MS, 15 * MS]
+STEADY = [10 * MS, 10 * MS + 900, 10 * MS - 800, 10 * MS + 300, 10 * MS - 200, 10 * MS + 100]
+
+
+def _one(side: Measured, baseline: Measured | None = None, **limits: Any) -> GateResult:
+    (found,) = judged(Gates(gates=(Gate(**{"metric": "step_median_ms", **limits}),)), side, baseline)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("walls", "limits", "outcome"),
+    [
+        (STEADY, {"max": 11.0}, "passed"),
+        (STEADY, {"max": 9.0}, "failed"),
+        (NOISY, {"max": 10.9}, "within_noise"),
+        (STEADY, {"min": 9.0}, "passed"),
+        (STEADY, {"min": 11.0}, "failed"),
+        (NOISY, {"min": 11.1}, "within_noise"),
+        ([], {"max": 11.0}, "unknown"),
+    ],
+)
+def test_a_limit_in_the_unit_of_its_metric(walls: list[int], limits: dict[str, float], outcome: str) -> None:
+    found = _one(run(walls), **limits)
+    assert found.outcome == outcome
+    assert found.fails == (outcome in ("failed", "unknown"))
+    if walls:
+        assert found.low <= found.value <= found.high
+
+
+def test_what_is_not_known_fails_unless_it_is_not_required() -> None:
+    required, free = _one(run([]), max=1.0), _one(run([]), max=1.0, required=False)
+    assert (required.outcome, required.fails, free.outcome, free.fails) == ("unknown", True, "unknown", False)
+    assert required.value is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [(STEADY, STEADY, "passed"), (STEADY, [2 * ns for ns in STEADY], "failed"), (NOISY, [round(1.04 * ns) for ns in NOISY], "within_noise"),
+     (STEADY, [ns // 2 for ns in STEADY], "passed")],
+)  # fmt: skip
+def test_a_tolerance_against_the_baseline(before: list[int], after: list[int], outcome: str) -> None:
+    found = _one(run(after), run(before), tolerance_share=0.03)
+    assert (found.outcome, found.limit, found.baseline) == (outcome, 1.03, pytest.approx(sorted(before)[2] / 2e6 + sorted(before)[3] / 2e6))
+
+
+def test_where_less_is_worse_the_tolerance_is_below_the_baseline() -> None:
+    before = run(plain=[10**9 + place for place in range(9)], samples=[100] * 9)
+    slower = run(plain=[2 * 10**9 + place for place in range(9)], samples=[100] * 9)
+    assert _one(slower, before, metric="samples_per_s", tolerance_share=0.03).outcome == "failed"
+    assert _one(before, slower, metric="samples_per_s", tolerance_share=0.03).outcome == "passed"
+
+
+def test_a_run_is_within_any_tolerance_of_itself() -> None:
+    for walls in (STEADY, NOISY):
+        side = run(walls, plain=walls, samples=[8] * 6, idle=[MS] * 6)
+        gates = tuple(Gate(metric=name, tolerance_share=0.0, required=False) for name in METRICS)
+        assert {found.outcome for found in judged(Gates(gates=gates), side, side)} <= {"passed", "unknown"}
+
+
+def test_profiled_steps_are_never_compared_with_unprofiled_ones() -> None:
+    found = _one(run(STEADY, plain=[MS] * 9), run(STEADY), tolerance_share=0.03)
+    assert found.outcome == "passed"
+    assert "profiled" in found.message
+    assert "unprofiled" not in found.message
+
+
+def test_a_baseline_without_the_figure_or_with_none_is_not_passed() -> None:
+    assert _one(run(STEADY), run([]), tolerance_share=0.03).outcome == "unknown"
+    idle = _one(run(STEADY), run(STEADY), metric="idle_share", tolerance_share=0.03)
+    assert idle.outcome == "unknown"  # 0 of 0 is no ratio
+    assert "max or min" in idle.message
+    assert _one(run(STEADY), None, tolerance_share=0.03).outcome == "unknown"
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------------
+
+
+def _value(metric: str, side: Measured) -> float:
+    found = figure(metric, side, steps_kind(side))
+    assert not isinstance(found, Missing), found
+    return found.estimate.value
+
+
+def test_each_metric_has_its_figure() -> None:
+    side = run(
+        [10 * MS, 20 * MS, 30 * MS], idle=[MS, 2 * MS, 3 * MS], plain=[4 * MS] * 9 + [8 * MS], samples=[2] * 10,
+        mfu=Mfu(1e9, 0.4, "exact"), memory=MemoryReport(device="cuda:0", peak_bytes=2 * 10**9, run_peak_bytes=3 * 10**9),
+        energy=Energy(joule_per_step=1.5, steps=3, of="analysed steps"),
+    )  # fmt: skip
+    expected = {
+        "step_median_ms": 4.0, "step_p95_ms": 4.0 + 0.55 * 4.0, "samples_per_s": 20 / 0.044, "mfu_share": 0.4, "idle_share": 0.1,
+        "peak_memory_gb": 3.0, "joule_per_step": 1.5, "compute_share": 0.9, "idle_data_share": 0.1,
+        **{f"{name}_share": 0.0 for name in BUCKETS if name not in ("compute", "idle_data")},
+    }  # fmt: skip
+    assert {metric: pytest.approx(value) for metric, value in expected.items()} == {metric: _value(metric, side) for metric in METRICS}
+
+
+@pytest.mark.parametrize("metric", list(METRICS))
+def test_what_a_run_does_not_tell_is_missing_with_a_reason(metric: str) -> None:
+    found = figure(metric, run(), "report")
+    assert isinstance(found, Missing)
+    assert found.reason
+
+
+def test_utilisation_varies_as_the_steps_do() -> None:
+    found = figure("mfu_share", run(NOISY, mfu=Mfu(1e9, 0.4, "exact")), "profiled")
+    walls = figure("step_median_ms", run(NOISY), "profiled")
+    assert found.estimate.error > 0
+    assert found.estimate.batches == walls.estimate.batches == 3
+    assert figure("mfu_share", run(NOISY, stepwise=False, mfu=Mfu(1e9, 0.4, "exact")), "report").estimate.error is None
+
+
+# -- findings ---------------------------------------------------------------------------------------------------------------
+
+
+def _findings(gate: FindingGate, side: Measured, baseline: Measured | None = None) -> list[tuple[str, str]]:
+    return [(found.name, found.outcome) for found in judged(Gates(findings=gate), side, baseline)]
+
+
+@pytest.mark.parametrize(("severity", "outcome"), [("info", "passed"), ("warning", "failed"), ("critical", "failed")])
+def test_findings_fail_from_their_severity_on(severity: Any, outcome: str) -> None:
+    side = run(STEADY, findings=[finding("A-1", severity)])
+    assert _findings(FindingGate(fail_at="warning"), side) == [("findings fail_at", outcome)]
+    assert _findings(FindingGate(fail_at="warning", allow=("A-1",)), side) == [("findings fail_at", "passed")]
+
+
+def test_only_new_findings_fail_against_a_baseline() -> None:
+    before = run(STEADY, findings=[finding("A-1", folded=("B-1",))])
+    after = run(STEADY, findings=[finding("A-1"), finding("B-1"), finding("C-1")])
+    (found,) = judged(Gates(findings=FindingGate(new_at="warning")), after, before)
+    assert found.outcome == "failed"
+    assert found.value == 1
+    assert "C-1" in found.message
+    assert "A-1" not in found.message
+    assert _findings(FindingGate(new_at="warning"), before, after) == [("findings new_at", "passed")]
+    assert _findings(FindingGate(new_at="critical"), after, before) == [("findings new_at", "passed")]
+
+
+def test_a_forbidden_rule_must_have_been_judged() -> None:
+    outcomes = [
+        RuleOutcome("N-1", "not_applicable", "no shapes"), RuleOutcome("H-1", "suppressed", "holds, but would save 0.1 %"),
+        RuleOutcome("W-1", "suppressed", "OVH-01: the host is too slow"), RuleOutcome("E-1", "error", "KeyError"),
+    ]  # fmt: skip
+    side = run(STEADY, findings=[finding("A-1", "info", folded=("S-1",))], passed=["P-1"], outcomes=outcomes)
+    rules = ("A-1", "S-1", "P-1", "H-1", "N-1", "W-1", "E-1", "X-1")
+    found = [outcome for _, outcome in _findings(FindingGate(forbid=rules), side)]
+    assert found == ["failed", "failed", "passed", "passed", "unknown", "unknown", "unknown", "unknown"]
+
+
+def test_what_is_checked_with_a_baseline_alone() -> None:
+    assert WITH_A_BASELINE.needs_baseline
+    same = judged(WITH_A_BASELINE, run(STEADY), run(STEADY))
+    assert not any(found.fails for found in same)
+    worse = judged(WITH_A_BASELINE, run([2 * ns for ns in STEADY], findings=[finding("A-1")]), run(STEADY))
+    assert [found.name for found in worse if found.fails] == ["step_median_ms tolerance", "findings new_at"]

@@ -1,0 +1,68 @@
+"""The sample of a gate for continuous integration: its files parse, and its commands are ours; the README shows the same ones."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from gpudiag.api.check import read_gates
+from gpudiag.cli import app
+from gpudiag.diagnosis.gates_file import parse
+from gpudiag.diagnosis.loader import rules_in_force
+from gpudiag.model.gates import METRICS
+
+ROOT = Path(__file__).parents[2]
+WORKFLOW = ROOT / "samples" / "ci" / "performance.yml"
+GATES = ROOT / "samples" / "ci" / "gates.toml"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def _commands() -> list[list[str]]:
+    """Return the words of each gpudiag command of the workflow."""
+    steps = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))["jobs"]["step-time"]["steps"]
+    lines = [line for step in steps for line in step.get("run", "").splitlines()]
+    found = [match[0].rstrip(")") for line in lines if (match := re.search(r"gpudiag (run|compare|check|report) .*", line))]
+    return [shlex.split(line)[1:] for line in found]
+
+
+def test_the_gates_of_the_sample_are_gates() -> None:
+    found = read_gates(GATES)
+    assert found.needs_baseline
+    assert {gate.metric for gate in found.gates} <= set(METRICS)
+    assert found.findings is not None
+
+
+def test_the_workflow_is_one() -> None:
+    made = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    assert made[True] == "pull_request"  # YAML 1.1 reads the key `on` as true; GitHub does not
+    assert all(("uses" in step) != ("run" in step) for step in made["jobs"]["step-time"]["steps"])
+
+
+@pytest.mark.parametrize("words", _commands(), ids=" ".join)
+def test_its_commands_have_options_that_exist(words: list[str]) -> None:
+    command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word for word in words[1:] if word.startswith("-")} - ({"--steps"} if words[0] == "run" else set())  # the script's own
+    assert given <= known
+
+
+def test_the_sample_uses_the_commands_it_is_about() -> None:
+    assert [words[0] for words in _commands()] == ["run", "run", "compare", "check"]
+
+
+def test_blocks_of_the_readme_that_speak_of_gates_parse() -> None:
+    rules = [rule.id for rule in rules_in_force([], None).judged]
+    for block in _blocks("toml"):
+        if any(f"[{metric}]" in block for metric in METRICS):
+            parse("README.md", block, rules)
+    for block in _blocks("ya?ml"):
+        assert isinstance(yaml.safe_load(block), (dict, list))
