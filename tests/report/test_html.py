@@ -6,25 +6,27 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import plotly.graph_objects as go
 import pytest
 import report_sample as sample
+import wholereport
 from htmlpage import Page
 
 from gpudiag.diagnosis.loader import read_rules
+from gpudiag.experiment.fixes import applier
+from gpudiag.model.experiment import FixCall
+from gpudiag.model.fixes import FIXES
+from gpudiag.model.report import Source
 from gpudiag.report import html
-from gpudiag.report.html import figures
+from gpudiag.report.html import cards, figures, strip, templating
 
 LARGEST = 6_000_000
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 HARMLESS = (
-    "html head meta title style body a header main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tfoot "
-    "tr th td ul li dl dt dd small code details summary label input button script"
+    "html head meta title style body a header nav main section article p h1 h2 h3 h4 div span b strong table caption thead tbody tfoot "
+    "tr th td ul ol li dl dt dd small code details summary label input select option button script"
 )
 
 
@@ -155,10 +157,153 @@ def test_every_hostile_name_is_shown_as_text(pages: dict[str, str]) -> None:
     assert max(len(text) for text in texts) <= 4_000
 
 
-def test_long_tables_are_cut_and_say_so() -> None:
-    page = Page(html.render(sample.many_ops(2_500)))
-    assert sum(1 for text in page.texts if text.startswith("aten::op_")) == 2_000
-    assert "2,000 largest of 2,500 rows" in page.texts
+def data_of(page: str, table: str) -> dict[str, Any]:
+    """Return what the page's script is given of a table."""
+    found = re.search(rf'<script type="application/json" id="{table}-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_long_tables_are_paged_cut_and_say_so() -> None:
+    text = html.render(sample.many_ops(2_500))
+    page = Page(text)
+    assert sum(1 for said in page.texts if said.startswith("aten::op_")) == 50  # what a browser lays out before the script ran
+    assert "1 to 50 of the 2,000 largest of 2,500 rows" in page.texts
+    view = data_of(text, "ops")["views"][0]
+    assert (len(view["rows"]), view["count"]) == (2_000, 2_500)
+    assert view["rows"][1_999]["k"] == {"op": "aten::op_1999"}
+
+
+def test_ops_are_grouped_by_op_module_and_phase_and_the_sums_are_those_of_the_rows() -> None:
+    views = {view["id"]: view for view in data_of(html.render(wholereport.report()), "ops")["views"]}
+    assert list(views) == ["rows", "op", "module", "phase"]
+    column = {name: [title for title, _, _ in view["columns"]].index("time") for name, view in views.items()}
+    sums = {name: sum(row["c"][column[name]][1] for row in view["rows"]) for name, view in views.items()}
+    assert len(set(sums.values())) == 1
+    assert {row["k"]["phase"] for row in views["phase"]["rows"]} == {"forward", "backward", "optimizer"}
+    assert len(views["module"]["rows"]) == 20
+    keys = {row["k"]["module"] for row in views["rows"]["rows"]}
+    assert keys == {row["k"]["module"] for row in views["module"]["rows"]}  # so that a group leads to its ops
+
+
+def test_no_view_is_offered_that_the_recording_does_not_tell() -> None:
+    views = [view["id"] for view in data_of(html.render(sample.many_ops(3)), "ops")["views"]]
+    assert views == ["rows", "op"]  # neither module nor phase is known
+
+
+def test_a_card_says_what_evidence_where_gain_fix_and_test() -> None:
+    page = Page(html.render(wholereport.report()))
+    for expected in (
+        "1. The GPU waits for the host critical OVH-01",
+        "To gain Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.",
+        "Where loss.item() (train.py:41), 2.00 ms a step",
+        "Evidence idle_launch_share 33.3 % idle_launch_ns over the wall time of the analysed steps.",
+        'change model = torch.compile(model, mode="reduce-overhead") test gpudiag ab --fix compile-reduce-overhead train.py ARGS',
+        "test gpudiag ab --variant accumulation=script:COPY.py train.py ARGS",  # only the user can make this change
+    ):
+        assert expected in page.plain
+    links = [attributes.get("data-op") for tag, attributes in page.tags if tag == "a" and "data-op" in attributes]
+    assert links == ["aten::op_0003"]  # loss.item() is no op of the table
+
+
+def test_the_command_of_a_bundle_keeps_the_result_in_it() -> None:
+    report = sample.report(source=Source("runs/my run", "bundle"))
+    assert "gpudiag ab --fix compile --from 'runs/my run' -o 'runs/my run' train.py ARGS" in Page(html.render(report)).plain
+    assert cards.test_command("no-such-fix", report) == ""
+
+
+def test_every_fix_that_an_experiment_can_apply_is_tested_by_its_id() -> None:
+    commands = {fix.id: cards.test_command(fix.id, sample.report()) for fix in FIXES}
+    assert [name for name, command in commands.items() if "--variant" in command] == ["accumulation"]
+    bare = [name for name, command in commands.items() if f" --fix {name} train.py ARGS" in command]
+    assert [applier(FixCall(name)).id for name in bare] == bare  # as `gpudiag ab` makes them of its options
+    assert [name for name in commands if name not in bare] == ["fuse-region", "accumulation"]
+
+
+def test_what_a_reader_has_to_fill_in_is_said() -> None:
+    page = Page(html.render(wholereport.report())).plain
+    assert "gpudiag ab --fix fuse-region=VALUE train.py ARGS VALUE: the path of a module below the model" in page
+    assert "COPY.py: a copy of your script with the change in it" in page
+
+
+def test_telemetry_is_a_strip_with_its_throttle_reasons() -> None:
+    page = Page(html.render(wholereport.report()))
+    labels = [attributes["aria-label"] or "" for tag, attributes in page.tags if tag == "svg"]
+    assert "SM clock over the run: lowest 1,410 MHz, median 1,420 MHz, highest 1,980 MHz" in labels
+    assert "SW Power Cap held for 48 % of the time" in labels
+    assert "SW Power Cap held the clocks down 48 % of the time" in page.plain
+    assert "GPU Idle not a fault 10 % of the time" in page.plain
+
+
+def test_a_hole_in_the_samples_is_a_hole_in_the_chart() -> None:
+    charts = strip.context(wholereport.report())["charts"]
+    clock = next(chart for chart in charts if chart["label"] == "SM clock")
+    assert [len(points.split()) // 2 for points in clock["lines"]] == [50, 64]  # slices before and after the hole
+    assert clock["lines"][0].startswith("0.0,3.0 6.0,3.0 ")  # the highest, from the left edge
+
+
+def test_telemetry_without_a_strip_is_a_table() -> None:
+    report = wholereport.report(telemetry=wholereport.telemetry(strip=None))
+    assert strip.context(report)["charts"] == []
+    text = html.render(report)
+    assert "<polyline" not in text.partition('id="telemetry-title"')[2].partition("</section>")[0]
+    assert "1,410 MHz" in text
+
+
+def test_what_lowered_the_clocks_may_not_be_known() -> None:
+    untold = wholereport.telemetry(clock_events=(), throttle_share=None, missing={"clock_event_reasons": "not supported"})
+    page = Page(html.render(wholereport.report(telemetry=untold)))
+    assert "What lowered the clocks is not known: not supported." in page.plain
+
+
+def test_experiments_are_a_chart_of_intervals_with_what_was_promised() -> None:
+    text = html.render(wholereport.report())
+    found = re.search(r'id="intervals-figure">(.*?)</script>', text)
+    assert found is not None
+    names = {trace["name"] for trace in json.loads(found[1])["data"]}
+    assert {"proved faster", "does not train the same", "promised at most"} <= names
+    assert "Promised: at most 50 % less time a sample; measured: 45 % [44, 47]." in Page(text).plain
+
+
+def test_trust_shows_coverage_links_and_the_slow_down_or_that_it_is_not_known() -> None:
+    known = Page(html.render(sample.report(trust=sample.trust(linked_share=0.97, modelled_share=0.88, profiler_slowdown=1.23)))).plain
+    assert "88 % of the kernel time that can be modelled has a cost model 97 % of all kernel time is linked" in known
+    assert "1.23 x the time of an unprofiled step" in known
+    unknown = Page(html.render(sample.report(trust=sample.trust(linked_share=None, modelled_share=None, profiler_slowdown=None)))).plain
+    assert unknown.count("not known how") == 3
+
+
+def test_the_bar_has_a_scale_and_its_parts_stand_in_the_order_of_the_table() -> None:
+    page = Page(html.render(sample.report()))
+    assert "0 18.8 ms 37.5 ms 56.2 ms 75.0 ms Time and share of each part, from left to right" in page.plain
+    titles = [attributes["title"] or "" for tag, attributes in page.tags if tag == "span" and "segment" in (attributes.get("class") or "")]
+    rows = [title.partition(": ")[0] if not title.startswith("idle") else ": ".join(title.split(": ")[:2]) for title in titles]
+    shown = page.plain.partition("part, from left to right time share")[2]
+    positions = [shown.index(f"{row} ") for row in rows]
+    assert positions == sorted(positions)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    """Return the contrast ratio of WCAG 2.1."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_of_parts_are_those_of_the_figures_and_stand_out_in_both_themes() -> None:
+    css = templating.asset("report.css")
+    parts = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})[;}]", css))
+    assert {bound: parts[bound] for bound in figures.COLOURS} == figures.COLOURS
+    backgrounds = [colour for pair in re.findall(r"--(?:page|card): light-dark\((#\w+), (#\w+)\)", css) for colour in pair]
+    assert len(backgrounds) == 4
+    weak = {name: colour for name, colour in parts.items() if min(_contrast(colour, other) for other in backgrounds) < 3}
+    assert len(parts) > 10
+    assert weak == {}
 
 
 def test_plotly_accepts_the_figure() -> None:
@@ -195,97 +340,6 @@ def test_hover_text_is_escaped_for_plotly() -> None:
     texts = " ".join(text for trace in figure["data"] for text in trace.get("text", []))
     assert set(re.findall(r"<\s*/?\s*(\w+)", texts)) == {"b", "br"}
     assert "&lt;script&gt;" in texts
-
-
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
-        pytest.skip(f"no browser here: none of {', '.join(BROWSERS)} is installed")
-    return found
-
-
-def _load(browser: str, path: Path) -> tuple[str, list[str]]:
-    """Return the page's DOM after its scripts ran, and what it said on the console."""
-    command = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        f"--user-data-dir={path.parent / 'profile'}",
-    ]
-    command += ["--virtual-time-budget=10000", "--enable-logging=stderr", "--dump-dom", path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-
-PROBE = """
-<script>
-const answers = {};
-const shown = () => Array.from(document.querySelectorAll("#ops tbody tr")).filter((row) => !row.hidden);
-const column = (k) => shown().map((row) => row.cells[k].firstChild.textContent);
-const button = (title) => Array.from(document.querySelectorAll("#ops th button")).find((item) => item.textContent === title);
-const index = (title) => button(title).parentElement.cellIndex;
-button("calls").click(); answers.descending = column(index("calls"));
-answers.aria = button("calls").parentElement.getAttribute("aria-sort");
-button("calls").click(); answers.ascending = column(index("calls"));
-button("op").click(); answers.names = column(0);
-button("of roof").click(); answers.roof = column(index("of roof"));
-button("of roof").click(); answers.roofUp = column(index("of roof"));
-const input = document.querySelector("input[data-filters=ops]");
-input.value = "OP_0003"; input.dispatchEvent(new Event("input")); answers.filtered = column(0);
-answers.count = document.getElementById("ops-count").textContent;
-input.value = ""; input.dispatchEvent(new Event("input")); answers.all = column(0).length;
-document.body.insertAdjacentHTML("beforeend", "<pre id=answers></pre>");
-document.getElementById("answers").textContent = JSON.stringify(answers);
-</script>
-</body>
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["full", "hostile", "no device"])
-def test_the_page_loads_without_an_error(pages: dict[str, str], browser: str, tmp_path: Path, name: str) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(pages[name], encoding="utf-8")
-    dom, console = _load(browser, path)
-    assert console == []
-    assert 'data-ready="yes"' in dom
-    assert ("main-svg" in dom) == (name != "no device")  # drawn under the policy, from the hashes
-
-
-@pytest.mark.slow
-def test_the_policy_stops_a_script_that_is_not_ours(pages: dict[str, str], browser: str, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(pages["no device"].replace("</body>", "<script>document.title = 'owned'</script></body>"), encoding="utf-8")
-    dom, console = _load(browser, path)
-    assert "<title>owned" not in dom
-    assert any("Content Security Policy" in line for line in console)
-
-
-@pytest.mark.slow
-def test_tables_sort_and_filter(browser: str, tmp_path: Path) -> None:
-    rows = (*sample.many_ops(12).ops, sample.op("zz::unknown", 0.001, count=99, efficiency=None))
-    text = html.render(sample.report(ops=rows, device=None))
-    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text).replace("</body>", PROBE)  # the probe is not ours
-    path = tmp_path / "report.html"
-    path.write_text(text, encoding="utf-8")
-    dom, console = _load(browser, path)
-    assert console == []
-    found = re.search(r'<pre id="answers">(.*?)</pre>', dom)
-    assert found is not None
-    answers = json.loads(found[1].replace("&amp;", "&"))
-    calls = [99, *range(12, 0, -1)]
-    assert answers["descending"] == [str(count) for count in calls]
-    assert answers["aria"] == "descending"
-    assert answers["ascending"] == [str(count) for count in reversed(calls)]
-    assert answers["names"] == [*(f"aten::op_{k:04d}" for k in range(12)), "zz::unknown"]
-    assert answers["roof"][-1] == "?"
-    assert answers["roofUp"][-1] == "?"  # not known comes last in both directions
-    assert answers["filtered"] == ["aten::op_0003"]
-    assert answers["count"] == "1 of 13 rows"
-    assert answers["all"] == 13
 
 
 def test_a_finding_links_to_what_there_is_to_read_about_its_rule() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.model.report import ReportData
 from gpudiag.report.escape import json_for_script
+from gpudiag.report.experiment.figures import intervals
 from gpudiag.report.html.figures import roofline, roofline_note
 from gpudiag.report.html.page import context
 from gpudiag.report.html.rulebook import pages_of
@@ -16,14 +17,18 @@ def render(report: ReportData, rules: RuleBase | None = None) -> str:
 
     plotly.js (about 5 MB) is inside only where there is a figure to draw.
     """
-    figure = roofline(report)
-    scripts = [*([plotly_js()] if figure else []), asset("report.js")]
+    values = context(report)
+    figures = {name: figure for name, figure in (("intervals", intervals(report.experiments)), ("roofline", roofline(report))) if figure}
+    data = {f"{name}-figure": figure for name, figure in figures.items()}
+    data |= {f"{name}-data": table.data for name, table in values["tables"].items()}
+    scripts = [asset("tables.js"), asset("report.js"), *([plotly_js()] if figures else [])]
     return template("report.html.j2").render(
-        **context(report),
+        **values,
         pages=pages_of(report, rules),
         csp=policy(scripts),
         css=asset("report.css"),
         scripts=scripts,
-        figure=json_for_script(figure) if figure else "",
+        figures={name: figure["layout"]["height"] for name, figure in figures.items()},
+        data={name: json_for_script(value) for name, value in data.items()},
         roofline_note=roofline_note(report),
     )

@@ -61,8 +61,12 @@ def roofline(report: ReportData) -> Figure | None:
 
 def roofline_rows(report: ReportData) -> list[OpRow]:
     """Return the ops that have a place on the roofline (FLOPs, bytes and time known and not zero), largest first."""
-    rows = [row for row in report.ops if row.flops and row.bytes and row.kernel_ns > 0]
-    return sorted(rows, key=lambda row: -row.kernel_ns)[:MOST_POINTS]
+    return [row for row in ops_by_time(report) if row.flops and row.bytes and row.kernel_ns > 0][:MOST_POINTS]
+
+
+def ops_by_time(report: ReportData) -> list[OpRow]:
+    """Return the ops in the order of the page's table: by time, largest first."""
+    return sorted(report.ops, key=lambda row: -row.kernel_ns)
 
 
 def roofline_note(report: ReportData) -> str:
@@ -75,7 +79,10 @@ def roofline_note(report: ReportData) -> str:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
     total = words.op_total_ns(report.ops)
     left_out = 1 - words.op_total_ns(rows) / total if total else 0.0
-    text = "Each point is one op; its area grows with its time. The distance to the roof above it is what a better kernel could gain."
+    text = (
+        "Each point is one op with its shapes; its area grows with its time, its colour and shape say what bounds it. The distance to the "
+        "roof above it is what a better kernel could gain. A click on a point shows the op in the table."
+    )
     if left_out < words.ROUNDS_TO_ZERO:
         return text
     return f"{text} Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn."
@@ -125,13 +132,15 @@ def _line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
 
 
 def _points(report: ReportData, rows: Sequence[OpRow]) -> list[Figure]:
+    """Return the points by bound; with each goes, as `customdata`, its place in the table of ops."""
     largest = max(row.kernel_ns for row in rows)
     total = words.op_total_ns(report.ops)
+    places = {id(row): index for index, row in enumerate(ops_by_time(report))}
     traces = []
     for bound in BOUNDS:
         chosen = [row for row in rows if row.bound == bound]
         if chosen:
-            traces.append(_trace(bound, chosen, largest, total))
+            traces.append({**_trace(bound, chosen, largest, total), "customdata": [places[id(row)] for row in chosen]})
     return traces
 
 
@@ -184,9 +193,10 @@ def _layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, f
     labels += _slope_labels(device, x[0], max(engines.values()))
     return {
         "xaxis": _axis("arithmetic intensity (FLOP/byte)", x, [f"{10.0**k:g}" for k in _decades(x)]),
-        "yaxis": _axis("achieved rate", y, [format_rate(10.0**k, "FLOP") for k in _decades(y)]),
+        "yaxis": _axis("achieved rate (FLOP/s)", y, [format_rate(10.0**k, "FLOP") for k in _decades(y)]),
         "annotations": labels,
         "hovermode": "closest",
+        "hoverlabel": {"align": "left"},
         "legend": {"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0, "itemsizing": "constant"},
         "margin": {"l": 110, "r": 20, "t": 40, "b": 90},
         "height": 500,

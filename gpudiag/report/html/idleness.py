@@ -18,7 +18,9 @@ MOST = 12
 MOST_PLACES = 6
 """Places shown of each cause; the table of all idle time stands further down."""
 
-_WIDE_ENOUGH = 0.08
+_WIDE_ENOUGH, _WIDE_ON_A_PHONE = 0.08, 0.17
+"""Shares from which a segment has room for its percentage."""
+
 _AS_BUCKETS = {
     **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
     "communication": "exposed-communication",
@@ -57,7 +59,7 @@ def _css(bucket: str) -> str:
     return f"idle {name}" if name.replace("-", "").isascii() and name.replace("-", "").isalpha() else "idle"
 
 
-def _path(report: ReportData) -> list[dict[str, str]]:
+def _path(report: ReportData) -> list[dict[str, Any]]:
     """Return the segments of the longest path's bar."""
     return [
         {
@@ -66,6 +68,7 @@ def _path(report: ReportData) -> list[dict[str, str]]:
             "share": format_share(share, 1),
             "percent": f"{share * 100:.4f}",
             "inside": format_share(share) if share >= _WIDE_ENOUGH else "",
+            "tight": share < _WIDE_ON_A_PHONE,
         }
         for bound, text, share in waiting.path_parts(report)
         if share >= words.ROUNDS_TO_ZERO / 5

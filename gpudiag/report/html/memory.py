@@ -21,11 +21,18 @@ def context(found: MemoryReport | None) -> dict[str, Any] | None:
     places += [(title, memory.rows_of(rows, found, _MOST_PLACES)) for title, rows in lists]
     return {
         "headline": memory.headline(found),
-        "categories": memory.category_rows(found),
+        "categories": _categories(found),
         "lines": memory.lines(found),
         "places": [(title, _cleaned(rows)) for title, rows in places if rows],
         "notes": [clean(note, 2_000) for note in found.notes],
     }
+
+
+def _categories(found: MemoryReport) -> list[tuple[str, str, str, str]]:
+    """Return (name, size, share, length of its bar in percent) of what memory was used for at its peak."""
+    peak = found.peak_bytes or 1
+    rows = zip(memory.category_rows(found), found.by_category.values(), strict=True)
+    return [(*row, f"{min(1.0, max(0.0, size / peak)) * 100:.2f}") for row, size in rows]
 
 
 def _cleaned(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -1,67 +1,72 @@
 "use strict";
-// Sorting and filtering of the tables, and the figures in the page's colours. Text is only ever compared, never inserted as HTML.
+// Colours, folded parts, commands to copy, figures. Text is only ever set as text, never as HTML.
 (() => {
-  const cellValue = (row, index, numeric) => {
-    const cell = row.cells[index];
-    if (!numeric) return cell.textContent;
-    return cell.dataset.v === "" ? null : Number(cell.dataset.v);
-  };
+  const root = document.documentElement;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
 
-  const compare = (a, b, numeric, direction) => {
-    if (a === null || b === null) return (a === null) - (b === null); // not known: last in both directions
-    return direction * (numeric ? a - b : a.localeCompare(b, undefined, { numeric: true }));
-  };
+  const theme = document.createElement("button");
+  theme.type = "button";
+  theme.className = "theme";
+  const name = () => (theme.textContent = isDark() ? "Light colours" : "Dark colours");
+  theme.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    name();
+  });
+  dark.addEventListener("change", name);
+  name();
+  document.querySelector("header").prepend(theme);
 
-  const sortBy = (table, index) => {
-    const header = table.tHead.rows[0].cells[index];
-    const numeric = header.classList.contains("number");
-    const now = header.getAttribute("aria-sort");
-    const descending = now ? now === "ascending" : numeric; // numbers: largest first
-    for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
-    header.setAttribute("aria-sort", descending ? "descending" : "ascending");
-    const body = table.tBodies[0];
-    const keyed = Array.from(body.rows, (row) => [cellValue(row, index, numeric), row]);
-    keyed.sort((a, b) => compare(a[0], b[0], numeric, descending ? -1 : 1));
-    body.append(...keyed.map((pair) => pair[1]));
-  };
-
-  const filter = (table, text, count) => {
-    const wanted = text.trim().toLowerCase();
-    let shown = 0;
-    for (const row of table.tBodies[0].rows) {
-      row.hidden = wanted !== "" && !row.textContent.toLowerCase().includes(wanted);
-      shown += row.hidden ? 0 : 1;
-    }
-    count.textContent = wanted === "" ? count.dataset.all : `${shown} of ${table.tBodies[0].rows.length} rows`;
-  };
-
-  for (const table of document.querySelectorAll("table.data")) {
-    Array.from(table.tHead.rows[0].cells).forEach((header, index) => {
-      header.querySelector("button").addEventListener("click", () => sortBy(table, index));
+  for (const place of document.querySelectorAll(".command")) {
+    if (!navigator.clipboard) break;
+    const copy = document.createElement("button");
+    copy.type = "button";
+    copy.textContent = "Copy";
+    copy.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(place.querySelector("code").textContent);
+      copy.textContent = "Copied";
     });
-  }
-  for (const input of document.querySelectorAll("input[data-filters]")) {
-    const table = document.getElementById(input.dataset.filters);
-    const count = document.getElementById(`${input.dataset.filters}-count`);
-    count.dataset.all = count.textContent;
-    input.addEventListener("input", () => filter(table, input.value, count));
+    place.append(copy);
   }
 
-  for (const place of document.querySelectorAll(".figure")) {
+  // A link to a folded part, or into one, opens it.
+  const reveal = () => {
+    const target = document.getElementById(location.hash.slice(1)); // ids of ours need no decoding
+    for (let part = target; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+    if (target) target.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+
+  const figures = [];
+  const options = { responsive: true, displaylogo: false, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] }; // none that talks to a server
+  const clear = "rgba(0,0,0,0)"; // the style sheet colours what plotly draws, so that it follows theme and paper
+  const draw = (place) => {
     const figure = JSON.parse(document.getElementById(`${place.id}-figure`).textContent);
-    const colours = () => {
-      const style = getComputedStyle(document.documentElement);
-      const [text, line] = [style.getPropertyValue("--text").trim(), style.getPropertyValue("--line").trim()];
-      const axis = (name) => ({ [`${name}.gridcolor`]: line, [`${name}.linecolor`]: line, [`${name}.color`]: text });
-      return { "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "font.color": text, "modebar.bgcolor": "rgba(0,0,0,0)", "modebar.color": text, "modebar.activecolor": text, ...axis("xaxis"), ...axis("yaxis") };
-    };
-    const paint = () => Plotly.relayout(place, colours());
-    const buttons = [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
-    const options = { responsive: true, displaylogo: false, modeBarButtons: buttons }; // none that talks to a server
-    Plotly.newPlot(place, figure.data, figure.layout, options).then(paint);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paint);
-    addEventListener("beforeprint", paint);
-    addEventListener("afterprint", paint);
-  }
-  document.documentElement.dataset.ready = "yes";
+    const layout = { ...figure.layout, paper_bgcolor: clear, plot_bgcolor: clear, modebar: { bgcolor: clear } };
+    Plotly.newPlot(place, figure.data, layout, options);
+    place.on("plotly_click", ({ points }) => {
+      const row = points[0].customdata;
+      if (row !== undefined) window.gpudiag?.showOps(null, row);
+    });
+    figures.push(place);
+  };
+  // plotly comes last and takes longest: by then the page can be read and used.
+  addEventListener("DOMContentLoaded", () => {
+    document.querySelectorAll(".figure").forEach(draw);
+    root.dataset.ready = "yes";
+  });
+
+  // On paper: what matters is unfolded, and figures have the width of the paper.
+  const PAPER = 680;
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = Array.from(document.querySelectorAll("details.printed:not([open])"));
+    for (const part of opened) part.open = true;
+    for (const place of figures) Plotly.relayout(place, { autosize: false, width: PAPER });
+  });
+  addEventListener("afterprint", () => {
+    for (const part of opened) part.open = false;
+    for (const place of figures) Plotly.relayout(place, { autosize: true, width: null });
+  });
 })();

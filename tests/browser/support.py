@@ -1,0 +1,127 @@
+"""A page in a real browser, for tests: what it says on the console, pictures of it, what axe-core finds, how soon it is there.
+
+`from browser.support import opened, ...`; the fixtures `browser` and `axe` are in conftest.py beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Response
+
+PROJECT = Path(__file__).resolve().parents[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+AXE = PROJECT / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+WIDE, NARROW = 1280, 390
+"""Widths in CSS pixels at which pages are looked at: a laptop's window, a telephone."""
+
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+TIMEOUT_MS = 60_000
+"""A machine that does other work as well takes long."""
+
+
+@dataclass
+class Seen:
+    """A page that is open, and what went wrong on it so far: console errors and warnings, exceptions, answers of 400 and above."""
+
+    page: Page
+    errors: list[str] = field(default_factory=list)
+
+
+def browser_path() -> str | None:
+    """Return the browser that is installed, None where there is none."""
+    return next((path for name in BROWSERS if (path := shutil.which(name))), None)
+
+
+def axe_path() -> Path | None:
+    """Return the file of axe-core: GPUDIAG_AXE, else that of the virtual environment; None where there is none."""
+    named = os.environ.get("GPUDIAG_AXE")
+    path = Path(named) if named else AXE
+    return path if path.is_file() else None
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
+    """Yield the installed browser, started without a window; needs playwright and `browser_path()`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=browser_path(), args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, url: str | Path, *, width: int = WIDE, scheme: Scheme = "light", **context: Any) -> Iterator[Seen]:
+    """Yield the page at `url` (a Path: of that file) in a fresh window of `width`; `context`: of playwright's `new_context`."""
+    made = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **context)
+    try:
+        made.set_default_timeout(TIMEOUT_MS)
+        seen = Seen(made.new_page())
+        _listen(seen)
+        seen.page.goto(url.resolve().as_uri() if isinstance(url, Path) else url)
+        yield seen
+    finally:
+        made.close()
+
+
+def _listen(seen: Seen) -> None:
+    def console(message: ConsoleMessage) -> None:
+        if message.type in {"error", "warning"}:
+            seen.errors.append(f"{message.type}: {message.text}")
+
+    def answer(response: Response) -> None:
+        if response.status >= 400:
+            seen.errors.append(f"{response.status}: {response.url}")
+
+    seen.page.on("console", console)
+    seen.page.on("pageerror", lambda error: seen.errors.append(f"exception: {error}"))
+    seen.page.on("response", answer)
+
+
+def violations(page: Page, axe: Path, impacts: tuple[str, ...] = ("serious", "critical")) -> list[str]:
+    """Return what axe-core finds of these impacts, one line a rule with the elements: 'color-contrast (serious): .quiet, ...'."""
+    page.evaluate(axe.read_text(encoding="utf-8"))  # through the debugger: the page's own policy lets no other script in
+    found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+    return [
+        f"{rule['id']} ({rule['impact']}): {'; '.join(_element(node) for node in rule['nodes'][:5])}"
+        for rule in found["violations"]
+        if rule["impact"] in impacts
+    ]
+
+
+def _element(node: dict[str, Any]) -> str:
+    summary = " ".join(str(node.get("failureSummary", "")).split())
+    return f"{' '.join(map(str, node['target']))} [{summary[:200]}]"
+
+
+def picture(page: Page, name: str, folder: Path) -> Path:
+    """Return the file of a picture of the whole page; where GPUDIAG_PICTURES names a folder it is kept there, to be looked at."""
+    kept = Path(os.environ.get("GPUDIAG_PICTURES") or folder)
+    kept.mkdir(parents=True, exist_ok=True)
+    path = kept / f"{name}.png"
+    page.screenshot(path=path, full_page=True)
+    return path
+
+
+def first_paint_ms(page: Page) -> float:
+    """Return when the first text or picture was painted, in ms from the start of the navigation (Paint Timing, W3C)."""
+    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+    page.wait_for_function(f"({paint}) !== null")
+    return float(page.evaluate(paint))
+
+
+def overflow_px(page: Page) -> int:
+    """Return by how many pixels the page is wider than its window: above 0 the whole page scrolls sideways."""
+    return int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))

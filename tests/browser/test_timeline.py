@@ -1,0 +1,193 @@
+"""The time line in a real browser: it is drawn, follows mouse and keys, keeps its state in the address, and says what is chosen."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from browser import support
+from dashclient import served, small_trace
+
+pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
+pytestmark = pytest.mark.slow
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TRACES = ("v100_ddp2_inductor_train_rank1", "mi300x_resnet18_ddp8_actckpt_train_rank0", "h100_bert-small")
+READY = "#timeline-root[data-window]"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a dashboard with one small recording."""
+    folder = tmp_path_factory.mktemp("recordings")
+    small_trace(folder / "run.json")
+    with served(folder) as where:
+        yield f"{where}/timeline?bundle=run.json"
+
+
+def window(page: Page) -> tuple[int, int]:
+    low, high = page.get_attribute("#timeline-root", "data-window").split(",")
+    return int(low), int(high)
+
+
+def press(page: Page, *keys: str) -> tuple[int, int]:
+    """Press keys with the drawing in focus; return the window once it has been drawn."""
+    page.focus("#timeline-frame")
+    for key in keys:
+        page.keyboard.press(key)
+    page.wait_for_timeout(150)
+    return window(page)
+
+
+def state(page: Page) -> dict[str, str]:
+    return {key: values[0] for key, values in parse_qs(urlsplit(page.url).query).items()}
+
+
+def until(page: Page, holds: Callable[[], bool]) -> None:
+    """Wait for something to hold, by asking again: the page's policy allows no wait_for_function, which evaluates text in it."""
+    end = time.monotonic() + support.TIMEOUT_MS / 1000
+    while not holds():
+        assert time.monotonic() < end, f"it does not come to hold; the address is {page.url}"
+        page.wait_for_timeout(40)
+
+
+def chosen(page: Page, text: str) -> None:
+    until(page, lambda: text in page.inner_text("#timeline-panel"))
+
+
+def test_keys_move_and_zoom_and_the_address_follows(browser, address: str) -> None:
+    with support.opened(browser, address) as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        whole = window(page)
+        low, high = press(page, "+", "+")
+        assert (high - low) == pytest.approx(0.36 * (whole[1] - whole[0]), rel=0.01)
+        moved = press(page, "ArrowRight")
+        assert moved[0] - low == pytest.approx(0.2 * (high - low), rel=0.02)
+        assert moved[1] - moved[0] == pytest.approx(high - low, abs=2)
+        until(page, lambda: (state(page).get("from"), state(page).get("to")) == tuple(map(str, moved)))
+        page.reload()  # the address alone brings the same window back
+        page.wait_for_selector(READY)
+        assert window(page) == pytest.approx(moved, abs=2)
+        assert press(page, "0") == whole
+        until(page, lambda: "from=" not in page.url)
+        assert seen.errors == []
+
+
+def test_wheel_and_drag_zoom_and_move(browser, address: str) -> None:
+    with support.opened(browser, address) as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        whole = window(page)
+        box = page.locator("#timeline-frame canvas").bounding_box()
+        x, y = box["x"] + box["width"] / 4, box["y"] + 120
+        page.mouse.move(x, y)
+        under = whole[0] + (whole[1] - whole[0]) / 4
+        for _ in range(8):
+            page.mouse.wheel(0, -100)
+        page.wait_for_timeout(200)
+        low, high = window(page)
+        assert high - low < 0.5 * (whole[1] - whole[0])
+        assert low + (high - low) / 4 == pytest.approx(under, rel=0.02)  # what is under the pointer stays there
+        page.mouse.down()
+        page.mouse.move(x - box["width"] / 8, y, steps=4)
+        page.mouse.up()
+        page.wait_for_timeout(200)
+        assert window(page)[0] - low == pytest.approx((high - low) / 8, rel=0.05)
+        assert seen.errors == []
+
+
+def test_a_kernel_is_chosen_by_keys_and_leads_to_its_call_and_back(browser, address: str) -> None:
+    with support.opened(browser, f"{address}&event=kernels-2") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        chosen(page, "sgemm_128x128")
+        assert page.locator("#timeline-status").inner_text().startswith(("660 us", "720 us"))  # twelve times its 60 us
+        page.click("text=zoom to the call that launched it")
+        chosen(page, "cudaLaunchKernel")
+        until(page, lambda: "event=launches-2" in page.url)
+        page.click("text=zoom to the work it launched")
+        chosen(page, "60.0 us")
+        page.keyboard.press("Escape")
+        press(page, "Escape")
+        chosen(page, "Click an event")
+        # down to the lane of the stream, then its events one by one
+        lanes = page.evaluate("[...document.getElementById('timeline-lanes').options].map((option) => option.value)")
+        assert "stream-7" in lanes
+        page.select_option("#timeline-lanes", "stream-7")
+        until(page, lambda: "lane=stream-7" in page.url)
+        press(page, "0", "ArrowDown", "ArrowDown", "n")
+        chosen(page, "sgemm_128x128")
+        assert seen.errors == []
+
+
+def test_the_work_of_an_op_is_marked_and_found_one_by_one(browser, address: str) -> None:
+    with support.opened(browser, f"{address}&op=aten%3A%3Aadd") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        assert "aten::add: 3 marked" in page.inner_text("#timeline-marked")
+        for number in (1, 3):
+            press(page, "m")
+            until(page, lambda event=f"event=kernels-{number}": event in page.url)
+        press(page, "M")
+        until(page, lambda: "event=kernels-1" in page.url)
+        page.click("text=Unmark")
+        until(page, lambda: "op=" not in page.url)
+        assert seen.errors == []
+
+
+def test_hovering_tells_of_the_event_and_hostile_names_stay_text(browser, tmp_path: Path) -> None:
+    small_trace(tmp_path / "run.json", '<img src=x onerror="document.title=1">')
+    with served(tmp_path) as where, support.opened(browser, f"{where}/timeline?bundle=run.json&from=0&to=100000") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        box = page.locator("#timeline-frame canvas").bounding_box()
+        for y in range(60, int(box["height"]), 6):  # over all lanes at 60 us: kernel, op, idle piece
+            page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + y)
+            page.wait_for_timeout(20)
+        page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] - 50)
+        until(page, lambda: "begins" in page.inner_text(".timeline-tip"))
+        assert "<img src=x" in page.inner_text(".timeline-tip")
+        assert page.locator(".timeline-tip img, #timeline-panel img").count() == 0
+        assert page.title() != "1"
+        assert seen.errors == []
+
+
+def test_a_lane_that_is_not_there_is_said_and_the_rest_drawn(browser, address: str) -> None:
+    with support.opened(browser, f"{address}&lane=stream-99") as seen:
+        seen.page.wait_for_selector(READY)
+        assert "no lane 'stream-99'" in seen.page.inner_text("#timeline-status")
+
+
+@pytest.mark.parametrize("width", [support.WIDE, support.NARROW])
+def test_nothing_is_wrong_for_axe_and_nothing_is_cut_off(browser, axe: Path, address: str, tmp_path: Path, width: int) -> None:
+    for scheme in support.SCHEMES:
+        with support.opened(browser, f"{address}&event=kernels-2&op=aten%3A%3Amm", width=width, scheme=scheme) as seen:
+            seen.page.wait_for_selector(READY)
+            chosen(seen.page, "sgemm_128x128")
+            assert support.violations(seen.page, axe) == []
+            assert support.overflow_px(seen.page) <= 0
+            support.picture(seen.page, f"timeline-{width}-{scheme}", tmp_path)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_real_traces_pan_and_zoom_without_errors(browser, traces: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "run.json.gz").write_bytes((traces / f"{name}.json.gz").read_bytes())
+    with served(tmp_path) as where, support.opened(browser, f"{where}/timeline?bundle=run.json.gz") as seen:
+        page = seen.page
+        page.wait_for_selector(READY)
+        whole = window(page)
+        for keys in ("+++", "++++", "-", "+++"):
+            press(page, *keys, "ArrowRight", "ArrowLeft", "ArrowLeft")
+        low, high = press(page, "n")
+        assert whole[0] <= low < high <= whole[1]
+        assert re.search(r"[\d,]+ events", page.inner_text("#timeline-status"))
+        support.picture(page, f"timeline-{name}", tmp_path)
+        assert seen.errors == []
