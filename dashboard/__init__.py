@@ -1,1 +1,1 @@
-"""The Dash dashboard (not built yet: `gpudiag report -o report.html` is the view of today)."""
+"""The dashboard: recordings of a folder in a browser. `gpudiag dashboard [DIR]` starts it; `app.create_app` makes it."""

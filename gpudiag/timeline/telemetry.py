@@ -13,6 +13,7 @@ from gpudiag.capture.telemetry.readings import MOST
 from gpudiag.model import tables
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.telemetry import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry
+from gpudiag.timeline.strip import strip
 
 ENOUGH = 10
 """Samples in the analysed steps from which those are judged alone; they are half a second at 20 Hz."""
@@ -70,6 +71,7 @@ def summary(info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: inter
         throttle_share=throttled,
         throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
         rss_growth_share=_growth(telemetry, every),
+        strip=strip(telemetry, analysed, every, holds_ns),
     )
 
 

@@ -1,0 +1,153 @@
+"""The recordings of one folder: what there is, and each analysed once however many look at it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudiag.api import Report
+from gpudiag.api.listing import Entry, Lister, version_of
+from gpudiag.api.opened import Opened, open_recording
+from gpudiag.errors import GpudiagError, InputError, nearest
+
+MOST_OPEN = 4
+"""Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""
+
+LISTING_S = 1.0
+"""A listing is used again for this long: several pages and callbacks ask at once."""
+
+Version = tuple[tuple[str, int, int], ...]
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far the analysis of a recording is."""
+
+    state: Literal["ready", "running", "failed"]
+    doing: str = ""
+    """While it runs, such as 'linking'."""
+    seconds: float = 0.0
+    error: str = ""
+    """Why it failed, in one line."""
+
+
+class _Work:
+    """One analysis: begun once, waited for by all that need it."""
+
+    def __init__(self, name: str, path: Path, version: Version) -> None:
+        self.name, self.path, self.version = name, path, version
+        self.doing, self.began = "beginning", time.monotonic()
+        self.done = threading.Event()
+        self.found: Opened | None = None
+        self.error: GpudiagError | None = None
+
+    def run(self, turn: threading.Semaphore) -> None:
+        try:
+            if not turn.acquire(blocking=False):
+                self.doing = "waiting for another recording"
+                turn.acquire()
+            try:
+                self.found = open_recording(str(self.path), progress=self._tell)
+            finally:
+                turn.release()
+        except GpudiagError as error:
+            self.error = type(error)(error.message.replace(str(self.path), self.name), error.hint)
+        except Exception as error:  # noqa: BLE001 a thread has nobody else to tell; the page shows it
+            self.error = GpudiagError(f"internal error: {type(error).__name__}: {error}", "this is a bug; gpudiag report shows more")
+        finally:
+            self.done.set()
+
+    def _tell(self, doing: str) -> None:
+        self.doing = doing
+
+
+class Library:
+    """The recordings below `folder`. Safe to be used by several threads; nothing outside of `folder` is ever opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._lister = Lister(self.folder)
+        self._listing: tuple[float, tuple[Entry, ...]] = (float("-inf"), ())
+        self._listing_lock, self._lock = threading.Lock(), threading.Lock()
+        self._turn = threading.Semaphore(1)  # two analyses at once take as long as one after the other, and pages wait for both
+        self._open: OrderedDict[str, _Work] = OrderedDict()
+
+    def bundles(self) -> tuple[Entry, ...]:
+        """Return the recordings, the newest first; nothing is analysed for it."""
+        with self._listing_lock:
+            listed_at, found = self._listing
+            if time.monotonic() - listed_at > LISTING_S:
+                found = self._lister.entries()
+                self._listing = (time.monotonic(), found)
+            return found
+
+    def entry(self, name: str) -> Entry:
+        """Return the recording of this name. Raises InputError where the folder holds none."""
+        entries = {entry.name: entry for entry in self.bundles()}
+        if name not in entries:
+            shown = name if len(name) <= 100 else f"{name[:100]}..."
+            raise InputError(f"no recording is named {shown!r}{nearest(shown, entries)}", "choose one of the list")
+        return entries[name]
+
+    def path(self, name: str) -> Path:
+        """Return where a recording lies: always inside the folder. Raises InputError where the folder holds none of this name."""
+        path = (self.folder / self.entry(name).name).resolve()
+        if not path.is_relative_to(self.folder):  # a link put there since the listing
+            raise InputError(f"{name!r} leads out of the folder", "links are not followed")
+        return path
+
+    def progress(self, name: str) -> Progress:
+        """Return how far the analysis of a recording is; begins it where it has not been, or where the files have changed since.
+
+        Raises InputError where the folder holds no such recording.
+        """
+        work = self._work(name, fresh=True)
+        if not work.done.is_set():
+            return Progress("running", work.doing, time.monotonic() - work.began)
+        return Progress("failed", error=str(work.error)) if work.error else Progress("ready")
+
+    def opened(self, name: str) -> Opened:
+        """Return a recording with its report and tables; waits for the analysis where it is not there yet.
+
+        Raises InputError where the folder holds no such recording, or where it cannot be read.
+        """
+        work = self._work(name, fresh=False)
+        work.done.wait()
+        if work.error is not None:
+            raise work.error
+        assert work.found is not None  # noqa: S101 the one or the other is set when it is done
+        return work.found
+
+    def report(self, name: str) -> Report:
+        """Return the report on a recording; as `opened`."""
+        return Report(self.opened(name).report)
+
+    def _work(self, name: str, *, fresh: bool) -> _Work:
+        """Return the analysis of a recording, begun where there is none; `fresh`: also where its files have changed."""
+        if not fresh:
+            with self._lock:
+                if name in self._open:
+                    self._open.move_to_end(name)
+                    return self._open[name]
+        path = self.path(name)
+        version = _version(path)
+        with self._lock:
+            work = self._open.get(name)
+            if work is None or (work.done.is_set() and work.version != version):
+                work = self._open[name] = _Work(name, path, version)
+                threading.Thread(target=work.run, args=(self._turn,), name="gpudiag-open", daemon=True).start()
+            self._open.move_to_end(name)
+            while len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+            return work
+
+
+def _version(path: Path) -> Version:
+    try:
+        return version_of(path)
+    except OSError:
+        return ()  # gone: the analysis says so

@@ -1,0 +1,19 @@
+"""The pages of the dashboard, in the order of its navigation: one line a page."""
+
+from __future__ import annotations
+
+from gpudiag_dashboard.page import Page
+from gpudiag_dashboard.pages import bundles, compare, experiments, findings, memory, ops, overview, roofline, telemetry, timeline
+
+PAGES: tuple[Page, ...] = (
+    bundles.PAGE,
+    overview.PAGE,
+    findings.PAGE,
+    timeline.PAGE,
+    ops.PAGE,
+    roofline.PAGE,
+    memory.PAGE,
+    telemetry.PAGE,
+    experiments.PAGE,
+    compare.PAGE,
+)

@@ -1,0 +1,83 @@
+"""The list of recordings, with what is known of each without opening it; it looks for new ones by itself."""
+
+from __future__ import annotations
+
+import dash
+from dash import Input, Output, dcc, html
+from dash.development.base_component import Component
+from gpudiag_dashboard import parts
+from gpudiag_dashboard.library import Library
+from gpudiag_dashboard.view import View
+
+from gpudiag.api.listing import MOST_ENTRIES, Entry
+from gpudiag.units import format_bytes
+
+REFRESH_MS = 3_000
+
+_KINDS = {"bundle": "", "trace": "a trace", "folder": "a folder of traces"}
+_UNKNOWN = "not known"
+
+
+class Bundles:
+    """The first page."""
+
+    path, title, needs_bundle, needs_analysis = "/", "Recordings", False, False
+
+    def layout(self, view: View) -> Component:
+        """Return the place of the list."""
+        return html.Div([dcc.Interval(id="bundles-clock", interval=REFRESH_MS), html.Div(id="bundles-list")])
+
+    def register(self, app: dash.Dash, library: Library) -> None:
+        """Fill the list, every few seconds anew."""
+
+        @app.callback(Output("bundles-list", "children"), Input("bundles-clock", "n_intervals"))
+        def fill(_: int | None) -> list[Component]:
+            return content(library.bundles(), library.folder.name)
+
+
+def content(entries: tuple[Entry, ...], folder: str) -> list[Component]:
+    """Return the list of `entries` with its title."""
+    title = html.H1(["Recordings ", html.Span(f"in {parts.text(folder, 120)}", className="quiet")])
+    if not entries:
+        do = "Record a training into this folder, and it shows up here while it runs:"
+        return [
+            title,
+            parts.empty("Nothing is recorded here yet", do, parts.code(f"gpudiag run -o {parts.text(folder, 120)}/first train.py")),
+        ]
+    cut = (
+        [parts.quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down.")]
+        if len(entries) >= MOST_ENTRIES
+        else []
+    )
+    columns = [
+        parts.Column("recording"),
+        parts.Column("status"),
+        parts.Column("steps", True, "of the whole run, also those that were not profiled"),
+        parts.Column("device"),
+        parts.Column("recorded"),
+        parts.Column("size", True),
+    ]
+    return [title, parts.table(columns, [_row(entry) for entry in entries], "Recordings, the newest first"), *cut]
+
+
+def _row(entry: Entry) -> list[parts.Cell | Component | str]:
+    name = parts.text(entry.name if entry.name != "." else "this folder", 200)
+    several = f"{entry.ranks} ranks" if entry.ranks > 1 else ""
+    details = tuple(text for text in (_KINDS[entry.kind], several, parts.text(entry.note, 300)) if text)
+    readable = entry.status != "unreadable"
+    return [
+        parts.Cell(name, details, href=View().href(_first_page(entry), bundle=entry.name) if readable else ""),
+        parts.status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
+        f"{entry.steps:,}" if entry.steps is not None else "",
+        parts.text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
+        parts.moment(entry.created_unix_ns),
+        format_bytes(entry.size_bytes),
+    ]
+
+
+def _first_page(entry: Entry) -> str:
+    """Return the page that a click on a recording leads to: of one that still records, its telemetry."""
+    return "/telemetry" if entry.status == "live" else "/overview"
+
+
+PAGE = Bundles()

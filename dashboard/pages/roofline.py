@@ -1,0 +1,126 @@
+"""The roofline: how far each op is from what the device allows; a click on a point leads to the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash
+from dash import Input, Output, State, html, no_update
+from dash.development.base_component import Component
+from gpudiag_dashboard import parts
+from gpudiag_dashboard.content import ContentPage
+from gpudiag_dashboard.library import Library
+from gpudiag_dashboard.page import ADDRESS, GO
+from gpudiag_dashboard.view import View
+
+from gpudiag.model.report import OpRow, ReportData
+from gpudiag.report import words
+from gpudiag.report.html.figures import Figure, ops_by_time, roofline, roofline_note, roofline_rows
+from gpudiag.units import format_ns
+
+GRAPH = "roofline-figure"
+FARTHEST = 10
+"""Ops listed below the figure: those from whose roof there is most time to gain."""
+
+
+class Roofline(ContentPage):
+    """The roofline of a recording. Query: op (its points stand out, the others fade)."""
+
+    path, title = "/roofline", "Roofline"
+
+    def register(self, app: dash.Dash, library: Library) -> None:
+        """Register the figure, and the way from a point to its op."""
+        super().register(app, library)
+
+        @app.callback(
+            Output(GO, "href", allow_duplicate=True), Input(GRAPH, "clickData"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
+            prevent_initial_call=True,
+        )  # fmt: skip
+        def clicked(click: Any, pathname: str | None, search: str | None) -> object:
+            view = View.parse(pathname, search)
+            if view.bundle is None or view.page != self.path:
+                return no_update
+            row = _clicked(click, library.report(view.bundle).data)
+            return no_update if row is None else view.href("/ops", op=row.name)
+
+    def content(self, view: View, library: Library) -> list[Component]:
+        """Return the figure with what it leaves out, and the ops from which there is most to gain."""
+        report = library.report(view.bundle or "").data
+        figure = roofline(report)
+        note = roofline_note(report)
+        if figure is None:
+            return [html.H1("Roofline"), parts.empty("There is no roofline", note)]
+        label = "Roofline: achieved rate of each op against its arithmetic intensity; the ops stand in the table below and on the page Ops"
+        chosen = view.query.get("op")
+        shown = (
+            [html.P(["Standing out: ", html.Code(parts.text(chosen, 160)), " ", parts.link("All ops", view.href(op=None))])]
+            if chosen
+            else []
+        )
+        return [
+            html.H1("Roofline"),
+            *shown,
+            parts.figure(GRAPH, _marked(figure, report, chosen), label),
+            parts.quiet(note),
+            *_farthest(report, view),
+        ]
+
+
+def _clicked(click: Any, report: ReportData) -> OpRow | None:
+    """Return the op of a point that was clicked; None for a roof, or for what no figure of ours sends."""
+    points = click.get("points") if isinstance(click, dict) else None
+    place = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
+    rows = ops_by_time(report)
+    return rows[place] if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(rows) else None
+
+
+def _marked(figure: Figure, report: ReportData, op: str | None) -> Figure:
+    """Return the figure in which the points of one op stand out."""
+    if op is None:
+        return figure
+    rows = ops_by_time(report)
+    faded = {"selected": {"marker": {"opacity": 0.95}}, "unselected": {"marker": {"opacity": 0.12}}}
+    data = [
+        {**trace, **faded, "selectedpoints": [k for k, place in enumerate(trace["customdata"]) if rows[place].name == op]}
+        if "customdata" in trace
+        else trace
+        for trace in figure["data"]
+    ]
+    return {**figure, "data": data}
+
+
+def _farthest(report: ReportData, view: View) -> list[Component]:
+    """Return the ops that lose most time against their roof, for those who read rather than point."""
+    ranked = sorted(roofline_rows(report), key=lambda row: -_above_roof_ns(row))[:FARTHEST]
+    ranked = [row for row in ranked if _above_roof_ns(row) > 0]
+    if not ranked:
+        return []
+    columns = [
+        parts.Column("op"),
+        parts.Column("time", True),
+        parts.Column("beyond its roof", True, "measured time less roofline time"),
+        parts.Column("of roof", True),
+        parts.Column("FLOP/B", True),
+        parts.Column("bound"),
+    ]
+    rows = [
+        [
+            parts.Cell(
+                parts.text(row.name, 160), (parts.text(row.signature, 160),) if row.signature else (), view.href("/ops", op=row.name)
+            ),
+            format_ns(row.kernel_ns),
+            format_ns(_above_roof_ns(row)),
+            words.of_roof(row),
+            words.number(words.intensity(row)),
+            row.bound,
+        ]
+        for row in ranked
+    ]
+    return [html.H2("Farthest from their roof"), parts.table(columns, rows, "Ops that lose most time against their roof")]
+
+
+def _above_roof_ns(row: OpRow) -> float:
+    return row.kernel_ns - row.t_roof_ns if row.t_roof_ns is not None else 0.0
+
+
+PAGE = Roofline()

@@ -1,0 +1,78 @@
+"""Requests that no page of the dashboard sends get a short answer of kind 400, never a traceback."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import dash
+import flask
+from werkzeug.exceptions import HTTPException
+
+CALLBACKS = "/_dash-update-component"
+
+_log = logging.getLogger("gpudiag.dashboard")
+
+
+def protect(server: flask.Flask, app: dash.Dash) -> None:
+    """Refuse malformed callbacks before Dash reads them, and answer every failure with one line."""
+
+    @server.before_request
+    def check() -> flask.Response | None:
+        if flask.request.path != CALLBACKS or flask.request.method != "POST":
+            return None
+        fault = _fault(_body(), app)
+        return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")
+
+    @server.errorhandler(Exception)
+    def failed(error: Exception) -> flask.Response:
+        if isinstance(error, HTTPException) and error.code is not None:
+            return flask.Response(f"gpudiag: {error.name}\n", error.code, mimetype="text/plain")
+        _log.error("a request failed: %s %s", flask.request.method, flask.request.path, exc_info=error)
+        return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
+
+
+def _body() -> Any:
+    """Return the request's JSON, None where it is none."""
+    try:
+        return flask.request.get_json(silent=True)
+    except RecursionError:  # nested deeper than any value of ours
+        return None
+
+
+def _fault(body: Any, app: dash.Dash) -> str | None:
+    """Return what is wrong with the request for a callback, None where it has the form that Dash's own script sends."""
+    if not isinstance(body, dict):
+        return "no JSON object"
+    if not isinstance(body.get("output"), str) or body["output"] not in app.callback_map:
+        return "no such callback"
+    wanted = app.callback_map[body["output"]]
+    for part in ("inputs", "state"):
+        given = body.get(part, [])
+        if not isinstance(given, list) or len(given) != len(wanted[part]) or not all(map(_fits, given, wanted[part])):
+            return f"the {part} are not those of that callback"
+    if not _are_outputs(body.get("outputs")) or not _are_texts(body.get("changedPropIds", [])):
+        return "the outputs or changed properties are malformed"
+    return None
+
+
+def _fits(given: Any, wanted: dict[str, str]) -> bool:
+    """Return whether one value of a request is the one that the callback asks for; of a pattern ('{...}') all values that match it."""
+    if wanted["id"].startswith("{"):
+        several = given if isinstance(given, list) else [given]
+        return all(_is_place(item) and item["property"] == wanted["property"] for item in several)
+    return _is_place(given) and (given["id"], given["property"]) == (wanted["id"], wanted["property"])
+
+
+def _is_place(item: Any) -> bool:
+    """Return whether this names a property of a component, as plain text or (of a pattern) by an object."""
+    return isinstance(item, dict) and isinstance(item.get("id"), str | dict) and isinstance(item.get("property"), str)
+
+
+def _are_outputs(outputs: Any) -> bool:
+    listed = outputs if isinstance(outputs, list) else [outputs]
+    return all(_is_place(item) for several in listed for item in (several if isinstance(several, list) else [several]))
+
+
+def _are_texts(texts: Any) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)

@@ -1,0 +1,141 @@
+"""Who may ask the dashboard for what.
+
+A page of another origin in the same browser must not read recordings or start anything: the Host header must name this server (a DNS
+name that an attacker points at 127.0.0.1 does not), and whatever changes or computes comes by POST from this origin alone (Origin and
+Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata/). The token of this start is needed for any address other than loopback, and also on
+loopback by what starts or stops a program: other users of the machine reach that address too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import html
+import ipaddress
+import secrets
+from collections.abc import Sequence
+from urllib.parse import quote, urlencode, urlsplit
+
+import flask
+from werkzeug.wrappers import Response
+
+COOKIE = "gpudiag_token"
+"""Cookies know no ports: of two dashboards on one host, the one that was opened first asks for its token again."""
+
+PARAMETER = "token"
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+MOST_BODY_BYTES = 4 << 20
+"""A callback's request holds some of the page's state; the largest of ours are far below a megabyte."""
+
+_EXTENSION = "gpudiag_guard"
+_LEADS_ON = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={target}"><title>gpudiag</title></head>
+<body><p><a href="{target}">gpudiag dashboard</a></p></body></html>
+"""
+
+
+class Guard:
+    """The checks of one server. `names`: hosts it answers to; `token`: of this start; `everywhere`: every request needs the token."""
+
+    def __init__(self, names: Sequence[str], token: str, *, everywhere: bool, allow_run: bool) -> None:
+        self.names = frozenset(name.lower() for name in names)
+        self.token, self.everywhere, self.allow_run = token, everywhere, allow_run
+
+    def refusal(self, request: flask.Request) -> tuple[int, str] | None:
+        """Return (status, reason) where a request is refused, None where it may pass."""
+        if not self._knows_host(request.host):
+            return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
+        if request.method not in {"GET", "HEAD", "OPTIONS"} and not _same_origin(request):
+            return 403, "requests from other pages are refused"
+        if self.everywhere and not self.has_token(request):
+            return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
+        return None
+
+    def _knows_host(self, host: str) -> bool:
+        name = _host_name(host)
+        return name in self.names or (self.everywhere and _is_address(name))  # a rebound name is a name, never an address
+
+    def has_token(self, request: flask.Request) -> bool:
+        """Return whether the request carries the token of this start, by its cookie or in its address."""
+        given = (request.cookies.get(COOKIE, ""), request.args.get(PARAMETER, ""))
+        return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
+
+
+def new_token() -> str:
+    """Return a token that nobody guesses: 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def run_refusal() -> str | None:
+    """Return why the request that is being answered may neither start nor stop a program; None where it may.
+
+    To be asked first by every callback that does one of them.
+    """
+    guard = flask.current_app.extensions.get(_EXTENSION)
+    if not isinstance(guard, Guard) or not guard.allow_run:
+        return "starting experiments is off: start the dashboard with --allow-run"
+    if not guard.has_token(flask.request):
+        return "starting experiments needs the token: open the address that gpudiag dashboard printed"
+    return None
+
+
+def protect(server: flask.Flask, guard: Guard, policy: str) -> None:
+    """Put the checks of `guard` before every request, and the headers behind every answer (`policy`: Content-Security-Policy)."""
+    server.extensions[_EXTENSION] = guard
+    server.config["MAX_CONTENT_LENGTH"] = MOST_BODY_BYTES
+
+    @server.before_request
+    def check() -> Response | None:
+        refused = guard.refusal(flask.request)
+        if refused is not None:
+            status, reason = refused
+            return flask.Response(f"gpudiag: {reason}\n", status, mimetype="text/plain")
+        return _with_cookie(guard) if PARAMETER in flask.request.args and guard.has_token(flask.request) else None
+
+    @server.after_request
+    def headers(answer: flask.Response) -> flask.Response:
+        answer.headers["Content-Security-Policy"] = policy
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers["X-Frame-Options"] = "DENY"
+        # The address may hold the token, so no other site is told it; "no-referrer" would make browsers hide Origin as well.
+        answer.headers["Referrer-Policy"] = "same-origin"
+        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        answer.headers["Cross-Origin-Opener-Policy"] = "same-origin"
+        return answer
+
+
+def _with_cookie(guard: Guard) -> Response:
+    """Return the way to the same address without the token, which is kept in a cookie from here on: no history and no bookmark holds it.
+
+    A page that leads on, and no redirect: where somebody clicked the address on another site, a browser sends no strict cookie along with
+    the redirect (RFC 6265bis section 5.2), but it does with what a page of ours asks for.
+    """
+    request = flask.request
+    arguments = [(key, value) for key, value in request.args.items(multi=True) if key != PARAMETER]
+    path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
+    target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
+    answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
+    answer.set_cookie(COOKIE, guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
+    return answer
+
+
+def _host_name(host: str) -> str:
+    """Return the name of a Host header without its port and brackets, in lower case."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _same_origin(request: flask.Request) -> bool:
+    """Return whether a request comes from a page of this server. Every browser sends Origin with a POST; without one nothing is changed."""
+    site = request.headers.get("Sec-Fetch-Site", "same-origin")
+    origin = request.headers.get("Origin", "")
+    return site == "same-origin" and bool(origin) and urlsplit(origin).netloc.lower() == request.host.lower()

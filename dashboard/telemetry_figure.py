@@ -1,0 +1,327 @@
+"""The strips of a run, one above the other on one axis, as a plain plotly figure: a pure function of what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from gpudiag.api import strips
+from gpudiag.api.growing import Grown
+from gpudiag.units import format_bytes, format_ns, format_share
+
+Figure = dict[str, Any]
+
+LINE, WAIT, PROFILED, LIMIT, HELD = "#2f7fc1", "#c77700", "#bb6a97", "#7a7a7a", "#c77700"
+"""Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black, as in the reports; every line has its name too."""
+
+_GRID = "rgba(128,128,128,0.3)"
+_SHADE = "rgba(128,128,128,0.16)"
+_TITLE_PX, _STRIP_PX, _REASON_PX, _FOOT_PX, _GAP_PX = 24, 84, 12, 56, 10
+_NEAR = 1.4
+"""A limit is drawn where it is at most this many times the highest sample; one far above would press the line to the ground."""
+_BEYOND = 4.0
+"""Steps of more than this many times the median are cut off, and counted: the first step would press all others to the ground."""
+_MOST_SHADES = 100
+_DIGITS = 4
+"""Decimals that are sent: more than a screen shows, and half as long as all of them."""
+_UNITS_OF_TIME = ((7_200.0, 3_600.0, "h"), (600.0, 60.0, "min"), (0.0, 1.0, "s"))
+
+
+class Strip(NamedTuple):
+    """One column of the table telemetry: its title, the unit that is shown, and the name of its limit in the manifest."""
+
+    column: str
+    title: str
+    unit: str
+    limit: str = ""
+
+
+STRIPS = (
+    Strip("sm_clock_mhz", "SM clock", "MHz", "max_sm_clock_mhz"),
+    Strip("power_w", "Power", "W", "power_limit_w"),
+    Strip("temperature_c", "GPU temperature", "\u00b0C", "slowdown_temperature_c"),
+    Strip("gpu_util_pct", "GPU in use (a kernel ran, however small)", "%"),
+    Strip("mem_used_bytes", "Device memory in use", "B", "memory_bytes"),
+    Strip("mem_util_pct", "Device memory read or written", "%"),
+    Strip("mem_clock_mhz", "Memory clock", "MHz", "max_mem_clock_mhz"),
+    Strip("pcie_rx_bytes_per_s", "PCIe received", "B/s"),
+    Strip("pcie_tx_bytes_per_s", "PCIe sent", "B/s"),
+    Strip("cpu_util_pct", "CPU of the process (100 % = one core)", "%"),
+    Strip("system_cpu_util_pct", "CPU of the machine", "%"),
+    Strip("cpu_freq_mhz", "CPU frequency", "MHz", "max_cpu_freq_mhz"),
+    Strip("rss_bytes", "Resident memory of the process", "B", "host_memory_bytes"),
+)
+MEMORY = tuple(strip for strip in STRIPS if strip.column in ("mem_used_bytes", "rss_bytes"))
+
+
+class Made(NamedTuple):
+    """A figure, and what has to be said of it. `figure` None: there is nothing to draw."""
+
+    figure: Figure | None
+    height: int
+    notes: tuple[str, ...]
+    reasons: tuple[strips.Reason, ...] = ()
+
+
+def made(now: Grown, kind: strips.Kind, limits: Mapping[str, float], chosen: tuple[Strip, ...] = STRIPS) -> Made:
+    """Return the strips of what a bundle holds: with STRIPS step times, each column that was sampled, and what held the clocks.
+
+    `limits`: what the device allows, by the names of the manifest.
+    """
+    axis = strips.Axis(kind, now.telemetry, now.steps)
+    begin, end = axis.span(now.telemetry)
+    factor, unit = _unit_of_time(end) if axis.kind == "time" else (1.0, "")
+    board = _Board(factor)
+    whole = chosen is STRIPS
+    if whole:
+        board.steps(now.steps, axis)
+    edges, reasons = strips.reasons(now.telemetry, axis) if whole else ([], [])
+    for strip in chosen:
+        board.samples(strip, now.telemetry, axis, limits.get(strip.limit))
+        for reason in reasons if strip.column == "sm_clock_mhz" else ():  # below what they hold down
+            board.reason(reason, edges)
+    if not board.traces:
+        return Made(None, 0, ())
+    title = "step" if axis.kind == "step" else f"time since the run began ({unit})"
+    shades = strips.profiled(now.steps, axis)[:_MOST_SHADES]
+    figure = board.figure(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
+    return Made(figure, board.height, tuple(_notes(board, bool(shades))), tuple(reasons))
+
+
+def _notes(board: _Board, shaded: bool) -> list[str]:
+    told = list(board.notes)
+    if shaded:
+        told.append("Shaded: steps that were recorded; the profiler makes them slower.")
+    if board.thinned:
+        told.append("A point of a line is the mean of the samples around it; the band reaches from the lowest to the highest.")
+    return told
+
+
+def _unit_of_time(end_s: float) -> tuple[float, str]:
+    return next((factor, unit) for least, factor, unit in _UNITS_OF_TIME if end_s >= least)
+
+
+class _Row(NamedTuple):
+    title: str
+    pixels: int
+    axis: Figure
+
+
+class _Board:
+    """Collects rows from top to bottom; `factor`: what the axis is divided by."""
+
+    def __init__(self, factor: float) -> None:
+        self.traces: list[Figure] = []
+        self.notes: list[str] = []
+        self.thinned = False
+        self._rows: list[_Row] = []
+        self._shapes: list[Figure] = []
+        self._factor = factor
+
+    # -- rows ---------------------------------------------------------------------------------------------------------------
+
+    def steps(self, steps: pl.DataFrame, axis: strips.Axis) -> None:
+        """Add the time of each step, what of it waited for a batch, and the steps that the profiler touched."""
+        plain, touched = steps.filter(pl.col("window") == "plain"), steps.filter(pl.col("window") != "plain")
+        parts = ((plain, "wall_ns", "step time", LINE), (plain, "loader_wait_ns", "of it waiting for a batch", WAIT))
+        lines = [(strips.steps_line(frame, column, axis), name, colour) for frame, column, name, colour in parts]
+        dots = strips.steps_line(touched, "wall_ns", axis)
+        tops = [value for line in (*(line for line, *_ in lines), dots) if line is not None for value in line.high if value is not None]
+        if not tops:
+            return
+        walls = steps["wall_ns"] / 1e6
+        most = _cut(walls, max(tops), self.notes)
+        yaxis = self._row("Time of a step (ms)", _STRIP_PX, {"range": [0, most * 1.05]})
+        for line, name, colour in lines:
+            if line is not None:
+                self._line(line, name, colour, yaxis, "ms", 1.0, ",.2~f")
+        if dots is not None:
+            marker = {"mode": "markers", "marker": {"color": PROFILED, "size": 5, "symbol": "diamond"}}
+            self.traces.append({**self._trace(dots, "step with the profiler", PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
+
+    def samples(self, strip: Strip, telemetry: pl.DataFrame, axis: strips.Axis, limit: float | None) -> None:
+        """Add a column that was sampled; nothing where it was not."""
+        line = strips.column(telemetry, strip.column, axis)
+        if line is None:
+            return
+        lowest, highest = (pick(value for value in row if value is not None) for pick, row in ((min, line.low), (max, line.high)))
+        factor, unit = _scale(strip.unit, highest)
+        drawn = limit is not None and 0 < limit <= _NEAR * highest
+        named = strip.title if strip.unit in strip.title else f"{strip.title} ({unit})"
+        title = f"{named}{'' if limit is None else f', limit {_limit(limit, strip.unit)}'}"
+        top = max(highest, limit) if drawn and limit is not None else highest
+        yaxis = self._row(title, _STRIP_PX, {"range": [end / factor for end in _range(strip, lowest, top)]})
+        self._line(line, strip.title.partition(" (")[0], LINE, yaxis, unit, factor, ",.1~f")
+        if drawn and limit is not None:
+            self._shapes.append(_level(yaxis, limit / factor))
+
+    def reason(self, reason: strips.Reason, edges: list[float]) -> None:
+        """Add how much of the time a reason held, as a band that is the darker the more of it did."""
+        effect = "lowers the clocks" if reason.lowers else "lowers nothing under load"
+        held = format_share(reason.share) if reason.share >= 0.005 else "<1 %"
+        yaxis = self._row(f"{reason.name} {held} of the time: {effect}", _REASON_PX, {"visible": False, "fixedrange": True})
+        self.traces.append(
+            {
+                "type": "heatmap",
+                "x": [edge / self._factor for edge in edges],
+                "y": [0, 1],
+                "z": [reason.shares],
+                "zmin": 0,
+                "zmax": 1,
+                "showscale": False,
+                "colorscale": [[0, "rgba(128,128,128,0.18)"], [0.001, "rgba(199,119,0,0.35)"], [1, HELD if reason.lowers else LINE]],
+                "hovertemplate": f"{reason.name}: held %{{z:.0%}} of this time<extra></extra>",
+                "yaxis": yaxis,
+                "name": reason.name,
+            }
+        )
+
+    # -- traces -------------------------------------------------------------------------------------------------------------
+
+    def _row(self, title: str, pixels: int, axis: Figure) -> str:
+        self._rows.append(_Row(title, pixels, axis))
+        return "y" if len(self._rows) == 1 else f"y{len(self._rows)}"
+
+    def _line(self, line: strips.Line, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
+        if line.thinned:
+            self.thinned = True
+            self.traces.append(self._band(line, colour, yaxis, factor))
+        self.traces.append(self._trace(line, name, colour, yaxis, unit, factor, form))
+
+    def _band(self, line: strips.Line, colour: str, yaxis: str, factor: float) -> Figure:
+        """Return the band from the lowest to the highest sample: one outline for each stretch without a hole."""
+        x, y = _outlines(line)
+        red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+        drawn = {
+            "mode": "lines",
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "fill": "toself",
+            "fillcolor": f"rgba({red},{green},{blue},0.22)",
+        }
+        return {**self._points(x, y, yaxis, factor), **drawn}
+
+    def _trace(self, line: strips.Line, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> Figure:
+        ends = [
+            [round(low / factor, _DIGITS), round(high / factor, _DIGITS)] if low is not None and high is not None else [None, None]
+            for low, high in zip(line.low, line.high, strict=True)
+        ]
+        told = f" (%{{customdata[0]:{form}}} to %{{customdata[1]:{form}}})" if line.thinned else ""
+        return {
+            **self._points(line.x, line.mean, yaxis, factor),
+            "mode": "lines" if len(line.x) > 1 else "markers",
+            "name": name,
+            "line": {"color": colour, "width": 1.6},
+            "connectgaps": False,
+            "hovertemplate": f"{name}: %{{y:{form}}} {unit}{told}<extra></extra>",
+            **({"customdata": ends} if line.thinned else {}),
+        }
+
+    def _points(self, x: Sequence[float | None], values: Sequence[float | None], yaxis: str, factor: float) -> Figure:
+        places = [None if place is None else round(place / self._factor, _DIGITS) for place in x]
+        scaled = [None if value is None else round(value / factor, _DIGITS) for value in values]
+        return {"type": "scatter", "x": places, "y": scaled, "yaxis": yaxis, "xaxis": "x", "showlegend": False}
+
+    # -- figure -------------------------------------------------------------------------------------------------------------
+
+    @property
+    def height(self) -> int:
+        """Return the height of the figure in pixels."""
+        return sum(_TITLE_PX + row.pixels + _GAP_PX for row in self._rows) + _FOOT_PX
+
+    def figure(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
+        """Return the figure; `title` and `ends` of the axis, `shades`: stretches behind all strips."""
+        layout: Figure = {
+            "xaxis": _below(title, ends, "y" if len(self._rows) == 1 else f"y{len(self._rows)}"),
+            "annotations": [],
+            "shapes": [*self._shapes, *(_shade(low, high) for low, high in shades)],
+            "hovermode": "x", "hoversubplots": "axis", "showlegend": False, "uirevision": title,
+            "margin": {"l": 52, "r": 12, "t": 0, "b": _FOOT_PX}, "height": self.height,
+            "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
+        }  # fmt: skip
+        drawn = top = self.height - _FOOT_PX
+        for number, row in enumerate(self._rows, 1):
+            high, low = top - _TITLE_PX, top - _TITLE_PX - row.pixels
+            frame = {"anchor": "x", "gridcolor": _GRID, "zeroline": False, "nticks": 4, **row.axis}
+            layout["yaxis" if number == 1 else f"yaxis{number}"] = {"domain": [max(0.0, low / drawn), high / drawn], **frame}
+            layout["annotations"].append(_title(row.title, high / drawn))
+            top = low - _GAP_PX
+        return {"data": self.traces, "layout": layout}
+
+
+def _below(title: str, ends: tuple[float, float], anchor: str) -> Figure:
+    """Return the axis that all strips share, below the last of them."""
+    width, step = ends[1] - ends[0] or 1.0, title == "step"
+    return {
+        "title": {"text": title}, "anchor": anchor, "range": [ends[0], ends[0] + width], "gridcolor": _GRID, "zeroline": False,
+        "hoverformat": ",.0f" if step else ",.2f", "tickformat": ",d" if step and width >= 5 else "",
+        "showspikes": True, "spikemode": "across", "spikethickness": 1, "spikedash": "dot",
+    }  # fmt: skip
+
+
+def _range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
+    """Return the ends of an axis: shares whole, amounts from zero, and what is never near zero close up, a fifth of it at least."""
+    if strip.unit == "%":
+        return 0.0, max(105.0, top * 1.05)
+    if strip.unit not in ("MHz", "W", "\u00b0C"):
+        return 0.0, top * 1.08 or 1.0
+    low = max(0.0, min(lowest, 0.8 * top))
+    margin = 0.08 * (top - low) or 1.0
+    return low - margin if low else 0.0, top + margin
+
+
+def _limit(value: float, unit: str) -> str:
+    if unit == "B":
+        return format_bytes(value)
+    return f"{value:,.0f} {unit}" if value >= 100 or value == round(value) else f"{value:,.1f} {unit}"
+
+
+def _outlines(line: strips.Line) -> tuple[list[float | None], list[float | None]]:
+    """Return the corners of each stretch without a hole, there above and back below; None between two of them."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    start = 0
+    for end in (*(place for place, value in enumerate(line.mean) if value is None), len(line.mean)):
+        if end > start:
+            x += [*line.x[start:end], *reversed(line.x[start:end]), None]
+            y += [*line.high[start:end], *reversed(line.low[start:end]), None]
+        start = end + 1
+    return x[:-1], y[:-1]
+
+
+def _scale(unit: str, highest: float) -> tuple[float, str]:
+    """Return what the values of a column are divided by, and the unit then: bytes in the unit that format_bytes would take."""
+    if unit not in ("B", "B/s"):
+        return 1.0, unit
+    shown = format_bytes(highest).rpartition(" ")[2]
+    return 1000.0 ** ("B", "kB", "MB", "GB", "TB", "PB").index(shown), shown + unit.removeprefix("B")
+
+
+def _cut(walls: pl.Series, highest: float, notes: list[str]) -> float:
+    """Return where the axis of step times ends; what lies beyond is noted."""
+    most = _BEYOND * float(walls.median() or 0)  # type: ignore[arg-type]
+    if highest <= most or most <= 0:
+        return highest
+    beyond = int((walls > most).sum())
+    one = beyond == 1
+    longest = float(walls.max() or 0)  # type: ignore[arg-type]
+    took = f"{beyond:,} step{'' if one else 's'} took longer than the axis of step times shows"
+    notes.append(f"{took}, the longest {format_ns(longest * 1e6)}: zoom out to see {'it' if one else 'them'}.")
+    return most
+
+
+def _title(text: str, y: float) -> Figure:
+    place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": y, "yanchor": "bottom"}
+    return {**place, "text": text, "showarrow": False, "font": {"size": 12}}
+
+
+def _level(yaxis: str, value: float) -> Figure:
+    line = {"color": LIMIT, "width": 1.2, "dash": "dash"}
+    return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": value, "y1": value, "line": line}
+
+
+def _shade(low: float, high: float) -> Figure:
+    where = {"xref": "x", "x0": low, "x1": high, "yref": "paper", "y0": 0, "y1": 1}
+    return {"type": "rect", **where, "fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}

@@ -1,0 +1,56 @@
+"""What the address says is looked at: page, recording, and the state of the page. All state lives in the address, so that links work."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, quote, urlencode
+
+import msgspec
+
+MOST_KEYS = 32
+MOST_CHARACTERS = 2_000
+"""Longest value that is taken; what is longer was not written by a page of this dashboard."""
+
+BUNDLE, OTHER = "bundle", "other"
+
+
+class View(msgspec.Struct, frozen=True):
+    """One place in the dashboard."""
+
+    page: str = "/"
+    """Path of the page, such as '/ops'."""
+    bundle: str | None = None
+    """Name of the recording in the library; nothing says yet that it exists."""
+    other: str | None = None
+    """The second recording, to compare with."""
+    query: dict[str, str] = {}
+    """State of the page, such as {'sort': 'calls'}; without the names of recordings."""
+
+    @classmethod
+    def parse(cls, pathname: str | None, search: str | None) -> View:
+        """Return what an address means; what is too long or too much is left out."""
+        given = parse_qsl((search or "").removeprefix("?")[: MOST_KEYS * MOST_CHARACTERS], max_num_fields=None)
+        query = {key: value for key, value in given[:MOST_KEYS] if len(key) + len(value) <= MOST_CHARACTERS}
+        bundle, other = query.pop(BUNDLE, None), query.pop(OTHER, None)
+        page = "/" + (pathname or "").strip("/")[:MOST_CHARACTERS]
+        return cls(page, bundle, other, query)
+
+    def href(self, page: str | None = None, **query: str | int | None) -> str:
+        """Return the address of `page` (default: this one) for the same recordings.
+
+        The state of this page is kept only where the page stays; `query` changes it, None takes a key out. `bundle` and `other` may be
+        given as well.
+        """
+        stays = page in (None, self.page)
+        state: dict[str, str | int | None] = {BUNDLE: self.bundle, OTHER: self.other, **(self.query if stays else {}), **query}
+        text = urlencode([(key, str(value)) for key, value in state.items() if value is not None], quote_via=quote)
+        return f"{self.page if page is None else page}{f'?{text}' if text else ''}"
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number of the state; None where it is not given or is none."""
+        text = self.query.get(key, "")
+        digits = text.removeprefix("-")
+        return int(text) if digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+    def one_of(self, key: str, known: tuple[str, ...]) -> str:
+        """Return a word of the state if it is among `known`, else the first of those."""
+        return self.query[key] if self.query.get(key) in known else known[0]

@@ -1,0 +1,40 @@
+"""`gpudiag dashboard`: the recordings of a folder in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpudiag.cli import terminal
+from gpudiag.cli.stopping import stopping
+from gpudiag.errors import InputError, MissingDependencyError
+
+
+def dashboard(
+    folder: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="Folder with bundles or traces, at any depth.", show_default=False)
+    ] = Path(),
+    host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 asks for a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8050,
+    allow_run: Annotated[
+        bool, typer.Option("--allow-run", help="Let the page start experiments with commands that a bundle has recorded.")
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Show recordings in a browser: findings, timeline, roofline, ops, memory, telemetry while a run records, experiments."""
+    if not folder.is_dir():
+        what = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}", "give a folder with bundles or traces, such as runs/")
+    try:
+        with terminal.progress("starting"):
+            from gpudiag_dashboard.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"dash", "flask", "waitress", "plotly"}:
+            raise
+        raise MissingDependencyError(
+            f"the dashboard needs {error.name}, which is not installed", "pip install gpudiag[dashboard]"
+        ) from None
+    with stopping():  # an experiment that it runs is ended in order too
+        serve(folder, host=host, port=port, allow_run=allow_run, open_browser=open_browser, say=terminal.say)

@@ -1,0 +1,255 @@
+"""The pages, asked as a browser asks: what they say of a small recording, where their links lead, and that no name is ever markup."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from dashclient import Client, analysed, links, small_bundle, small_trace, texts
+
+pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
+from gpudiag_dashboard import library as library_module
+from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.pages import PAGES
+
+HOSTILE = '<script>alert(1)</script>"onerror=\x1b[31m\u202eevil ' + "x" * 10_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("recordings")
+    small_bundle(made / "runs" / "one")
+    small_trace(made / "other.json", name="aten::bmm")
+    small_trace(made / "hostile.json", name=HOSTILE)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Client:
+    made = Client(create_app(folder))
+    for name in ("runs/one", "other.json", "hostile.json"):
+        analysed(made, name)
+    return made
+
+
+def content(client: Client, address: str) -> Any:
+    found = urlsplit(address)
+    return client.content(found.path, f"?{found.query}")
+
+
+def test_every_page_has_a_path_and_a_title_of_its_own() -> None:
+    assert len({page.path for page in PAGES}) == len({page.title for page in PAGES}) == len(PAGES)
+    assert [page.path for page in PAGES if not page.needs_bundle] == ["/"]
+
+
+def test_every_page_is_reached_from_the_head_of_a_recording(client: Client) -> None:
+    head = client.go("/overview", "?bundle=runs/one")["head"]["children"]
+    reached = {urlsplit(address).path for _, address in links(head)}
+    assert reached == {page.path for page in PAGES}
+
+
+def test_the_frame_shows_a_page_once_and_leaves_it_alone_when_only_its_query_changes(client: Client) -> None:
+    first = client.go("/ops", "?bundle=runs/one")
+    assert first["shown"]["data"]["title"] == "Ops - runs/one - gpudiag"
+    again = client.written(
+        "main.children", {"address.pathname": "/ops", "address.search": "?bundle=runs/one&sort=calls", "shown.data": first["shown"]["data"]}
+    )
+    assert "main" not in again
+    assert "main" in client.go("/ops", "?bundle=other.json", shown=first["shown"]["data"])
+
+
+@pytest.mark.parametrize(
+    ("pathname", "search", "said"),
+    [
+        ("/opps", "", "no page is named '/opps'; did you mean '/ops'?"),
+        ("/ops", "", "No recording is chosen"),
+        ("/ops", "?bundle=runs/on", "did you mean 'runs/one'?"),
+        ("/ops", "?bundle=../../etc/passwd", "no recording is named"),
+        ("/compare", "?bundle=runs/one&other=none", "no recording is named 'none'"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(client: Client, pathname: str, search: str, said: str) -> None:
+    assert said in texts(client.go(pathname, search)["main"]["children"])
+
+
+def test_the_overview_tells_where_the_step_goes(client: Client) -> None:
+    shown = content(client, "/overview?bundle=runs/one")
+    told = texts(shown)
+    assert "A step takes 1.00 ms." in told
+    assert "NVIDIA A100" in told or "A100" in told
+    assert "100.0 %" in told
+    assert "/timeline" in {urlsplit(address).path for _, address in links(shown)}
+
+
+def test_a_finding_leads_to_ops_and_to_the_timeline(client: Client) -> None:
+    shown = content(client, "/findings?bundle=runs/one")
+    targets = [urlsplit(address) for _, address in links(shown)]
+    windows = [target.query for target in targets if target.path == "/timeline"]
+    assert windows
+    for query in windows:
+        found = dict(part.split("=") for part in query.split("&"))
+        assert 0 <= int(found["from"]) < int(found["to"]) <= 3_000_000
+
+
+def test_ops_are_summed_sorted_and_filtered_by_the_server(client: Client) -> None:
+    assert names(content(client, "/ops?bundle=runs/one")) == ["aten::mm", "aten::add"]
+    assert names(content(client, "/ops?bundle=runs/one&find=ADD")) == ["aten::add"]
+    assert names(content(client, "/ops?bundle=runs/one&bound=compute")) == ["aten::mm"]
+    assert names(content(client, "/ops?bundle=runs/one&group=kernel")) == ["sgemm_128x128", "add_kernel"]
+    one = texts(content(client, "/ops?bundle=runs/one&op=aten::mm"))
+    assert "3 calls, 180 us, 75.0 % of the time of all ops" in one
+    assert "[512, 512] [512, 512] fp32" in one
+
+
+def test_an_op_that_is_not_there_and_a_grouping_without_data_are_said(client: Client) -> None:
+    assert "no op of this recording is named 'aten::nothing'" in texts(content(client, "/ops?bundle=runs/one&op=aten::nothing"))
+    by_module = texts(content(client, "/ops?bundle=runs/one&group=module"))
+    assert "Ops are not told apart by module here" in by_module
+    assert "runs/one --group module" in by_module
+    assert "module" not in {text for text, _ in links(content(client, "/ops?bundle=runs/one"))}
+    assert "No line fits" in texts(content(client, "/ops?bundle=runs/one&find=zzz"))
+
+
+def names(shown: Any) -> list[str]:
+    """Return the text of the first cell of each line of the table."""
+    rows = [row for body in _all(shown, "Tbody") for row in _all(body, "Tr")]
+    return [texts(_all(row, "Th")[0]).split()[0] for row in rows]
+
+
+def _all(component: Any, kind: str) -> list[Any]:
+    if isinstance(component, list):
+        return [found for child in component for found in _all(child, kind)]
+    if not isinstance(component, dict):
+        return []
+    own = [component] if component.get("type") == kind else []
+    return own + _all(component.get("props", {}).get("children"), kind)
+
+
+def test_the_filter_goes_into_the_address_and_back_to_the_first_sheet(client: Client) -> None:
+    values = {"address.pathname": "/ops", "address.search": "?bundle=runs/one&sort=calls&sheet=3", "ops-find.value": "mm"}
+    assert client.written("go.href", values, reads="ops-find")["go"]["href"] == "/ops?bundle=runs%2Fone&sort=calls&find=mm"
+    assert client.written("go.href", {**values, "ops-find.value": ""}, reads="ops-find") == {}  # nothing has changed
+
+
+def test_the_filter_follows_the_address_when_somebody_goes_back(client: Client) -> None:
+    values = {"address.pathname": "/ops", "address.search": "?bundle=runs/one&find=mm", "ops-find.value": "add"}
+    assert client.written("ops-find.value", values)["ops-find"]["value"] == "mm"
+    assert client.written("ops-find.value", {**values, "ops-find.value": "mm"}) == {}  # nor does it disturb who is typing
+
+
+@pytest.mark.parametrize(
+    ("click", "leads"),
+    [
+        ({"points": [{"customdata": 0}]}, "/ops?bundle=runs%2Fone&op=aten%3A%3Amm"),
+        ({"points": [{"customdata": 10**9}]}, None),
+        ({"points": [{"customdata": True}]}, None),
+        ({"points": [{}]}, None),
+        ({"points": [7]}, None),
+        ({"points": {}}, None),
+        ("x", None),
+        (None, None),
+    ],
+)
+def test_a_point_of_the_roofline_leads_to_its_op(client: Client, click: Any, leads: str | None) -> None:
+    values = {"address.pathname": "/roofline", "address.search": "?bundle=runs/one", "roofline-figure.clickData": click}
+    assert client.written("go.href", values, reads="roofline-figure").get("go", {}).get("href") == leads
+
+
+def test_the_points_of_one_op_stand_out(client: Client) -> None:
+    graph = _all(content(client, "/roofline?bundle=runs/one&op=aten::mm"), "Graph")[0]
+    chosen = {trace["name"]: len(trace["selectedpoints"]) for trace in graph["props"]["figure"]["data"] if "selectedpoints" in trace}
+    assert sum(chosen.values()) == 1
+    assert len(chosen) >= 1
+
+
+def test_two_recordings_are_compared(client: Client) -> None:
+    choice = content(client, "/compare?bundle=runs/one")
+    assert ("other.json", "/compare?bundle=runs%2Fone&other=other.json") in list(links(choice))
+    told = texts(content(client, "/compare?bundle=runs/one&other=other.json"))
+    assert "aten::bmm" in told
+    assert "gone" in told
+    assert "new" in told
+
+
+def test_names_of_a_recording_are_text_and_short(client: Client) -> None:
+    """Every string that reaches the browser is checked: nothing is markup, no escape sequence is left, and 10 kB are cut."""
+    for path in ("/overview", "/findings", "/ops", "/ops?group=signature", "/roofline", "/compare?other=other.json"):
+        joint = "&" if "?" in path else "?"
+        shown = content(client, f"{path}{joint}bundle=hostile.json")
+        for text in _strings(shown):
+            assert "\x1b" not in text
+            assert "\u202e" not in text
+            assert len(text) < 5_000 or "%" in text  # addresses hold the whole name, quoted
+        for kind in ("Markdown", "DangerouslySetInnerHTML", "Script", "Iframe"):
+            assert not _all(shown, kind)
+    assert "<script>alert(1)</script>" in texts(content(client, "/ops?bundle=hostile.json"))  # as text, which a browser shows as it is
+
+
+def _strings(component: Any) -> list[str]:
+    if isinstance(component, str):
+        return [component]
+    if isinstance(component, list):
+        return [text for child in component for text in _strings(child)]
+    if isinstance(component, dict):
+        return [text for value in component.values() for text in _strings(value)]
+    return []
+
+
+def test_the_analysis_is_shown_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    small_trace(tmp_path / "trace.json")
+    gate, real = threading.Event(), library_module.open_recording
+
+    def slow(path: str, **options: Any) -> Any:
+        options["progress"]("linking")
+        gate.wait(20)
+        return real(path)
+
+    monkeypatch.setattr(library_module, "open_recording", slow)
+    client = Client(create_app(tmp_path))
+    client.go("/overview", "?bundle=trace.json")
+    time.sleep(0.2)
+    shown = client.go("/overview", "?bundle=trace.json")
+    assert "Analysing trace.json" in texts(shown["main"]["children"])
+    assert "linking ..." in texts(shown["main"]["children"])
+    assert shown["poll"]["disabled"] is False
+    gate.set()
+    analysed(client, "trace.json")
+    assert "Analysing" not in texts(client.go("/overview", "?bundle=trace.json")["main"]["children"])
+
+
+def test_a_run_without_a_window_says_so_and_shows_the_page_when_it_has_one(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "one", finished=False, trace=False)
+    client = Client(create_app(tmp_path))
+    deadline = time.monotonic() + 20
+    while "recorded no window yet" not in texts((shown := client.go("/overview", "?bundle=one"))["main"]["children"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert shown["poll"]["disabled"] is False
+    assert "/telemetry?bundle=one" in {address for _, address in links(shown["main"]["children"])}
+    shutil.rmtree(tmp_path / "one")
+    small_bundle(tmp_path / "one", finished=False)
+    analysed(client, "one")
+    assert "A step takes" in texts(client.content("/overview", "?bundle=one"))
+
+
+def test_the_list_tells_live_from_finished_and_links_what_can_be_read(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "live", finished=False)
+    small_bundle(tmp_path / "done")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "manifest.json").write_text("{")
+    shown = Client(create_app(tmp_path)).written("bundles-list.children", {"bundles-clock.n_intervals": 0})["bundles-list"]["children"]
+    told = texts(shown)
+    assert "recording" in told
+    assert "cannot be read" in told
+    assert dict(links(shown)) == {"live": "/telemetry?bundle=live", "done": "/overview?bundle=done"}
+
+
+def test_an_empty_folder_says_how_to_fill_it(tmp_path: Path) -> None:
+    shown = Client(create_app(tmp_path)).written("bundles-list.children", {"bundles-clock.n_intervals": 0})["bundles-list"]["children"]
+    assert f"gpudiag run -o {tmp_path.name}/first train.py" in texts(shown)

@@ -1,0 +1,124 @@
+"""`gpudiag dashboard` as a process: it answers on loopback alone, says its address, and ends with Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dashclient import small_trace
+
+from gpudiag.cli import main
+
+MAIN = "import sys; from gpudiag.cli import main; sys.exit(main())"
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["gpudiag", "dashboard", *map(str, arguments)])
+        code = main()
+        return code, capsys.readouterr().err
+
+    return run
+
+
+def started(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str, str]:
+    """Return a dashboard that listens, its address, and what it said until then."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "dashboard", str(folder), "--port", "0", *arguments], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        found = re.search(r"(http://\S+)", line)
+        if found:
+            return process, found.group(1), said
+    raise AssertionError(said)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=30)
+    return process.returncode, rest
+
+
+@pytest.mark.slow
+def test_it_serves_until_it_is_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    small_trace(tmp_path / "trace.json")
+    process, address, said = started(tmp_path)
+    try:
+        assert address.startswith("http://127.0.0.1:")
+        assert "token" not in address
+        assert "warning" not in said
+        with urllib.request.urlopen(address, timeout=30) as answer:  # noqa: S310 our own address
+            assert b"gpudiag" in answer.read()
+            assert answer.headers["Server"] == "gpudiag"
+    finally:
+        code, rest = ended(process)
+    assert code in (0, 130)
+    assert "Traceback" not in rest
+
+
+@pytest.mark.slow
+def test_starting_experiments_and_other_addresses_come_with_a_token(tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    process, address, said = started(tmp_path, "--allow-run")
+    ended(process)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{43,}", address)
+    assert "warning" not in said
+    process, address, said = started(tmp_path, "--host", "0.0.0.0")  # noqa: S104 for a moment, behind a token
+    ended(process)
+    assert "?token=" in address
+    assert said.startswith("warning: 0.0.0.0 can be reached by others")
+
+
+@pytest.mark.parametrize(("name", "what"), [("none", "does not exist"), ("file", "is a file, not a folder")])
+def test_what_is_no_folder_is_one_line(command: Callable[..., tuple[int, str]], tmp_path: Path, name: str, what: str) -> None:
+    (tmp_path / "file").touch()
+    code, said = command(tmp_path / name)
+    assert code == 2
+    assert said == f"gpudiag: {tmp_path / name} {what} (give a folder with bundles or traces, such as runs/)\n"
+
+
+def test_a_port_that_is_taken_is_one_line(command: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    pytest.importorskip("dash")
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, said = command(tmp_path, "--port", port)
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in said
+    assert "--port 0" in said
+    assert said.count("\n") == 1
+
+
+def test_without_its_libraries_it_names_the_extra(
+    command: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in {"gpudiag_dashboard", "waitress"}]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "waitress", None)
+    code, said = command(tmp_path)
+    assert code == 2
+    assert said == "gpudiag: the dashboard needs waitress, which is not installed (pip install gpudiag[dashboard])\n"
+
+
+def test_the_names_of_a_server_are_no_names_of_others() -> None:
+    pytest.importorskip("dash")
+    from gpudiag_dashboard import server
+
+    assert set(server.names_of("127.0.0.1")) == {"localhost", "127.0.0.1", "::1"}
+    assert "192.0.2.7" in server.names_of("192.0.2.7")
+    names: Any = server.names_of("0.0.0.0")  # noqa: S104 asked about, not bound
+    assert os.uname().nodename in names

@@ -1,0 +1,134 @@
+"""What the server answers the page of the time line: columns that add up, links, and refusals of what no page of ours asks."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dashclient import Client, analysed, links, small_trace, texts
+
+pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
+from gpudiag_dashboard.app import create_app
+
+SEARCH = "?bundle=run.json"
+FORMS = {
+    "start": "<f8",
+    "length": "<f8",
+    "code": "u1",
+    "count": "<i4",
+    "busy": "u1",
+    "first": "<i4",
+    "table": "u1",
+    "id": "<i4",
+    "marked": "u1",
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Client:
+    folder = tmp_path_factory.mktemp("recordings")
+    small_trace(folder / "run.json", "aten::mm<script>alert(1)</script>")
+    made = Client(create_app(folder))
+    analysed(made, "run.json")
+    return made
+
+
+def asked(client: Client, store: str, output: str, data: Any, search: str = SEARCH) -> Any:
+    identity, _, key = output.rpartition(".")
+    return client.written(output, {f"{store}.data": data, "address.search": search})[identity][key]
+
+
+def draw(client: Client, **ask: Any) -> dict[str, Any]:
+    return asked(client, "timeline-ask", "timeline-got.data", {"number": 1, "pixels": 2000, **ask})
+
+
+def columns(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: np.frombuffer(base64.b64decode(row[key]), dtype=form) for key, form in FORMS.items() if row[key] is not None}
+
+
+def test_a_window_comes_as_columns_that_add_up(client: Client) -> None:
+    found = draw(client, setup=True)
+    setup = found["setup"]
+    assert (found["from"], found["to"]) == (setup["from"], setup["to"])
+    rows = [(setup["lanes"][row["lane"]]["key"], columns(row)) for row in found["rows"]]
+    assert sum(int(row["count"].sum()) for _, row in rows) == found["events"]
+    kernels = [row for key, row in rows if key == "stream-7"]
+    assert sum(int(row["length"].sum()) for row in kernels) == 3 * 80_000  # 60 and 20 us in each of three steps
+    assert {setup["tables"][table] for row in kernels for table in row["table"]} == {"kernels"}
+    assert len(setup["words"]) == len(setup["styles"])
+    assert len({len(column) for row in kernels for column in row.values()}) == 1
+
+
+def test_an_event_is_shown_with_its_surroundings(client: Client) -> None:
+    found = draw(client, event="kernels-0")
+    assert 0 < (90_000 - 30_000) / (found["to"] - found["from"]) < 0.2
+    assert found["from"] < 30_000 < 90_000 < found["to"]
+
+
+def test_what_is_not_there_is_said_and_not_raised(client: Client) -> None:
+    for wrong, said in (
+        ({"lane": "stream-99"}, "no lane"),
+        ({"event": "kernels-999"}, "no event"),
+        ({"event": "../etc"}, "names no event"),
+    ):
+        assert said in draw(client, **wrong)["error"]
+
+
+def test_a_window_of_any_numbers_is_answered(client: Client) -> None:
+    for low, high in ((0, 0), (5, 1), (-1e300, 1e300), (1e18, 2e18), (0.25, 0.75)):
+        found = draw(client, from_ns=low, to_ns=high, pixels=10**9)
+        assert found["to"] > found["from"]
+        assert found["pixels"] <= 16_000
+
+
+@pytest.mark.parametrize("ask", [{"number": "x", "pixels": 1}, {}, [], "text", 7, {"number": 1, "pixels": 1, "from_ns": "0"}])
+def test_malformed_questions_change_nothing_and_show_no_traceback(client: Client, ask: Any) -> None:
+    answer = client.callback("timeline-got.data", {"timeline-ask.data": ask, "address.search": SEARCH})
+    shown = answer.get_data(as_text=True)
+    assert "Traceback" not in shown
+    assert str(Path(__file__).parents[2]) not in shown
+    assert '"rows"' not in shown
+
+
+def test_other_recordings_cannot_be_reached(client: Client) -> None:
+    for search in ("", "?bundle=..%2F..%2Fetc%2Fpasswd", "?bundle=none.json"):
+        answer = asked(client, "timeline-ask", "timeline-got.data", {"number": 1, "pixels": 10}, search)
+        assert set(answer) == {"number", "error"}
+
+
+def test_the_panel_leads_to_the_op_table_and_to_what_belongs_to_the_event(client: Client) -> None:
+    panel = asked(client, "timeline-pick", "timeline-panel.children", {"number": 1, "event": "kernels-0"})
+    assert any(address.startswith("/ops?bundle=run.json&op=aten") for _, address in links(panel))
+    jumps = [part["props"]["children"] for part in _anchors(panel) if "data-event" in part["props"]]
+    assert jumps == ["zoom to it", "zoom to the call that launched it", "zoom to its op on the host"]
+    assert "60.0 us" in texts(panel)
+    assert "Click an event" in texts(asked(client, "timeline-pick", "timeline-panel.children", None))
+
+
+def _anchors(component: Any) -> list[dict[str, Any]]:
+    if isinstance(component, list):
+        return [found for child in component for found in _anchors(child)]
+    if not isinstance(component, dict):
+        return []
+    inside = _anchors(component["props"].get("children"))
+    return [component, *inside] if component["type"] == "A" else inside
+
+
+def test_joined_events_are_told_by_their_number_and_names(client: Client) -> None:
+    setup = draw(client, setup=True)["setup"]
+    lane = next(place for place, lane in enumerate(setup["lanes"]) if lane["key"] == "stream-7")
+    point = {"number": 3, "lane": lane, "row": 0, "first": 0, "count": 4}
+    found = asked(client, "timeline-point", "timeline-pointed.data", point)
+    assert (found["number"], found["title"]) == (3, "4 events, zoom in")
+    assert ["sgemm_128x128", "2 \u00d7, 120 us"] in [list(line) for line in found["lines"]]
+
+
+def test_the_next_work_of_an_op_comes_with_its_window(client: Client) -> None:
+    search = {"op": "aten::add", "at_ns": 0, "direction": 1}
+    found = asked(client, "timeline-search", "timeline-found.data", search)
+    assert found["event"] == "kernels-1"
+    assert found["from"] < 95_000 < 115_000 < found["to"]
+    assert asked(client, "timeline-search", "timeline-found.data", {**search, "at_ns": 10**12}) == {"event": None}
