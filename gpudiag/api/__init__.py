@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +71,16 @@ class Report:
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: verdict, breakdown, findings, ops; without scripts."""
+        from gpudiag.report.notebook import notebook
+
+        return notebook(self.data)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text in an IPython terminal (and as a notebook's text/plain) instead of the object's address."""
+        printer.text("gpudiag.Report(...)" if cycle else self.text())
 
 
 class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`
@@ -145,41 +154,17 @@ def diagnose(
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.analysis import analyse
     from gpudiag.api.inputs import resolve_input
-    from gpudiag.api.results import stored
-    from gpudiag.diagnosis import judge
+    from gpudiag.api.opened import diagnosed
     from gpudiag.diagnosis.loader import rules_in_force
-    from gpudiag.facts import Facts
-    from gpudiag.model.report import Tool
-    from gpudiag.report.build import build
 
-    tell = progress or (lambda _: None)
     base = rules_in_force([os.fspath(folder) for folder in rules_dirs], config)
     chosen = resolve_input(os.fspath(path), rank, window)
     if graph_capture is not None:
         chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
-    tell("reading")
-    analysis, sites = analyse(chosen, tell, modules=modules)
-    experiments, unread = ((), ()) if chosen.bundle is None else stored(chosen.bundle.path)
-    analysis = msgspec.structs.replace(analysis, experiments=experiments, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
-    tell("judging")
-    facts = Facts(analysis)
-    judgement = judge(analysis, base.judged, facts)
-    failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
-    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *unread, *failed))
-    data = build(
-        analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
-        sites=sites.site, site_match_share=sites.match_share, facts=facts,
-    )  # fmt: skip
-    return Report(data, base)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gpudiag")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    tell = progress or (lambda _: None)
+    found = diagnosed(chosen, base, tell, modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
+    return Report(found.report, base)
 
 
 def calibrate(device: str = "auto") -> Device:

@@ -81,9 +81,9 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = op_rows(trace, steps.table)
     sites = find_sites(trace, steps.table, site_window)
-    marks = chosen.bundle.host_marks if chosen.bundle else None
+    marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
+    tell("replaying")
     told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent))
-    records = chosen.bundle.step_records if chosen.bundle else None
     sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns, found.number)
     memory = find_memory(chosen, (trace, steps.table), site_window, device=found.number)
     analysis = Analysis(

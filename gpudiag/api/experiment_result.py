@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,23 +50,27 @@ class ExperimentResult:
         """Return what was proved to help, all together; empty: the program as it is."""
         return self.data.recipe
 
+    @property
+    def _place(self) -> str:
+        return "" if self.bundle is None else str(self.bundle)
+
     def text(self, width: int | None = None, color: bool = False) -> str:
         """Return the experiments for a terminal of `width` columns (default 100)."""
         from gpudiag.report.experiment.text import text
 
-        return text(self.data, width=100 if width is None else width, color=color)
+        return text(self.data, width=100 if width is None else width, color=color, bundle=self._place)
 
     def markdown(self) -> str:
         """Return the experiments as GitHub Markdown."""
         from gpudiag.report.experiment.markdown import markdown
 
-        return markdown(self.data)
+        return markdown(self.data, bundle=self._place)
 
     def html(self) -> str:
         """Return the experiments as one self-contained HTML page."""
         from gpudiag.report.experiment.html import html
 
-        return html(self.data)
+        return html(self.data, bundle=self._place)
 
     def json(self) -> bytes:
         """Return the experiments as JSON (schema: `gpudiag schema experiments`)."""
@@ -91,7 +96,11 @@ class ExperimentResult:
         """Return the experiments as a notebook shows them."""
         from gpudiag.report.experiment.notebook import notebook
 
-        return notebook(self.data)
+        return notebook(self.data, bundle=self._place)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text in an IPython terminal instead of the object's address."""
+        printer.text("gpudiag.ExperimentResult(...)" if cycle else self.text())
 
 
 def _first(outcomes: tuple[Outcome, ...]) -> Outcome | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
 from gpudiag.api.estimate import parted
 from gpudiag.capture.estimate.estimate import Given, estimate
 from gpudiag.capture.estimate.target import load, named
-from gpudiag.errors import UsageError
+from gpudiag.errors import UsageError, nearest
 from gpudiag.model.estimate import ModelEstimate
 
 SETTINGS = ("optimizer", "autocast", "device", "accumulate")
@@ -27,8 +26,7 @@ def _settings(settings: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for setting, name, equals, value in parted(settings):
         if name not in SETTINGS or not equals or not value:
-            close = difflib.get_close_matches(name, SETTINGS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close and close[0] != name else ""
+            hint = "" if name in SETTINGS else nearest(name, SETTINGS)
             raise UsageError(f"--set {setting}: not a setting of a model{hint}", f"NAME=VALUE with one of {', '.join(SETTINGS)}")
         found[name] = value.lower() in ("true", "yes", "1") if name == "accumulate" else value
     return found

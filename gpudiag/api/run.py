@@ -86,7 +86,7 @@ def run(
         plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
         with relayed() as relay:
             try:
-                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ, tuple(fixes)), close_fds=False)  # noqa: S603 - the user's own command
+                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ, tuple(fixes), command), close_fds=False)  # noqa: S603 - the user's own command
             except OSError as error:
                 raise InputError(f"cannot start {command[0]}: {error.strerror or error}", "name a Python script or a program") from None
             relay.child = child
@@ -125,18 +125,22 @@ def _is_script(name: str) -> bool:
     return os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
 
 
-def _environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...] = ()) -> dict[str, str]:
+def _environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
     """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
     if len(plan.text().encode()) > MAX_PLAN:
         plan = msgspec.structs.replace(plan, command=None)
     if not fixes:
         return injected(plan.text(), base)
+    from gpudiag.experiment.factory import turning
     from gpudiag.experiment.fixes import applier
+    from gpudiag.experiment.fixes.registered import registered
     from gpudiag.experiment.recording import WATCHER
     from gpudiag.experiment.trial.record import RecordPlan
 
-    asked = {name: value for call in fixes for name, value in applier(call).environ.items()}
-    return injected(RecordPlan(plan, fixes).text(), {**base, **asked}, WATCHER)
+    with turning(command):
+        asked = {name: value for call in fixes for name, value in applier(call).environ.items()}
+        own = registered(call.id for call in fixes)
+    return injected(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, WATCHER)
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import ab, calibrate, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
+from gpudiag.cli import ab, calibrate, check, compare, dashboard, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -28,12 +28,15 @@ app = typer.Typer(
 app.command("report")(report.report)
 app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
 app.command("ab", cls=run.ScriptCommand, context_settings=run.SETTINGS)(ab.ab)
+app.command("compare")(compare.compare)
+app.command("check")(check.check)
 app.command("ops")(ops.ops)
 app.command("whatif")(whatif.whatif)
 app.command("sql")(sql.sql)
 app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
+app.command("dashboard")(dashboard.dashboard)
 app.command("fixes")(fixes.fixes)
 app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,6 +49,10 @@ def report(
     all_findings: Annotated[
         bool, typer.Option("--all-findings", help="Tell every finding in full, and what their symptoms say (default: the first three).")
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Follow a bundle that is being recorded: its pace now, a report whenever a window has been recorded."),
+    ] = False,
 ) -> None:
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
@@ -57,21 +62,37 @@ def report(
     outputs.check_captures(captures)
     for source in (path, *captures):
         outputs.check_targets(targets, source)
-    from gpudiag import api
-
     chosen = None if no_config else config.find()
-    with terminal.progress("reading") as tell:
-        found = api.diagnose(
-            path, rank=rank, window=window, rules_dirs=rules or [], config=chosen, graph_capture=graph_capture, progress=tell,
-            gpu_hour_price=gpu_hour_price, planned_steps=planned_steps,
-        )  # fmt: skip
+
+    def tell_all() -> None:
+        """Analyse, write the files, print."""
+        from gpudiag import api
+
+        with terminal.progress("reading") as tell:
+            found = api.diagnose(
+                path, rank=rank, window=window, rules_dirs=rules or [], config=chosen, graph_capture=graph_capture, progress=tell,
+                gpu_hour_price=gpu_hour_price, planned_steps=planned_steps,
+            )  # fmt: skip
+            for target in targets:
+                tell(f"writing {target}")
+                files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
+        most = _TOP_TEXT if top is None else top
+        terminal.out(found.text(width=terminal.table_columns(), top=most, color=terminal.coloured(), everything=all_findings))
         for target in targets:
-            tell(f"writing {target}")
-            files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
-    most = _TOP_TEXT if top is None else top
-    terminal.out(found.text(width=terminal.columns(), top=most, color=terminal.coloured(), everything=all_findings))
-    for target in targets:
-        terminal.say(f"wrote {target}")
+            terminal.say(f"wrote {target}")
+
+    if watch:
+        _watch(path, rank, tell_all)
+    else:
+        tell_all()
+
+
+def _watch(path: str, rank: int | None, report: Callable[[], None]) -> None:
+    """Follow the bundle at `path`. Raises InputError where there is none."""
+    from gpudiag.api.watching import Watch
+    from gpudiag.cli.watch import watch
+
+    watch(Watch(path, rank).look, report)
 
 
 def _rendered(found: api.Report, target: Path, top: int) -> bytes:

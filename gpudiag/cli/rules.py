@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, outputs
+from gpudiag.cli import config, options, outputs, terminal
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gpudiag.diagnosis.rule import RuleBase
     from gpudiag.report.rulepages import RulePage
 
@@ -31,15 +30,11 @@ def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     from gpudiag.report.rulepages import state
 
     base = _in_force(rules, no_config)
-    table = _table("id", "device", "maturity", "title")
-    for rule in base.all:
-        _add(table, rule.id, ", ".join(rule.file.device_kinds), state(rule), rule.file.title)
-    _print(table)
+    rows = [(rule.id, ", ".join(rule.file.device_kinds), state(rule), rule.file.title) for rule in base.all]
     off = sum(1 for rule in base.judged if rule.disabled)
     counts = [f"{len(base.judged) - off} judged", f"{len(base.advisories)} advisory"] + ([f"{off} switched off"] if off else [])
-    typer.echo(f"\n{len(base.all)} rules: {', '.join(counts)}")
-    for note in notes(rule for rule in base.judged if rule.changed):
-        typer.echo(_plain(f"changed: {note}"))
+    changed = [f"changed: {note}" for note in notes(rule for rule in base.judged if rule.changed)]
+    _print(("id", "device", "maturity", "title"), rows, ("", f"{len(base.all)} rules: {', '.join(counts)}", *changed))
 
 
 @app.command()
@@ -111,12 +106,8 @@ def facts(
 
     wanted = [word.lower() for word in words or ()]
     found = [fact for fact in CATALOGUE.values() if all(word in f"{fact.name} {fact.unit} {fact.doc}".lower() for word in wanted)]
-    if found:
-        table = _table("fact", "unit", "what it is")
-        for fact in found:
-            _add(table, fact.name, fact.unit, fact.doc)
-        _print(table)
-    typer.echo(f"{len(found)} of {len(CATALOGUE)} facts")
+    rows = [(fact.name, fact.unit, fact.doc) for fact in found]
+    _print(("fact", "unit", "what it is"), rows, (f"{len(found)} of {len(CATALOGUE)} facts",))
 
 
 def _in_force(rules: list[str] | None, no_config: bool) -> RuleBase:
@@ -128,27 +119,29 @@ def _in_force(rules: list[str] | None, no_config: bool) -> RuleBase:
 
 
 def _show(page: RulePage) -> None:
-    typer.echo(_plain(f"{page.id}  {page.title}  ({page.category}, {page.state})") + "\n")
-    table = _table("", "", header=False)
-    for row in page.rows:
-        _add(table, row.label, "\n".join(row.lines))
-    _print(table)
+    _print(
+        ("", ""),
+        [(row.label, "\n".join(row.lines)) for row in page.rows],
+        title=f"{page.id}: {page.title} ({page.category}, {page.state})",
+    )
 
 
-def _table(*columns: str, header: bool = True) -> Table:
-    from rich.table import Table
+def _print(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:
+    """Write a title, a table whose last column takes what is left, and lines below it. What stands in a rule file moves no cursor."""
+    from gpudiag.report.console import cells, finished, line, new_console, new_table, print_table
 
-    table = Table(box=None, show_header=header, pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(name, no_wrap=index == 0, overflow="fold")
-    return table
-
-
-def _add(table: Table, *cells: str) -> None:
-    """Add a row of plain texts: what stands in a rule file is no markup, and moves no cursor."""
-    from rich.text import Text
-
-    table.add_row(*(Text(_plain(cell)) for cell in cells))
+    console, sink = new_console(terminal.columns(), terminal.coloured())
+    if title:
+        line(console, title, "bold")
+        console.print()
+    table = new_table([*((name, "left") for name in columns[:-1]), (columns[-1], "wrapped")])
+    for row in rows:
+        table.add_row(*cells(*map(_plain, row)))
+    if rows:
+        print_table(console, table)
+    for note in notes:
+        line(console, note)
+    terminal.out(finished(sink))
 
 
 def _plain(text: str) -> str:
@@ -156,9 +149,3 @@ def _plain(text: str) -> str:
     from gpudiag.report.escape import clean
 
     return "\n".join(clean(line, _LONGEST) for line in text.split("\n"))
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console(highlight=False).print(table)

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,8 +104,8 @@ def run(
     environ = dict(os.environ)  # before polars is imported, which sets a variable of its own
     from gpudiag.api import run as runner
 
-    fixes = _fixes(recipe)
     command = runner.command_of(given, module)
+    fixes = _fixes(recipe, command)
     shown = [*(["-m", module] if module is not None else []), *given]
     options: dict[str, Option] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
@@ -117,13 +118,13 @@ def run(
     raise typer.Exit(ran.exit_code)
 
 
-def _fixes(recipe: str | None) -> tuple[FixCall, ...]:
+def _fixes(recipe: str | None, command: Sequence[str]) -> tuple[FixCall, ...]:
     """Return the fixes of a recipe, which are then named; () without one. Raises InputError for what is no recipe."""
     if recipe is None:
         return ()
     from gpudiag.api.recipe import read_recipe
 
-    fixes = read_recipe(recipe)
+    fixes = read_recipe(recipe, command)
     terminal.say(f"gpudiag: recipe: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
     return fixes
 
@@ -178,7 +179,8 @@ def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price
         with terminal.progress("reading") as progress:
             chosen = None if no_config else config.find()
             found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
-        terminal.aside("\n" + found.text(width=terminal.columns(), top=10))
+        width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
+        terminal.aside("\n" + found.text(width=width, top=10, color=coloured))
     except KeyboardInterrupt:
         terminal.say("gpudiag: no report: interrupted")
         return None

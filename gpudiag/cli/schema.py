@@ -45,6 +45,22 @@ def experiments_schema() -> None:
     _print(msgspec.json.schema(ExperimentData))
 
 
+@app.command("compare")
+def compare_schema() -> None:
+    """Print the schema of what `gpudiag compare A B --json` prints."""
+    from gpudiag.model.compare import json_schema
+
+    _print(json_schema())
+
+
+@app.command("check")
+def check_schema() -> None:
+    """Print the schema of what `gpudiag check PATH --json` prints."""
+    from gpudiag.model.gates import json_schema
+
+    _print(json_schema())
+
+
 def _print(schema: dict[str, Any]) -> None:
     import msgspec
 

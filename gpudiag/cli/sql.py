@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 100
 """Rows of a table in the terminal; --csv has no limit."""
-_LONGEST = 60
+_LONGEST = 120
+"""Characters of a cell; --csv has all."""
 _NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
 
 
@@ -37,10 +38,11 @@ def _table(found: pl.DataFrame) -> str:
     """Return the first rows as a table, and how many there are."""
     from gpudiag.report.console import cells, finished, line, new_console, new_table
 
-    console, sink = new_console(terminal.columns(), terminal.coloured())
+    console, sink = new_console(terminal.table_columns(), terminal.coloured())
     table = new_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
     for row in found.head(MOST_ROWS).iter_rows():
         table.add_row(*cells(*map(_cell, row)))
+    table.expand = False  # each column as wide as it needs, the widest give way first
     console.print(table)
     more = f" (the first {MOST_ROWS} are shown; --csv has all)" if found.height > MOST_ROWS else ""
     line(console, f"{found.height:,} row{'' if found.height == 1 else 's'}{more}")

@@ -29,7 +29,7 @@ def out(text: str) -> None:
     if stream is None:
         return
     try:
-        stream.write(for_encoding(text, stream.encoding))
+        stream.write(writable(text, stream))
         stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the interpreter fails again when it flushes at exit
@@ -43,7 +43,7 @@ def say(line: str) -> None:
     stream = _opened(sys.stderr)
     if stream is not None:
         with suppress(OSError):
-            stream.write(for_encoding(f"{clean(line, 2_000)}\n", stream.encoding))
+            stream.write(writable(f"{clean(line, 2_000)}\n", stream))
             stream.flush()
 
 
@@ -52,8 +52,27 @@ def aside(text: str) -> None:
     stream = _opened(sys.stderr)
     if stream is not None:
         with suppress(OSError):
-            stream.write(for_encoding(text, stream.encoding))
+            stream.write(writable(text, stream))
             stream.flush()
+
+
+def writable(text: str, stream: TextIO) -> str:
+    """Return `text` with what the stream, or the locale that its reader asked for, cannot show replaced: bars by '#'."""
+    return for_encoding(text, "ascii" if _plain_locale() else stream.encoding)
+
+
+def ascii_only(stream: TextIO) -> bool:
+    """Return whether `stream`, or the locale that its reader asked for, shows nothing but ASCII."""
+    return writable("\u2588", stream) != "\u2588"
+
+
+def _plain_locale() -> bool:
+    """Return whether LC_ALL asks for ASCII (C, POSIX). Python itself writes UTF-8 then (PEP 540), unless told otherwise.
+
+    LANG=C, or none at all, is what a container has that nobody has set up: Python takes UTF-8 there (PEP 538), and so do terminals.
+    """
+    asked = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8") == "1"
+    return not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}
 
 
 def _opened(stream: TextIO | None) -> TextIO | None:
@@ -65,30 +84,55 @@ def _on_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def drawable(stream: TextIO | None) -> bool:
+    """Return whether lines can be drawn anew on `stream`: a terminal that moves its cursor."""
+    return _on_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
 def columns() -> int:
     """Return the width of the text to write."""
-    return min(shutil.get_terminal_size().columns, WIDEST_COLUMNS) if _on_terminal(sys.stdout) else PIPED_COLUMNS
+    return min(table_columns(), WIDEST_COLUMNS)
 
 
-def table_columns() -> int:
-    """Return the width of a table to write: of a wide terminal more than prose should take."""
-    return min(shutil.get_terminal_size().columns, WIDEST_TABLE) if _on_terminal(sys.stdout) else PIPED_COLUMNS
+def table_columns(stream: TextIO | None = None) -> int:
+    """Return the width of a table on `stream` (default: stdout): of a wide terminal more than prose should take.
+
+    In a pipe it is as COLUMNS says, where that is exported.
+    """
+    stream = sys.stdout if stream is None else stream
+    if _on_terminal(stream):
+        return min(_terminal_columns(stream), WIDEST_TABLE)
+    asked = os.environ.get("COLUMNS", "")
+    return min(int(asked), WIDEST_TABLE) if asked.isdecimal() and asked.isascii() and int(asked) > 0 else PIPED_COLUMNS
 
 
-def coloured() -> bool:
-    """Return whether stdout is a terminal that wants colours (https://no-color.org)."""
-    return _on_terminal(sys.stdout) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _terminal_columns(stream: TextIO) -> int:
+    """Return the columns of the terminal behind `stream`, which need not be that of stdout; COLUMNS is asked first, as shutil does."""
+    if stream is not sys.stdout and not os.environ.get("COLUMNS"):
+        with suppress(OSError, ValueError):
+            return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
+    return shutil.get_terminal_size().columns
+
+
+def coloured(stream: TextIO | None = None) -> bool:
+    """Return whether `stream` (default: stdout) takes colours.
+
+    NO_COLOR forbids them, FORCE_COLOR wants them in a pipe too (no-color.org, force-color.org).
+    """
+    if os.environ.get("NO_COLOR"):
+        return False
+    if forced := os.environ.get("FORCE_COLOR"):
+        return forced != "0"
+    return drawable(sys.stdout if stream is None else stream)
 
 
 @contextmanager
 def progress(first: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is being done on stderr; silent where stderr is no terminal."""
-    if not _on_terminal(sys.stderr):
+    """Yield a function that shows what is being done on stderr; silent where stderr is no terminal. Gone afterwards."""
+    if not drawable(sys.stderr):
         yield lambda _: None
         return
-    from rich.console import Console
-    from rich.markup import escape
+    from gpudiag.cli.progress import drawn
 
-    console = Console(stderr=True)
-    with console.status(escape(clean(first))) as status:
-        yield lambda text: status.update(escape(clean(text)))
+    with drawn(first) as tell:
+        yield tell

@@ -52,6 +52,19 @@ class ClockEvent(msgspec.Struct, frozen=True):
     """Whether it keeps the clocks below what the device could do; an idle GPU or a chosen clock does not."""
 
 
+class TelemetryStrip(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry over the run, in slices of equal length; null: no sample fell into that slice."""
+
+    span_ns: int
+    """Of all slices together."""
+    columns: dict[str, tuple[float | None, ...]] = {}
+    """Mean of each slice, in the unit of the column."""
+    lowered: dict[str, tuple[float | None, ...]] = {}
+    """For each reason that lowered the clocks: the share of the samples of each slice that name it."""
+    analysed_ns: tuple[tuple[int, int], ...] = ()
+    """Begin and end of each stretch of analysed steps."""
+
+
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     """Samples in the steps that `over` names. Reasons for what is not there are in `missing`."""
 
@@ -73,6 +86,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, float] = {}
     missing: dict[str, str] = {}
     notes: dict[str, str] = {}
+    strip: TelemetryStrip | None = None
+    """None: too few samples, or a report of an older gpudiag."""
 
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason*, older name nvmlClocksThrottleReason*), the words of

@@ -18,8 +18,10 @@ _SPACE = re.compile(r"\s+")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~$])")
 # Cc control, Cf format (bidi overrides, zero width), Cs surrogates (cannot be encoded), Co private use, Cn unassigned, Zl/Zp separators
 _REMOVED = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-_FOR_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-_ASCII = str.maketrans({"█": "#", "…": "~", "\u2212": "-", "\u00b5": "u", "\u03bc": "u", "\u00d7": "x", "\u2013": "-", "\u00b7": "."})
+_FOR_SCRIPT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+_ASCII = str.maketrans(
+    {"█": "#", "…": "~", "\u2212": "-", "\u00b5": "u", "\u03bc": "u", "\u00d7": "x", "\u2013": "-", "\u00b7": ".", "\u00b1": "+-"}
+)
 
 
 def clean(text: str, limit: int = LONGEST) -> str:
@@ -27,6 +29,15 @@ def clean(text: str, limit: int = LONGEST) -> str:
     text = _SPACE.sub(" ", _ANSI.sub("", text[: 8 * limit]))
     text = "".join(character for character in text if unicodedata.category(character) not in _REMOVED).strip()
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def middle(text: str, limit: int) -> str:
+    """Return `text` in at most `limit` characters, cut in the middle: names of ops and kernels differ at their ends as often as before."""
+    if len(text) <= limit:
+        return text
+    kept = max(limit - 1, 0)
+    last = kept // 3
+    return f"{text[: kept - last]}…{text[len(text) - last :]}" if limit > 0 else ""
 
 
 def tail(text: str, limit: int) -> str:
@@ -55,8 +66,7 @@ def joined(text: str, joint: str = "\u00a0") -> str:
 
 def json_for_script(value: Any) -> str:
     """Return `value` as JSON that cannot end the script element that holds it: < > & and line separators are escaped."""
-    text = msgspec.json.encode(value).decode()
-    return "".join(_FOR_SCRIPT.get(character, character) for character in text)
+    return msgspec.json.encode(value).decode().translate(_FOR_SCRIPT)
 
 
 def for_encoding(text: str, encoding: str | None) -> str:

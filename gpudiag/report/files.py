@@ -8,6 +8,7 @@ import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from gpudiag.errors import InputError, UsageError
 
@@ -25,20 +26,25 @@ def write(target: Path, data: bytes) -> None:
 
 def write_pieces(target: Path, pieces: Iterable[bytes]) -> None:
     """Write `pieces`, one after the other, as `write` does: all of them or no file."""
+    write_by(target, lambda file: file.writelines(pieces))
+
+
+def write_by(target: Path, put: Callable[[IO[bytes]], None]) -> None:
+    """Write what `put` writes into the file that it is given, as `write` does: all of it or no file."""
     try:
-        _replace(Path(os.path.realpath(target)), pieces)
+        _replace(Path(os.path.realpath(target)), put)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
 
 
-def _replace(target: Path, pieces: Iterable[bytes]) -> None:
+def _replace(target: Path, put: Callable[[IO[bytes]], None]) -> None:
     temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
     try:
         with os.fdopen(handle, "wb") as file:
             with suppress(FileNotFoundError):
                 os.chmod(temporary, stat.S_IMODE(target.stat().st_mode))
-            file.writelines(pieces)
+            put(file)
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)

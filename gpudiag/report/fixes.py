@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag.model.fixes import Fix, Parity
-from gpudiag.report.console import QUIET, cells, finished, line, new_console, new_table, unbroken
+from gpudiag.report.console import QUIET, cells, finished, line, new_console, new_table, print_table, unbroken
 from gpudiag.report.escape import clean
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def listing(pages: Sequence[FixPage], *, width: int = 100, color: bool = False) 
     for page in pages:
         others = (parity_text(page.fix.parity), verified_text(page)) if roomy else ()
         table.add_row(*cells(clean(page.fix.id, 60)), _what(page, roomy), *cells(*others))
-    console.print(table)
+    print_table(console, table)
     console.print()
     for parity, meaning in _CLASSES.items():
         line(console, f"{parity_text(parity)}: {meaning}", QUIET)
@@ -89,13 +89,13 @@ def _what(page: FixPage, roomy: bool) -> Text:
 def full(page: FixPage, *, width: int = 100, color: bool = False) -> str:
     """Return what there is to know of one fix, as text of at most `width` columns."""
     console, sink = new_console(width, color)
-    line(console, f"{page.fix.id}  {page.fix.title}", "bold")
+    line(console, f"{page.fix.id}: {page.fix.title}", "bold")
     console.print()
     table = new_table((("", "left"), ("", "wrapped")))
     for topic, said in _topics(page):
         if said:
             table.add_row(*cells(topic, unbroken(said)))
-    console.print(table)
+    print_table(console, table)
     return finished(sink)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpudiag.model.memory import MemoryReport, MemoryRow
-from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table
+from gpudiag.report.console import QUIET, cells, finished, heading, item, line, new_console, new_table, print_table
 from gpudiag.report.escape import clean, code, markdown
 from gpudiag.report.labels import site_text
 from gpudiag.report.words import ROUNDS_TO_ZERO, small_share
@@ -32,6 +32,8 @@ _TOP_IN_REPORT, _TOP_IN_PAGE = 3, 10
 _ROUNDS_TO_ZERO = 0.0005
 """A share below half a thousandth, with one decimal."""
 _THREE = ("what", "bytes", "share")
+_ROOMY = 80
+"""Columns from which what memory is used for needs no second line beside a name."""
 
 Rows = list[tuple[str, str, str]]
 """What, how much, and its share of the peak."""
@@ -117,11 +119,12 @@ def section(console: Console, found: MemoryReport | None) -> None:
 
 def _table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
     """Print three columns, or four where the first is a name that takes what is left."""
-    columns = (("", "left"),) if rows and len(rows[0]) == len(_THREE) else (("", "name"), ("", "left"))
+    kind = "left" if console.width >= _ROOMY else "wrapped"
+    columns = (("", "wrapped"),) if rows and len(rows[0]) == len(_THREE) else (("", "name"), ("", kind))
     table = new_table((*columns, ("", "right"), ("", "right")))
     for row in rows:
         table.add_row(*cells(*(clean(text, 400) for text in row)))
-    console.print(table)
+    print_table(console, table)
 
 
 def render(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool = False) -> str:
@@ -142,9 +145,9 @@ def render(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool 
         for pool in found.pools:
             sizes = (format_bytes(size) for size in (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
             table.add_row(*cells(clean(pool.size_class, 20), str(pool.stream), f"{pool.segments:,}", *sizes))
-        console.print(table)
+        print_table(console, table)
     for note in found.notes:
-        line(console, f"! {note}", "yellow")
+        item(console, "! ", note, "yellow")
     return finished(sink)
 
 

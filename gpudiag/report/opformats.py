@@ -12,8 +12,8 @@ import msgspec
 from gpudiag.facts.spoken import kernel_label
 from gpudiag.model.cost import BOUNDS
 from gpudiag.report import words
-from gpudiag.report.console import QUIET, cells, finished, line, new_console, new_table, print_with_details
-from gpudiag.report.escape import clean, tail
+from gpudiag.report.console import QUIET, cells, finished, fitting, line, new_console, new_table, print_with_details
+from gpudiag.report.escape import clean, middle, tail
 from gpudiag.report.optable import Group, Grouping, Known, OpTable
 from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 
@@ -24,8 +24,6 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
 _ONLY_SORTED = 10_000
 """Least width of a column that is shown only where it is sorted by."""
-_GAP = 2
-"""Columns between two columns of a table."""
 _SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roof", "ai": "FLOP/B"}
 """Title of the column that shows what a table is sorted by, whatever the width."""
 _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module", "phase": "phase", "kernel": "kernel"}
@@ -47,13 +45,14 @@ def text(table: OpTable, *, width: int = 100, top: int = 20, color: bool = False
         return "No op passes these filters.\n"
     console, sink = new_console(width, color)
     sorted_by = _SORTED_BY.get(table.sorting, "")
-    columns = [column for column in _columns(table.grouping, groups) if console.width >= column.least or column.title == sorted_by]
-    made = new_table(((_TITLES[table.grouping], "name"), *((column.title, column.align) for column in columns)))
+    columns = _columns(table.grouping, groups)
     figures = [[column.cell(group) for column in columns] for group in groups]
-    taken = sum(_GAP + max(len(text) for text in (column.title, *(row[k] for row in figures))) for k, column in enumerate(columns))
+    wanted = [(column.title, 0 if column.title == sorted_by else column.least) for column in columns]
+    kept, room = fitting(console.width, wanted, figures)
+    made = new_table(((_TITLES[table.grouping], "name"), *((columns[k].title, columns[k].align) for k in kept)))
+    cut = tail if table.grouping == "module" else middle
     for group, row in zip(groups, figures, strict=True):
-        name = clean(kernel_label(group.name), LONGEST_NAME)
-        made.add_row(*cells(tail(name, console.width - taken) if table.grouping == "module" else clean(name), *row))
+        made.add_row(*cells(cut(clean(kernel_label(group.name), LONGEST_NAME), room), *(row[k] for k in kept)))
     details = [clean(group.signature or "", 400) if table.grouping == "signature" else "" for group in groups]
     print_with_details(console, made, details)
     for said in _notes(table, groups):

@@ -23,7 +23,7 @@ GREW_ENOUGH = 0.05
 OTHERS_BUSY = 0.2
 """Share of the CPUs that others take from which times of the host may be theirs."""
 
-_LABELS = {
+LABELS = {
     "sm_clock_mhz": "SM clock",
     "mem_clock_mhz": "memory clock",
     "gpu_util_pct": "GPU in use (a kernel ran, however small)",
@@ -58,10 +58,12 @@ class Row(NamedTuple):
 
 def lines(report: ReportData) -> list[tuple[str, str]]:
     """Return (topic, plain sentence) of what is worth saying; none where nothing was sampled."""
-    found = report.telemetry
-    if found is None:
-        return []
-    said = [("energy", _energy(report.energy, found)), ("clocks", _clocks(found)), ("link", _link(found))]
+    return [] if report.telemetry is None else told(report.telemetry, report.energy)
+
+
+def told(found: Telemetry, energy: Energy | None) -> list[tuple[str, str]]:
+    """Return the same of a recording without a report."""
+    said = [("energy", _energy(energy, found)), ("clocks", _clocks(found)), ("link", _link(found))]
     said += [("device errors", _errors(found)), ("other load", _others(found)), ("memory", _growth(found))]
     return [(topic, text) for topic, text in said if text]
 
@@ -76,11 +78,13 @@ def caption(report: ReportData) -> str:
 
 def rows(report: ReportData) -> list[Row]:
     """Return the sampled columns."""
-    found = report.telemetry
-    if found is None:
-        return []
+    return [] if report.telemetry is None else rows_of(report.telemetry)
+
+
+def rows_of(found: Telemetry) -> list[Row]:
+    """Return the same of a recording without a report."""
     made = []
-    for name, label in _LABELS.items():
+    for name, label in LABELS.items():
         if (column := found.columns.get(name)) is not None:
             made.append(Row(label, *(_value(value, column.unit) for value in (column.min, column.median, column.max))))
     return made

@@ -5,18 +5,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
-from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, history, memory, recorded, trust, unsaid, waiting, words
-from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, print_with_details, unbroken
+from gpudiag.model.report import ReportData
+from gpudiag.report import chosen, history, memory, recorded, textops, trust, unsaid, waiting, words
+from gpudiag.report.console import (
+    QUIET,
+    WIDEST_PROSE,
+    cells,
+    finished,
+    heading,
+    item,
+    line,
+    new_console,
+    new_table,
+    print_table,
+    print_with_details,
+    unbroken,
+)
 from gpudiag.report.escape import clean, tail
 from gpudiag.report.experiment import text as experiments
-from gpudiag.report.labels import namer, op_detail, phase_text
 from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_BAR_CELLS = 32
+_BAR_CELLS, _LEAST_BAR = 48, 8
+"""Characters of the longest bar; where there is room for fewer than the second, bars show nothing and are left out."""
 _FIGURES = 22
 """Columns that time, share and the space between them take."""
 # Blue / orange / grey stay apart in every common colour blindness; the words carry the meaning without them.
@@ -35,8 +48,11 @@ _ROOMY = 92
 
 
 def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False) -> str:
-    """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours; `everything`: all findings in full."""
-    console, sink = new_console(width, color)
+    """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours; `everything`: all findings in full.
+
+    Beyond WIDEST_PROSE columns only the table of ops is wider.
+    """
+    console, sink = new_console(min(width, WIDEST_PROSE), color)
     _title(console, report)
     _breakdown(console, report)
     _findings(console, report, everything)
@@ -46,7 +62,7 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     history.section(console, report)
     memory.section(console, report.memory)
     _trust(console, report)
-    _ops(console, report, top)
+    textops.section(console, report, top, width)
     _recorded(console, report)
     console.print()
     line(console, words.rules_line(report), QUIET)
@@ -74,14 +90,15 @@ def _breakdown(console: Console, report: ReportData) -> None:
         return
     heading(console, f"Where {words.span_phrase(report)} goes")
     largest, narrow = max(row.share for row in rows), console.width < _NARROW
-    room = 0 if narrow else min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
+    room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
+    room = 0 if narrow or room < _LEAST_BAR else room
     table = new_table((("", "wrapped" if narrow else "left"), ("time", "right"), ("share", "right"), ("", "left")))
     for row in rows:
         bar = "█" * round(room * row.share / largest)
         style = "magenta" if row.idle else _STYLES.get(row.bucket, "green")
         table.add_row(*cells(row.label, format_ns(row.ns), format_share(row.share, 1)), Text(bar, style=style))
     table.add_row(*cells(f"sum: the {words.span_word(report)}", format_ns(words.step_ns(report)), format_share(1, 1)), style="bold")
-    console.print(table)
+    print_table(console, table)
     if note := words.idle_note(report):
         line(console, note, QUIET)
 
@@ -110,10 +127,16 @@ def _causes(console: Console, report: ReportData, found: list[waiting.Cause]) ->
         table.add_row(*cells(clean(cause.label), format_ns(cause.ns), format_share(cause.share, 1)))
         for place in cause.places:
             where = Padding(Text(clean(place.detail, 400), style=QUIET), (0, 0, 0, 2))
-            table.add_row(where, *(Text(text, style=QUIET) for text in (format_ns(place.ns), format_share(place.share, 1))))
-    console.print(table)
+            figures = ("", "") if _all_of_it(cause) else (format_ns(place.ns), format_share(place.share, 1))
+            table.add_row(where, *(Text(text, style=QUIET) for text in figures))
+    print_table(console, table)
     if said := waiting.meanings(found):
         line(console, said, QUIET)
+
+
+def _all_of_it(cause: waiting.Cause) -> bool:
+    """Return whether a cause has one place alone, whose figures would be its own once more."""
+    return len(cause.places) == 1 and format_ns(cause.places[0].ns) == format_ns(cause.ns)
 
 
 def _calls(console: Console, report: ReportData) -> None:
@@ -139,7 +162,7 @@ def _changes(console: Console, report: ReportData) -> None:
     for change in found:
         label = change.label if roomy or console.width < _NARROW else f"{change.label}, {change.setting}"
         table.add_row(*cells(clean(label, 160), *([clean(change.setting, 100)] if roomy else []), change.then, change.gain))
-    console.print(table)
+    print_table(console, table)
     line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
@@ -162,7 +185,7 @@ def _findings(console: Console, report: ReportData, everything: bool) -> None:
         console.print()
         line(console, f"And {len(rest)} more (in full: gpudiag report PATH --all-findings):")
     for number, finding in enumerate(rest, len(found) + 1):
-        line(console, f"{number}. {clean(chosen.in_short(finding), 200)}", indent=_INDENT)
+        item(console, f"{number}. ", clean(chosen.in_short(finding), 200), indent=_INDENT)
     if said := chosen.no_sum(report):
         line(console, said, QUIET)
 
@@ -180,14 +203,10 @@ def _finding(console: Console, number: int, finding: Finding, report: ReportData
     """Print a finding with the first places and fixes: at most as many as `most` says."""
     from rich.text import Text
 
-    title = Text.assemble(
-        f"{number}. ",
-        (clean(finding.title, 100), "bold"),
-        "  ",
-        (finding.severity, _SEVERITIES.get(finding.severity, "")),
-        (f"  {clean(finding.rule, 40)}", QUIET),
+    severity = (finding.severity, _SEVERITIES.get(finding.severity, ""))
+    item(
+        console, f"{number}. ", Text.assemble((clean(finding.title, 100), "bold"), "  ", severity, (f"  {clean(finding.rule, 40)}", QUIET))
     )
-    console.print(title)
     line(console, finding.message, indent=_INDENT)
     line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.".strip(), "bold", _INDENT)
     for place in chosen.places(finding, report, most[0]):
@@ -204,30 +223,9 @@ def _trust(console: Console, report: ReportData) -> None:
     for topic, said in (*trust.trust_lines(report), ("published", "; ".join(trust.reference_lines(report)))):
         if said:
             table.add_row(*cells(topic, unbroken(said)))
-    console.print(table)
+    print_table(console, table)
     for warning in trust.warning_lines(report):
-        line(console, f"! {warning}", "yellow")
-
-
-def _ops(console: Console, report: ReportData, top: int) -> None:
-    rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[: max(0, top)]
-    if not rows:
-        return
-    flop_unit, byte_unit = words.flop_unit(report, rows), words.byte_unit(report, rows)
-    heading(console, f"Ops that cost most ({len(rows)} of {len(report.ops)}, over {_window(report)})")
-    columns = [column for column in _op_columns(flop_unit[0], byte_unit[0]) if console.width >= column[2]]
-    table = new_table((("op", "name"), *((title, align) for title, align, _ in columns)))
-    total, name = words.op_total_ns(report.ops), namer(report)
-    details = []
-    for row in rows:
-        figures = _op_figures(row, total, flop_unit, byte_unit)
-        detail = op_detail(row)
-        first = name(row) if detail or not row.phase else f"{name(row)}, {phase_text(row)}"
-        table.add_row(*cells(clean(first), *(figures[title] for title, _, _ in columns)))
-        details.append(clean(detail, 400))
-    print_with_details(console, table, details)
-    for said in words.legend(rows):
-        line(console, said, QUIET)
+        item(console, "! ", warning, "yellow")
 
 
 def _recorded(console: Console, report: ReportData) -> None:
@@ -238,38 +236,4 @@ def _recorded(console: Console, report: ReportData) -> None:
     table = new_table((("", "left"), ("", "wrapped")))
     for topic, said in found:
         table.add_row(*cells(topic, unbroken(clean(said, recorded.LONGEST))))
-    console.print(table)
-
-
-def _op_columns(flop_unit: str, byte_unit: str) -> list[tuple[str, str, int]]:
-    """Return (title, alignment, least width of the terminal) of the figures of an op."""
-    return [
-        ("calls", "right", _NARROW),
-        ("time", "right", 0),
-        ("share", "right", _NARROW),
-        ("bound", "left", _NARROW),
-        ("of roof", "right", 0),
-        (flop_unit, "right", _NARROW),
-        (byte_unit, "right", _ROOMY),
-        ("FLOP/B", "right", _ROOMY),
-    ]
-
-
-def _window(report: ReportData) -> str:
-    if not words.has_steps(report):
-        return "the recorded window"
-    return "1 step" if report.steps.count == 1 else f"{report.steps.count} steps"
-
-
-def _op_figures(row: OpRow, total_ns: int, flop: tuple[str, float], byte: tuple[str, float]) -> dict[str, str]:
-    """Return the figures of one op by the title of their column; `flop`, `byte`: unit of the rate and its factor."""
-    return {
-        "calls": f"{row.count:,}",
-        "time": format_ns(row.kernel_ns),
-        "share": format_share(row.kernel_ns / total_ns if total_ns else None, 1),
-        "bound": row.bound,
-        "of roof": words.of_roof(row),
-        flop[0]: words.number(words.per_second(row.flops, row.kernel_ns), flop[1]),
-        byte[0]: words.number(words.per_second(row.bytes, row.kernel_ns), byte[1]),
-        "FLOP/B": words.number(words.intensity(row), 1),
-    }
+    print_table(console, table)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpudiag.model.replay import ReplayTrust, WhatIf
-from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, unbroken
+from gpudiag.report.console import QUIET, cells, finished, heading, line, new_console, new_table, snug, unbroken
 from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def _print_rows(console: Console, table: Table, details: Sequence[str]) -> None:
     """Print a table whose rows take one line each, with the whole of its detail under each row."""
     from rich.text import Text
 
+    snug(console, table)
     for row, detail in zip(console.render_lines(table, pad=False), ("", *details), strict=True):
         console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
         if detail:

@@ -105,12 +105,17 @@ def device_word(report: ReportData) -> str:
 
 def bucket_label(bucket: str, report: ReportData) -> str:
     """Return the name of a bucket as people read it, such as 'idle: waiting for data'."""
+    return bucket_text(bucket, work=work_word(report), device=device_word(report), judged=_has_peaks(report))
+
+
+def bucket_text(bucket: str, *, work: str, device: str, judged: bool = True) -> str:
+    """Return the name of a bucket where `work` and `device` are called so; `judged`: whether there are peak rates."""
     if bucket in _BUSY:
-        text = _NO_ROOF if bucket == "unknown" and not _has_peaks(report) else _BUSY[bucket]
-        return text.format(work=work_word(report), device=device_word(report))
-    words = {**_IDLE, **_ON_CPU} if on_cpu(report) else _IDLE
+        text = _NO_ROOF if bucket == "unknown" and not judged else _BUSY[bucket]
+        return text.format(work=work, device=device)
+    words = {**_IDLE, **_ON_CPU} if device == "CPU" else _IDLE
     known = words.get(bucket)
-    return f"idle: {known.format(device=device_word(report)) if known else bucket.removeprefix('idle_')}"
+    return f"idle: {known.format(device=device) if known else bucket.removeprefix('idle_')}"
 
 
 def _has_peaks(report: ReportData) -> bool:

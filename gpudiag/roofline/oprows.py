@@ -47,6 +47,12 @@ def op_rows(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return rows.sort("kernel_ns", "name", descending=[True, False], maintain_order=True)
 
 
+def op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return (name, phase, module, signature, step, busy_ns): what each row of op_rows has in each analysed step where it has any."""
+    frame = _work(trace, steps).filter(~pl.col("unlinked"))
+    return frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"})
+
+
 def _with_efficiency(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows with efficiency, or over_roof where the ratio cannot be one."""
     ratio = pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))

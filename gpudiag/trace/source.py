@@ -7,7 +7,8 @@ import os
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from typing import Any, BinaryIO, cast
 
 import zstandard
@@ -30,6 +31,19 @@ GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW_BITS = 31  # zlib manual, inflateInit2: 15 bits of window + 16 for a gzip header
 _INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, inflate_library.error)
+
+
+_WATCHER: ContextVar[Callable[[float], None] | None] = ContextVar("_WATCHER", default=None)
+
+
+@contextmanager
+def watched(tell: Callable[[float], None]) -> Iterator[None]:
+    """Have `tell` told, in this context, which share (0..1) of a local file has been read, whenever a block of one has been."""
+    before = _WATCHER.set(tell)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(before)
 
 
 def shown(path: str) -> str:
@@ -59,7 +73,7 @@ def text_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Generator[bytes, N
 
     A compressed file that ends too early yields what it has. Raises InputError where the file is empty, damaged or unreadable.
     """
-    with ThreadPoolExecutor(1, "gpudiag-read") as pool, closing(_blocks(path, block_bytes)) as blocks:
+    with ThreadPoolExecutor(1, "gpudiag-read") as pool, closing(_blocks(path, block_bytes, _WATCHER.get())) as blocks:
         total = 0
         pending = pool.submit(next, blocks, b"")
         try:
@@ -79,11 +93,15 @@ def _check_total(path: str, total: int) -> None:
         raise InputError(f"{shown(path)} holds more than {MAX_TEXT_BYTES >> 30} GiB of text", "record fewer steps")
 
 
-def _blocks(path: str, block_bytes: int) -> Generator[bytes, None, None]:
-    """Yield the decompressed blocks of `path`; every failure below is turned into one InputError."""
+def _blocks(path: str, block_bytes: int, tell: Callable[[float], None] | None = None) -> Generator[bytes, None, None]:
+    """Yield the decompressed blocks of `path`; every failure below is turned into one InputError. `tell`: see `watched`."""
     with open_bytes(path) as raw:
+        size = os.path.getsize(path) if tell is not None and "://" not in path else 0
         try:
-            yield from _decompressed(path, _peekable(raw), block_bytes)
+            for block in _decompressed(path, _peekable(raw), block_bytes):
+                if tell is not None and size:
+                    tell(min(1.0, raw.tell() / size))
+                yield block
         except _INFLATE_ERRORS:
             raise InputError(
                 f"{shown(path)} is damaged: its gzip data does not decompress or fails its checksum", "copy it again"

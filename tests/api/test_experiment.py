@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ import msgspec
 import pytest
 from fakeab import STEP_NS, Machine
 
-from gpudiag.api import auto, store
+from gpudiag.api import auto, bench, store
 from gpudiag.api.candidates import named_by, tryable
 from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
 from gpudiag.api.experiment_result import ExperimentResult
 from gpudiag.api.results import stored
 from gpudiag.api.store import Named
 from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.ending import ArmError
-from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome
+from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Parity
 from gpudiag.model.finding import Ceiling, Finding
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -185,6 +187,7 @@ def test_steady_malloc_is_in_both_arms_and_is_said(machine: Machine) -> None:
         ({}, "nothing to try"),
         ({"auto": True, "aa": True}, "exclude each other"),
         ({"auto": True, "variants": ["a=args:--x"]}, "takes no --fix"),
+        ({"variants": ["a=args:--x"], "search": "fractional"}, "--search fractional: nothing is searched for"),
         ({"variants": ["a=args:--x", "fused=env:"]}, "no variant"),
         ({"report": "nowhere.json"}, "No such file"),
         ({"combine": True, "variants": ["a=args:--x", "b=args:--x"]}, "takes one variant"),
@@ -392,3 +395,72 @@ def test_results_of_other_versions_do_not_stop_a_new_one(machine: Machine) -> No
     Path("bundle/experiments/1.jsonl").write_text('{"type": "planned"')
     assert run(FUSED).data.complete
     assert isinstance(stored(Path("bundle"))[0][0], ExperimentData)
+
+
+def test_what_looks_faster_over_one_pair_when_the_time_is_over_goes_on_later() -> None:
+    late, looks = Design(looks=(4, 8), deadline=time.monotonic() - 1), Comparison(verdict="faster", ratio=1.6, pairs=1, over="blocks")
+    assert bench._cut_short(looks, late)
+    assert not bench._cut_short(msgspec.structs.replace(looks, over="pairs", pairs=4), late)
+    assert not bench._cut_short(looks, msgspec.structs.replace(late, looks=(1,))), "the one pair of a screening is all of it"
+    assert not bench._cut_short(looks, msgspec.structs.replace(late, deadline=None))
+
+
+def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    check, spent = machine.check, []
+
+    def cut_off(*_: Any, **__: Any) -> Parity:
+        spent.append(True)
+        return Parity(kind="rounding", verdict="not_checked", reason="the budget was spent (as it is)")
+
+    monkeypatch.setattr("gpudiag.experiment.parity.check", cut_off)
+    monkeypatch.setattr(bench.Budget, "spent", property(lambda _: bool(spent)))
+    found = run(FUSED)
+    assert not found.data.complete
+    assert f"not measured, the budget was spent: parity of {FUSED}" in found.notes
+    assert not found.recipe.proved
+    spent.clear()
+    monkeypatch.setattr("gpudiag.experiment.parity.check", check)
+    later = run(resume="bundle")
+    assert later.parity is not None
+    assert (later.parity.verdict, later.data.complete, later.recipe.proved) == ("same", True, True)
+    assert machine.pairs == 4, "no pair was measured again"
+
+
+@pytest.fixture
+def clock(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What each comparison was given, in seconds. A pair takes 2 x 6 blocks of 1.5 s: 18 s of a clock that nothing else moves."""
+    now, compare, given = [0.0], machine.compare, []
+
+    def taking_its_time(first: Arm, second: Arm, design: Design, **more: Any) -> Comparison:
+        given.append((design.deadline or 0.0) - now[0])
+        found = compare(first, second, design, **more)
+        now[0] += 18.0 * found.pairs
+        return found
+
+    monkeypatch.setattr("gpudiag.experiment.runner.compare", taking_its_time)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return given
+
+
+def test_a_search_measures_as_many_sets_as_its_half_of_the_budget_has_time_for(
+    machine: Machine, named: Callable[..., None], clock: list[float]
+) -> None:
+    machine.ratios = {}
+    named(finding(0.4, FUSED), finding(0.3, NONE), finding(0.2, PREFETCH))
+    found = run(auto=True, budget_s=100.0)
+    assert [one.fix for one in found.data.experiments] == [FUSED, NONE]
+    assert all(seconds >= 18.0 for seconds in clock), "none is cut off"
+    assert f"none of {FUSED}, {NONE} made it faster when it was screened: the program stays as it is" in found.data.notes
+    assert f"not measured, the budget was spent: {PREFETCH}" in found.data.notes
+    assert not found.data.complete
+    assert "nothing could be screened: the program stays as it is" in run(auto=True, output="short", budget_s=20.0).data.notes
+
+
+def test_of_several_changes_in_a_small_budget_the_first_is_judged_and_the_others_are_left(machine: Machine, clock: list[float]) -> None:
+    """150 s, of which 105 are for pairs: four of the first change take 72, and a second would have the time for one."""
+    found = run(FUSED, NONE, PREFETCH, budget_s=150.0)
+    assert clock[0] == pytest.approx(105.0)
+    assert verdicts(found)[FUSED] == "faster"
+    assert found.recipe.fixes == (FixCall(FUSED),)
+    assert PREFETCH not in verdicts(found)
+    assert any(PREFETCH in note for note in found.data.notes)

@@ -10,7 +10,7 @@ import pytest
 
 from gpudiag.api.experiment_result import ExperimentResult
 from gpudiag.errors import UsageError
-from gpudiag.model.experiment import ExperimentData, Outcome, Parity, Recipe
+from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Parity, Recipe
 
 SCREENED = Outcome(fix="tf32", verdict="inconclusive", ratio=1.01, screening=True)
 PROVED = Outcome(
@@ -67,3 +67,14 @@ def test_every_rendering_names_the_change_and_its_ratio() -> None:
     for text in (found.text(), str(found), found.markdown(), found.html(), found._repr_html_()):
         assert "bf16+channels-last" in text
         assert "1.83" in text
+
+
+def test_every_rendering_names_the_bundle_that_the_experiments_lie_in() -> None:
+    recipe = Recipe(fixes=(FixCall("bf16"), FixCall("channels-last")), ratio=1.83, proved=True)
+    found = ExperimentResult(msgspec.structs.replace(DATA, recipe=recipe, complete=False))
+    found.bundle = Path("runs/now")
+    applied, resumed = "gpudiag run --recipe runs/now/recipe.toml train.py ARGS", "gpudiag ab --resume runs/now goes on"
+    for text in (found.text(), found.markdown(), found.html()):
+        assert applied in text
+        assert resumed in text
+    assert resumed in found._repr_html_()

@@ -69,6 +69,15 @@ def test_nothing_to_resume_is_said_so(tmp_path: Path) -> None:
         resume(tmp_path)
 
 
+@pytest.mark.parametrize("there", [b"", b'{"type": "pla'])
+def test_one_that_was_killed_before_it_had_a_plan_is_none(tmp_path: Path, there: bytes) -> None:
+    store = begin(tmp_path, PLAN)
+    store.path.write_bytes(there)
+    for _ in range(2):
+        with pytest.raises(InputError, match="it holds no experiments"):
+            resume(tmp_path)
+
+
 def test_a_file_of_another_kind_is_no_store(tmp_path: Path) -> None:
     store = begin(tmp_path, PLAN)
     store.path.write_bytes(b'{"type": "something else"}\n')
@@ -90,8 +99,9 @@ def test_a_full_disk_is_one_line_and_what_was_kept_stays(tmp_path: Path) -> None
     before = store.path.read_bytes()
     kept = store.path.rename(tmp_path / "kept")
     store.path.symlink_to("/dev/full")
-    with pytest.raises(InputError, match="No space left on device"):
+    with pytest.raises(InputError, match="No space left on device") as told:
         store.append(PairRow("a", PAIR))
+    assert told.value.hint == f"make room, then gpudiag ab --resume {tmp_path}"
     assert kept.read_bytes() == before
     assert store.pairs("a") == ()
 

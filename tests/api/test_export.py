@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import handmade as h
@@ -12,7 +13,9 @@ import pytest
 
 from gpudiag.api.export import export_perfetto, export_tables
 from gpudiag.errors import InputError
+from gpudiag.model import tables
 from gpudiag.model.trace import TRACE_TABLES, Trace
+from gpudiag.report.tablefiles import exported_name
 from gpudiag.trace import read
 
 EVENTS = [
@@ -93,6 +96,70 @@ def test_csv_has_one_line_a_row(tmp_path: Path) -> None:
     written = export_tables(str(h.write(tmp_path / "trace.json", *EVENTS)), tmp_path, "csv", progress=_silent)
     kernels = pl.read_csv(next(path for path in written if path.stem == "kernels"))
     assert kernels.height == 3
+
+
+def test_every_column_tells_its_unit_and_is_explained(tmp_path: Path) -> None:
+    written = export_tables(str(h.write(tmp_path / "trace.json", *EVENTS)), tmp_path / "t", "parquet", progress=_silent)
+    explained = pl.read_csv(tmp_path / "t" / "columns.csv")
+    there = {(path.stem, column) for path in written if path.suffix == ".parquet" for column in pl.read_parquet(path).columns}
+    assert there == set(explained.select("table", "column").iter_rows())
+    assert explained["meaning"].null_count() == 0
+    renamed = {row["sql_column"]: row["column"] for row in explained.filter(pl.col("column") != pl.col("sql_column")).iter_rows(named=True)}
+    assert renamed == {"efficiency": "efficiency_share", "occupancy": "occupancy_share", "grid": "grid_blocks", "block": "block_threads"}
+
+
+@pytest.mark.parametrize("table", sorted(tables.TABLES))
+def test_no_two_columns_of_a_table_get_one_name_and_all_units_are_told(table: str) -> None:
+    columns = tables.TABLES[table]
+    names = [exported_name(column) for column in columns]
+    assert len(set(names)) == len(names)
+    words = {"B": "bytes", "FLOP": "flop", "%": "pct", "B/s": "bytes_per_s"}
+    for column, name in zip(columns, names, strict=True):
+        assert words.get(column.unit, column.unit.lower()) in name, (name, column.unit)
+
+
+def test_a_spreadsheet_runs_nothing_of_a_csv(tmp_path: Path) -> None:
+    hostile = [h.op("=HYPERLINK(1)", 11, 12), h.op("@x", 13, 14), h.op('quo"te,\nline', 15, 16)]
+    source = h.write(tmp_path / "trace.json", *EVENTS, *hostile)
+    export_tables(str(source), tmp_path / "csv", "csv", progress=_silent)
+    export_tables(str(source), tmp_path / "parquet", "parquet", progress=_silent)
+    names = set(pl.read_csv(tmp_path / "csv" / "ops.csv")["name"])
+    assert {"'=HYPERLINK(1)", "'@x"} <= names
+    assert not any(name.startswith(("=", "@", "+", "-")) for name in names)
+    exact = set(pl.read_parquet(tmp_path / "parquet" / "ops.parquet")["name"].cast(pl.String))
+    assert {"=HYPERLINK(1)", "@x", 'quo"te,\nline'} <= exact
+
+
+@pytest.mark.parametrize("name", ["h100_bert-small", "mi300x_resnet18_ddp8_actckpt_train_rank0"])
+def test_the_whole_file_keeps_the_rules_of_the_trace_event_format(traces: Path, tmp_path: Path, name: str) -> None:
+    """Google, "Trace Event Format": required fields by phase; slices of a track are apart or nested, or viewers drop them."""
+    target = _export(traces / f"{name}.json.gz", tmp_path / "out.json")
+    events = json.loads(target.read_text(), parse_float=Decimal)["traceEvents"]
+    ours = [event for event in events if event.get("cat") == "gpudiag" or event["pid"] == 67_707_564]
+    named = {event["tid"] for event in ours if event["ph"] == "M" and event["name"] == "thread_name"}
+    slices: dict[int, list[tuple[Decimal, Decimal]]] = {}
+    for event in ours:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "X":
+            slices.setdefault(event["tid"], []).append((Decimal(event["ts"]), Decimal(event["ts"]) + Decimal(event["dur"])))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int | float | Decimal) for value in event["args"].values())
+    assert set(slices) <= named
+    assert len(slices) >= 4  # the fixed ones, and a stream
+    for spans in slices.values():
+        _check_nested(sorted(spans, key=lambda span: (span[0], -span[1])))
+
+
+def _check_nested(spans: list[tuple[Decimal, Decimal]]) -> None:
+    open_ends: list[Decimal] = []
+    for start, end in spans:
+        assert end >= start
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1]
+        open_ends.append(end)
 
 
 def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""From comparisons to claims: when a change pays back, which claims stand together, what becomes the recipe."""
+"""From comparisons to claims: when a change pays back, what becomes the recipe."""
 
 from __future__ import annotations
 
@@ -44,21 +44,6 @@ def test_memory_is_the_median_of_pairs_that_have_both() -> None:
     assert found.energy_ratio is None
     assert (found.fix, found.variant) == ("bf16", None)
     assert outcomes.outcome(Candidate((), parsed("big=args:--x")), faster(pair())).variant == "big"
-
-
-def test_claims_stand_together_or_not_at_all() -> None:
-    # Holm over three: .01 <= .05/3, .03 > .05/2
-    kept, lost, none = outcomes.upheld([one(p=0.01), one(p=0.03), one("inconclusive", p=0.4)])
-    assert (kept.verdict, lost.verdict, none.verdict) == ("faster", "inconclusive", "inconclusive")
-    assert "3 changes were tested at once" in lost.notes[-1]
-    assert not none.notes
-    assert outcomes.upheld([one(p=0.03)])[0].verdict == "faster"
-    assert outcomes.upheld([one("slower", p=0.03), one(p=0.04), one(p=0.04)])[0].verdict == "inconclusive"
-
-
-def test_what_claims_nothing_takes_no_part() -> None:
-    found = outcomes.upheld([one(p=0.03), one(p=0.001, screening=True), one(p=0.001, over="blocks"), one("failed", p=None)])
-    assert [claim.verdict for claim in found] == ["faster", "faster", "faster", "failed"]
 
 
 def test_the_recipe_is_the_largest_proved_change_and_none_without_proof() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ import pytest
 
 from gpudiag.api.recipe import read_recipe, recipe_text, write_recipe
 from gpudiag.errors import InputError
+from gpudiag.experiment import factory, knobs
+from gpudiag.experiment.fixes import applier, registered
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity, Recipe
+from gpudiag.model.fixes import FIX_BY_ID, Fix
 
 CALLS = (FixCall("bf16"), FixCall("batch-size", "x2"))
 OUTCOME = Outcome(
@@ -73,3 +78,95 @@ def test_a_file_that_is_not_there_or_no_text(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(InputError, match="no text in UTF-8"):
         read_recipe(str(tmp_path / "bytes.toml"))
+
+
+# -- fixes that are not built in --------------------------------------------------------------------------------------------
+
+OWN = """
+import gpudiag
+
+class NoBias(gpudiag.Applier):
+    def install(self, site): pass
+    def evidence(self, site): return f"value {self.value}"
+
+class NoFix: pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Path]:
+    """A file with a fix of the user; what is registered is forgotten afterwards."""
+    file = tmp_path / "own fixes.py"
+    file.write_text(OWN)
+    yield file
+    registered.REGISTERED.pop("no-bias", None)
+    registered._PLACES.pop("no-bias", None)
+    FIX_BY_ID.pop("no-bias", None)
+
+
+def proved(call: FixCall) -> ExperimentData:
+    recipe = Recipe(fixes=(call,), ratio=1.5, proved=True)
+    return ExperimentData(experiments=(Outcome(fix=str(call), verdict="faster", ratio=1.5),), recipe=recipe)
+
+
+def test_a_fix_of_the_user_is_found_again_by_its_place(tmp_path: Path, own: Path) -> None:
+    fix, call = Fix("no-bias", "Drop biases", "semantics", "nn.Linear(..., bias=False)"), FixCall("no-bias", "all")
+    registered.register_again(registered.Registered(fix, registered.Place(f"{own}:NoBias")))
+    text = recipe_text(proved(call), ["train.py"])
+    registered.REGISTERED.clear()
+    FIX_BY_ID.pop("no-bias")
+    target = tmp_path / "recipe.toml"
+    target.write_text(text)
+    assert read_recipe(str(target)) == (call,)
+    assert applier(call).evidence(None) == "value all"  # type: ignore[arg-type]
+    assert FIX_BY_ID["no-bias"] == fix
+    (told,) = registered.registered(["no-bias"])
+    assert told.place.target == f"{own}:NoBias", "a process that trains is told of it"
+    assert recipe_text(proved(call), ["train.py"]) == text
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ('place = "{folder}/gone.py:NoBias"\nparity = "exact"', "fix no-bias: its place: .*gone.py: no such file"),
+        ('place = "{folder}/own fixes.py:Gone"\nparity = "exact"', "no function 'Gone'"),
+        ('place = "{folder}/own fixes.py:NoFix"\nparity = "exact"', "no subclass of gpudiag.Applier"),
+        ('place = "nowhere_at_all:NoBias"\nparity = "exact"', "nowhere_at_all cannot be imported"),
+        ('place = "{folder}/own fixes.py:NoBias"', "parity '' is none"),
+        ("", "no fix is named 'no-bias'"),
+    ],
+)
+def test_a_fix_of_the_user_that_is_not_there_is_one_line(tmp_path: Path, own: Path, row: str, said: str) -> None:
+    target = tmp_path / "recipe.toml"
+    target.write_text(f'schema = 1\n[[fix]]\nid = "no-bias"\n{row.format(folder=own.parent)}\n')
+    with pytest.raises(InputError, match=said) as found:
+        read_recipe(str(target))
+    assert "\n" not in str(found.value)
+    assert found.value.hint
+
+
+def test_no_place_can_stand_for_a_built_in_fix(tmp_path: Path, own: Path) -> None:
+    target = tmp_path / "recipe.toml"
+    target.write_text(f'schema = 1\n[[fix]]\nid = "bf16"\nparity = "exact"\nplace = "{own}:NoBias"\n')
+    with pytest.raises(InputError, match="taken by a built-in fix"):
+        read_recipe(str(target))
+
+
+@pytest.mark.parametrize("call", [FixCall("batch-size", "x2"), FixCall("accumulation", "2")])
+def test_a_knob_is_turned_where_a_build_is_run_and_refused_for_a_script(tmp_path: Path, call: FixCall) -> None:
+    program = [sys.executable, "-m", factory.PROGRAM, "/somewhere/train.py:build", "--seed", "0"]
+    target = tmp_path / "recipe.toml"
+    with registered.instead(knobs.FIXES):
+        write_recipe(target, proved(call), program[1:])
+    assert read_recipe(str(target), program) == (call,)
+    with pytest.raises(InputError, match=r"turns the knob cfg\.\w+ of a build function") as found:
+        read_recipe(str(target), [sys.executable, "train.py"])
+    assert found.value.hint == shlex.join(["gpudiag", "run", "--recipe", str(target), *program[1:]])
+
+
+def test_a_fix_of_the_user_beside_a_knob_stays_known(tmp_path: Path, own: Path) -> None:
+    target = tmp_path / "recipe.toml"
+    knob = '[[fix]]\nid = "batch-size"\nknob = "batch_size"\n'
+    target.write_text(f'schema = 1\n{knob}[[fix]]\nid = "no-bias"\nparity = "exact"\nplace = "{own}:NoBias"\n')
+    assert [str(call) for call in read_recipe(str(target), ["python", "-m", factory.PROGRAM])] == ["batch-size", "no-bias"]
+    assert applier(FixCall("no-bias")).evidence(None) == "value None"  # type: ignore[arg-type]

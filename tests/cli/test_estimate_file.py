@@ -87,7 +87,7 @@ def test_a_model_larger_than_any_memory(script: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "settings", "text"),
     [
-        (":pairs", "", "no function 'pairs' (did you mean 'pair'?)"),
+        (":pairs", "", "no function 'pairs'; did you mean 'pair'?"),
         ("", "", "no function is named"),
         (":stray", "", "stray() returns a dict that has 'lost'"),
         (":nothing", "", "nothing() returns a NoneType"),

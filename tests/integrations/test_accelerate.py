@@ -140,7 +140,7 @@ def test_batches_do_not_live_longer_than_in_a_plain_loop(tmp_path: Path) -> None
 
 def test_wrong_calls_are_told(tmp_path: Path) -> None:
     loop = Loop()
-    with pytest.raises(UsageError, match=r"no option 'recrod' \(did you mean record=\?\)"):
+    with pytest.raises(UsageError, match=r"no option 'recrod'; did you mean 'record'\?"):
         profile(loop.accelerator, tmp_path / "run", recrod=3)
     with pytest.raises(UsageError, match="outside the session"):
         profile(loop.accelerator, tmp_path / "run").steps(loop.loader)

@@ -10,14 +10,18 @@ from typing import Any
 
 import factories as f
 import msgspec
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpudiag.model import tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.replay import QueueStats
 from gpudiag.model.trace import Thread
 from gpudiag.report import perfetto
+from gpudiag.report.perfetto_bounds import FIRST_TRACK, nested_lanes
 
 BASE = 1_712_345_678_901_234_567
 QUEUE = QueueStats(1.0, 1.0, 0, 0, 0, 1.0, 2, 0.0, 0.0, t_ns=(0, 500), depth=(1.0, 1.25))
@@ -99,7 +103,51 @@ def test_tracks_say_bound_cause_place_and_depth(analysis: Analysis) -> None:
 
 def test_without_path_and_queue_the_rest_is_there(analysis: Analysis) -> None:
     bare = msgspec.structs.replace(analysis, critical_path=None, queue=None)
-    assert {event["tid"] for event in _events(bare) if event["ph"] == "X"} == {2, 3}
+    assert {event["tid"] for event in _events(bare) if event["ph"] == "X"} == {2, 3, FIRST_TRACK}
+
+
+def test_work_stands_on_the_track_of_its_stream_by_its_bound(analysis: Analysis) -> None:
+    costed = analysis.trace.kernels.with_columns(
+        bound=pl.lit("memory"), efficiency=pl.lit(0.51234), t_roof_ns=pl.lit(10_247.0), flops=pl.lit(4e6), bytes_moved=pl.lit(2e6),
+        provenance=pl.lit("exact"),
+    )  # fmt: skip
+    found = msgspec.structs.replace(analysis, trace=msgspec.structs.replace(analysis.trace, kernels=costed))
+    events = _events(found)
+    (name,) = [event["args"]["name"] for event in events if event["name"] == "thread_name" and event["tid"] == FIRST_TRACK]
+    work = [event for event in events if event["ph"] == "X" and event["tid"] == FIRST_TRACK]
+    assert name == "bound: stream 7"
+    assert len(work) == costed.height
+    assert work[0]["name"] == "memory"
+    assert work[0]["args"] == {
+        "op": "aten::mm", "work": "gemm", "efficiency_share": Decimal("0.5123"), "roofline_time_ns": Decimal("10247.0"),
+        "flop": Decimal("4000000.0"), "moved_bytes": Decimal("2000000.0"), "cost": "exact",
+    }  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=30))
+def test_pieces_of_one_lane_are_apart_or_inside_each_other(pieces: list[tuple[int, int]]) -> None:
+    spans = sorted(((start, start + length) for start, length in pieces), key=lambda span: (span[0], -span[1]))
+    starts, ends = (np.array([span[k] for span in spans], dtype=np.int64) for k in (0, 1))
+    lanes = nested_lanes(starts, ends).tolist()
+    for (one, first), (other, second) in itertools.combinations(zip(spans, lanes, strict=True), 2):
+        if first == second:
+            assert other[0] >= one[1] or other[1] <= one[1], (one, other)
+    apart = all(after[0] >= before[1] for before, after in itertools.pairwise(spans))
+    assert not apart or set(lanes) <= {0}  # nothing is spread over lanes without need
+
+
+def test_samples_become_counters_within_the_recorded_steps(analysis: Analysis) -> None:
+    unix = 1_800_000_000_000_000_000
+    meta = msgspec.structs.replace(analysis.trace.meta, unix_base_ns=unix)
+    known = msgspec.structs.replace(analysis, trace=msgspec.structs.replace(analysis.trace, meta=meta))
+    first, last = analysis.steps["start_ns"].min(), analysis.steps["end_ns"].max()
+    rows = [{"t_ns": unix + at, "power_w": 300.0 + k, "mem_used_bytes": 2_500_000_000} for k, at in enumerate((first - 1, first, last + 1))]
+    samples = _rows("telemetry", rows)
+    counters = [json.loads(text, parse_float=Decimal) for text in perfetto.overlay(known, samples) if b'"C"' in text]
+    told = {event["name"]: event["args"] for event in counters if event["name"] != "queue depth (kernels)"}
+    assert told == {"power (W)": {"W": Decimal("301.0")}, "device memory in use (GB)": {"GB": Decimal("2.5")}}
+    without = [text for text in perfetto.overlay(analysis, samples) if b"power" in text]  # no Unix time: no place on the time line
+    assert without == []
 
 
 def test_the_overlay_alone_is_a_document_and_compresses(analysis: Analysis) -> None:

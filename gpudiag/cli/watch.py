@@ -1,0 +1,176 @@
+"""`gpudiag report BUNDLE --watch`: a run followed while it is recorded, until it has finished, is gone, or Ctrl-C is pressed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from gpudiag.cli import terminal
+from gpudiag.errors import GpudiagError
+from gpudiag.report import watch as words
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from gpudiag.model.watch import Moment
+
+EVERY_S = 1.0
+"""Between two looks; each is a listing of three folders and reads only files that are new."""
+
+SETTLED_S = 3.0
+"""A report waits until no further window has come for this long: the one with stacks follows that of the times within steps."""
+
+_GIVE_WAY = 5
+"""How much this process steps back for the training (nice)."""
+
+
+def watch(look: Callable[[], Moment], report: Callable[[], None], *, sleep: Callable[[float], None] = time.sleep) -> None:
+    """Show what `look` sees until the run is over or Ctrl-C is pressed; `report` writes the whole report, once the windows have changed.
+
+    Raises InputError of `look` where the bundle cannot be read; what fails in `report` is said.
+    """
+    _give_way()
+    pane = _Pane() if terminal.drawable(sys.stdout) else _Lines()
+    try:
+        with pane:
+            _follow(look, _Reports(report, pane), pane, sleep)
+    except KeyboardInterrupt:
+        terminal.say("gpudiag: no longer watching; the run goes on")
+
+
+def _follow(look: Callable[[], Moment], reports: _Reports, pane: _Pane | _Lines, sleep: Callable[[float], None]) -> None:
+    while True:
+        moment = look()
+        over = moment.status in words.ENDED
+        pane.show(moment)
+        reports.seen(moment, over=over)
+        if over:
+            return
+        sleep(EVERY_S)
+
+
+class _Reports:
+    """Writes a report when the recorded windows have changed and settled, and in the end where they have changed since."""
+
+    def __init__(self, report: Callable[[], None], pane: _Pane | _Lines) -> None:
+        self._report, self._pane = report, pane
+        self._told: tuple[str, ...] = ()
+        self._windows: tuple[str, ...] = ()
+        self._looks = 0
+
+    def seen(self, moment: Moment, *, over: bool) -> None:
+        """Hear what was seen at one look."""
+        self._looks = self._looks + 1 if moment.windows == self._windows else 0
+        self._windows = moment.windows
+        settled = self._looks * EVERY_S >= SETTLED_S
+        if over or (settled and moment.windows != self._told):
+            self._write()
+
+    def _write(self) -> None:
+        self._told = self._windows
+        with self._pane.aside():
+            try:
+                self._report()
+            except GpudiagError as error:
+                terminal.say(f"gpudiag: no report yet: {error}")
+
+
+class _Lines:
+    """A line for each change, where stdout is no terminal."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return None
+
+    def show(self, moment: Moment) -> None:
+        """Write the line of this moment, unless it says what the one before said."""
+        said = words.line(moment)
+        told = f"{moment.status} {moment.version}"
+        if told != self._last:
+            self._last = told
+            terminal.out(f"{time.strftime('%H:%M:%S')}  {said}\n")
+
+    def aside(self) -> _Lines:
+        """Return a context in which something else may be written."""
+        return self
+
+
+class _Pane:
+    """A few lines at the bottom of a terminal that are drawn anew; reports scroll away above them."""
+
+    def __init__(self) -> None:
+        self._live: Live | None = None
+        self._moment: Moment | None = None
+
+    def __enter__(self) -> _Pane:
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, no_color=not terminal.coloured())
+        self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            with suppress(OSError):
+                live.stop()
+        if self._moment is not None and kind is None:
+            terminal.out(f"{_fitted(words.line(self._moment))}\n")
+
+    def show(self, moment: Moment) -> None:
+        """Draw this moment."""
+        from rich.console import Group
+        from rich.text import Text
+
+        self._moment = moment
+        rows = [(words.status(moment), "bold" if moment.status == "recording" else "bold yellow")]
+        if moment.status != "waiting":
+            rows += [(words.pace(moment), ""), (words.device(moment), "")]
+        rows += [(f"{words.windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
+        if self._live is not None:
+            with suppress(OSError):  # a terminal that was closed
+                self._live.update(Group(*(Text(_fitted(text), style=style) for text, style in rows if text)), refresh=True)
+
+    def aside(self) -> _Pause:
+        """Return a context in which the lines are gone, so that something else may be written."""
+        return _Pause(self)
+
+
+class _Pause:
+    """Takes the lines of a pane away, and draws them again."""
+
+    def __init__(self, pane: _Pane) -> None:
+        self._pane = pane
+
+    def __enter__(self) -> None:
+        live = self._pane._live
+        if live is not None:
+            live.stop()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        live = self._pane._live
+        if live is not None and kind is None:
+            terminal.out("\n")
+            live.start()
+
+
+def _fitted(text: str) -> str:
+    return terminal.writable(text, sys.stdout)
+
+
+def _give_way() -> None:
+    """Let the training go first on a machine that it shares with this process."""
+    with suppress(OSError, AttributeError):
+        os.nice(_GIVE_WAY)

@@ -1,0 +1,174 @@
+"""The figures of a report for experiment trackers: a flat dict with stable keys, and what puts it into W&B, MLflow, TensorBoard.
+
+No tracker is imported here: a function calls the object that it is given, or a module that the program has imported already. Nothing of
+it stops a training run: what fails is warned of once a tracker, and the function returns False.
+
+========================================  ====  ===================================================================================
+key (after the prefix, `gpudiag/`)        unit  what it is
+========================================  ====  ===================================================================================
+step_mean_ms                              ms    mean wall time of the analysed steps
+step_median_ms, step_p95_ms               ms    their median and 95th percentile
+run_step_median_ms                        ms    median of the unprofiled steps of the whole run
+<bucket>_share                            0..1  part of the step in each bucket of the breakdown (compute, memory, idle_data, ...)
+idle_share                                0..1  part of the step in which the device did nothing, all causes
+mfu_share, hfu_share                      0..1  utilisation of the peak rate by model FLOPs; with repeated forward work
+modelled_share, linked_share              0..1  part of the kernel time with a cost model; linked to the op that launched it
+profiler_slowdown_ratio                         profiled over unprofiled step
+memory_peak_bytes                         B     device memory at its peak within the recording
+memory_reserved_peak_bytes                B     most that the allocator held
+energy_per_step_j, energy_per_sample_j    J     energy of the device
+power_mean_w                              W     its mean power
+findings_count                                  findings; findings_<severity>_count: of critical, warning, info
+best_gain_share                           0..1  most that one change could save of a step: the largest ceiling that a finding has
+========================================  ====  ===================================================================================
+
+What is not known has no key: a tracker would draw 0 or a gap as if it had been measured. All 16 buckets are there wherever a step was
+analysed.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.model.breakdown import BUCKETS
+
+if TYPE_CHECKING:
+    from gpudiag.model.report import ReportData
+
+PREFIX = "gpudiag/"
+
+_MS, _SEVERITIES = 1e-6, ("critical", "warning", "info")
+_warned: set[str] = set()
+
+
+def flat(report: Any, prefix: str = PREFIX) -> dict[str, float]:
+    """Return the figures of a gpudiag.Report (or its `data`) by the keys of this module's table, each with `prefix` in front."""
+    data: ReportData = getattr(report, "data", report)
+    found = {**_steps(data), **_shares(data), **_resources(data), **_findings(data)}
+    return {f"{prefix}{key}": float(value) for key, value in found.items() if value is not None}
+
+
+def log_wandb(run: Any, report: Any, *, step: int | None = None, prefix: str = PREFIX, page: bool = False) -> bool:
+    """Return whether the figures are in the summary of a W&B run, or with `step` in its history; `page`: the HTML report too.
+
+    `run`: what wandb.init() returned.
+    """
+
+    def send() -> None:
+        values = flat(report, prefix)
+        if step is None:
+            run.summary.update(values)
+        else:
+            run.log(values, step=step)
+        if page:
+            html = _imported("wandb").Html(report.html())
+            run.log({f"{prefix}report": html}, **({} if step is None else {"step": step}))
+
+    return _tried("W&B", send)
+
+
+def log_mlflow(report: Any, *, mlflow: Any = None, step: int | None = None, prefix: str = PREFIX, page: bool = False) -> bool:
+    """Return whether the figures are metrics of the active MLflow run, and the report its artifact gpudiag.md (`page`: .html too).
+
+    `mlflow`: the module, or an object with its functions; default: the one that the program has imported.
+    """
+
+    def send() -> None:
+        target = _imported("mlflow") if mlflow is None else mlflow
+        target.log_metrics(flat(report, prefix), step=step)
+        target.log_text(report.markdown(), "gpudiag.md")
+        if page:
+            target.log_text(report.html(), "gpudiag.html")
+
+    return _tried("MLflow", send)
+
+
+def log_tensorboard(writer: Any, report: Any, *, step: int = 0, prefix: str = PREFIX) -> bool:
+    """Return whether the figures are scalars of a SummaryWriter at `step`, and the report its text."""
+
+    def send() -> None:
+        for key, value in flat(report, prefix).items():
+            writer.add_scalar(key, value, step)
+        writer.add_text(f"{prefix}report", report.markdown(), step)
+
+    return _tried("TensorBoard", send)
+
+
+def _imported(name: str) -> Any:
+    """Return a module that the program has imported. Raises RuntimeError where it has not."""
+    module = sys.modules.get(name)
+    if module is None:
+        raise RuntimeError(f"{name} was not imported by this program")
+    return module
+
+
+def _tried(tracker: str, send: Callable[[], None]) -> bool:
+    """Return whether `send` went well; the first failure of a tracker is a warning."""
+    try:
+        send()
+    except Exception as error:  # noqa: BLE001 - the training run comes first
+        if tracker not in _warned:
+            _warned.add(tracker)
+            _warn(f"gpudiag: the report was not sent to {tracker} ({type(error).__name__}: {error})")
+        return False
+    return True
+
+
+def _warn(text: str) -> None:
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line that called log_...
+    except Warning:  # under -W error a warning would stop the training run
+        sys.stderr.write(f"{text}\n")
+
+
+def _steps(data: ReportData) -> dict[str, float | None]:
+    steps, run = data.steps, data.history
+    return {
+        "step_mean_ms": data.breakdown.wall_ns / steps.count * _MS if steps.count and data.breakdown.wall_ns else None,
+        "step_median_ms": _scaled(steps.median_ns, _MS),
+        "step_p95_ms": _scaled(steps.p95_ns, _MS),
+        "run_step_median_ms": None if run is None else _scaled(run.median_ns, _MS),
+        "profiler_slowdown_ratio": data.trust.profiler_slowdown,
+    }
+
+
+def _shares(data: ReportData) -> dict[str, float | None]:
+    """Return the parts of a step; none of them where no step was analysed."""
+    wall, mfu = data.breakdown.wall_ns, data.mfu
+    parts = {f"{bucket}_share": getattr(data.breakdown.buckets_ns, bucket) / wall for bucket in BUCKETS} if wall else {}
+    return {
+        **parts,
+        "idle_share": data.breakdown.idle_ns / wall if wall else None,
+        "mfu_share": None if mfu is None else mfu.share,
+        "hfu_share": None if mfu is None else mfu.hfu_share,
+        "modelled_share": data.trust.modelled_share,
+        "linked_share": data.trust.linked_share,
+    }
+
+
+def _resources(data: ReportData) -> dict[str, float | None]:
+    memory, energy = data.memory, data.energy
+    return {
+        "memory_peak_bytes": None if memory is None else memory.peak_bytes,
+        "memory_reserved_peak_bytes": None if memory is None else memory.reserved_peak_bytes,
+        "energy_per_step_j": None if energy is None else energy.joule_per_step,
+        "energy_per_sample_j": None if energy is None else energy.joule_per_sample,
+        "power_mean_w": None if energy is None else energy.mean_power_w,
+    }
+
+
+def _findings(data: ReportData) -> dict[str, float | None]:
+    """Return the counts, and the largest ceiling; unknown where rules were not judged."""
+    if not data.rules:
+        return {}
+    found = data.findings
+    ceilings = [finding.ceiling.share for finding in found if finding.ceiling is not None]
+    counts = {f"findings_{severity}_count": sum(finding.severity == severity for finding in found) for severity in _SEVERITIES}
+    return {"findings_count": len(found), **counts, "best_gain_share": max(ceilings, default=None)}
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

@@ -1,0 +1,197 @@
+"""The time line as a page asks for it: what is marked, told and counted, and how long a million events take."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import handmade
+import msgspec
+import numpy as np
+import polars as pl
+import pytest
+
+from gpudiag.api.lanes import STYLES, TABLES, Board, Drawing
+from gpudiag.api.opened import Opened, open_recording
+from gpudiag.errors import InputError
+from gpudiag.model import tables
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """Three steps on an A100: a product and a sum in each, and an op that has nothing to do with the device."""
+    events: list[Any] = []
+    for step in range(3):
+        base, first = 1000 * step, 10 * step + 1
+        events += [handmade.op("aten::linear", base + 5, base + 45, [[512, 512]])]
+        events += [handmade.op("aten::mm", base + 10, base + 40, [[512, 512], [512, 512]]), handmade.call(base + 20, first)]
+        events += [handmade.kernel(base + 30, base + 90, first, "void at::native::sgemm_128x128")]
+        events += [handmade.op("aten::add", base + 50, base + 80, [[4096, 512], [4096, 512], []]), handmade.call(base + 60, first + 1)]
+        events += [handmade.kernel(base + 95, base + 115, first + 1, "add_kernel", stream=20)]
+    path = tmp_path_factory.mktemp("lanes") / "trace.json"
+    return open_recording(
+        str(handmade.write(path, *handmade.steps(0, 1000, 2000, 3000), *events, deviceProperties=[handmade.A100_PROPERTIES]))
+    )
+
+
+@pytest.fixture(scope="module")
+def board(opened: Opened) -> Board:
+    return Board(opened)
+
+
+def keys(board: Board, drawing: Drawing) -> list[str]:
+    return [board.titles[row.lane].key for row in drawing.rows]
+
+
+def test_lanes_have_titles_in_words(board: Board) -> None:
+    titles = {title.key: title.title for title in board.titles}
+    assert titles["stream-7"] == "device 0, stream 7"
+    assert titles["idle"] == "idle time of the device by cause"
+    assert titles["thread-0"].startswith("host thread")
+    assert set(STYLES) == set(board.words)
+
+
+def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: Board) -> None:
+    drawing = board.draw(board.from_ns, board.to_ns, 100_000, op="aten::mm")
+    assert drawing.marked == 3
+    marked = {
+        (board.titles[row.lane].key, TABLES[row.table[at]]): int(row.marked.sum())
+        for row in drawing.rows
+        if row.marked is not None
+        for at in np.flatnonzero(row.marked)
+    }
+    assert marked == {("stream-7", "kernels"): 3, ("thread-0", "ops"): 3}
+    assert board.draw(0, 1000, 100, op="aten::none").marked == 0
+
+
+def test_a_lane_asked_for_stands_alone_with_the_steps_and_an_unknown_one_is_refused(board: Board) -> None:
+    assert set(keys(board, board.draw(0, 10**6, 500, lane="stream-20"))) == {"steps", "stream-20"}
+    with pytest.raises(InputError, match="no lane 'stream-99'"):
+        board.draw(0, 10**6, 500, lane="stream-99")
+
+
+def test_wide_events_have_names_as_people_know_them(board: Board) -> None:
+    (row,) = (row for row in board.draw(0, 1_000_000, 2000, lane="stream-7").rows if board.titles[row.lane].key == "stream-7")
+    assert row.names == {0: "sgemm_128x128"}
+
+
+def test_cards_lead_from_a_kernel_to_its_call_and_op(board: Board) -> None:
+    card = board.card("kernels", 0)
+    assert (card.title, card.op) == ("sgemm_128x128", "aten::mm")
+    lines = dict(card.lines)
+    assert lines["duration"] == "60.0 us"
+    assert lines["launched"] == "by cudaLaunchKernel, 10.0 us before it began"
+    assert lines["inputs"].startswith("[512, 512] [512, 512]")
+    (call,) = (row for what, table, row in card.related if table == "launches")
+    assert ("the work it launched", "kernels", 0) in board.card("launches", call).related
+    (op,) = (row for what, table, row in card.related if table == "ops")
+    around = board.card("ops", op)
+    assert dict(around.lines)["launches"] == "1 kernel, 60.0 us"
+    assert board.card("ops", next(row for what, table, row in around.related if table == "ops")).title == "aten::linear"
+
+
+def test_an_idle_piece_tells_its_cause_and_what_ends_it(board: Board, opened: Opened) -> None:
+    longest = (
+        opened.analysis.idle.with_columns(length=pl.col("end_ns") - pl.col("start_ns")).sort("length", descending=True).row(0, named=True)
+    )
+    card = board.card("idle", longest["id"])
+    assert card.title == board.words[longest["cause"]]
+    assert ("the work that ends it", "kernels", longest["kernel"]) in card.related
+
+
+@pytest.mark.parametrize(("table", "row"), [("kernels", 99), ("kernels", -1), ("os", 0), ("__class__", 0)])
+def test_events_that_are_not_there_are_refused(board: Board, table: str, row: int) -> None:
+    with pytest.raises(InputError, match="no event"):
+        board.card(table, row)
+
+
+def test_blocks_tell_what_they_hold(board: Board) -> None:
+    place = next(at for at, title in enumerate(board.titles) if title.key == "stream-7")
+    block = board.block(place, 0, 0, 2)
+    assert (block.events, block.busy_ns, block.names) == (2, 120_000, (("sgemm_128x128", 2, 120_000),))
+    for wrong in ((99, 0, 0, 1), (place, 9, 0, 1), (place, 0, 7, 1), (place, 0, 0, 0), (place, 0, -1, 5)):
+        with pytest.raises(InputError):
+            board.block(*wrong)
+
+
+def test_the_next_work_of_an_op_is_found_in_both_directions(board: Board) -> None:
+    assert board.next_marked("aten::mm", 90_000, 1) == ("kernels", 2)
+    assert board.next_marked("aten::mm", 1_030_000, -1) == ("kernels", 0)
+    assert board.next_marked("aten::mm", 2_030_000, 1) is None
+
+
+# -- a million events -----------------------------------------------------------------------------------------------------
+
+MANY = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def million(opened: Opened) -> Opened:
+    """The recording with a million events: 600,000 kernels on two streams, 200,000 ops with a call each."""
+    random = np.random.default_rng(7)
+    kernels = []
+    for stream, count in ((7, 400_000), (20, 200_000)):
+        edges = np.cumsum(random.integers(300, 9000, 2 * count))
+        kernels.append({"start_ns": edges[::2], "end_ns": edges[1::2], "stream": np.full(count, stream)})
+    columns = {name: np.concatenate([part[name] for part in kernels]) for name in ("start_ns", "end_ns", "stream")}
+    bounds = np.array(["compute", "memory", "overhead"])[random.integers(0, 3, 600_000)]
+    names = np.array([f"kernel_{number}" for number in range(500)])[random.integers(0, 500, 600_000)]
+    begins = np.cumsum(random.integers(4000, 30_000, 200_000))
+    trace = msgspec.structs.replace(
+        opened.analysis.trace,
+        kernels=_filled(
+            "kernels", {**columns, "name": names, "bound": bounds, "kind": "kernel", "busy_ns": columns["end_ns"] - columns["start_ns"]}
+        ),
+        ops=_filled("ops", {"thread": np.zeros(200_000), "name": names[:200_000], "start_ns": begins, "end_ns": begins + 3000}),
+        launches=_filled(
+            "launches", {"thread": np.zeros(200_000), "api": "cudaLaunchKernel", "start_ns": begins + 500, "end_ns": begins + 2500}
+        ),
+    )
+    analysis = msgspec.structs.replace(opened.analysis, trace=trace, idle=tables.empty("idle"), critical_path=None, syncs=None)
+    return opened._replace(analysis=analysis, sites=None)
+
+
+def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
+    """Return a table with the columns that are known; the others are null."""
+    schema = tables.schema(table, "cost")
+    height = max(len(value) for value in known.values() if not isinstance(value, str))
+    columns = {
+        name: pl.Series(np.arange(height))
+        if name == "id"
+        else pl.repeat(known[name], height, eager=True)
+        if isinstance(known.get(name), str)
+        else pl.Series(known[name])
+        if name in known
+        else pl.repeat(None, height, dtype=kind, eager=True)
+        for name, kind in schema.items()
+    }
+    return pl.DataFrame(columns).cast(schema)  # type: ignore[arg-type]
+
+
+def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: Opened) -> None:
+    board = Board(million)
+    span, slowest = board.to_ns - board.from_ns, 0.0
+    for share in (1.0, 0.3, 0.02, 0.0005, 0.00001):
+        for at in (0.0, 0.37, 0.8):
+            start = board.from_ns + round(at * (1 - share) * span)
+            window = (start, start + max(1000, round(share * span)))
+            began = time.process_time()
+            drawing = board.draw(*window, 2400)
+            slowest = max(slowest, time.process_time() - began)
+            assert all(len(row.pieces.events) <= 3 * 1300 for row in drawing.rows)
+            assert drawing.events == _inside(million, window)
+            assert drawing.joined <= drawing.events
+    whole = board.draw(board.from_ns, board.to_ns, 2400)
+    assert whole.events >= MANY
+    busy = sum(int(row.pieces.busy_ns.sum()) for row in whole.rows if board.titles[row.lane].key.startswith("stream"))
+    assert busy == int(million.analysis.trace.kernels["busy_ns"].sum())
+    # time of this process; about 10 ms where it was measured, the limit is that of a callback
+    assert slowest < 0.2
+
+
+def _inside(opened: Opened, window: tuple[int, int]) -> int:
+    """Return how many events reach into a window, counted one by one."""
+    trace = opened.analysis.trace
+    frames = (trace.kernels, trace.ops, trace.launches, trace.marks, opened.analysis.steps)
+    reach = (pl.col("end_ns") > window[0]) & (pl.col("start_ns") < window[1])
+    return sum(int(frame.select(reach.sum()).item()) for frame in frames)

@@ -1,0 +1,119 @@
+"""What may be tried on a recorded program: fixes that a finding names, and a command of which every word is the program's own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpudiag.api import offers
+from gpudiag.api.offers import ab_words, argv, chosen, digest, missing_here, recorded_words
+from gpudiag.errors import InputError
+from gpudiag.model.bundle import Manifest
+from gpudiag.model.experiment import FixCall
+
+
+def recorded(*words: str) -> Manifest:
+    return Manifest(command=words)
+
+
+def test_a_script_a_module_and_a_program_are_taken_as_they_were_given() -> None:
+    for words in (
+        ("train.py", "--lr", "1e-3", "--", "-x"),
+        ("-m", "pkg.train", "--output", "x"),
+        ("torchrun", "--nproc-per-node", "2", "t.py"),
+    ):
+        assert recorded_words(recorded(*words)) == words
+    assert recorded_words(Manifest()) == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--output", "/etc", "train.py"),
+        ("-o", "x"),
+        ("",),
+        ("-m",),
+        ("-m", "--output"),
+        ("-m", "pkg;rm"),
+        ("-mpkg", "x"),
+        ("train.py", "a\nb"),
+        ("train.py", "a\x00b"),
+        ("train.py", "x\u202egnp.exe"),
+        ("train.py", "\x1b[2J"),
+        ("train.py", "\ud800"),
+        ("train.py", "x" * 9_000),
+        ("train.py", *["x"] * 600),
+    ],
+)
+def test_what_is_no_program_with_arguments_that_can_be_seen_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="not run from here"):
+        recorded_words(recorded(*words))
+
+
+def parsed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Return what `gpudiag ab` makes of its arguments."""
+    from gpudiag.api import experiment as experiments
+    from gpudiag.cli import main
+
+    seen: dict[str, object] = {}
+
+    def stop(command: object, **options: object) -> None:
+        seen.update(options, command=command)
+        raise InputError("seen")
+
+    monkeypatch.setattr(experiments, "experiment", stop)
+    monkeypatch.setattr(sys, "argv", ["gpudiag", *words])
+    assert main() == 2
+    return seen
+
+
+@pytest.mark.parametrize(
+    "words", [("train.py", "--lr", "1", "--fix", "tf32", "--sandbox", "off", "-m", "x"), ("train.py", "--", "--output", "y")]
+)
+def test_no_argument_of_the_program_is_an_option_of_ours(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    seen = parsed(ab_words(FixCall("bf16"), "/runs/a b", words, ceilings=False), monkeypatch)
+    assert seen["command"] == [sys.executable, *words]
+    assert list(seen["fixes"]) == ["bf16"]  # type: ignore[call-overload]
+    assert seen["options"].output == "/runs/a b"  # type: ignore[attr-defined]
+    assert seen["options"].sandbox == "auto"  # type: ignore[attr-defined]
+
+
+def test_a_module_keeps_its_arguments_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = parsed(ab_words(FixCall("batch-size", "x2"), "/runs/a", ("-m", "json.tool", "--fix", "x", "--"), ceilings=False), monkeypatch)
+    assert seen["command"] == [sys.executable, "-m", "json.tool", "--fix", "x", "--"]
+    assert list(seen["fixes"]) == ["batch-size=x2"]  # type: ignore[call-overload]
+
+
+def test_ceilings_come_from_the_bundle_that_has_a_report(tmp_path: Path) -> None:
+    assert ab_words(FixCall("bf16"), "b", ("t.py",))[:5] == ["ab", "--fix", "bf16", "--from", "b"]
+    assert "--from" not in ab_words(FixCall("bf16"), "b", ("t.py",), ceilings=False)
+    assert not offers.has_report(tmp_path)
+    (tmp_path / "elsewhere.json").write_text("{}")
+    (tmp_path / "report.json").symlink_to(tmp_path / "elsewhere.json")
+    assert not offers.has_report(tmp_path)
+    (tmp_path / "report.json").unlink()
+    (tmp_path / "report.json").write_text("{}")
+    assert offers.has_report(tmp_path)
+
+
+def test_a_program_that_is_not_here_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no such file" in missing_here(("train.py",))
+    assert missing_here(("-m", "whatever")) == ""
+    (tmp_path / "train.py").write_text("")
+    assert missing_here(("train.py",)) == ""
+
+
+def test_the_command_is_of_this_python_and_a_digest_tells_every_word() -> None:
+    assert argv(["ab", "x"]) == [sys.executable, "-m", "gpudiag", "ab", "x"]
+    assert digest(["a b"]) != digest(["a", "b"])
+    assert digest(["a"]) == digest(["a"])
+
+
+def test_a_fix_that_no_finding_names_is_refused() -> None:
+    with pytest.raises(InputError, match="no finding of this recording names"):
+        chosen((), "bf16")
