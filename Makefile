@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments clean
+.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments bench-live clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -50,6 +50,9 @@ bench-capture: setup ## step time bare, outside and inside a recorded window, an
 
 bench-experiments: setup ## false claims, power and search losses on recorded processes, beside naive rules (needs ../shared/experiments)
 	@$(BIN)/python tests/benchmarks/bench_experiments.py
+
+bench-live: setup ## experiments on live programs with known answers, twenty A/A among them; each once, about an hour; goes on where it was stopped
+	@$(BIN)/python tests/benchmarks/bench_live.py runs/bench-live
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

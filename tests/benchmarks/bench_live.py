@@ -45,7 +45,7 @@ EXPERIMENTS = [
     *_same("plain", PLAIN, 7),
     *_same("huggingface", HUGGINGFACE, 7),
     *_same("lightning", LIGHTNING, 6),
-    Named("useless-variant", ("--variant", "useless=env:NOBODY_READS_THIS=1", "--no-parity", PLAIN), "not faster"),
+    Named("useless-variant", ("--variant", "useless=env:NOBODY_READS_THIS=1", "--no-parity", "--pairs", "4..6", PLAIN), "not faster"),
     Named("useless-fix", ("useless",), "not faster", planted=True),
     Named("harmful-variant", ("--variant", "harmful=args:--pause-ms 3", "--no-parity", PLAIN), "slower"),
     Named("harmful-fix", ("harmful",), "slower", planted=True),

@@ -53,4 +53,4 @@ gpudiag.register_fix(Wrong, gpudiag.Fix("planted-wrong", "A higher rate", "round
 
 if __name__ == "__main__":
     kind, result, bundle = sys.argv[1:]
-    gpudiag.ab_script(PLAIN, fixes=[f"planted-{kind}"], output=bundle).save(result)
+    gpudiag.ab_script(PLAIN, fixes=[f"planted-{kind}"], output=bundle, looks=(4, 6)).save(result)
