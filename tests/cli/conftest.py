@@ -88,6 +88,12 @@ class FakeApi(types.ModuleType):
         return {"$ref": "#/$defs/ReportData"}
 
 
+@pytest.fixture(autouse=True)
+def no_width_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-xdist exports COLUMNS to its workers, and commands heed it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
     fake = FakeApi()
