@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,7 +67,9 @@ class Place:
         """Start `gpudiag ab WORDS` in the project."""
         environ = self.environment(**design) | (env or {})
         pipe = subprocess.PIPE
-        return subprocess.Popen(self.command(*words), cwd=self.project, env=environ, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            self.command(*words), cwd=self.project, env=environ, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear_signals
+        )
 
     def run(self, *words: str, env: dict[str, str] | None = None, **design: Any) -> Done:
         """Run `gpudiag ab -o BUNDLE WORDS` to its end."""
@@ -142,6 +145,12 @@ def over(process: subprocess.Popen[str]) -> Done:
         process.kill()
         raise
     return Done(process.returncode, out, err)
+
+
+def hear_signals() -> None:
+    """Heed the signals that a shell's background or nohup has the tests ignore: children inherit that."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
