@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TARGETS, SAMPLES = ROOT / "tests" / "benchmarks" / "targets", ROOT / "samples"
 PLAIN, HUGGINGFACE, LIGHTNING = (str(TARGETS / f"{name}.py") for name in ("plain", "huggingface", "lightning_fit"))
 AA = ("--aa", "--pairs", "4..6")
+LONG = ("--steps", "1000000")
+"""A sample trains for some seconds by default: over before its trial is."""
 
 
 class Named(NamedTuple):
@@ -51,9 +53,9 @@ EXPERIMENTS = [
     Named("harmful-fix", ("harmful",), "slower", planted=True),
     Named("wrong-variant", ("--variant", "wrong:rounding=args:--rate 0.0011", "--parity-only", PLAIN), "parity different"),
     Named("wrong-fix", ("wrong",), "parity different", planted=True),
-    Named("channels-last", ("--fix", "channels-last", str(SAMPLES / "nchw_convolution" / "train.py")), "faster"),
-    Named("bf16", ("--fix", "bf16", str(SAMPLES / "fp32_matmul" / "train.py")), "faster"),
-    Named("compile", ("--fix", "compile", str(SAMPLES / "pointwise_chain" / "train.py")), "faster"),
+    Named("channels-last", ("--fix", "channels-last", str(SAMPLES / "nchw_convolution" / "train.py"), *LONG), "faster"),
+    Named("bf16", ("--fix", "bf16", str(SAMPLES / "fp32_matmul" / "train.py"), *LONG), "faster"),
+    Named("compile", ("--fix", "compile", str(SAMPLES / "pointwise_chain" / "train.py"), *LONG), "faster"),
     Named("compile-torch-class-root", ("--fix", "compile", PLAIN), "compiled or not_applied"),
 ]
 
