@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments bench-live clean
+.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments bench-live bench-pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,9 @@ bench-experiments: setup ## false claims, power and search losses on recorded pr
 
 bench-live: setup ## experiments on live programs with known answers, twenty A/A among them; each once, about an hour; goes on where it was stopped
 	@$(BIN)/python tests/benchmarks/bench_live.py runs/bench-live
+
+bench-pages: setup ## callbacks of the dashboard on large recordings, and how soon a report is there in a browser
+	@$(BIN)/python tests/benchmarks/bench_pages.py
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -115,11 +116,18 @@ def picture(page: Page, name: str, folder: Path) -> Path:
     return path
 
 
+def until(page: Page, expression: str) -> Any:
+    """Return the value of a JavaScript expression once it is true; asked again here, since a page's policy forbids wait_for_function."""
+    end = time.monotonic() + TIMEOUT_MS / 1e3
+    while not (found := page.evaluate(expression)):
+        assert time.monotonic() < end, f"it does not come to hold: {expression}"
+        page.wait_for_timeout(20)
+    return found
+
+
 def first_paint_ms(page: Page) -> float:
     """Return when the first text or picture was painted, in ms from the start of the navigation (Paint Timing, W3C)."""
-    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
-    page.wait_for_function(f"({paint}) !== null")
-    return float(page.evaluate(paint))
+    return float(until(page, "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"))
 
 
 def overflow_px(page: Page) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import wholereport
-from browser.support import NARROW, SCHEMES, WIDE, Scheme, Seen, first_paint_ms, opened, overflow_px, picture, violations
+from browser.support import NARROW, SCHEMES, WIDE, Scheme, Seen, first_paint_ms, opened, overflow_px, picture, until, violations
 from report import sample
 
 from gpudiag.diagnosis.loader import read_rules
@@ -41,7 +41,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def ready(seen: Seen) -> Page:
-    seen.page.wait_for_function("document.documentElement.dataset.ready === 'yes'")
+    until(seen.page, "document.documentElement.dataset.ready === 'yes'")
     return seen.page
 
 
@@ -163,7 +163,7 @@ def test_a_finding_leads_to_its_op_and_its_rule(browser: Browser, pages: dict[st
         assert page.evaluate("document.getElementById('ops').getBoundingClientRect().top < innerHeight")
         assert not page.locator("#rule-OVH-01").evaluate("part => part.open")
         page.get_by_role("link", name="OVH-01", exact=True).click()
-        page.wait_for_function("document.getElementById('rule-OVH-01').open")
+        until(page, "document.getElementById('rule-OVH-01').open")
 
 
 def test_a_point_of_the_roofline_shows_its_op(browser: Browser, pages: dict[str, Path]) -> None:
@@ -237,7 +237,7 @@ def test_on_paper_everything_that_matters_is_unfolded_and_figures_fit(browser: B
         still_folded, *widths = page.evaluate("window.printed")
         assert still_folded == 0
         assert max(widths) <= 700  # an A4 page with margins of a centimetre: 718
-        page.wait_for_function(f"document.querySelectorAll('{folded}').length === {before}")  # as the reader left it
+        until(page, f"document.querySelectorAll('{folded}').length === {before}")  # as the reader left it
         assert seen.errors == []
 
 
