@@ -51,8 +51,8 @@ EXPERIMENTS = [
     Named("useless-fix", ("useless",), "not faster", planted=True),
     Named("harmful-variant", ("--variant", "harmful=args:--pause-ms 3", "--no-parity", PLAIN), "slower"),
     Named("harmful-fix", ("harmful",), "slower", planted=True),
-    Named("wrong-variant", ("--variant", "wrong:rounding=args:--rate 0.0011", "--parity-only", PLAIN), "parity different"),
-    Named("wrong-fix", ("wrong",), "parity different", planted=True),
+    Named("wrong-variant", ("--variant", "wrong:rounding=args:--rate 0.0011", "--parity-only", PLAIN), "parity differs"),
+    Named("wrong-fix", ("wrong",), "parity differs", planted=True),
     Named("channels-last", ("--fix", "channels-last", str(SAMPLES / "nchw_convolution" / "train.py"), *LONG), "faster"),
     Named("bf16", ("--fix", "bf16", str(SAMPLES / "fp32_matmul" / "train.py"), *LONG), "faster"),
     Named("compile", ("--fix", "compile", str(SAMPLES / "pointwise_chain" / "train.py"), *LONG), "faster"),
@@ -117,7 +117,7 @@ def as_expected(named: Named, found: dict[str, Any]) -> bool:
     return {
         "no claim": verdict not in (None, "faster", "slower", "failed"),
         "not faster": verdict not in (None, "faster", "failed"),
-        "parity different": parity == "different",
+        "parity differs": parity == "differs",
         "compiled or not_applied": verdict == "not_applied" or any("graph" in text for text in found.get("evidence", ())),
     }.get(named.expected, verdict == named.expected)
 
