@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpudiag.api.rendered import AnyPath, Rendered
 from gpudiag.capture.session import Session
 from gpudiag.integrations.defaults import session_options, session_path
 from gpudiag.model.hardware import Device
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
     from gpudiag.model.report import ReportData
 
 Progress = Callable[[str], None]
-AnyPath = str | os.PathLike[str]
 
 
-class Report:
+class Report(Rendered):
     """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings.
 
     `rules`: those that it was judged by, for the page; None: the built-in ones.
@@ -60,27 +60,11 @@ class Report:
 
         return to_json(self.data)
 
-    def save(self, path: AnyPath) -> None:
-        """Write the report in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
-
-        Raises UsageError for another suffix, InputError where the file cannot be written.
-        """
-        from gpudiag.report.files import save
-
-        save(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
-
-    def __str__(self) -> str:
-        return self.text()
-
     def _repr_html_(self) -> str:
         """Return what a notebook shows: verdict, breakdown, findings, ops; without scripts."""
         from gpudiag.report.notebook import notebook
 
         return notebook(self.data)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text in an IPython terminal (and as a notebook's text/plain) instead of the object's address."""
-        printer.text("gpudiag.Report(...)" if cycle else self.text())
 
 
 class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from gpudiag.api.rendered import AnyPath, Rendered
 from gpudiag.model.compare import StepComparison, to_json
 from gpudiag.model.measured import Measured
 
@@ -13,11 +13,10 @@ if TYPE_CHECKING:
     from gpudiag.api.opened import Opened
     from gpudiag.diagnosis.config import Config
 
-AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], None]
 
 
-class Comparison:
+class Comparison(Rendered):
     """What changed from A to B: `data` is its JSON, version 1; the methods are its renderings."""
 
     def __init__(self, data: StepComparison) -> None:
@@ -44,18 +43,6 @@ class Comparison:
     def json(self) -> bytes:
         """Return it as JSON (schema: `gpudiag schema compare`)."""
         return to_json(self.data)
-
-    def save(self, path: AnyPath) -> None:
-        """Write it in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
-
-        Raises UsageError for another suffix, InputError where the file cannot be written.
-        """
-        from gpudiag.report.files import save
-
-        save(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
-
-    def __str__(self) -> str:
-        return self.text()
 
 
 def compare(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from gpudiag.api.bench import Budget, Done, Progress, Tell
 from gpudiag.api.candidates import Candidate, candidates, check_call, fix_call, report_of
 from gpudiag.api.experiment_result import ExperimentResult
 from gpudiag.api.flow import Flow
+from gpudiag.api.installed import version
 from gpudiag.api.recipe import NAME, write_recipe
 from gpudiag.api.sizes import compare_smaller, with_sizes
 from gpudiag.api.store import Options, Planned, Store
@@ -173,14 +173,7 @@ def _planned(
     calls = tuple(fix_call(one) if isinstance(one, str) else one for one in fixes)
     texts = [one for one in variants if isinstance(one, str)]
     told = (*variants_of(texts), *(one for one in variants if isinstance(one, Variant)))
-    return Planned(tuple(command), tuple(dict.fromkeys(calls)), told, auto, options, _version(), os.getcwd())
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gpudiag")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return Planned(tuple(command), tuple(dict.fromkeys(calls)), told, auto, options, version("gpudiag") or "unknown", os.getcwd())
 
 
 def _checked(planned: Planned) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from gpudiag.api.rendered import Rendered
 from gpudiag.model.experiment import ExperimentData, Outcome, Parity, Recipe, Unit, Verdict
 
-AnyPath = str | os.PathLike[str]
 
-
-class ExperimentResult:
+class ExperimentResult(Rendered):
     """The experiments of one call. The attributes speak of the first one that claims something; `data` holds all of them.
 
     >>> found.verdict, found.ratio, found.interval
@@ -80,27 +77,11 @@ class ExperimentResult:
         """Return json() as text."""
         return self.json().decode()
 
-    def save(self, path: AnyPath) -> None:
-        """Write the experiments in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
-
-        Raises UsageError for another suffix, InputError where the file cannot be written.
-        """
-        from gpudiag.report.files import save
-
-        save(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
-
-    def __str__(self) -> str:
-        return self.text()
-
     def _repr_html_(self) -> str:
         """Return the experiments as a notebook shows them."""
         from gpudiag.report.experiment.notebook import notebook
 
         return notebook(self.data, bundle=self._place)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Show the text in an IPython terminal instead of the object's address."""
-        printer.text("gpudiag.ExperimentResult(...)" if cycle else self.text())
 
 
 def _first(outcomes: tuple[Outcome, ...]) -> Outcome | None:

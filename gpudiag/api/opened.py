@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import metadata
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +10,7 @@ import polars as pl
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input, resolve_input
+from gpudiag.api.installed import version
 from gpudiag.api.results import stored
 from gpudiag.diagnosis import judge
 from gpudiag.diagnosis.loader import rules_in_force
@@ -56,14 +56,7 @@ def diagnosed(
     failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
     analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *unread, *failed))
     data = build(
-        analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", _version()), source=chosen.source,
+        analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", version("gpudiag") or "unknown"), source=chosen.source,
         sites=sites.site, site_match_share=sites.match_share, facts=facts,
     )  # fmt: skip
     return Opened(data, analysis, sites.site)
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gpudiag")
-    except metadata.PackageNotFoundError:
-        return "unknown"

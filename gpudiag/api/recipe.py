@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 
 from gpudiag.api.candidates import CLASSES, descriptor
 from gpudiag.api.claims import proof
+from gpudiag.api.installed import version
 from gpudiag.api.outcomes import change_of
 from gpudiag.errors import InputError
 from gpudiag.experiment.factory import PROGRAM, turning
@@ -109,15 +110,8 @@ def _fix(call: FixCall) -> list[str]:
 
 def _versions(data: ExperimentData) -> list[str]:
     device = data.baseline.device if data.baseline else ""
-    known = {"gpudiag": _version("gpudiag"), "torch": _version("torch"), "python": platform.python_version(), "device": device}
+    known = {"gpudiag": version("gpudiag"), "torch": version("torch"), "python": platform.python_version(), "device": device}
     return ["[measured_with]", *(f"{name} = {_string(value)}" for name, value in known.items() if value)]
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _number(name: str, value: float | None) -> list[str]:

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sampled import S, at, spans
 
-from gpudiag.attribution.intervals import NONE, Spans
-from gpudiag.model import tables
+from gpudiag.attribution.intervals import NONE
 from gpudiag.timeline.strip import SLICES, strip
 from gpudiag.timeline.telemetry import holds_ns
-
-UNIX = 1_700_000_000 * 10**9
-S = 10**9
-
-
-def at(*rows: tuple[float, dict[str, float]]) -> pl.DataFrame:
-    schema = tables.schema("telemetry")
-    made = [{**dict.fromkeys(schema), "t_ns": UNIX + round(time * S), **values} for time, values in rows]
-    return pl.DataFrame(made, schema=schema, strict=False)
-
-
-def spans(*pairs: tuple[float, float]) -> Spans:
-    return np.array([[UNIX + round(start * S), UNIX + round(end * S)] for start, end in pairs], dtype=np.int64)
 
 
 def test_a_sample_holds_until_the_next_one_and_a_slice_is_their_mean() -> None:

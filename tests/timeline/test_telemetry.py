@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-import polars as pl
 import pytest
+from sampled import S, at, spans
 
-from gpudiag.attribution.intervals import NONE, Spans
+from gpudiag.attribution.intervals import NONE
 from gpudiag.model import tables
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.timeline.telemetry import held, summary
-
-UNIX = 1_700_000_000 * 10**9
-S = 10**9
-
-
-def at(*rows: tuple[float, dict[str, float]]) -> pl.DataFrame:
-    schema = tables.schema("telemetry")
-    made = [{**dict.fromkeys(schema), "t_ns": UNIX + round(time * S), **values} for time, values in rows]
-    return pl.DataFrame(made, schema=schema, strict=False)
-
-
-def spans(*pairs: tuple[float, float]) -> Spans:
-    return np.array([[UNIX + round(start * S), UNIX + round(end * S)] for start, end in pairs], dtype=np.int64)
 
 
 def test_a_sample_counts_by_the_time_that_it_holds_within_the_steps() -> None:
