@@ -7,7 +7,7 @@ from typing import Any
 from gpudiag.model.compare import StepComparison
 from gpudiag.report import compare_words
 from gpudiag.report.compare_words import Table
-from gpudiag.report.escape import clean, joined
+from gpudiag.report.escape import clean, joined, prose
 from gpudiag.report.html.templating import asset, policy, template
 
 TOP = 200
@@ -22,17 +22,13 @@ def render(found: StepComparison) -> str:
         policy=policy([]),
         style=asset("report.css"),
         title=clean(f"gpudiag: {found.a.path} against {found.b.path}", 200),
-        headline=_prose(compare_words.headline(found)),
-        gate=_prose(compare_words.gate_line(found)),
+        headline=prose(compare_words.headline(found)),
+        gate=prose(compare_words.gate_line(found)),
         gate_failed=found.gate is not None and found.gate.fails,
-        warnings=[_prose(said) for said in found.warnings],
+        warnings=[prose(said) for said in found.warnings],
         tables=[_table(table) for table in compare_words.tables(found, TOP)],
-        meaning=_prose(compare_words.meaning(found)),
+        meaning=prose(compare_words.meaning(found)),
     )
-
-
-def _prose(text: str) -> str:
-    return joined(clean(text, 2_000))
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -42,7 +38,7 @@ def _table(table: Table) -> dict[str, Any]:
         for title, side in table.columns
     ]
     rows = [
-        {"cells": [{"text": joined(clean(cell.text)), "tone": cell.tone} for cell in row], "detail": _prose(detail)}
+        {"cells": [{"text": joined(clean(cell.text)), "tone": cell.tone} for cell in row], "detail": prose(detail)}
         for row, detail in zip(table.rows, details, strict=True)
     ]
-    return {"title": table.title, "columns": columns, "rows": rows, "notes": [_prose(note) for note in table.notes]}
+    return {"title": table.title, "columns": columns, "rows": rows, "notes": [prose(note) for note in table.notes]}

@@ -64,6 +64,11 @@ def joined(text: str, joint: str = "\u00a0") -> str:
     return _QUANTITY.sub(joint, text)
 
 
+def prose(text: str, limit: int = 2_000) -> str:
+    """Return sentences for a page: as `clean`, not longer than `limit`, with numbers and their units on one line."""
+    return joined(clean(text, limit))
+
+
 def json_for_script(value: Any) -> str:
     """Return `value` as JSON that cannot end the script element that holds it: < > & and line separators are escaped."""
     return msgspec.json.encode(value).decode().translate(_FOR_SCRIPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.report.escape import clean, joined, json_for_script
+from gpudiag.report.escape import clean, json_for_script, prose
 from gpudiag.report.experiment import summary
 from gpudiag.report.experiment.figures import intervals
 from gpudiag.report.experiment.page import context as outcomes_context
@@ -35,8 +35,8 @@ def _context(data: ExperimentData, bundle: str) -> dict[str, Any]:
     recipe = data.recipe
     return {
         "device": clean(device),
-        "headline": _prose(summary.headline(data)),
-        "leads": [_prose(said) for said in summary.leads(data, bundle)],
+        "headline": prose(summary.headline(data)),
+        "leads": [prose(said) for said in summary.leads(data, bundle)],
         "baseline": baseline,
         "as_is": summary.AS_IS[:1].upper() + summary.AS_IS[1:],
         "proved": recipe.proved,
@@ -45,10 +45,6 @@ def _context(data: ExperimentData, bundle: str) -> dict[str, Any]:
         "further": [_code(text) for text in summary.further(recipe)],
         "experiments": outcomes_context(data.experiments),
     }
-
-
-def _prose(text: str) -> str:
-    return joined(clean(text, _LONGEST))
 
 
 def _code(text: str) -> str:

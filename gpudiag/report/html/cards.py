@@ -10,7 +10,7 @@ from gpudiag.model.finding import Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import ReportData
 from gpudiag.report import chosen, words
-from gpudiag.report.escape import clean, joined
+from gpudiag.report.escape import clean, prose
 
 MOST_PLACES = 3
 """Places of one finding."""
@@ -40,14 +40,14 @@ def _card(finding: Finding, report: ReportData, ops: set[str]) -> dict[str, Any]
         "title": clean(finding.title),
         "severity": finding.severity,
         "confidence": finding.confidence,
-        "message": _prose(finding.message),
-        "why": _prose(finding.why, 4_000),
-        "gain": _prose(words.ceiling_line(finding, report)),
+        "message": prose(finding.message),
+        "why": prose(finding.why, 4_000),
+        "gain": prose(words.ceiling_line(finding, report)),
         "gain_percent": None if share is None else f"{min(1.0, max(0.0, share)) * 100:.2f}",
         "evidence": [_evidence(item) for item in finding.evidence],
         "fixes": _fixes(finding, report),
         "where": [_place(place, report, ops) for place in chosen.places(finding, report, MOST_PLACES)],
-        "folded": [(clean(rule, 60), _prose(said)) for rule, said in chosen.folded(finding, report)],
+        "folded": [(clean(rule, 60), prose(said)) for rule, said in chosen.folded(finding, report)],
         "references": [reference(text) for text in finding.references],
     }
 
@@ -55,7 +55,7 @@ def _card(finding: Finding, report: ReportData, ops: set[str]) -> dict[str, Any]
 def _evidence(item: Evidence) -> tuple[str, str, str]:
     """Return (fact, value with its unit, what the fact is)."""
     known = CATALOGUE.get(item.fact)
-    return clean(item.fact), clean(words.evidence_text(item)), _prose(known.doc) if known else ""
+    return clean(item.fact), clean(words.evidence_text(item)), prose(known.doc) if known else ""
 
 
 def _place(place: Where, report: ReportData, ops: set[str]) -> tuple[str, str]:
@@ -101,7 +101,3 @@ def reference(text: str) -> tuple[str, str]:
     """Return (text, link); only https is linked, and only when a reader clicks it."""
     text = clean(text, 500)
     return text, text if text.startswith("https://") and " " not in text else ""
-
-
-def _prose(text: str, limit: int = 2_000) -> str:
-    return joined(clean(text, limit))

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import chosen, history, recorded, trust, words
-from gpudiag.report.escape import clean, joined
+from gpudiag.report.escape import clean, prose
 from gpudiag.report.experiment import page as experiments
 from gpudiag.report.html import cards, idleness, memory, strip
 from gpudiag.report.html.tables import tables
@@ -30,7 +30,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "tool": f"{report.tool.name} {clean(report.tool.version)}",
         "source": clean(report.source.path),
         "device": clean(report.device.name) if report.device else "unknown device",
-        "verdict": _prose(words.verdict(report)),
+        "verdict": prose(words.verdict(report)),
         "title": _title(report),
         "span": words.span_word(report),
         "span_phrase": words.span_phrase(report),
@@ -38,17 +38,17 @@ def context(report: ReportData) -> dict[str, Any]:
         "summed_over": f"the {report.steps.count} analysed steps" if report.steps.count > 1 else f"the {words.span_word(report)}",
         "scale": [format_ns(words.step_ns(report) * part / _SCALE_PARTS) if part else "0" for part in range(_SCALE_PARTS + 1)],
         "idle_note": words.idle_note(report),
-        "headlines": [_prose(text) for text in (*trust.headlines(report), trust.step_line(report))],
+        "headlines": [prose(text) for text in (*trust.headlines(report), trust.step_line(report))],
         "references": [_published(item) for item in report.mfu.references] if report.mfu else [],
         "buckets": _buckets(report),
         "findings": cards.cards(report),
         "program": cards.PROGRAM,
         "matter_most": cards.in_full(report),
         "no_sum": chosen.no_sum(report),
-        "nothing_found": _prose(words.nothing_found(report)),
+        "nothing_found": prose(words.nothing_found(report)),
         "gauges": _gauges(report),
-        "trust": [(topic, _prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
-        "warnings": [_prose(warning) for warning in trust.warning_lines(report)],
+        "trust": [(topic, prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],
+        "warnings": [prose(warning) for warning in trust.warning_lines(report)],
         "recorded": [(topic, clean(said, recorded.LONGEST)) for topic, said in recorded.lines(report)],
         "op_legend": words.legend(report.ops),
         "rules_line": words.rules_line(report),
@@ -65,10 +65,6 @@ def _title(report: ReportData) -> str:
     """Return what tells this page from others in a browser's tabs: the end of the path, then the tool."""
     name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
     return f"{name[-1] if name else 'report'} - {report.tool.name}"
-
-
-def _prose(text: str, limit: int = 2_000) -> str:
-    return joined(clean(text, limit))
 
 
 def _notes(report: ReportData) -> list[tuple[str, str]]:
@@ -121,4 +117,4 @@ def _gauge(label: str, share: float | None) -> dict[str, str]:
 
 def _published(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
     """Return (what, figure with its denominator, source) of a published utilisation."""
-    return clean(item.what), _prose(trust.reference_figure(item)), cards.reference(item.source)
+    return clean(item.what), prose(trust.reference_figure(item)), cards.reference(item.source)
