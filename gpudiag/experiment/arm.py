@@ -20,7 +20,7 @@ from gpudiag.experiment import guard, launch, memory
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError, ended, places, refused, tail_of
 from gpudiag.experiment.fixes.registered import registered
-from gpudiag.experiment.trial.protocol import CONTROL, LOG, STACK, Block, Control, Evidence, ParityPlan, Row, TrialPlan, Warmed, read_rows
+from gpudiag.experiment.trial.protocol import CONTROL, LOG, Block, Control, Evidence, ParityPlan, Row, TrialPlan, Warmed, read_rows
 
 __all__ = ["ArmError", "LiveArm"]
 
@@ -246,4 +246,4 @@ class LiveArm:
         """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
         guard.send(self._family.members(), signal.SIGUSR1)
         time.sleep(STACK_S)
-        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", places(self.folder / STACK) or self.tail())
+        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", places(self.folder) or self.tail())

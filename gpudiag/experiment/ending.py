@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment.design import Arm
-from gpudiag.experiment.trial.protocol import Died, Evidence, Over, Row
+from gpudiag.experiment.trial.protocol import STACK, Died, Evidence, Over, Row
 from gpudiag.model.experiment import Failure
 
 TAIL_BYTES = 4000
@@ -97,11 +97,16 @@ def tail_of(path: Path) -> str:
         return ""
 
 
-def places(path: Path) -> str:
-    """Return the innermost frames of the thread in which each process took the signal, its main thread, as faulthandler wrote them."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")[:MAX_STACK]
-    except OSError:
-        return ""
-    stacks = (MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:])
+def places(folder: Path) -> str:
+    """Return the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
+    stacks = (stack for path in sorted(folder.glob(f"{STACK}-*")) for stack in _main_threads(path))
     return "\n".join(line for stack in stacks for line in stack.splitlines()[:FRAMES])
+
+
+def _main_threads(path: Path) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_STACK)
+    except OSError:
+        return []
+    return [MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:]]

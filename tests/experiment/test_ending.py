@@ -52,8 +52,9 @@ def test_the_tail_of_a_log_and_the_places_of_a_hang(tmp_path: Path) -> None:
     assert tail_of(log).endswith("the end")
     assert len(tail_of(log)) <= 4000
     assert tail_of(tmp_path / "none") == ""
-    stack = tmp_path / "stack"
-    stack.write_text(
-        'Thread 0x1 (most recent call first):\n  other\nCurrent thread 0x2:\n  File "loop.py", line 3 in train\n', encoding="utf-8"
-    )
-    assert places(stack).splitlines() == ["Current thread 0x2:", '  File "loop.py", line 3 in train']
+    for pid, place in ((7, "train"), (8, "wait")):
+        text = f'Thread 0x1 (most recent call first):\n  other\nCurrent thread 0x{pid}:\n  File "loop.py", line 3 in {place}\n'
+        (tmp_path / f"stack-{pid}").write_text(text, encoding="utf-8")
+    frames = ["Current thread 0x7:", '  File "loop.py", line 3 in train', "Current thread 0x8:", '  File "loop.py", line 3 in wait']
+    assert places(tmp_path).splitlines() == frames
+    assert places(tmp_path / "none") == ""

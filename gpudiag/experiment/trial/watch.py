@@ -213,7 +213,8 @@ def watch(text: str) -> None:
     if unmodified._watch is not None:
         return
     plan = msgspec.json.decode(text, type=TrialPlan)
-    stack = os.open(os.path.join(plan.folder, STACK), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # a file for each process: faulthandler writes in small pieces, and all ranks get the signal at once
+    stack = os.open(os.path.join(plan.folder, f"{STACK}-{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
     tell_last_words(plan)
     sockets_below(plan.folder)
