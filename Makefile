@@ -30,7 +30,7 @@ test: setup ## the tests that this machine can run, without those that are marke
 	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow"
 
 test-slow: setup ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m slow
+	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m slow --reruns 1 -rR
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

@@ -12,6 +12,7 @@ from gpudiag.model.bundle import Manifest
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind
+from gpudiag.model.job import Job
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.replay import QueueStats, ReplayTrust
 from gpudiag.model.telemetry import Energy, Telemetry
@@ -100,6 +101,8 @@ class Analysis(msgspec.Struct, frozen=True):
     """What `gpudiag ab` has kept in the bundle, the oldest first."""
     gpu_hour_price: float | None = None
     """Of one device for an hour, as given by --gpu-hour-price."""
+    job: Job | None = None
+    """All ranks compared; None: one rank was analysed alone."""
     planned_steps: int | None = None
     """Of the whole run, as given by --planned-steps."""
 

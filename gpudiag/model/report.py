@@ -17,6 +17,7 @@ from gpudiag.model.experiment import Outcome
 from gpudiag.model.finding import Finding, RuleOutcome
 from gpudiag.model.hardware import DeviceKind, PeakProvenance
 from gpudiag.model.history import StepHistory
+from gpudiag.model.job import Job, RankRow
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.program import Program
 from gpudiag.model.replay import QueueStats, ReplayTrust, WhatIf
@@ -261,7 +262,10 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryReport | None = None
     energy: Energy | None = None
     telemetry: Telemetry | None = None
-    ranks: tuple[dict[str, Any], ...] | None = None
+    ranks: tuple[RankRow, ...] | None = None
+    """Each rank beside the others; null: one rank was analysed alone."""
+    job: Job | None = None
+    """What only the comparison of ranks tells, with the same `ranks`; null: one rank was analysed alone."""
     findings: tuple[Finding, ...] = ()
     rules: tuple[RuleOutcome, ...] = ()
     experiments: tuple[Outcome, ...] = ()

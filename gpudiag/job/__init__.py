@@ -1,0 +1,1 @@
+"""The ranks of a training compared: clocks, messages, who waits for whom and why."""
