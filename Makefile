@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test test-slow check golden score bench bench-capture bench-experiments bench-live bench-pages clean
+.PHONY: help setup demo test test-slow check golden score bench bench-whatif bench-capture bench-experiments bench-live bench-pages clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -41,8 +41,10 @@ golden: setup ## rewrite the golden numbers of five real traces (tests/golden; n
 score: setup ## score the rules on planted bottlenecks, on the device that is there; writes samples/SCORE.md (ARGS="--runs 3")
 	@$(BIN)/python samples/score.py $(ARGS)
 
-bench: setup ## report time against a floor, and planted causes against their what-ifs, in the same run
-	@$(BIN)/python tests/benchmarks/bench_report.py
+bench: setup ## traces of 0.1 to 1 GB against a floor and peers, and 1 to 512 ranks; writes tests/benchmarks/RESULTS.md (some 15 minutes)
+	@$(BIN)/python tests/benchmarks/bench_report.py --peers --ranks $(ARGS)
+
+bench-whatif: setup ## planted causes of slow steps against the what-ifs that name them
 	@$(BIN)/python tests/benchmarks/bench_planted_pairs.py
 
 bench-capture: setup ## step time bare, outside and inside a recorded window, and under torch.profiler alone; fails where a limit is missed
@@ -58,4 +60,4 @@ bench-pages: setup ## callbacks of the dashboard on large recordings, and how so
 	@$(BIN)/python tests/benchmarks/bench_pages.py
 
 clean: ## remove .venv and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -38,8 +38,8 @@ class Progress(msgspec.Struct, frozen=True):
 class _Work:
     """One analysis: begun once, waited for by all that need it."""
 
-    def __init__(self, name: str, path: Path, version: Version) -> None:
-        self.name, self.path, self.version = name, path, version
+    def __init__(self, name: str, rank: int | None, path: Path, version: Version) -> None:
+        self.name, self.rank, self.path, self.version = name, rank, path, version
         self.doing, self.began = "beginning", time.monotonic()
         self.done = threading.Event()
         self.found: Opened | None = None
@@ -51,7 +51,7 @@ class _Work:
                 self.doing = "waiting for another recording"
                 turn.acquire()
             try:
-                self.found = open_recording(str(self.path), progress=self._tell)
+                self.found = open_recording(str(self.path), rank=self.rank, progress=self._tell)
             finally:
                 turn.release()
         except GpudiagError as error:
@@ -74,7 +74,7 @@ class Library:
         self._listing: tuple[float, tuple[Entry, ...]] = (float("-inf"), ())
         self._listing_lock, self._lock = threading.Lock(), threading.Lock()
         self._turn = threading.Semaphore(1)  # two analyses at once take as long as one after the other, and pages wait for both
-        self._open: OrderedDict[str, _Work] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int | None], _Work] = OrderedDict()
 
     def bundles(self) -> tuple[Entry, ...]:
         """Return the recordings, the newest first; nothing is analysed for it."""
@@ -100,47 +100,51 @@ class Library:
             raise InputError(f"{name!r} leads out of the folder", "links are not followed")
         return path
 
-    def progress(self, name: str) -> Progress:
+    def progress(self, name: str, rank: int | None = None) -> Progress:
         """Return how far the analysis of a recording is; begins it where it has not been, or where the files have changed since.
 
-        Raises InputError where the folder holds no such recording.
+        `rank`: of that rank alone; None: all ranks compared, and the median one analysed. Raises InputError where the folder holds no such
+        recording.
         """
-        work = self._work(name, fresh=True)
+        work = self._work(name, rank, fresh=True)
         if not work.done.is_set():
             return Progress("running", work.doing, time.monotonic() - work.began)
         return Progress("failed", error=str(work.error)) if work.error else Progress("ready")
 
-    def opened(self, name: str) -> Opened:
-        """Return a recording with its report and tables; waits for the analysis where it is not there yet.
+    def opened(self, name: str, rank: int | None = None) -> Opened:
+        """Return a recording with its report and tables (`rank` as in `progress`); waits for the analysis where it is not there yet.
 
         Raises InputError where the folder holds no such recording, or where it cannot be read.
         """
-        work = self._work(name, fresh=False)
+        work = self._work(name, rank, fresh=False)
         work.done.wait()
         if work.error is not None:
             raise work.error
         assert work.found is not None  # noqa: S101 the one or the other is set when it is done
         return work.found
 
-    def report(self, name: str) -> Report:
+    def report(self, name: str, rank: int | None = None) -> Report:
         """Return the report on a recording; as `opened`."""
-        return Report(self.opened(name).report)
+        return Report(self.opened(name, rank).report)
 
-    def _work(self, name: str, *, fresh: bool) -> _Work:
+    def _work(self, name: str, rank: int | None, *, fresh: bool) -> _Work:
         """Return the analysis of a recording, begun where there is none; `fresh`: also where its files have changed."""
+        if rank is not None and self.entry(name).ranks < 2:  # an address may name a rank beside a recording of one
+            rank = None
+        key = (name, rank)
         if not fresh:
             with self._lock:
-                if name in self._open:
-                    self._open.move_to_end(name)
-                    return self._open[name]
+                if key in self._open:
+                    self._open.move_to_end(key)
+                    return self._open[key]
         path = self.path(name)
         version = _version(path)
         with self._lock:
-            work = self._open.get(name)
+            work = self._open.get(key)
             if work is None or (work.done.is_set() and work.version != version):
-                work = self._open[name] = _Work(name, path, version)
+                work = self._open[key] = _Work(name, rank, path, version)
                 threading.Thread(target=work.run, args=(self._turn,), name="gpudiag-open", daemon=True).start()
-            self._open.move_to_end(name)
+            self._open.move_to_end(key)
             while len(self._open) > MOST_OPEN:
                 self._open.popitem(last=False)
             return work

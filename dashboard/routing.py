@@ -20,6 +20,9 @@ SHOWN, POLL, HEAD, MAIN, ALERT = "shown", "poll", "head", "main", "alert"
 
 POLL_MS = 500
 
+WHOLE = ("/ranks", "/experiments")
+"""Pages about all ranks, whichever is looked at on the others."""
+
 _OPENING = "opening"
 
 
@@ -33,7 +36,7 @@ def register(app: dash.Dash, library: Library) -> None:
     def route(pathname: str | None, search: str | None, _: int | None, shown: dict[str, Any] | None) -> tuple[Any, ...]:
         view = View.parse(pathname, search)
         page = next((page for page in PAGES if page.path == view.page), None)
-        key = [view.page, view.bundle, view.other]
+        key = [view.page, view.bundle, view.other, view.rank]
         state = (shown or {}).get("state")
         if (shown or {}).get("key") == key and state != _OPENING:
             return no_update, head(view, page, library), True, no_update, no_update
@@ -85,7 +88,7 @@ def _waiting(view: View, page: Page, library: Library) -> tuple[bool, Component]
         entry = library.entry(name)
         if not page.needs_analysis:
             continue
-        found = library.progress(name)
+        found = library.progress(name, view.rank if name == view.bundle and page.path not in WHOLE else None)
         if found.state == "failed":
             live = entry.status == "live"  # its first window may come any moment
             return live, _not_yet(view, found.error) if live else _unreadable(name, found.error)
@@ -121,12 +124,20 @@ def head(view: View, page: Page | None, library: Library) -> list[Component]:
     inside += [html.Span(parts.text(view.bundle, 160), className="where"), *([parts.status_badge(name.status)] if name else [])]
     if name is None:
         return [html.Div(inside, className="top")]
+    inside += _rank(view) if name.ranks > 1 and view.page not in WHOLE else []
     links = [_tab(other, view, page) for other in PAGES if other.needs_bundle]
     return [html.Div(inside, className="top"), html.Nav(links, **{"aria-label": "Pages about this recording"})]
 
 
+def _rank(view: View) -> list[parts.Child]:
+    """Return which rank alone is looked at, with the way back to all of them."""
+    if view.rank is None:
+        return []
+    return [html.Span(f"rank {view.rank} alone", className="where"), parts.link("All ranks", view.href(rank=None))]
+
+
 def _tab(other: Page, view: View, page: Page | None) -> Component:
     current = other is page
-    href = view.href(other.path) if not current else View(view.page, view.bundle, view.other).href()
+    href = view.bare.href() if current else view.href(other.path)
     label: list[parts.Child] = [other.title, *([html.Span(" (this page)", className="hidden")] if current else [])]
     return html.Span(parts.link(label, href), className="to on" if current else "to")

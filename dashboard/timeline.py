@@ -70,16 +70,16 @@ class Boards:
 
     def __init__(self, library: Library) -> None:
         self._library, self._lock = library, threading.Lock()
-        self._kept: OrderedDict[str, tuple[object, Board]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, int | None], tuple[object, Board]] = OrderedDict()
 
-    def of(self, name: str) -> Board:
+    def of(self, name: str, rank: int | None = None) -> Board:
         """Return the time line of a recording. Raises InputError where there is none of this name or it cannot be read."""
-        opened = self._library.opened(name)
+        opened, key = self._library.opened(name, rank), (name, rank)
         with self._lock:
-            kept = self._kept.get(name)
+            kept = self._kept.get(key)
             if kept is None or kept[0] is not opened:
-                kept = self._kept[name] = (opened, Board(opened))
-            self._kept.move_to_end(name)
+                kept = self._kept[key] = (opened, Board(opened))
+            self._kept.move_to_end(key)
             while len(self._kept) > _MOST_BOARDS:
                 self._kept.popitem(last=False)
             return kept[1]

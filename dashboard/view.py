@@ -11,6 +11,8 @@ MOST_CHARACTERS = 2_000
 """Longest value that is taken; what is longer was not written by a page of this dashboard."""
 
 BUNDLE, OTHER = "bundle", "other"
+RANK = "rank"
+"""Which rank of the recording is looked at: it stays from page to page."""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -23,7 +25,7 @@ class View(msgspec.Struct, frozen=True):
     other: str | None = None
     """The second recording, to compare with."""
     query: dict[str, str] = {}
-    """State of the page, such as {'sort': 'calls'}; without the names of recordings."""
+    """State of the page, such as {'sort': 'calls'}, and the rank; without the names of recordings."""
 
     @classmethod
     def parse(cls, pathname: str | None, search: str | None) -> View:
@@ -37,13 +39,23 @@ class View(msgspec.Struct, frozen=True):
     def href(self, page: str | None = None, **query: str | int | None) -> str:
         """Return the address of `page` (default: this one) for the same recordings.
 
-        The state of this page is kept only where the page stays; `query` changes it, None takes a key out. `bundle` and `other` may be
-        given as well.
+        The state of this page is kept only where the page stays, the rank always; `query` changes it, None takes a key out. `bundle` and
+        `other` may be given as well.
         """
-        stays = page in (None, self.page)
-        state: dict[str, str | int | None] = {BUNDLE: self.bundle, OTHER: self.other, **(self.query if stays else {}), **query}
+        kept = self.query if page in (None, self.page) else self.bare.query
+        state: dict[str, str | int | None] = {BUNDLE: self.bundle, OTHER: self.other, **kept, **query}
         text = urlencode([(key, str(value)) for key, value in state.items() if value is not None], quote_via=quote)
         return f"{self.page if page is None else page}{f'?{text}' if text else ''}"
+
+    @property
+    def bare(self) -> View:
+        """Return the same page of the same recordings and rank without any other state."""
+        return View(self.page, self.bundle, self.other, {RANK: self.query[RANK]} if RANK in self.query else {})
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank that is looked at; None: the whole recording, of which the report shows the median rank."""
+        return self.number(RANK)
 
     def number(self, key: str) -> int | None:
         """Return a whole number of the state; None where it is not given or is none."""

@@ -13,6 +13,9 @@ for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     # each worker of xdist has a core: threads that wait for each other on a core that others use take many times as long
     os.environ.setdefault(threads, "1")
 
+# nothing is kept beside recordings that tests read, and no test sees what another one kept: the fixture `keeping` is for those that do
+os.environ.setdefault("GPUDIAG_NO_CACHE", "1")
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell without job control starts what runs in the background so, and tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,3 +37,14 @@ def knowledge() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no worked examples here: {folder} does not exist")
     return folder
+
+
+@pytest.fixture
+def keeping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small recordings are kept as if they were large; nothing was kept before, and no peaks were measured on this machine."""
+    from gpudiag.api import cache, cache_key
+
+    monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 1)
+    monkeypatch.setattr(cache_key, "_KNOWN", {})
+    monkeypatch.delenv(cache.NO_CACHE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

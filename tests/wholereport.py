@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from jobviews import job, shapes
 from outcomes import every_verdict
 from report import sample
 
@@ -17,8 +18,11 @@ KINDS = (("compute", 0.6), ("memory", 0.7), ("overhead", 0.1))
 
 
 def report(**changes: Any) -> ReportData:
-    """Return a training step on an H100 with all that can be known of it."""
+    """Return a training step on an H100, one of eight, with all that can be known of it."""
+    compared = job(8, **shapes())
     fields: dict[str, Any] = {
+        "job": compared,
+        "ranks": compared.ranks,
         "ops": many(240),
         "telemetry": telemetry(),
         "energy": Energy(

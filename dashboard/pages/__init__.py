@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag_dashboard.page import Page
-from gpudiag_dashboard.pages import bundles, compare, experiments, findings, memory, ops, overview, roofline, telemetry, timeline
+from gpudiag_dashboard.pages import bundles, compare, experiments, findings, memory, ops, overview, ranks, roofline, telemetry, timeline
 
 PAGES: tuple[Page, ...] = (
     bundles.PAGE,
@@ -14,6 +14,7 @@ PAGES: tuple[Page, ...] = (
     roofline.PAGE,
     memory.PAGE,
     telemetry.PAGE,
+    ranks.PAGE,
     experiments.PAGE,
     compare.PAGE,
 )

@@ -37,7 +37,7 @@ class Compare(ContentPage):
         """Return the comparison, or the choice of what to compare with."""
         if view.other is None:
             return _choice(view, library)
-        found = _named(_compared(library.opened(view.bundle or ""), library.opened(view.other)).data, view)
+        found = _named(_compared(library.opened(view.bundle or "", view.rank), library.opened(view.other)).data, view)
         return [
             html.H1(f"{parts.prose(compare_words.headline(found))}."),
             *([parts.quiet(compare_words.meaning(found))] if compare_words.meaning(found) else []),
@@ -90,7 +90,7 @@ def _choice(view: View, library: Library) -> list[Component]:
 
 def _links(view: View) -> Component:
     """Return how to turn the two around, or to take another one."""
-    swapped, another = View(view.page, view.other, view.bundle).href(), View(view.page, view.bundle).href()
+    swapped, another = View(view.page, view.other, view.bundle).href(), view.bare.href(other=None)
     return html.Div([parts.link("Swap A and B", swapped), parts.link("Another B", another)], className="links")
 
 

@@ -25,7 +25,7 @@ class Findings(ContentPage):
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the page."""
-        opened = library.opened(view.bundle or "")
+        opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         full, rest = chosen.findings(report)
         shown = [_card(values, finding, opened, view) for values, finding in zip(cards.cards(report), (*full, *rest), strict=True)]

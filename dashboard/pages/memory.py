@@ -52,14 +52,14 @@ class MemoryPage:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 4
-            return (_peak(library.report(view.bundle).data.memory), *_over_run(view, library, recordings))
+            return (_peak(library.report(view.bundle, view.rank).data.memory), *_over_run(view, library, recordings))
 
         @app.callback(Output("memory-places", "children"), Input(ADDRESS, "search"), State(ADDRESS, "pathname"))
         def places(search: str | None, pathname: str | None) -> Any:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
                 return no_update
-            found = library.report(view.bundle).data.memory
+            found = library.report(view.bundle, view.rank).data.memory
             return [] if found is None else _places(found, view)
 
 
@@ -156,7 +156,7 @@ def _over_run(view: View, library: Library, recordings: Recordings) -> tuple[Any
     hidden: tuple[Any, ...] = (no_update, {"display": "none"}, [])
     if view.bundle is None or library.entry(view.bundle).kind != "bundle":
         return hidden
-    growing = recordings.growing(view.bundle)
+    growing = recordings.growing(view.bundle, view.rank)
     now, told = growing.read(), growing.told()
     made = telemetry_figure.made(now, "step", told.telemetry.limits if told.telemetry else {}, telemetry_figure.MEMORY)
     if made.figure is None:

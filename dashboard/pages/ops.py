@@ -65,7 +65,7 @@ class Ops(ContentPage):
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the choices and the page of the table that they lead to."""
-        report = library.report(view.bundle or "").data
+        report = library.report(view.bundle or "", view.rank).data
         chosen = [*_choices(view, report), *_one(view, report)]
         if not report.ops and not report.kernels:
             return [
@@ -165,7 +165,7 @@ def _listed(table: OpTable, view: View, report: ReportData) -> list[Component]:
     """Return one page of the table with how many lines there are."""
     found = [group for group in table.groups if _wanted(group, view)]
     if not found:
-        return [parts.empty("No line fits", "Take a filter back.", parts.link("All ops", View(view.page, view.bundle, view.other).href()))]
+        return [parts.empty("No line fits", "Take a filter back.", parts.link("All ops", view.bare.href()))]
     pages = -(-len(found) // ON_A_PAGE)
     number = min(max(view.number("sheet") or 1, 1), pages)
     shown = found[(number - 1) * ON_A_PAGE : number * ON_A_PAGE]

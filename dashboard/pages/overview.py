@@ -23,7 +23,7 @@ class Overview(ContentPage):
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the page."""
-        opened = library.opened(view.bundle or "")
+        opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         return [
             html.H1(parts.prose(words.verdict(report))),

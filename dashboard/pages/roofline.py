@@ -40,12 +40,12 @@ class Roofline(ContentPage):
             view = View.parse(pathname, search)
             if view.bundle is None or view.page != self.path:
                 return no_update
-            row = _clicked(click, library.report(view.bundle).data)
+            row = _clicked(click, library.report(view.bundle, view.rank).data)
             return no_update if row is None else view.href("/ops", op=row.name)
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the figure with what it leaves out, and the ops from which there is most to gain."""
-        report = library.report(view.bundle or "").data
+        report = library.report(view.bundle or "", view.rank).data
         figure = roofline(report)
         note = roofline_note(report)
         if figure is None:

@@ -72,7 +72,7 @@ class TelemetryPage:
                 return (no_update,) * 8
             if library.entry(view.bundle).kind != "bundle":
                 return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
-            return _followed(view, recordings.growing(view.bundle, view.number("rank")), shown)
+            return _followed(view, recordings.growing(view.bundle, view.rank), shown)
 
 
 def _place() -> Component:
@@ -124,7 +124,7 @@ def _ranks(now: Grown, view: View) -> list[Component]:
     """Return the ranks to choose from, where there are several."""
     if len(now.ranks) < 2:
         return []
-    chosen = view.number("rank") if view.number("rank") is not None else now.ranks[0]
+    chosen = now.ranks[0] if view.rank is None else view.rank
     return [choices("Rank", [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]])]
 
 

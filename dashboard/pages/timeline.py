@@ -89,14 +89,14 @@ class _Answers:
         """Return a window, or why there is none."""
         ask = _asked(asked, Ask)
         try:
-            return answer(self._boards.of(_bundle(search)), ask)
+            return answer(self._boards.of(*_looked_at(search)), ask)
         except InputError as error:
             return {"number": ask.number, "error": f"{error.message} ({error.hint})" if error.hint else error.message}
 
     def point(self, asked: Any, search: str | None) -> dict[str, Any]:
         """Return what is told of the piece under the pointer."""
         wanted = _asked(asked, Point)
-        board = self._boards.of(_bundle(search))
+        board = self._boards.of(*_looked_at(search))
         if wanted.event is not None:
             card = board.card(*event_of(wanted.event))
             return {"number": wanted.number, "title": card.title, "lines": card.lines}
@@ -108,7 +108,7 @@ class _Answers:
         if not asked:
             return _nothing()
         wanted = _asked(asked, Point)
-        board = self._boards.of(_bundle(search))
+        board = self._boards.of(*_looked_at(search))
         if wanted.event is not None:
             return _card(board.card(*event_of(wanted.event)), View.parse("/timeline", search))
         return _block(board.block(wanted.lane, wanted.row, wanted.first, wanted.count))
@@ -116,7 +116,7 @@ class _Answers:
     def search(self, asked: Any, search: str | None) -> dict[str, Any]:
         """Return the next work of an op and the window in which it is seen."""
         wanted = _asked(asked, Search)
-        board = self._boards.of(_bundle(search))
+        board = self._boards.of(*_looked_at(search))
         found = board.next_marked(wanted.op, round(wanted.at_ns), wanted.direction)
         if found is None:
             return {"event": None}
@@ -133,11 +133,12 @@ def _asked(value: Any, kind: type[_Asked]) -> _Asked:
         raise InputError(f"the time line was asked something malformed: {error}", "load the page again") from None
 
 
-def _bundle(search: str | None) -> str:
-    name = View.parse("/timeline", search).bundle
-    if name is None:
+def _looked_at(search: str | None) -> tuple[str, int | None]:
+    """Return the recording and the rank that the address names."""
+    view = View.parse("/timeline", search)
+    if view.bundle is None:
         raise InputError("no recording is chosen", "choose one of the list")
-    return name
+    return view.bundle, view.rank
 
 
 def _nothing() -> list[Component]:

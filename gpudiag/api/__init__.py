@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from gpudiag.api.rendered import AnyPath, Rendered
 from gpudiag.capture.session import Session
+from gpudiag.errors import UsageError
 from gpudiag.integrations.defaults import session_options, session_path
 from gpudiag.model.hardware import Device
 
@@ -29,10 +31,10 @@ Progress = Callable[[str], None]
 class Report(Rendered):
     """One diagnosis: `data` is the Report JSON (version 1); the methods are its renderings.
 
-    `rules`: those that it was judged by, for the page; None: the built-in ones.
+    `rules`: those that it was judged by, for the page, or a function that reads them; None: the built-in ones.
     """
 
-    def __init__(self, data: ReportData, rules: RuleBase | None = None) -> None:
+    def __init__(self, data: ReportData, rules: RuleBase | Callable[[], RuleBase] | None = None) -> None:
         self.data = data
         self._rules = rules
 
@@ -52,7 +54,7 @@ class Report(Rendered):
         """Return the report as one self-contained HTML page."""
         from gpudiag.report import html
 
-        return html.render(self.data, self._rules)
+        return html.render(self.data, self._rules() if callable(self._rules) else self._rules)
 
     def json(self) -> bytes:
         """Return the report as JSON (schema: `gpudiag schema report`)."""
@@ -114,9 +116,9 @@ class DemoResult(msgspec.Struct, frozen=True):
 
 
 def diagnose(
-    path: AnyPath,
+    path: AnyPath | Sequence[AnyPath],
     *,
-    rank: int | None = None,
+    rank: int | Literal["all"] | None = None,
     window: int | None = None,
     rules_dirs: Sequence[AnyPath] = (),
     config: Config | None = None,
@@ -125,30 +127,60 @@ def diagnose(
     modules: bool = False,
     gpu_hour_price: float | None = None,
     planned_steps: int | None = None,
+    scheduler: str | None = None,
 ) -> Report:
-    """Return the report on a trace file, a bundle, or a folder of ranks (`rank`: which one, default the lowest; `window`: which
-    of a bundle's windows, default the first complete timing window).
+    """Return the report on a trace, a bundle, or the ranks of a job: a folder, a pattern, several paths, or fsspec URLs of such.
+
+    Several ranks are compared, and the rank of median pace is shown in full; `rank`: one of them alone ('all', the default, says so
+    aloud). `window`: which of a bundle's windows, on all ranks (default: the first timing window that is complete on most of them).
+    `scheduler`: address or scheduler file of a dask.distributed cluster whose workers read the ranks; without it this machine does, with
+    as many processes as it has cores where that pays.
 
     `rules_dirs`: folders with further rules; `config`: rules switched off and thresholds changed (`gpudiag.cli.config.find` reads one);
     `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
     stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
     `gpu_hour_price`, `planned_steps`: what an hour of one device costs, and the steps of the whole run, for rule EFF-02.
-    Raises InputError where nothing can be read.
+    Raises InputError where nothing can be read; a rank that cannot be read among others that can is said in the report.
 
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.inputs import resolve_input
-    from gpudiag.api.opened import diagnosed
-    from gpudiag.diagnosis.loader import rules_in_force
+    from gpudiag.api.cached_report import kept_report
 
-    base = rules_in_force([os.fspath(folder) for folder in rules_dirs], config)
-    chosen = resolve_input(os.fspath(path), rank, window)
-    if graph_capture is not None:
-        chosen = chosen._replace(graph_capture=Path(os.fspath(graph_capture)))
-    tell = progress or (lambda _: None)
-    found = diagnosed(chosen, base, tell, modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
-    return Report(found.report, base)
+    names, number = _names(path), None if rank == "all" else rank
+    folders = tuple(os.fspath(folder) for folder in rules_dirs)
+    capture = None if graph_capture is None else os.fspath(graph_capture)
+
+    @functools.cache
+    def rules() -> RuleBase:
+        """Return the rules in force: read where a report is made or shown as a page, not where a kept one is printed."""
+        from gpudiag.diagnosis.loader import rules_in_force
+
+        return rules_in_force(folders, config)
+
+    def make() -> ReportData:
+        """Return the report, made now."""
+        from gpudiag.api.opened import Question, opened
+
+        tell = progress or (lambda _: None)
+        question = Question(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
+        if scheduler is None:
+            return opened(names, rules(), tell, question, rank=number, window=window).report
+        from gpudiag.api.ranks import find_ranks
+        from gpudiag.api.remotely import report
+
+        return report(find_ranks(names, window), scheduler, tell, question, rank=number, rules_dirs=folders, config=config)
+
+    asked = (number, window, capture, modules, gpu_hour_price, planned_steps)
+    return Report(kept_report(make, names, asked, capture=capture, rules_dirs=folders, config=config), rules)
+
+
+def _names(path: AnyPath | Sequence[AnyPath]) -> tuple[str, ...]:
+    """Return the paths that were given. Raises UsageError where there is none."""
+    names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
+    if not names:
+        raise UsageError("no path was given", "give a trace, a bundle, or the traces of a job")
+    return names
 
 
 def calibrate(device: str = "auto") -> Device:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from gpudiag.api.cached_trace import read
 from gpudiag.api.captures import with_captures
 from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
@@ -21,7 +22,7 @@ from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
 from gpudiag.attribution.modules import find_modules
-from gpudiag.attribution.sites import Sites, find_sites
+from gpudiag.attribution.sites import Frames, Sites, find_sites
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
@@ -39,7 +40,7 @@ from gpudiag.roofline.owners import find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
 from gpudiag.timeline.history import SETTLED_AFTER
-from gpudiag.trace import read
+from gpudiag.trace.garbage import give_back
 from gpudiag.trace.nsys.reader import RECORD as RECORD_NSYS
 from gpudiag.trace.reader import OWN_THREAD
 from gpudiag.trace.source import shown
@@ -80,10 +81,13 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = op_rows(trace, steps.table)
-    sites = find_sites(trace, steps.table, site_window)
+    frames = Frames(trace.frames)
+    sites = find_sites(trace, steps.table, site_window, frames)
     marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
     tell("replaying")
-    told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent))
+    told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent, frames))
+    del frames
+    give_back()
     sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns, found.number)
     memory = find_memory(chosen, (trace, steps.table), site_window, device=found.number)
     analysis = Analysis(

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import polars as pl
 
+from gpudiag.api.cached_trace import read
 from gpudiag.attribution.graphs import map_replays
 from gpudiag.attribution.links import link
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import kernel_names, read
+from gpudiag.trace import kernel_names
 from gpudiag.trace.folder import rank_files
 
 Window = tuple[Trace, pl.DataFrame]

@@ -74,7 +74,7 @@ def check(
     a baseline that is not; InputError with file, line and key for a file of gates that is wrong, and where something cannot be read.
     """
     from gpudiag.api.measured import measured
-    from gpudiag.diagnosis.compare_settings import warnings
+    from gpudiag.diagnosis.compare_settings import rank_lines, warnings
     from gpudiag.diagnosis.gates import WITH_A_BASELINE, judged
 
     if budget is None and baseline is None:
@@ -96,7 +96,7 @@ def check(
             budget=gates.path,
             baseline=before.report.source.path if before else "",
             results=results,
-            warnings=warnings(before, run, names=("the baseline", "the run")) if before else (),
+            warnings=warnings(before, run, names=("the baseline", "the run")) if before else tuple(rank_lines([run], ["the run"])),
             passed=not any(result.fails for result in results),
         )
     )

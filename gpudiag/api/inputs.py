@@ -1,17 +1,17 @@
-"""What a path names: a trace file, a bundle, or a folder of ranks."""
+"""One rank of what a path names: its window, and what was recorded beside it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gpudiag.api.ranks import RankInput, Recording, find_ranks, listed_ranks
 from gpudiag.api.windows import choose_window, no_window, window_notes
-from gpudiag.capture.bundle import OpenedBundle, is_bundle, open_bundle
-from gpudiag.errors import InputError, UsageError
+from gpudiag.capture.bundle import OpenedBundle, open_bundle
+from gpudiag.errors import InputError
 from gpudiag.model.report import Source
-from gpudiag.trace.folder import rank_files
 
 
 class Input(NamedTuple):
@@ -26,36 +26,42 @@ class Input(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def resolve_input(path: str, rank: int | None, window: int | None = None) -> Input:
-    """Return what `path` names: a bundle (`window`: which of its windows), a folder of ranks, or a trace file.
+def resolve_input(path: str | Sequence[str], rank: int | None, window: int | None = None) -> Input:
+    """Return one rank (default: the lowest) of what `path`, or several of them, name: a trace, a bundle, a folder or pattern of ranks.
 
-    Raises UsageError for a rank or window where there is none to choose, InputError where it does not exist.
+    `window`: which of a bundle's. Raises UsageError for a rank or window where there is none to choose, InputError where nothing is there.
     """
-    if window is not None and not (os.path.isdir(path) and is_bundle(Path(path))):
-        raise UsageError(f"{path}: --window chooses from a bundle, this is none", "leave --window out")
-    if "://" in path or not os.path.isdir(path):  # Path.is_dir raises where a name is too long or a folder closed
+    return alone(find_ranks([path] if isinstance(path, str) else path, window), rank, window)
+
+
+def alone(recording: Recording, rank: int | None, window: int | None = None) -> Input:
+    """Return one rank (default: the lowest) of a recording, as `resolve_input`; the warnings say which ranks are not analysed."""
+    path = recording.source.path
+    if recording.source.kind == "trace":
         if rank is not None:
-            raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one trace", "leave --rank out")
-        return Input(path if "://" in path else Path(path), Source(path, "trace"))
-    if is_bundle(Path(path)):
-        return _from_bundle(path, rank, window)
-    return _from_folder(path, rank)
+            recording.one(rank)
+        return Input(path if "://" in path else Path(path), recording.source)
+    return _one_rank(recording, recording.numbers[0] if rank is None else rank, window)
 
 
-def _from_folder(path: str, rank: int | None) -> Input:
-    files = rank_files(Path(path))
-    chosen = min(files) if rank is None else rank
-    if chosen not in files:
-        raise InputError(f"{path}: no rank {chosen}", f"it holds {_listed(files)}")
-    others = [number for number in files if number != chosen]
-    warnings = (f"rank {chosen} only; not analysed: {_listed(others)}",) if others else ()
-    return Input(files[chosen], Source(path, "folder", tuple(files)), warnings=warnings)
+def _one_rank(recording: Recording, rank: int, window: int | None) -> Input:
+    try:
+        item = recording.one(rank)
+    except InputError:
+        if rank not in recording.numbers or not os.path.isdir(recording.source.path):
+            raise
+        item = RankInput(rank, recording.source.path, bundle=True, window=window)  # another window than the other ranks have
+    others = recording.others(rank)
+    notes = (f"rank {rank} only; not analysed: {others}",) if others else ()
+    found = input_of(item)
+    return found._replace(source=recording.source, warnings=(*notes, *recording.warnings, *found.warnings))
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    ranks = list(ranks)
-    shown = ", ".join(str(number) for number in ranks[:16])
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{f' and {len(ranks) - 16} more' if len(ranks) > 16 else ''}"
+def input_of(item: RankInput) -> Input:
+    """Return the window of one rank, without a word about other ranks. Raises InputError where it cannot be read."""
+    if item.bundle:
+        return _from_bundle(item.path, item.rank, item.window)
+    return Input(item.path if item.is_url else Path(item.path), Source(item.path, "trace"))
 
 
 def _from_bundle(path: str, rank: int | None, window: int | None) -> Input:
@@ -64,7 +70,7 @@ def _from_bundle(path: str, rank: int | None, window: int | None) -> Input:
     trace = None if chosen is None else bundle.trace(chosen.index)
     if chosen is None or trace is None:
         raise no_window(path, bundle)
-    notes = [*dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)), *_rank_notes(bundle), *window_notes(bundle, chosen)]
+    notes = [*dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)), *_unfinished(bundle), *window_notes(bundle, chosen)]
     if chosen.kind == "sites":
         missing = "" if bundle.timing_window() else "the timing window is missing: "
         notes.append(f"{missing}times are those of the site window, which Python stacks slow down")
@@ -73,9 +79,5 @@ def _from_bundle(path: str, rank: int | None, window: int | None) -> Input:
     return Input(trace, Source(path, "bundle", bundle.ranks), bundle, sites if chosen.kind == "timing" else None, warnings=tuple(notes))
 
 
-def _rank_notes(bundle: OpenedBundle) -> list[str]:
-    others = [number for number in bundle.ranks if number != bundle.rank]
-    notes = [f"rank {bundle.rank} only; not analysed: {_listed(others)}"] if others else []
-    if bundle.unfinished:
-        notes.append(f"{_listed(bundle.unfinished)} did not finish: still recording, or killed")
-    return notes
+def _unfinished(bundle: OpenedBundle) -> list[str]:
+    return [f"{listed_ranks(bundle.unfinished)} did not finish: still recording, or killed"] if bundle.unfinished else []

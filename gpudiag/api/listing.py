@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 import polars as pl
 
+from gpudiag.api.cache import IN_BUNDLE
 from gpudiag.api.growing import patience_s
 from gpudiag.capture.bundle import is_bundle, read_manifest
 from gpudiag.capture.folder import MANIFEST_PATTERN
@@ -227,9 +228,18 @@ def _status(manifest: Manifest, newest_ns: int) -> tuple[Status, str]:
 
 
 def _weight(bundle: Path) -> tuple[int, int]:
-    """Return the size of a bundle in bytes and the time of its newest file (Unix ns)."""
-    stats = [Path(folder, name).lstat() for folder, _, names in os.walk(bundle) for name in names]
+    """Return the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
+    inside = (path for path in bundle.iterdir() if path.name != IN_BUNDLE)
+    files = [path for top in inside for path in _files_of(top)]
+    stats = [path.lstat() for path in files]
     return sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
+
+
+def _files_of(top: Path) -> list[Path]:
+    """Return the files below a folder, or the file itself."""
+    if top.is_symlink() or not top.is_dir():
+        return [top]
+    return [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
 
 
 def _steps_so_far(bundle: Path, rank: int) -> int:

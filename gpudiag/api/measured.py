@@ -12,7 +12,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from gpudiag.api.opened import Opened, diagnosed
+from gpudiag.api.cached_report import kept_measured
+from gpudiag.api.opened import Opened, Question, diagnosed
 from gpudiag.attribution import intervals
 from gpudiag.diagnosis.loader import rules_in_force
 from gpudiag.errors import InputError, UsageError
@@ -50,8 +51,14 @@ def measured(
             if rank is not None:
                 raise UsageError(f"{name}: --rank chooses from a folder or a bundle, this is a report", "leave --rank out")
             return Measured(report=found)
-    base = rules_in_force([], config)
-    return measured_of(diagnosed(resolve_input(name, rank), base, tell, modules=modules))
+
+    def make() -> Measured:
+        """Return it, measured now."""
+        chosen = resolve_input(name, rank)
+        found = measured_of(diagnosed(chosen, rules_in_force([], config), tell, Question(modules=modules)))
+        return msgspec.structs.replace(found, rank=min(chosen.source.ranks, default=None) if rank is None else rank)
+
+    return kept_measured(make, name, (rank, modules), config=config)
 
 
 def measured_of(opened: Opened) -> Measured:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
+from gpudiag.api.cached_trace import read
 from gpudiag.api.inputs import Input, resolve_input
 from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
@@ -20,7 +21,6 @@ from gpudiag.model.memory import MemoryReport
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory.from_snapshot import reserved_by_device, snapshot_report
 from gpudiag.timeline.memory.peak import memory as memory_of_trace
-from gpudiag.trace import read
 from gpudiag.trace.snapshot import Snapshot, is_pickle, read_snapshot
 
 SCHEMA_VERSION = 1

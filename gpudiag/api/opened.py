@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import polars as pl
 
 from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import Input, resolve_input
+from gpudiag.api.inputs import Input, alone
 from gpudiag.api.installed import version
+from gpudiag.api.ranks import find_ranks
 from gpudiag.api.results import stored
 from gpudiag.diagnosis import judge
 from gpudiag.diagnosis.loader import rules_in_force
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData, Tool
 from gpudiag.report.build import build
 
@@ -33,23 +36,54 @@ class Opened(NamedTuple):
     """Call site of each op ('file.py(line): function', null where not known)."""
 
 
-def open_recording(path: str, *, rank: int | None = None, window: int | None = None, progress: Progress | None = None) -> Opened:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a recording besides which rank and window. Small: it is answered on another machine as well."""
+
+    modules: bool = False
+    """One op row for each nn.Module."""
+    gpu_hour_price: float | None = None
+    planned_steps: int | None = None
+    graph_capture: str | None = None
+    """A trace of the pass that captured the graphs which the recording replays, or a folder of such."""
+
+
+def open_recording(
+    path: str | Sequence[str], *, rank: int | None = None, window: int | None = None, progress: Progress | None = None
+) -> Opened:
     """Return the report on `path` and the analysis behind it, judged by the built-in rules.
 
-    `progress` is told what is being done. Raises InputError where nothing can be read.
+    Several ranks are one job, and the analysis is that of its shown rank; `rank`: that one alone. `progress` is told what is being done.
+    Raises InputError where nothing can be read.
     """
-    return diagnosed(resolve_input(path, rank, window), rules_in_force([], None), progress or (lambda _: None))
+    paths = [path] if isinstance(path, str) else list(path)
+    return opened(paths, rules_in_force([], None), progress or (lambda _: None), rank=rank, window=window)
 
 
-def diagnosed(
-    chosen: Input, base: RuleBase, tell: Progress, *, modules: bool = False, gpu_hour_price: float | None = None,
-    planned_steps: int | None = None,
+def opened(
+    paths: Sequence[str], base: RuleBase, tell: Progress, question: Question | None = None, *, rank: int | None = None,
+    window: int | None = None,
 ) -> Opened:  # fmt: skip
-    """Return what the rules of `base` say of one window. The options are those of `api.diagnose`. Raises InputError."""
+    """Return what the rules of `base` say of all ranks that `paths` name, or of `rank` alone. Raises InputError, UsageError."""
+    recording = find_ranks(paths, window)
+    if rank is not None or len(recording.numbers) < 2:
+        return diagnosed(alone(recording, rank, window), base, tell, question)
+    from gpudiag.api import jobs
+
+    job = jobs.find(recording, tell)
+    return diagnosed(jobs.shown(recording, job), base, tell, question, job=job)
+
+
+def diagnosed(chosen: Input, base: RuleBase, tell: Progress, question: Question | None = None, *, job: Job | None = None) -> Opened:
+    """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError."""
+    asked = question or Question()
+    if asked.graph_capture is not None:
+        chosen = chosen._replace(graph_capture=Path(asked.graph_capture))
     tell("reading")
-    analysis, sites = analyse(chosen, tell, modules=modules)
+    analysis, sites = analyse(chosen, tell, modules=asked.modules)
     experiments, unread = ((), ()) if chosen.bundle is None else stored(chosen.bundle.path)
-    analysis = msgspec.structs.replace(analysis, experiments=experiments, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps)
+    analysis = msgspec.structs.replace(
+        analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
+    )
     tell("judging")
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)

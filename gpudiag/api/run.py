@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +21,6 @@ from gpudiag.capture.standard import standard_parts
 from gpudiag.capture.unmodified.injected import injected
 from gpudiag.capture.unmodified.plan import Entry, Option, Plan, read_journal
 from gpudiag.errors import InputError
-from gpudiag.model.bundle import MANIFEST_NAME, Manifest
 
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
@@ -56,6 +54,11 @@ class Ran(msgspec.Struct, frozen=True):
         """Return the bundles of further processes that trained."""
         found = dict.fromkeys(Path(entry.text) for entry in self.entries if entry.what == "bundle")
         return tuple(path for path in found if path != self.bundle)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the ranks that recorded into the bundle."""
+        return tuple(sorted({entry.rank for entry in self.entries if entry.what == "bundle" and Path(entry.text) == self.bundle}))
 
     def told(self, what: str) -> list[Entry]:
         """Return the entries of one kind."""
@@ -177,25 +180,14 @@ def report_on(
     Raises GpudiagError where there is nothing to say.
     """
     from gpudiag.api import diagnose
+    from gpudiag.api.devices import measured_peaks
+    from gpudiag.api.launched import keep_peaks
 
     tell = progress or (lambda _: None)
     if measure:
         tell("measuring what this device can do")
-        _measure(bundle)
+        keep_peaks(bundle, measured_peaks)
     report = diagnose(str(bundle), progress=tell, rules_dirs=rules_dirs, config=config, gpu_hour_price=price[0], planned_steps=price[1])
     for name in ("report.html", "report.json"):
         report.save(bundle / name)
     return report
-
-
-def _measure(bundle: Path) -> None:
-    """Put measured peaks into the manifest of a finished run; what fails leaves them unknown, as the report then says."""
-    from gpudiag.api.devices import measured_peaks
-    from gpudiag.capture.recording import encode_manifest
-    from gpudiag.capture.writer import write_atomic
-
-    with suppress(Exception):
-        manifest = msgspec.json.decode((bundle / MANIFEST_NAME).read_bytes(), type=Manifest)
-        if manifest.finished and manifest.windows and manifest.peaks is None:
-            manifest = msgspec.structs.replace(manifest, peaks=measured_peaks(manifest))
-            write_atomic(bundle / MANIFEST_NAME, encode_manifest(manifest))

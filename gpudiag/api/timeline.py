@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.sites import Sites
+from gpudiag.attribution.sites import Frames, Sites
 from gpudiag.model.breakdown import Breakdown
 from gpudiag.model.graph import Graph
 from gpudiag.model.replay import QueueStats, ReplayTrust
@@ -18,6 +18,7 @@ from gpudiag.timeline.breakdown import breakdown, unknown_breakdown
 from gpudiag.timeline.charge import with_costs
 from gpudiag.timeline.critical import critical_path
 from gpudiag.timeline.graph import build_all, graph_warnings
+from gpudiag.timeline.host_events import host_events, own_frames
 from gpudiag.timeline.idle import explain
 from gpudiag.timeline.queue import queue_stats
 from gpudiag.timeline.replay import replay_trust
@@ -40,6 +41,8 @@ class Found(NamedTuple):
     on_cpu: bool
     silent: bool
     """The device's work was not recorded."""
+    frames: Frames | None = None
+    """Those of `trace`, where their nesting was asked for before."""
 
 
 class Timeline(NamedTuple):
@@ -60,14 +63,17 @@ def timeline(found: Found) -> Timeline:
     """Return breakdown, idle causes, calls that wait, queue, dependency graphs, critical path and replay of `found`."""
     trace, steps, window = found.trace, found.steps, intervals.of(found.steps.filter("analysed"))
     syncs = find_syncs(trace, steps, found.sites)
+    own = own_frames(trace)
+    frames = found.frames if found.frames is not None and own.table is trace.frames else own
+    events = host_events(trace, frames, found.host_marks, on_cpu=found.on_cpu)
     idle = explain(
         trace, found.gaps.clear() if found.silent else found.gaps, window, steps, syncs=syncs, host_marks=found.host_marks,
-        sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu,
+        sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu, frames=frames, events=events,
     )  # fmt: skip
     bounds = trace.kernels["bound"].gather(found.work)
     parts = unknown_breakdown(window) if found.silent else breakdown(bounds, found.spans, window, idle)
     parts.validate()
-    graphs, run_graph = ((), None) if found.silent else build_all(trace, steps, idle, syncs, found.on_cpu, found.host_marks)
+    graphs, run_graph = ((), None) if found.silent else build_all(trace, steps, idle, syncs, found.on_cpu, found.host_marks, events)
     return Timeline(
         idle=idle,
         syncs=with_costs(syncs, idle),

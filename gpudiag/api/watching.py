@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from gpudiag.api.growing import STALE_AFTER_S, Growing, Grown
-from gpudiag.capture.bundle import is_bundle
+from gpudiag.capture.bundle import is_bundle, ranks_of
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest, Window
 from gpudiag.model.watch import Moment, WatchStatus
@@ -41,6 +41,13 @@ class Watch:
         self._path, self._rank, self._clock = folder, rank, clock
         self._begun_s = clock()
         self._growing: Growing | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank that is followed; None where none was asked for and there is but one, or no bundle yet."""
+        if self._rank is None and self._growing is not None and len(ranks_of(self._path)) > 1:
+            return self._growing.rank
+        return self._rank
 
     def look(self) -> Moment:
         """Return what is known now.

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gpudiag.capture.bundle import OpenedBundle
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gpudiag.capture.bundle import OpenedBundle, read_manifest, traces_of
+from gpudiag.capture.folder import manifest_name
+from gpudiag.capture.schedule import SITES_INDEX
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import UNFINISHED, Window
 from gpudiag.report.history import told
@@ -87,3 +94,53 @@ def window_notes(bundle: OpenedBundle, chosen: Window) -> list[str]:
     count = f"{len(timing)} timing window{'s' if len(timing) > 1 else ''}"
     name = "window" if chosen.kind == "timing" else "site window"
     return [f"{count}: {name} {chosen.index} ({_described(chosen)}) is analysed; {'; '.join(others)}"]
+
+
+# -- several ranks ------------------------------------------------------------------------------------------------------------
+
+
+class CommonWindow(NamedTuple):
+    """The window that is read of all ranks of a bundle."""
+
+    number: int | None
+    """None: no rank has recorded any."""
+    sizes: dict[int, int]
+    """Ranks that recorded it, with the bytes of its trace."""
+    unread: dict[int, str]
+    """Why it cannot be read of the others."""
+
+
+def common_window(path: Path, ranks: Sequence[int], asked: int | None) -> CommonWindow:
+    """Return the window to read of each of `ranks`, the same one: messages of different windows are not of each other.
+
+    It is the one `asked` for, else the first timing window that is complete on most ranks, else the one that most have recorded.
+    Raises InputError where no rank has recorded the window that was asked for.
+    """
+    unread: dict[int, str] = {}
+    recorded: dict[int, dict[int, Window | None]] = {}
+    traces: defaultdict[int, dict[int, Path]] = defaultdict(dict)
+    for (owner, index), trace in sorted(traces_of(path).items()):
+        traces[owner][index] = trace
+    for rank in ranks:
+        try:
+            told = {window.index: window for window in read_manifest(path / manifest_name(rank)).windows}
+        except InputError as error:
+            unread[rank] = error.message
+            continue
+        recorded[rank] = {index: told.get(index) for index in traces[rank]}
+    chosen = asked if asked is not None else _most_common(recorded)
+    sizes = {rank: traces[rank][chosen].stat().st_size for rank in recorded if chosen is not None and chosen in traces[rank]}
+    if asked is not None and not sizes:
+        held = sorted({number for windows in recorded.values() for number in windows})
+        raise InputError(f"{path}: no window {asked} in this bundle", f"it holds {', '.join(map(str, held)) or 'no window'}")
+    missing = "no window was recorded" if chosen is None else f"window {chosen}, which is read of the other ranks, was not recorded"
+    return CommonWindow(chosen, sizes, unread | {rank: missing for rank in recorded if rank not in sizes})
+
+
+def _most_common(recorded: Mapping[int, Mapping[int, Window | None]]) -> int | None:
+    """Return the window that is complete on most ranks, else that on most ranks, timing windows first; the lowest of several."""
+    found = [(index, window) for windows in recorded.values() for index, window in windows.items()]
+    timing = [(index, window) for index, window in found if (window.kind == "timing" if window else index != SITES_INDEX)]
+    complete = [(index, window) for index, window in timing if window and window.planned and window.steps >= window.planned]
+    votes = Counter(index for index, _ in complete or timing or found)
+    return min(votes, key=lambda index: (-votes[index], index), default=None)

@@ -50,8 +50,10 @@ def _in_order(trace: Trace, kernels: pl.DataFrame) -> Trace:
 def _moves(trace: Trace) -> pl.DataFrame:
     """Return (device, count, early, move_ns) of the devices whose work starts too early."""
     calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
-    linked = trace.kernels.filter(pl.col("kind") != "cpu").join(
-        calls.select("correlation", called_ns="start_ns"), on="correlation", how="inner"
+    linked = (
+        trace.kernels.select("kind", "device", "correlation", "start_ns")
+        .filter(pl.col("kind") != "cpu")
+        .join(calls.select("correlation", called_ns="start_ns"), on="correlation", how="inner")
     )
     ahead = pl.col("called_ns") - pl.col("start_ns")
     found = linked.group_by("device").agg(

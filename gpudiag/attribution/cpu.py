@@ -7,7 +7,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.intervals import Spans
-from gpudiag.attribution.names import matching
+from gpudiag.attribution.names import contains, matching, texts
 from gpudiag.attribution.nesting import Nesting, self_ns, self_spans
 from gpudiag.model import tables
 from gpudiag.trace.kernel_names import COMPILE_MARK
@@ -25,7 +25,7 @@ def _working(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
 
     A thread that waits in an unknown call would make the device look busy; one that sends gradients is why the training thread waits.
     """
-    name = ops["name"].cast(pl.String)
+    name = texts(ops["name"])
     aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
     found: np.ndarray = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
     return found
@@ -61,7 +61,7 @@ def cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.
         "busy_ns": pl.Series(busy),
         "op": rows["id"],
         "step": rows["step"],
-        "collective": rows["name"].cast(pl.String).str.contains(_COLLECTIVE),
+        "collective": contains(rows["name"], _COLLECTIVE),
         "replay": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
         "mapped": pl.repeat(False, rows.height, eager=True, dtype=pl.Boolean),
         "id": pl.int_range(rows.height, eager=True),

@@ -22,7 +22,12 @@ def gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.Spans)
     frame = pl.DataFrame({"start_ns": idle[:, 0], "end_ns": idle[:, 1]}, schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
     # work without length ends no gap; what begins with the end of the window lies outside it
     working = (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("start_ns") < int(extent[0, 1]))
-    first = kernels.filter(working).sort("start_ns", "id").unique("start_ns", keep="first", maintain_order=True)
+    first = (
+        kernels.select("start_ns", "end_ns", "id", "launch", "op")
+        .filter(working)
+        .sort("start_ns", "id")
+        .unique("start_ns", keep="first", maintain_order=True)
+    )
     first = first.select(pl.col("start_ns").alias("end_ns"), pl.col("id").alias("kernel"), "launch", "op")
     calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("launched_ns"))
     frame = frame.join(first, on="end_ns", how="left", maintain_order="left").join(calls, on="launch", how="left", maintain_order="left")

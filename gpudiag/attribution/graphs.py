@@ -13,6 +13,7 @@ import polars as pl
 
 from gpudiag.attribution.graph_match import ACCEPT_FROM, Captured, Fit, Judge, Replayed, fit
 from gpudiag.attribution.graph_sizes import clear_winner, explained
+from gpudiag.attribution.names import text
 from gpudiag.model.signature import Shape, parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
@@ -66,15 +67,15 @@ class _Codes(dict[Captured, int]):
 
 def _captured(trace: Trace, codes: _Codes) -> Iterator[Graph]:
     """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
-    launches = trace.launches.with_columns(pl.col("api").cast(pl.String).alias("call"))
+    launches = trace.launches.with_columns(text("api").alias("call"))
     windows = _windows(launches)
     if not windows:
         return
     ran = trace.kernels["correlation"].unique().implode()
     issued = launches.with_columns(_kind().alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
-    ops = trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(pl.col("kernel").cast(pl.String))
+    ops = trace.ops.select(pl.col("id").alias("op"), text("name").alias("op_name"))
+    issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(text("kernel"))
     rows, starts, threads = (issued[name].to_numpy() for name in ("id", "start_ns", "thread"))
     what = ["kind", "op_name", "kernel"]
     distinct = issued.select(what).unique(maintain_order=True)
@@ -127,7 +128,7 @@ class _Replays:
     """The graph launches of a trace: their kernels in the order of the nodes, and the launches that replay the same kernels."""
 
     def __init__(self, kernels: pl.DataFrame) -> None:
-        frame = kernels.filter("replay").with_columns(pl.col("name").cast(pl.String).alias("text"))
+        frame = kernels.filter("replay").with_columns(text("name").alias("text"))
         node = pl.when(pl.col("graph_node").is_null().any().over("launch")).then(None).otherwise("graph_node")
         self.frame = frame.sort("launch", node, "start_ns", "stream", maintain_order=True)
         distinct = self.frame.select("kind", "text", "kernel_class").unique(maintain_order=True).with_row_index("code")

@@ -75,6 +75,15 @@ def _inside(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return result
 
 
+def meets(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
+    """Return which of `spans` share time with one of `bounds` (sorted, disjoint)."""
+    if not len(bounds):
+        return np.zeros(len(spans), dtype=bool)
+    after = np.searchsorted(bounds[:, 1], spans[:, 0], side="right")
+    found: npt.NDArray[np.bool_] = (after < len(bounds)) & (bounds[np.minimum(after, len(bounds) - 1), 0] < spans[:, 1])
+    return found
+
+
 def intersect(a: Spans, b: Spans) -> Spans:
     """Return the time that lies in both `a` and `b`."""
     return _where(a, b, keep_b=True)

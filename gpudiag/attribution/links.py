@@ -6,6 +6,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.attribution.cpu import cpu_kernels
+from gpudiag.attribution.names import matches
 from gpudiag.attribution.nesting import Nesting, innermost, nest, nulled
 from gpudiag.attribution.phases import phases
 from gpudiag.attribution.recompute import recomputed
@@ -49,7 +50,7 @@ def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.
             pl.col("id").alias("launch"),
             "op",
             pl.col("start_ns").alias("launch_start_ns"),
-            pl.col("api").cast(pl.String).str.contains(kernel_names.GRAPH_LAUNCH).alias("replay"),
+            matches("api", kernel_names.GRAPH_LAUNCH).alias("replay"),
         )
     )
     frame = trace.kernels.join(calls, on="correlation", how="left", maintain_order="left")
@@ -68,11 +69,11 @@ def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.
 def _collective(trace: Trace, ops: pl.DataFrame) -> pl.Expr:
     """Return whether a kernel is a collective: by its name, or because its record carries a collective's fields."""
     recorded = trace.collectives["kernel"].drop_nulls().implode()
-    named = pl.col("name").cast(pl.String).str.contains(kernel_names.COLLECTIVE)
+    named = matches("name", kernel_names.COLLECTIVE)
     inside = pl.col("op").is_in(_communication_ops(ops).implode())
     return ((pl.col("kind") == "kernel") & (named | pl.col("id").is_in(recorded) | inside)).fill_null(False).alias("collective")
 
 
 def _communication_ops(ops: pl.DataFrame) -> pl.Series:
     """Return the ops whose direct kernels move messages (torch wraps every collective in record_param_comms)."""
-    return ops.filter(pl.col("name").cast(pl.String) == "record_param_comms")["id"]
+    return ops.filter(pl.col("name") == "record_param_comms")["id"]

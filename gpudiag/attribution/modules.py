@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, nulled
 from gpudiag.attribution.sites import carried, frame_threads, through_sequence, user_frames
 from gpudiag.model.trace import Trace
@@ -42,12 +43,12 @@ def modules_unknown(trace: Trace, site_window: tuple[Trace, pl.DataFrame] | None
 def own_modules(trace: Trace) -> pl.Series:
     """Return the module of each op from the trace's own frames."""
     frames = nest(trace.frames)
-    names = trace.frames["name"].cast(pl.String).str.extract(MODULE, 1)
+    names = texts(trace.frames["name"]).str.extract(MODULE, 1)
     is_module = names.is_not_null().to_numpy()
     if is_module.any():
         paths = _paths(frames, names, is_module)
     else:
-        paths = trace.frames["name"].cast(pl.String)
+        paths = texts(trace.frames["name"])
         is_module = paths.str.contains(FORWARD).to_numpy() & (user_frames(trace.frames, frames) == np.arange(len(paths)))
     ops = trace.ops
     threads = frame_threads(trace, ops["thread"].fill_null(-2).to_numpy())

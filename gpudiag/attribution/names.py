@@ -1,6 +1,8 @@
-"""Which rows have a name that a pattern matches."""
+"""Names are categories: what is asked of their text is asked once for each distinct name, not of each of a million rows."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -8,8 +10,47 @@ import polars as pl
 
 
 def matching(names: pl.Series, pattern: str) -> npt.NDArray[np.bool_]:
-    """Return which of `names` (categories) match `pattern`, False for none. Each distinct name is matched once, not each of a million."""
-    distinct = names.drop_nulls().unique()
-    chosen = distinct.filter(distinct.cast(pl.String).str.contains(pattern))
-    found: npt.NDArray[np.bool_] = names.is_in(chosen.implode()).fill_null(False).to_numpy()
+    """Return which of `names` match `pattern`, False for none."""
+    found: npt.NDArray[np.bool_] = contains(names, pattern).fill_null(False).to_numpy()
     return found
+
+
+def contains(names: pl.Series, pattern: str) -> pl.Series:
+    """Return which of `names` match `pattern`, null for none."""
+    return of_distinct(names, lambda distinct: distinct.str.contains(pattern))
+
+
+def among(names: pl.Series, wanted: Collection[str]) -> pl.Series:
+    """Return which of `names` are one of `wanted`, null for none."""
+    return of_distinct(names, lambda distinct: distinct.is_in(list(wanted)))
+
+
+def texts(names: pl.Series) -> pl.Series:
+    """Return `names` as text. Rows of one name share its characters: a cast writes them out for each row, and kernels have long names."""
+    return of_distinct(names, lambda distinct: distinct)
+
+
+def text(column: str) -> pl.Expr:
+    """Return the names of `column` as text (see texts)."""
+    return pl.col(column).map_batches(texts, return_dtype=pl.String)
+
+
+def matches(column: str, pattern: str) -> pl.Expr:
+    """Return which names of `column` match `pattern`, null for none."""
+    return pl.col(column).map_batches(lambda names: contains(names, pattern), return_dtype=pl.Boolean)
+
+
+def of_distinct(names: pl.Series, ask: Callable[[pl.Series], pl.Series]) -> pl.Series:
+    """Return what `ask` says of the text of each name; null for none."""
+    distinct = names.drop_nulls().unique() if isinstance(names.dtype, pl.Categorical) else names
+    if distinct is names or not len(distinct):
+        return ask(names.cast(pl.String))
+    codes = distinct.to_physical().to_numpy()
+    place = np.zeros(int(codes.max()) + 1, dtype=np.uint32)
+    place[codes] = np.arange(len(codes))
+    rows = names.to_physical()
+    found = pl.Series(place[rows.fill_null(int(codes[0])).to_numpy()])
+    if rows.null_count():
+        found = found.zip_with(rows.is_not_null(), pl.Series([None], dtype=pl.UInt32))
+    result: pl.Series = ask(distinct.cast(pl.String)).gather(found).alias(names.name)
+    return result

@@ -11,10 +11,19 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution import intervals
+from gpudiag.attribution.intervals import Spans
+
 Ids = npt.NDArray[np.int64]
 
 FEW_ROWS = 64
 """A stack is faster than columns for fewer rows than this (measured)."""
+
+MAX_LEVELS = 32
+"""Levels up to which an op is looked for one at a time: few launches stand deeper than the op that is open at their end."""
+
+BLOCK_ROWS = 16_384
+"""Rows that are sorted at once where they share no op with others: their columns fit the second-level cache (measured)."""
 
 
 class Nesting(NamedTuple):
@@ -29,23 +38,40 @@ class Nesting(NamedTuple):
 
 
 def nest(ops: pl.DataFrame) -> Nesting:
-    """Return the nesting of `ops`, by thread: in columns where every op ends within its parent, else with a stack of the open ones."""
+    """Return the nesting of `ops`, by thread: in columns where ops end within their parents (but for noise), else with a stack."""
     threads, starts = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     parents, ends = np.full(len(starts), -1, dtype=np.int64), ops["end_ns"].to_numpy().copy()
-    for first, last in _runs(threads):
+    for first, last in itertools.chain.from_iterable(_trees(threads, starts, ends, *run) for run in _runs(threads)):
         rows = slice(first, last)
-        found = _proper(starts[rows], ends[rows]) if (threads[rows] == threads[first]).all() else None
-        if found is None:
-            found, ends[rows] = _stacked(threads[rows].tolist(), starts[rows].tolist(), ends[rows].tolist())
-        parents[first:last] = np.where(found < 0, -1, found + first)
+        found = _proper(starts[rows], ends[rows]) if threads[last - 1] == threads[first] else None
+        own, ends[rows] = found or _stacked(threads[rows].tolist(), starts[rows].tolist(), ends[rows].tolist())
+        parents[rows] = np.where(own < 0, -1, own + first)
     return Nesting(parents, ends, threads, starts)
 
 
-def _proper(starts: Ids, ends: Ids) -> Ids | None:
-    """Return the parent of each row of one thread (-1: none); None where an op ends after its parent, and for few rows.
+def _trees(threads: Ids, starts: Ids, ends: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
+    """Return (first row, row after the last) of parts of one thread that share no op, each of BLOCK_ROWS or more where they are that many.
+
+    Parts that fit the processor's cache are sorted several times as fast, and need little memory at once.
+    """
+    if last - first <= BLOCK_ROWS or threads[last - 1] != threads[first] or (starts[first + 1 : last] < starts[first : last - 1]).any():
+        return [(first, last)]
+    alone = np.flatnonzero(starts[first + 1 : last] >= np.maximum.accumulate(ends[first : last - 1])) + first + 1
+    return _blocks(alone, first, last)
+
+
+def _blocks(borders: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
+    """Return [first, last) in parts that begin at some of `borders` (in order), of about BLOCK_ROWS rows where these allow it."""
+    wanted = np.searchsorted(borders, np.arange(first + BLOCK_ROWS, last, BLOCK_ROWS))
+    return itertools.pairwise([first, *borders[np.unique(wanted[wanted < len(borders)])].tolist(), last])
+
+
+def _proper(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
+    """Return (parent of each row of one thread, -1: none; ends cut to the parent's); None where noise does not explain late ends, and for
+    few rows.
 
     The depth of a row is the number of rows before it that are still open, its parent the last row before it that is one less deep. Up
-    to the first row that ends too late both hold, and at that row the comparison of the ends shows it.
+    to the first row that ends too late both hold; where nothing begins between the parent's end and its own they hold beyond it too.
     """
     if len(starts) < FEW_ROWS or (starts[1:] < starts[:-1]).any():
         return None
@@ -57,11 +83,28 @@ def _proper(starts: Ids, ends: Ids) -> Ids | None:
     stride = len(starts)
     keys = depth[rows] * stride + rows
     above = rows[np.searchsorted(keys, (depth[inner] - 1) * stride + inner) - 1] if len(inner) else inner
-    if (ends[inner] > ends[above]).any():
-        return None
     parents = np.full(stride, -1, dtype=np.int64)
     parents[inner] = above
-    return parents
+    if not (ends[inner] > ends[above]).any():
+        return parents, ends
+    cut = _within_parents(parents, ends)
+    return (parents, cut) if _is_noise(starts, ends, cut) else None
+
+
+def _within_parents(parent: Ids, ends: Ids) -> Ids:
+    """Return the least end of each row and all above it, by doubling the jumps (see nearest)."""
+    top = len(parent)
+    jump, least = np.append(np.where(parent < 0, top, parent), top), np.append(ends, np.iinfo(np.int64).max)
+    while (jump != top).any():
+        least, jump = np.minimum(least, least[jump]), jump[jump]
+    return least[:-1]
+
+
+def _is_noise(starts: Ids, ends: Ids, cut: Ids) -> bool:
+    """Return whether nothing begins in what was cut off the ends, and every row keeps some of its time: then each lies where it did."""
+    late = np.flatnonzero(cut != ends)
+    begun = np.searchsorted(starts, ends[late]) - np.searchsorted(starts, cut[late])
+    return bool((cut[late] > starts[late]).all() and not begun.any())
 
 
 def _stacked(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
@@ -106,10 +149,23 @@ def _climb(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
     By binary lifting: ends never fall on the way up, so halving jumps find it. A file may nest ops as deep as it is long, and one level
     at a time would then take its square.
     """
+    found: Ids = rows.copy()
+    climbing = np.flatnonzero(rows >= 0)
+    for _ in range(MAX_LEVELS):  # the rows that still climb get few soon
+        climbing = climbing[nesting.end_ns[found[climbing]] < limits[climbing]]
+        found[climbing] = nesting.parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+    if len(climbing):
+        found[climbing] = _lift(nesting, found[climbing], limits[climbing])
+    return found
+
+
+def _lift(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
+    """Return _climb of rows (none -1) that have far to go."""
     top = len(nesting.parent)
     ends = np.append(nesting.end_ns, np.iinfo(np.int64).max)
     jumps = [np.append(np.where(nesting.parent < 0, top, nesting.parent), top)]
-    found = np.where(rows < 0, top, rows)
+    found: Ids = rows.copy()
     climbing = np.flatnonzero(ends[found] < limits)
     while len(climbing) and (jumps[-1] != top).any():
         jumps.append(jumps[-1][jumps[-1]])
@@ -149,12 +205,32 @@ def self_ns(nesting: Nesting) -> Ids:
     return result
 
 
-def self_spans(nesting: Nesting) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times."""
-    found = [_pieces(nesting, first, last) for first, last in _runs(nesting.thread)]
+def self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
+    """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times.
+
+    `within`: only the pieces that meet these spans.
+    """
+    blocks = (block for run in _runs(nesting.thread) for block in _rooted(nesting, *run))
+    found = [_near(*_pieces(nesting, *block), within) for block in blocks]
     if not found:
         return np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
     return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
+
+
+def _rooted(nesting: Nesting, first: int, last: int) -> Iterable[tuple[int, int]]:
+    """Return parts of some rows that share no op, of about BLOCK_ROWS rows; all of them where they hold several threads."""
+    starts = nesting.start_ns[first:last]
+    if last - first <= BLOCK_ROWS or nesting.thread[first] != nesting.thread[last - 1] or (starts[1:] < starts[:-1]).any():
+        return [(first, last)]
+    return _blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
+
+
+def _near(rows: Ids, spans: Spans, within: Spans | None) -> tuple[Ids, Spans]:
+    """Return the pieces that meet one of `within`; all where that is None."""
+    if within is None:
+        return rows, spans
+    near = intervals.meets(spans, within)
+    return rows[near], spans[near]
 
 
 def _pieces(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:

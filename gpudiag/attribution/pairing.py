@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.attribution.recompute import autograd_nodes
 
 Rows = npt.NDArray[np.int64]
@@ -83,7 +84,7 @@ def _bases(ops: pl.DataFrame, makers: Collection[str]) -> pl.DataFrame:
     maker: one of `makers` that is no operator of torch's own.
     """
     names = ops.select(pl.col("name").unique())
-    text = names["name"].cast(pl.String)
+    text = texts(names["name"])
     short = text.str.replace(r"^autograd::engine::evaluate_function: ", "").str.replace(r"^torch::autograd::CppNode<(.*)>$", "${1}")
     short = short.str.replace(r"<.*$", "").str.replace(r"^.*::", "").str.replace(r"Backwards?\d*$", "").str.replace(r"_forward$", "")
     base = short.str.replace_all("_", "").str.to_lowercase().cast(pl.Categorical)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.names import matching
+from gpudiag.attribution.names import matches, matching
 from gpudiag.attribution.nesting import Nesting, innermost, nearest
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.step_work import OPTIMIZER_OP, TO_DEVICE, optimizer_frames, training_thread
@@ -98,7 +98,7 @@ def _in_closure(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
     A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
     numbered ops of a mark without nodes are the update itself, written without no_grad.
     """
-    steps = trace.marks.filter((pl.col("category") == "annotation") & pl.col("name").cast(pl.String).str.contains(_STEP_MARK))
+    steps = trace.marks.filter((pl.col("category") == "annotation") & matches("name", _STEP_MARK))
     steps = steps.filter(pl.col("thread") == training_thread(trace)).sort("start_ns")
     nodes = _nodes(trace)
     starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
@@ -123,13 +123,13 @@ def _moves(trace: Trace, nesting: Nesting) -> Mask:
 
 def _batch_copies(trace: Trace) -> pl.DataFrame:
     """Return (correlation) of the copies to the device that are large enough for a batch; all of them where sizes are not recorded."""
-    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").cast(pl.String).str.contains(TO_DEVICE))
+    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & matches("name", TO_DEVICE))
     return copies.filter((pl.col("bytes") >= BATCH_SHARE * pl.col("bytes").max()).fill_null(True)).select("correlation")
 
 
 def _in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
     """Return which ops begin inside an annotation that matches `pattern` on their own thread."""
-    named = pl.col("name").cast(pl.String).str.contains(pattern) & (pl.col("category") == "annotation")
+    named = matches("name", pattern) & (pl.col("category") == "annotation")
     return _inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import contains, texts
 from gpudiag.attribution.nesting import Ids, nearest
 
 Mask = npt.NDArray[np.bool_]
@@ -33,7 +34,7 @@ WITHOUT_INPUT = (
 
 def autograd_nodes(ops: pl.DataFrame) -> Mask:
     """Return which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
-    named = ops["name"].cast(pl.String).str.contains(_NODE)
+    named = contains(ops["name"], _NODE)
     found: Mask = (named | (ops["fwd_thread"] > 0).fill_null(False)).to_numpy()
     return found
 
@@ -44,7 +45,7 @@ def recomputed(ops: pl.DataFrame, parent: Ids) -> pl.Series:
     around = nearest(parent, node)
     inside = (around >= 0) & ~node
     numbered = ops["sequence"].is_not_null().to_numpy()
-    name = ops["name"].cast(pl.String)
+    name = texts(ops["name"])
     direct = inside & (parent == around)
     silent = direct & ~numbered & (name.str.starts_with("aten::") & ~name.str.contains(WITHOUT_INPUT)).to_numpy()
     repeats = name.str.contains(_CHECKPOINT).to_numpy()

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import contains
 from gpudiag.attribution.nesting import nearest
 from gpudiag.attribution.pairing import Pairs
 from gpudiag.attribution.recompute import WITHOUT_INPUT, autograd_nodes
@@ -31,7 +32,7 @@ def forward_of_repeated(ops: pl.DataFrame, pairs: Pairs, compared: Mask) -> Rows
     found = np.full(ops.height, -1, dtype=np.int64)
     parent, again = ops["parent"].fill_null(-1).to_numpy(), ops["recompute"].to_numpy()
     around = nearest(parent, autograd_nodes(ops))
-    compared = compared & ~ops["name"].cast(pl.String).str.contains(WITHOUT_INPUT).to_numpy()  # these are not known to be repeated
+    compared = compared & ~contains(ops["name"], WITHOUT_INPUT).to_numpy()  # these are not known to be repeated
     rows = np.flatnonzero(again & compared & (around >= 0))
     forward = np.flatnonzero(~again & compared & (around < 0))
     if not len(rows) or not len(forward):

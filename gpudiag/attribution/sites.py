@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest, nulled
 from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
@@ -42,6 +44,23 @@ _DEMO = r"(^|/)gpudiag/capture/demo\.py\("
 _FRAME = r"\(\d+\): "
 
 
+class Frames:
+    """The Python frames of a trace, sorted for nesting, with what several stages ask of them: each found once, when first asked for."""
+
+    def __init__(self, table: pl.DataFrame) -> None:
+        self.table = table
+
+    @cached_property
+    def nesting(self) -> Nesting:
+        """Return which frame encloses which."""
+        return nest(self.table)
+
+    @cached_property
+    def user(self) -> Ids:
+        """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
+        return user_frames(self.table, self.nesting)
+
+
 class Sites(NamedTuple):
     """The call site of each op row ('file.py(line): function', null where not known)."""
 
@@ -50,12 +69,13 @@ class Sites(NamedTuple):
     """Share of the ops' time whose site was found; None without frames."""
 
 
-def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None) -> Sites:
+def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None, frames: Frames | None = None) -> Sites:
     """Return the sites of the ops of `timing` (stage 'link'), from its own frames or from those of `site_window` (linked, its steps).
 
-    Across windows an op is the n-th call of its name within a step: the same loop body runs in both.
+    Across windows an op is the n-th call of its name within a step: the same loop body runs in both. `frames`: those of `timing`, where
+    other stages ask the same of them.
     """
-    site = carried(timing, site_window, own_sites)
+    site = carried(timing, site_window, lambda trace: own_sites(trace, frames if trace is timing else None))
     has_frames = timing.frames.height or (site_window is not None and site_window[0].frames.height)
     return _shared(timing, site) if has_frames else Sites(site, None)
 
@@ -75,7 +95,7 @@ def carried(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None, own: 
 
 def _shared(trace: Trace, site: pl.Series) -> Sites:
     """Return the sites with the share of the top-level op time in steps that has one."""
-    ops = trace.ops.with_columns(site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
+    ops = trace.ops.select("parent", "step", site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
     ops = ops.filter(pl.col("parent").is_null() & pl.col("step").is_not_null())
     total = int(ops["time"].sum())
     return Sites(site, int(ops.filter(pl.col("site").is_not_null())["time"].sum()) / total if total else None)
@@ -83,23 +103,21 @@ def _shared(trace: Trace, site: pl.Series) -> Sites:
 
 def _numbered(ops: pl.DataFrame) -> pl.DataFrame:
     """Return the ops in steps with `number`: the how-many-eth call of that name in its step."""
-    frame = ops.filter(pl.col("step").is_not_null()).with_columns(pl.col("name").cast(pl.String)).sort("start_ns", "id")
+    frame = ops.filter(pl.col("step").is_not_null()).with_columns(text("name")).sort("start_ns", "id")
     frame = frame.with_columns(pl.int_range(pl.len()).over("step", "name").alias("number"))
-    missing = ops.filter(pl.col("step").is_null()).with_columns(
-        pl.col("name").cast(pl.String), pl.lit(None, dtype=pl.Int64).alias("number")
-    )
+    missing = ops.filter(pl.col("step").is_null()).with_columns(text("name"), pl.lit(None, dtype=pl.Int64).alias("number"))
     return pl.concat([frame, missing], how="diagonal_relaxed")
 
 
-def own_sites(trace: Trace) -> pl.Series:
+def own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
     """Return the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
 
     Unless Python of the user's runs inside the backward node itself: an autograd.Function, recomputed forward code.
     """
-    frames = nest(trace.frames)
+    frames = frames or Frames(trace.frames)
     ops = trace.ops
     threads, starts = ops["thread"].fill_null(-2).to_numpy(), ops["start_ns"].to_numpy()
-    row = _user_frame(trace.frames, frames, innermost(frames, frame_threads(trace, threads), starts))
+    row = np.append(frames.user, -1)[innermost(frames.nesting, frame_threads(trace, threads), starts)]
     known: pl.Series = nulled(row)
     site = trace.frames["name"].gather(known).cast(pl.String).alias("site")
     return through_sequence(ops, site, trace.frames["start_ns"].gather(known))
@@ -112,16 +130,6 @@ def frame_threads(trace: Trace, threads: Ids) -> Ids:
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
         return np.where(threads == main, with_frames[0], threads)
     return threads
-
-
-def _user_frame(table: pl.DataFrame, nesting: Nesting, rows: Ids) -> Ids:
-    """Return the nearest frame at or above each row that is the user's own, else the nearest of an installed package, else -1."""
-    own = _own_names(table["name"].unique())
-    texts = own.cast(pl.String)
-    sure = own.filter(~texts.str.contains(_INSTALLED) | texts.str.contains(_MODEL))
-    near, any_near = (nearest(nesting.parent, table["name"].is_in(names.implode()).to_numpy()) for names in (sure, own))
-    found: Ids = np.append(np.where(near >= 0, near, any_near), -1)[rows]
-    return found
 
 
 def _own_names(names: pl.Series) -> pl.Series:
@@ -139,9 +147,15 @@ def _gathered(values: pl.Series, rows: Ids) -> pl.Series:
     return found
 
 
-def user_frames(frames: pl.DataFrame, nesting: Nesting) -> Ids:
-    """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
-    return _user_frame(frames, nesting, np.arange(frames.height))
+def user_frames(table: pl.DataFrame, nesting: Nesting) -> Ids:
+    """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
+    own = _own_names(table["name"].unique())
+    texts = own.cast(pl.String)
+    sure = own.filter(~texts.str.contains(_INSTALLED) | texts.str.contains(_MODEL))
+    near = nearest(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
+    if len(sure) < len(own):
+        near = np.where(near >= 0, near, nearest(nesting.parent, table["name"].is_in(own.implode()).to_numpy()))
+    return near
 
 
 def through_sequence(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Series | None = None) -> pl.Series:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import step_work
+from gpudiag.attribution.names import text
 from gpudiag.attribution.nesting import nest
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
@@ -119,7 +120,7 @@ def by_period(trace: Trace, *, on_cpu: bool) -> Cuts | None:
 
 def _marks(trace: Trace, pattern: str) -> pl.DataFrame:
     """Return the annotations that match, of the thread that has most, in time order and without those inside another."""
-    named = trace.marks.with_columns(pl.col("name").cast(pl.String)).filter(
+    named = trace.marks.with_columns(text("name")).filter(
         (pl.col("category") == "annotation") & pl.col("name").str.contains(pattern) & pl.col("thread").is_not_null()
     )
     return step_work.apart(step_work.of_one_thread(named))
@@ -135,7 +136,7 @@ def _chosen(moments: Ids, cycle: int, pauses: Ids, source: str) -> Cuts | None:
 def _candidates(trace: Trace) -> pl.DataFrame:
     """Return the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
     thread = step_work.training_thread(trace)
-    marks = trace.marks.with_columns(pl.col("name").cast(pl.String))
+    marks = trace.marks.with_columns(text("name"))
     mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
     theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
     marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))

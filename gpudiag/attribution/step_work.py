@@ -10,6 +10,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import busiest
+from gpudiag.attribution.names import text, texts
 from gpudiag.attribution.periodicity import Period, is_step_of_layers, periods
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.model.trace import Trace
@@ -80,7 +81,7 @@ def optimizer_bursts(trace: Trace) -> pl.DataFrame:
     Gradient clipping and averaged weights use the same ops next to the optimizer: they fall into its run.
     """
     node = pl.Series(autograd_nodes(trace.ops), dtype=pl.Boolean)
-    ops = trace.ops.with_columns(pl.col("name").cast(pl.String))
+    ops = trace.ops.with_columns(text("name"))
     silent = ops["sequence"].is_null() & ~node
     found = ops.filter(silent & ops["name"].str.contains(OPTIMIZER_OP) & (ops["thread"] == training_thread(trace)).fill_null(False))
     work = np.sort(ops.filter(~silent)["start_ns"].to_numpy())
@@ -97,7 +98,7 @@ def optimizer_bursts(trace: Trace) -> pl.DataFrame:
 
 def optimizer_frames(trace: Trace) -> pl.DataFrame:
     """Return (id, thread, name, start_ns, end_ns): the calls of step() in files of optimizers, of the thread that has most."""
-    named = trace.frames.select("id", "thread", pl.col("name").cast(pl.String), "start_ns", "end_ns").drop_nulls("thread")
+    named = trace.frames.select("id", "thread", text("name"), "start_ns", "end_ns").drop_nulls("thread")
     named = named.filter(pl.col("name").str.contains(_OPTIMIZER_FRAME) & ~pl.col("name").str.contains(_NO_OPTIMIZER_FRAME))
     return apart(of_one_thread(named))
 
@@ -203,7 +204,7 @@ def kernel_sequence(trace: Trace) -> Sequence:
     linked = kernels.join(calls, on="correlation", how="inner")
     table = linked if linked.height else kernels.with_columns(from_ns="start_ns", to_ns="end_ns")
     table = table.sort("from_ns", "start_ns")
-    name = table["name"].cast(pl.String)
+    name = texts(table["name"])
     seen = [name.str.contains(pattern).to_numpy() for pattern in (_TRAINING_KERNEL, TO_DEVICE, _TO_HOST)]
     codes = table.select(pl.struct("name", "grid").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
     return Sequence(codes, table["from_ns"].to_numpy(), table["to_ns"].to_numpy(), tuple(seen))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.device import kind_of_run
+from gpudiag.attribution.names import text
 from gpudiag.attribution.nesting import nulled
 from gpudiag.attribution.step_sources import Cuts, by_annotation, by_loader, by_optimizer, by_period
 from gpudiag.attribution.step_work import apart, extent
@@ -80,7 +81,7 @@ def _from_cuts(trace: Trace, cuts: Cuts) -> Steps:
 
 def _marks(trace: Trace) -> pl.DataFrame:
     """Return the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
-    name = pl.col("name").cast(pl.String)
+    name = text("name")
     found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
     found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
     return apart(found.with_columns(name))

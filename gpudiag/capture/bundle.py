@@ -57,12 +57,12 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         Found by listing the folder, never from a path inside the bundle.
         """
         wanted = self.rank if rank is None else rank
-        return tuple(path for (owner, _), path in sorted(_traces(self.path).items()) if owner == wanted)
+        return tuple(path for (owner, _), path in sorted(traces_of(self.path).items()) if owner == wanted)
 
     def recorded(self) -> dict[int, Window]:
         """Return the windows of this rank by index, in order; those of a killed run that its manifest does not tell of, by their traces."""
         told = {window.index: window for window in self.manifest.windows}
-        indices = sorted(index for owner, index in _traces(self.path) if owner == self.rank)
+        indices = sorted(index for owner, index in traces_of(self.path) if owner == self.rank)
         return {index: told.get(index) or self._untold(index) for index in indices}
 
     def timing_window(self) -> Window | None:
@@ -73,7 +73,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
 
     def trace(self, index: int) -> Path | None:
         """Return the trace of the window with this index; None where it was not recorded."""
-        return _traces(self.path).get((self.rank, index))
+        return traces_of(self.path).get((self.rank, index))
 
     def window(self, kind: str) -> Path | None:
         """Return the trace of the window of this kind ('timing': see timing_window(); 'sites'); None where it was not recorded."""
@@ -102,7 +102,8 @@ def ranks_of(path: Path) -> tuple[int, ...]:
     return tuple(sorted(int(match.group(1) or 0) for match in names if match))
 
 
-def _traces(path: Path) -> dict[tuple[int, int], Path]:
+def traces_of(path: Path) -> dict[tuple[int, int], Path]:
+    """Return the trace files of the bundle at `path` by rank and window, found by listing its folder."""
     found = {}
     for entry in (path / "trace").glob("rank*.json.gz"):
         match = _TRACE.fullmatch(entry.name)

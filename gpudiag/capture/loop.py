@@ -161,7 +161,11 @@ class Loop:
             self._files.note("pause() inside a loop over steps(): leave that loop instead", None)
         elif self._own():
             self._manual = True
+            alone = self.rows.running and self._files.world_size > 1
             self.end_epoch()
+            if alone:  # the other ranks may not pause: theirs is a step like others, and all keep the same numbers and windows
+                self.rows.number += 1
+                self._windows.passed_over()
 
     # -- marks --------------------------------------------------------------------------------------------------------
 

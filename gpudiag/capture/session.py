@@ -170,7 +170,7 @@ class Session:
         self._launch = launch_id() if self.world_size > 1 else ""
         files.move(folder.choose(wanted, folder.Claim(self.rank, self.world_size, self._launch)))
         folder.create(self.path, self.rank)
-        self._machine = environment.machine()
+        self._machine, self._host = environment.machine(), environment.node(self.world_size)
         self._marks, self._events = files.marks, files.events
         self._seen = Seen(files.marks)
         self._device: ObservedDevice | None = None
@@ -193,6 +193,7 @@ class Session:
             warn=self._recording.note,
             on_recorded=self._window_recorded,
             parts=self._parts,
+            together=self.world_size > 1,
         )
 
     def _begin_listening(self) -> None:
@@ -349,6 +350,7 @@ class Session:
             steps=self._loop.rows.number,
             rank=self.rank,
             world_size=self.world_size,
+            host=self._host,
             launch=self._launch,
         )
         known = self._parts.manifest()

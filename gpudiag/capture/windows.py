@@ -24,7 +24,10 @@ def _stop_quietly(window: ProfilerWindow | None) -> None:
 
 
 class Windows:
-    """Follows the schedule; `recorded` holds the windows whose traces are in the bundle."""
+    """Follows the schedule; `recorded` holds the windows whose traces are in the bundle.
+
+    `together`: other ranks record the same steps, so that no window waits for what may take each rank another time.
+    """
 
     def __init__(
         self,
@@ -36,11 +39,12 @@ class Windows:
         warn: Callable[[str, BaseException | None], None],
         on_recorded: Callable[[], None],
         parts: Parts,
+        together: bool = False,
     ) -> None:
         self.recorded: dict[int, Window] = {}
         self.guard = Guard(self._step_aside)
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
-        self._warn, self._on_recorded, self._parts = warn, on_recorded, parts
+        self._warn, self._on_recorded, self._parts, self._together = warn, on_recorded, parts, together
         self._live: ProfilerWindow | None = None
         self._packing = self._exports = self._largest = 0
         self._lost: Exception | None = None
@@ -97,6 +101,11 @@ class Windows:
                 self._protected(lambda: self._export(window, done, incomplete=step))
         self._schedule.interrupt()
 
+    def passed_over(self) -> None:
+        """Count a step that was dropped, where it belonged to no window: those to come begin where they would have begun with it."""
+        if self._schedule.slot.window is None:
+            self._schedule.complete()
+
     def abandon(self) -> None:
         """Give up what is recorded of the window: the thread that began it is no more, and the profiler sees one thread only."""
         if self._live is not None:
@@ -120,7 +129,7 @@ class Windows:
         if not slot.first or slot.window is None:
             return False
         planned = self._schedule.begun[slot.window]
-        if self._packing and planned.index > SITES_INDEX and planned.index not in self._exported:
+        if self._packing and not self._together and planned.index > SITES_INDEX and planned.index not in self._exported:
             return False  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
         if not self._protected(lambda: self._start(planned, step)) or self._live is None:
             return False

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import ab, calibrate, check, compare, dashboard, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
+from gpudiag.cli import ab, cache, calibrate, check, compare, dashboard, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
 from gpudiag.cli import rules as rule_commands
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
@@ -37,6 +37,7 @@ app.command("memory")(memory.memory)
 app.command("demo")(demo.demo)
 app.command("calibrate")(calibrate.calibrate)
 app.command("dashboard")(dashboard.dashboard)
+app.command("cache")(cache.cache)
 app.command("fixes")(fixes.fixes)
 app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")

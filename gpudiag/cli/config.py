@@ -1,4 +1,4 @@
-"""The nearest gpudiag.toml, or pyproject.toml with [tool.gpudiag]: which rules are judged, and by which numbers."""
+"""The nearest gpudiag.toml, or pyproject.toml with [tool.gpudiag]: rules judged, their numbers, whether results are kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
 
 NAMES = ("gpudiag.toml", "pyproject.toml")
-KEYS = ("rules", "disable", "thresholds")
+KEYS = ("rules", "disable", "thresholds", "cache")
 MAX_BYTES = 1_000_000
 """Largest file that is read: a thousand times a config of ours."""
 _OURS = re.compile(r"^\s*\[\s*tool\s*\.\s*[\"']?gpudiag[\"']?\s*[.\]]", re.MULTILINE)
@@ -33,6 +33,15 @@ def find(start: Path | None = None) -> Config:
         if text is not None and (path.name == NAMES[0] or _is_ours(path, text)):
             return read(path, text)
     return Config()
+
+
+def without_cache(config: Config | None) -> Config:
+    """Return `config`, or an empty one, under which nothing is kept between commands and nothing that was kept is used."""
+    import msgspec
+
+    from gpudiag.diagnosis.config import Config
+
+    return msgspec.structs.replace(config or Config(), cache=False)
 
 
 def _is_ours(path: Path, text: str) -> bool:
@@ -92,7 +101,10 @@ def read(path: Path, text: str) -> Config:
         raise empty.error("tool.gpudiag: a table is needed", "tool", "gpudiag")
     _check_keys(empty, values)
     folders = tuple((path.parent / folder).as_posix() for folder in _texts(empty, values, "rules"))
-    return Config(shown, folders, _texts(empty, values, "disable"), _thresholds(empty, values.get("thresholds", {})), text)
+    cache = values.get("cache", True)
+    if not isinstance(cache, bool):
+        raise empty.error("cache: true or false is needed", "cache")
+    return Config(shown, folders, _texts(empty, values, "disable"), _thresholds(empty, values.get("thresholds", {})), text, cache)
 
 
 def _parsed(shown: str, text: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def ops(
         int | None,
         typer.Option(min=1, metavar="N", help="Lines to show (default: 20; in CSV and JSON all).", show_default=False),
     ] = None,
-    rank: Annotated[int | None, options.RANK] = None,
+    rank: Annotated[int | None, options.RANK_SHOWN] = None,
     phase: Annotated[
         str | None, typer.Option(metavar="PHASE", help="Only ops of this phase: forward, backward, optimizer, data.", show_default=False)
     ] = None,
@@ -85,6 +85,8 @@ def ops(
     with terminal.progress("reading") as tell:
         by_module = group == GroupBy.module
         found = api.diagnose(path, rank=rank, graph_capture=graph_capture, progress=tell, modules=by_module).data
+    if found.job is not None:
+        terminal.say(f"gpudiag: rank {found.job.shown_rank} of {len(found.job.ranks)}, as `gpudiag report` shows; another one: --rank N")
     table = op_table(found, grouping=group.value, sorting=sort.value, phase=phase, bound=bound.value if bound else None)
     _print(table, top, as_json=as_json, as_csv=csv == _STDOUT)
     if target is not None:

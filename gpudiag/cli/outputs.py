@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ def check_captures(paths: Sequence[str]) -> None:
     """Raise InputError where a path given as --graph-capture is empty or does not exist."""
     check_named("--graph-capture", paths, "give a trace, or a folder of such")
     check_there(paths, "--graph-capture names a trace, or a folder of such")
+
+
+def matched(paths: Sequence[str]) -> list[str]:
+    """Return `paths`, with the files that patterns among them match."""
+    return [*paths, *(found for path in paths if glob.has_magic(path) and "://" not in path for found in glob.glob(path, recursive=True))]
 
 
 def check_targets(targets: Sequence[Path], source: str, suffixes: Sequence[str] = SUFFIXES) -> None:

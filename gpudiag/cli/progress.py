@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ READING = "reading"
 _ENDS = {READING: 0.25, "linking": 0.3, "costing": 0.4, "replaying": 0.65, "judging": 0.98}
 """Stage -> share of the time of an analysis after which it ends: the middle of three traces of 1 to 3 MB; reading is told by the file."""
 
+_RANKS = re.compile(r"ranks (\d+)/(\d+)")
+
 _CELLS = 24
 _LONGEST = 60
 
@@ -26,7 +29,8 @@ _LONGEST = 60
 def drawn(first: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what is being done, on a terminal behind stderr; taken away afterwards.
 
-    A stage of an analysis moves the bar. Anything else leaves it where it is, and where no stage was told of it runs to and fro.
+    A stage of an analysis moves the bar, and so does 'ranks 3/64', before the rank that is shown is analysed. Anything else leaves it where
+    it is, and where no stage was told of it runs to and fro.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -52,11 +56,19 @@ class _Stages:
         self._shown.update(self._task, description=terminal.writable(clean(text, _LONGEST), sys.stderr))
         if text in _ENDS:
             self._shown.update(self._task, total=1.0, completed=_begin(text))
+        elif (share := _of_ranks(text)) is not None:
+            self._shown.update(self._task, total=1.0, completed=share)
 
     def read(self, share: float) -> None:
         """Hear how much of a file was read, 0..1. A file that is read later, such as a window with stacks, leaves the bar where it is."""
         if self._stage == READING:
             self._shown.update(self._task, completed=_ENDS[READING] * share)
+
+
+def _of_ranks(text: str) -> float | None:
+    """Return the share of the ranks that have been read; None where the text tells of something else."""
+    found = _RANKS.fullmatch(text)
+    return int(found[1]) / max(1, int(found[2])) if found else None
 
 
 def _begin(stage: str) -> float:

@@ -19,11 +19,11 @@ _TOP_TEXT, _TOP_MARKDOWN = 10, 20
 
 def report(
     path: Annotated[
-        str,
+        list[str],
         typer.Argument(
             metavar="PATH",
-            help="A torch.profiler trace (.json, .json.gz, .json.zst), an SQLite export of Nsight Systems, a bundle, or a folder of "
-            "traces, one a rank.",
+            help="A torch.profiler trace (.json, .json.gz, .json.zst), an SQLite export of Nsight Systems, or a bundle; or the ranks of a "
+            "job: a folder, several traces, a quoted pattern ('run/*.json.gz'), or URLs of such (s3://bucket/run/).",
         ),
     ],
     output: Annotated[
@@ -34,7 +34,7 @@ def report(
         int | None,
         typer.Option(min=0, metavar="N", help="Ops to list in the terminal and in Markdown (default: 10 and 20).", show_default=False),
     ] = None,
-    rank: Annotated[int | None, options.RANK] = None,
+    rank: Annotated[str | None, options.RANK_OR_ALL] = None,
     window: Annotated[
         int | None,
         typer.Option(
@@ -43,12 +43,14 @@ def report(
     ] = None,
     rules: Annotated[list[str] | None, options.RULES] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
+    no_cache: Annotated[bool, options.NO_CACHE] = False,
     graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
     gpu_hour_price: Annotated[float | None, options.GPU_HOUR_PRICE] = None,
     planned_steps: Annotated[int | None, options.PLANNED_STEPS] = None,
     all_findings: Annotated[
         bool, typer.Option("--all-findings", help="Tell every finding in full, and what their symptoms say (default: the first three).")
     ] = False,
+    scheduler: Annotated[str | None, options.SCHEDULER] = None,
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Follow a bundle that is being recorded: its pace now, a report whenever a window has been recorded."),
@@ -57,21 +59,27 @@ def report(
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
-    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    number = options.rank_or_all(rank)
+    outputs.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
+    outputs.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
     outputs.check_named("--rules", rules or [], "give a folder of rule files")
     outputs.check_captures(captures)
-    for source in (path, *captures):
+    for source in (*outputs.matched(path), *captures):
         outputs.check_targets(targets, source)
     chosen = None if no_config else config.find()
+    if no_cache:
+        chosen = config.without_cache(chosen)
+    if watch:
+        options.check_watched(path, rank, scheduler)
 
-    def tell_all() -> None:
+    def tell_all(number: int | None = number) -> None:
         """Analyse, write the files, print."""
         from gpudiag import api
 
         with terminal.progress("reading") as tell:
             found = api.diagnose(
-                path, rank=rank, window=window, rules_dirs=rules or [], config=chosen, graph_capture=graph_capture, progress=tell,
-                gpu_hour_price=gpu_hour_price, planned_steps=planned_steps,
+                path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,
+                graph_capture=graph_capture, progress=tell, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, scheduler=scheduler,
             )  # fmt: skip
             for target in targets:
                 tell(f"writing {target}")
@@ -82,17 +90,18 @@ def report(
             terminal.say(f"wrote {target}")
 
     if watch:
-        _watch(path, rank, tell_all)
+        _watch(path[0], number, tell_all)
     else:
         tell_all()
 
 
-def _watch(path: str, rank: int | None, report: Callable[[], None]) -> None:
-    """Follow the bundle at `path`. Raises InputError where there is none."""
+def _watch(path: str, rank: int | None, report: Callable[[int | None], None]) -> None:
+    """Follow one rank of the bundle at `path`: to read the others would slow the training down. Raises InputError where there is none."""
     from gpudiag.api.watching import Watch
     from gpudiag.cli.watch import watch
 
-    watch(Watch(path, rank).look, report)
+    watched = Watch(path, rank)
+    watch(watched.look, lambda: report(watched.rank))
 
 
 def _rendered(found: api.Report, target: Path, top: int) -> bytes:

@@ -7,7 +7,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -113,7 +113,7 @@ def run(
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
     ran = runner.run(command, output, options, shown=shown, environ=environ, fixes=fixes)
-    if _rank() == 0:
+    if _speaks(ran):
         _tell(ran, report=report, rules=rules or [], no_config=no_config, price=(gpu_hour_price, planned_steps))
     raise typer.Exit(ran.exit_code)
 
@@ -139,14 +139,18 @@ def _signal(name: str | None) -> int | None:
     return int(found)
 
 
-def _rank() -> int:
-    """Return the number of this process among those of a launcher that started them all as `gpudiag run`."""
-    rank = os.environ.get("RANK", "0")
-    return int(rank) if rank.isdigit() else 0
+def _speaks(ran: Ran, environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether this process speaks for the ranks of its machine: a launcher may have started each of them as `gpudiag run`.
+
+    The first one of all does, and the first one of another machine, unless nothing was recorded there.
+    """
+    env = os.environ if environ is None else environ
+    return env.get("RANK", "0") == "0" or (env.get("LOCAL_RANK", "0") == "0" and ran.bundle is not None)
 
 
 def _tell(ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None)) -> None:
     """Say what was recorded, where it is and what speaks against it; show the report before that."""
+    from gpudiag.api.launched import launched, listed
     from gpudiag.api.run import nothing_because
 
     for text in dict.fromkeys(entry.text for entry in ran.told("warned")):
@@ -159,8 +163,15 @@ def _tell(ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool 
     for note in notes:
         terminal.say(f"gpudiag: {note}")
     place = _short(bundle)
-    then = "" if notes else f"; `gpudiag report {shlex.quote(place)}` reports on it"
-    if report and not notes:
+    ranks = launched(bundle, ran.ranks, lambda text: terminal.say(f"gpudiag: {text}"))
+    if not ranks.reports:
+        terminal.say(f"gpudiag: {listed(ranks.started)} of {ranks.world_size} recorded into {place}: where rank 0 ran, all are reported on")
+        return
+    for note in ranks.notes():
+        terminal.say(f"gpudiag: {note}")
+    stepless = bool(notes) and {entry.rank for entry in ran.told("note")}.issuperset(ran.ranks)
+    then = "" if stepless else f"; `gpudiag report {shlex.quote(place)}` reports on it"
+    if report and not stepless:
         reported = _report(ran, bundle, rules, no_config, price)
         then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -41,7 +41,20 @@ UNALIKE = 0.02
 def warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B")) -> tuple[str, ...]:
     """Return the warnings, the gravest first; `names`: what the two are called in them."""
     found = (_devices(a.report, b.report), _batches(a, b), _recordings((a, b), names), _settings(a.report, b.report, names))
-    return tuple(said for part in found for said in part)
+    return (*rank_lines((a, b), names), *(said for part in found for said in part))
+
+
+def rank_lines(sides: Sequence[Measured], names: Sequence[str]) -> list[str]:
+    """Return which rank was measured where a recording holds several, in one line; none where each holds one."""
+    told = [f"{name} is {_rank(side)}" for name, side in zip(names, sides, strict=True) if len(side.report.source.ranks) > 1]
+    return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
+
+
+def _rank(side: Measured) -> str:
+    """Return 'rank 0 of 8'; of a report the rank that it shows."""
+    shown = side.report.job.shown_rank if side.report.job else None
+    rank = shown if side.rank is None else side.rank
+    return f"{'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}"
 
 
 def _devices(a: ReportData, b: ReportData) -> Iterator[str]:

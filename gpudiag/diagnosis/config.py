@@ -26,6 +26,8 @@ class Config(msgspec.Struct, frozen=True):
     """Rule id -> parameter -> value."""
     text: str = ""
     """The file as read: messages name its lines."""
+    cache: bool = True
+    """Whether what was read of large recordings is kept for the next command."""
 
     @property
     def name(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,11 +13,13 @@ from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.slowdown import explained_by_profiler
 from gpudiag.diagnosis.verdict import Verdict, decide
 from gpudiag.diagnosis.withhold import NEVER, withheld
-from gpudiag.facts import Facts
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Ceiling, FactValue, Finding, Missing, RuleOutcome, Severity
 from gpudiag.units import format_share
+
+if TYPE_CHECKING:
+    from gpudiag.facts import Facts
 
 SEEN_ENOUGH = 0.5
 """Below this share of the kernel time with shapes, a rule that rests on the roofline can fire but not pass: the cause may lie in the
@@ -72,7 +75,10 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     `facts`: those of `analysis`, where they serve others too: a what-if is then replayed once.
     """
     ordered = tuple(sorted(rules, key=lambda rule: rule.id))
-    facts = facts or Facts(analysis)
+    if facts is None:
+        from gpudiag.facts import Facts
+
+        facts = Facts(analysis)
     verdicts = {rule.id: _verdict(rule, analysis, facts) for rule in ordered}
     verdicts.update(withheld(ordered, verdicts, lambda rule: _facts_of(rule, facts)))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]

@@ -8,7 +8,6 @@ import msgspec
 
 from gpudiag.diagnosis.expression import Expression
 from gpudiag.diagnosis.message import Message
-from gpudiag.facts import CATALOGUE
 from gpudiag.facts.registry import Unit
 from gpudiag.model.finding import Severity
 from gpudiag.model.hardware import DeviceKind
@@ -170,6 +169,8 @@ class Rule(msgspec.Struct, frozen=True):
 
     def unit(self, name: str) -> str | None:
         """Return the unit of the fact `name` of this rule or of the catalogue; None for anything else, such as a parameter."""
+        from gpudiag.facts import CATALOGUE  # here: what reads a config or prints a report needs no facts
+
         own = self.file.facts.get(name)
         return own.unit if own else CATALOGUE[name].unit if name in CATALOGUE else None
 

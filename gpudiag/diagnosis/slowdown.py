@@ -5,8 +5,7 @@ from __future__ import annotations
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.verdict import Verdict, decide
-from gpudiag.facts.host_time import NOT_CORRECTED
-from gpudiag.model.finding import FactValue, Missing
+from gpudiag.model.finding import Missing
 from gpudiag.units import format_ns
 
 WITHHELD = "withheld: "
@@ -22,19 +21,17 @@ def explained_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
     Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
     fired on what was recorded: what it looks at is not known to be fine.
     """
+    from gpudiag.facts.host_time import NOT_CORRECTED  # here: what prints a report needs the words above alone
+
     slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
     if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
         return ""
     if isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
         return ""
-    if decide(rule, lambda name: _recorded(name, facts)).status != "fired":
+    if decide(rule, lambda name: facts(NOT_CORRECTED.get(name, name))).status != "fired":
         return ""
     added_ns = step_ns * (1 - 1 / slowdown)
     return (
         f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the idle time that this is about may be "
         "no more than that"
     )
-
-
-def _recorded(name: str, facts: Lookup) -> FactValue | Missing:
-    return facts(NOT_CORRECTED.get(name, name))

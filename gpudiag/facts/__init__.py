@@ -1,4 +1,19 @@
-"""Documented numbers that rules compare: each with a unit, a source, and a reason where it is missing."""
+"""Documented numbers that rules compare: each with a unit, a source, and a reason where it is missing.
 
-from gpudiag.facts.values import CATALOGUE as CATALOGUE
-from gpudiag.facts.values import Facts as Facts
+The catalogue is loaded on first use: to print a report that is already made takes none of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpudiag.facts.values import CATALOGUE as CATALOGUE
+    from gpudiag.facts.values import Facts as Facts
+
+
+def __getattr__(name: str) -> Any:
+    """Return CATALOGUE or Facts. Raises AttributeError for another name."""
+    if name not in ("CATALOGUE", "Facts"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gpudiag.facts import values
+
+    return getattr(values, name)

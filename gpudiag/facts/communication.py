@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.facts.messages import GRADIENT_KINDS
-from gpudiag.facts.registry import fact, require
+from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 
 
@@ -19,6 +19,25 @@ def exposed_communication_ns(window: Window) -> int:
 def exposed_communication_share(window: Window) -> float:
     """exposed_communication_ns over the wall time of the analysed steps."""
     return window.analysis.breakdown.buckets_ns.exposed_communication / window.wall_ns
+
+
+@fact("exposed_waiting_part", unit="share")
+def exposed_waiting_part(window: Window) -> float:
+    """Part of the median rank's exposed communication before the last rank has arrived: a late rank or load, which no link makes faster."""
+    job = window.analysis.job
+    row = next((row for row in job.ranks if row.rank == job.shown_rank), None) if job is not None else None
+    if row is None or row.exposed_waiting_ns is None or not row.exposed_communication_ns:
+        raise NotKnownError("one rank's trace does not tell waits from transfer: messages of all ranks have to be matched")
+    return min(1.0, row.exposed_waiting_ns / row.exposed_communication_ns)
+
+
+def waiting_part(window: Window, kind: str) -> float:
+    """Return the part of the time in matched messages of `kind` before the last rank has arrived. Raises NotKnownError."""
+    job = window.analysis.job
+    rows = [row for row in job.messages if row.kind == kind and row.count] if job is not None else []
+    waiting, transfer = (sum(row.count * getattr(row, name) for row in rows) for name in ("waiting_ns", "transfer_ns"))
+    require(waiting + transfer > 0, "one rank's trace does not tell waits from transfer: messages of all ranks have to be matched")
+    return float(waiting / (waiting + transfer))
 
 
 @fact("collective_ns", unit="ns")

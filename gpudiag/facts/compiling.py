@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import matches
 from gpudiag.facts.causes import idle_compile_ns
 from gpudiag.facts.ceilings import without_compile_ns
 from gpudiag.facts.registry import fact
@@ -15,10 +16,7 @@ from gpudiag.facts.window import Window
 def _compiling_ns(window: Window) -> int:
     """Return the time in ns under compile events in which the device was idle (on a CPU: all of it), at least idle_compile_ns."""
     trace = window.analysis.trace
-    frames = (
-        frame.filter(pl.col("name").cast(pl.String).str.contains(COMPILATION)).select("start_ns", "end_ns")
-        for frame in (trace.ops, trace.marks)
-    )
+    frames = (frame.filter(matches("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks))
     events = spans.of(pl.concat(frames))
     under = spans.overlap(events, window.step_spans if window.on_cpu else spans.of(window.idle))
     return min(max(under, int(idle_compile_ns(window))), window.wall_ns)

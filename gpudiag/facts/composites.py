@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.facts import attained, patterns
 from gpudiag.facts.attention import unfused_attention
 from gpudiag.facts.lineage import Lineage
@@ -25,7 +26,7 @@ def _forward_items(window: Window, work: pl.DataFrame, lineage: Lineage) -> tupl
     forward = forward.with_columns(lineage.root_of(forward["call"])).drop_nulls("root")
     moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
     sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max(), moves).filter("moves")
-    ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), pl.col("name").cast(pl.String), "thread", "step", "start_ns")
+    ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), text("name"), "thread", "step", "start_ns")
     rows = sums.join(ops, on="root").sort("thread", "start_ns", "root").select("root", "name", "numel", "thread", "step", "item_bytes")
     items = [patterns.Item(root, name, numel or 0, (thread or 0, step or 0)) for root, name, numel, thread, step, _ in rows.iter_rows()]
     return items, dict(rows.select("root", pl.col("item_bytes").fill_null(4)).iter_rows())

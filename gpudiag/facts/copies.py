@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.facts.attention import unfused_attention
 from gpudiag.facts.composites import composites
 from gpudiag.facts.registry import fact, require
@@ -36,9 +37,7 @@ def _inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:
     """Return which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed."""
     ops = window.analysis.trace.ops
     above = copies.select("call").join(ops.select(pl.col("id").alias("call"), "parent"), on="call", how="left", maintain_order="left")
-    names = above.join(
-        ops.select(pl.col("id").alias("parent"), pl.col("name").cast(pl.String)), on="parent", how="left", maintain_order="left"
-    )
+    names = above.join(ops.select(pl.col("id").alias("parent"), text("name")), on="parent", how="left", maintain_order="left")
     return pl.Series([family(name or "") in MATRIX for name in names["name"]], dtype=pl.Boolean)
 
 

@@ -32,10 +32,11 @@ _LOST = pl.col("replay").fill_null(False) & ~pl.col("mapped").fill_null(False)
 
 def _share_of_work(window: Window, chosen: pl.Expr) -> float:
     """Return the part of the time in kernels (collectives, copies and memsets aside) of the analysed steps that is `chosen`."""
-    work = window.kernels.filter(pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
-    total = int(work["time_ns"].sum())
+    work = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+    time = pl.col("time_ns")
+    total, part = window.kernels.select(total=time.filter(work).sum(), part=time.filter(work & chosen).sum()).row(0)
     require(total > 0, "no kernel ran in the analysed steps")
-    return int(work.filter(chosen)["time_ns"].sum()) / total
+    return int(part) / int(total)
 
 
 @fact("shaped_share", unit="share")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import matches
 from gpudiag.facts.host_time import share_of_plain
 from gpudiag.facts.registry import NotKnownError, fact
 from gpudiag.facts.settings import anomaly_detection, launch_blocking
@@ -27,9 +28,8 @@ COSTLY = {
 def _checks(window: Window) -> pl.DataFrame:
     """Return the outermost NaN checks of the backward nodes in the analysed steps."""
     ops = window.analysis.trace.ops
-    names = ops["name"].cast(pl.String)
-    nodes = ops.filter(names.str.contains(NODE))["id"]
-    found = ops.filter(names.str.contains(NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()))
+    nodes = ops.filter(matches("name", NODE))["id"]
+    found = ops.filter(matches("name", NAN_CHECKS) & pl.col("parent").is_in(nodes.implode()))
     return found.filter(pl.col("step").is_in(window.steps["id"].implode()))
 
 
@@ -39,7 +39,7 @@ def nan_checks_per_step(window: Window) -> float:
     ops = window.analysis.trace.ops
     if not ops.height or not window.steps.height:
         raise NotKnownError("no ops were recorded: record with activities=[CPU, CUDA]")
-    return _checks(window).filter(pl.col("name").cast(pl.String) == "aten::isnan").height / window.steps.height
+    return _checks(window).filter(pl.col("name") == "aten::isnan").height / window.steps.height
 
 
 @fact("anomaly_mode", unit="bool")
@@ -50,7 +50,7 @@ def anomaly_mode(window: Window) -> bool:
     except NotKnownError:
         if float(nan_checks_per_step(window)) > 0:
             return True
-        if window.analysis.trace.ops.filter(pl.col("name").cast(pl.String).str.contains(NODE)).height:
+        if window.analysis.trace.ops.filter(matches("name", NODE)).height:
             return False  # backward nodes without a check
         raise
 
@@ -58,7 +58,7 @@ def anomaly_mode(window: Window) -> bool:
 def _forward_ops(window: Window) -> pl.DataFrame:
     """Return self_ns and t_roof_ns of the forward ops of a CPU-only run that autograd numbers."""
     work = window.kernels.filter(pl.col("phase") == "forward")
-    numbered = window.analysis.trace.ops.filter(pl.col("sequence").is_not_null())["id"]
+    numbered = window.analysis.trace.ops["id"].filter(window.analysis.trace.ops["sequence"].is_not_null())
     return work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")
 
 

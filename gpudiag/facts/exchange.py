@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import text, texts
+from gpudiag.facts.communication import waiting_part
 from gpudiag.facts.messages import exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
+from gpudiag.model.job import Experts
 
 TENSOR_PARALLEL_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
 
 _SHARDED_MARK = r"^FSDP::|^FullyShardedDataParallel|^fsdp::"
 """Annotations of FSDP 2 and 1 around what they gather and reduce (torch/distributed/fsdp)."""
 
-_EMBEDDING = r"(?i)embedding_bag|fbgemm|split_embedding|embedding_codegen|EmbeddingBag|embedding_lookup"
+EMBEDDING = r"(?i)embedding_bag|fbgemm|split_embedding|embedding_codegen|EmbeddingBag|embedding_lookup"
 """Operators and autograd nodes of embedding tables, as torch, FBGEMM and TorchRec name them."""
 
-_EXPERTS = r"(?i)aten::topk|_grouped_mm|grouped_gemm|moe_|expert"
+EXPERTS = r"(?i)aten::topk|_grouped_mm|grouped_gemm|moe_|expert"
 """What a mixture of experts does around its exchange: chooses experts for each token, and computes them group by group."""
 
 
@@ -45,7 +48,7 @@ def _gradients_apart(found: pl.DataFrame, groups: pl.Series) -> bool:
 def _after_new_product(window: Window, forward: pl.DataFrame) -> list[bool]:
     """Return for each message whether matrix work was called since the message before it: so it is in tensor-parallel layers."""
     steps = window.steps["id"].implode()
-    ops = window.analysis.trace.ops.filter(pl.col("step").is_in(steps) & pl.col("name").cast(pl.String).is_in(_PRODUCTS))
+    ops = window.analysis.trace.ops.select("step", "name", "start_ns").filter(pl.col("step").is_in(steps) & text("name").is_in(_PRODUCTS))
     counts = ops["start_ns"].sort().search_sorted(forward["called_ns"].fill_null(0)).to_list()
     return [count > before for before, count in zip([0, *counts], counts, strict=False)]
 
@@ -66,7 +69,7 @@ def _is_sharding(window: Window, found: pl.DataFrame) -> list[bool]:
 
 def _sharding_marks(window: Window) -> pl.DataFrame:
     trace = window.analysis.trace
-    frames = [frame.select("start_ns", "end_ns", pl.col("name").cast(pl.String)) for frame in (trace.marks, trace.ops)]
+    frames = [frame.select("start_ns", "end_ns", text("name")) for frame in (trace.marks, trace.ops)]
     return pl.concat(frames).filter(pl.col("name").str.contains(_SHARDED_MARK))
 
 
@@ -106,8 +109,38 @@ def all_to_all_per_step(window: Window) -> float:
 
 @fact("all_to_all_exposed_ns", unit="ns")
 def all_to_all_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only all-to-all exchanges fill."""
-    return exposed_ns(window, _all_to_all(window))
+    """Time of the analysed steps that only all-to-all exchanges fill; of experts, where all ranks were compared: on average over them."""
+    experts = _experts(window)
+    return exposed_ns(window, _all_to_all(window)) if experts is None else round(experts.all_to_all_share * window.wall_ns)
+
+
+def _experts(window: Window) -> Experts | None:
+    """Return the exchanges of experts on all ranks; None where ranks were not compared, or there are none."""
+    return window.analysis.job.experts if window.analysis.job is not None else None
+
+
+@fact("all_to_all_waiting_part", unit="share")
+def all_to_all_waiting_part(window: Window) -> float:
+    """Part of the time in matched all-to-all exchanges before the last rank has arrived: load or a late rank, not the link."""
+    return waiting_part(window, "all_to_all")
+
+
+@fact("expert_imbalance_share", unit="share")
+def expert_imbalance_share(window: Window) -> float:
+    """1 - mean / largest of the elements that the ranks receive for their experts in a step."""
+    experts = _experts(window)
+    if experts is None or experts.imbalance_share is None:
+        raise NotKnownError("the loads of the experts of all ranks are not known")
+    return experts.imbalance_share
+
+
+@fact("most_loaded_rank", unit="text")
+def most_loaded_rank(window: Window) -> str:
+    """Number of the rank whose experts receive most."""
+    experts = _experts(window)
+    if experts is None or experts.received is None:
+        raise NotKnownError("the loads of the experts of all ranks are not known")
+    return str(experts.received.most_rank)
 
 
 @fact("all_to_all_exposed_share", unit="share")
@@ -131,11 +164,13 @@ def all_to_all_received_ratio(window: Window) -> float:
 def all_to_all_carries(window: Window) -> str:
     """What all-to-all exchanges move: 'embeddings' or 'experts', by the operators of the analysed steps; unknown where neither tells."""
     _all_to_all(window)
-    names = window.analysis.trace.ops.filter(pl.col("step").is_in(window.steps["id"].implode()))["name"].cast(pl.String)
-    kernels = window.kernels["name"].cast(pl.String)
-    if names.str.contains(_EMBEDDING).any() or kernels.str.contains(_EMBEDDING).any():
+    if _experts(window) is not None:
+        return "experts"
+    names = texts(window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))["name"])
+    kernels = texts(window.kernels["name"])
+    if names.str.contains(EMBEDDING).any() or kernels.str.contains(EMBEDDING).any():
         return "embeddings"
-    if names.str.contains(_EXPERTS).any():
+    if names.str.contains(EXPERTS).any():
         return "experts"
     raise NotKnownError("neither embedding tables nor a choice of experts was recorded beside the all-to-all exchanges")
 

@@ -6,10 +6,12 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.facts.messages import GRADIENT_KINDS, exposed_ns, gradient_messages, kind_of
+from gpudiag.attribution.names import matches, text, texts
+from gpudiag.facts.messages import GRADIENT_KINDS, exposed_ns, gradient_messages
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.trace.kernel_names import OPTIMIZER_MARK
+from gpudiag.trace.message_kinds import kind_of
 
 DEFAULT_BUCKET_BYTES = 25 << 20
 """bucket_cap_mb of DistributedDataParallel where it is not given (torch/nn/parallel/distributed.py)."""
@@ -70,8 +72,9 @@ def _sizes(window: Window) -> np.ndarray:
 def gradient_start_share(window: Window) -> float:
     """Part of the backward pass that is over when the first gradients are sent; mean of the analysed steps. 1: sent when all are there."""
     found = gradient_messages(window)
-    work = window.analysis.trace.kernels.filter(~pl.col("collective") & pl.col("step").is_in(found["step"].unique().implode()))
-    ops = window.analysis.trace.ops.select(pl.col("id").alias("op"), "phase", pl.col("name").cast(pl.String).alias("op_name"))
+    work = window.analysis.trace.kernels.select("op", "step", "start_ns", "end_ns", "collective")
+    work = work.filter(~pl.col("collective") & pl.col("step").is_in(found["step"].unique().implode()))
+    ops = window.analysis.trace.ops.select(pl.col("id").alias("op"), "phase", text("name").alias("op_name"))
     work = work.join(ops, on="op", how="left").filter((pl.col("phase") == "backward") & ~pl.col("op_name").str.contains("reducer"))
     spent = work.group_by("step").agg(pl.col("start_ns").min().alias("first"), pl.col("end_ns").max().alias("last"))
     sent = found.group_by("step").agg(pl.col("start_ns").min().alias("sent"))
@@ -122,7 +125,7 @@ def bucket_calls_ns(window: Window) -> float:
     if gradient_buckets(window) != "small":
         return 0.0
     found, ops = gradient_messages(window), window.analysis.trace.ops
-    names = pl.col("name").cast(pl.String)
+    names = text("name")
     calls = ops.filter(names.str.starts_with("c10d::") & (pl.col("phase") == "backward") & kind_of(names).is_in(GRADIENT_KINDS))
     calls = calls.filter(pl.col("step").is_in(window.steps["id"].implode()))
     spent = int((calls["end_ns"] - calls["start_ns"]).sum()) * max(0.0, 1 - window.steps.height / found.height)
@@ -137,7 +140,8 @@ def rebucketed_share(window: Window) -> float:
 
 def _backward_ns(window: Window) -> int:
     """Return the time of the backward pass's kernels in the analysed steps, collectives aside."""
-    own = window.kernels.filter((pl.col("phase") == "backward") & ~pl.col("collective").fill_null(False))
+    own = window.kernels.select("start_ns", "end_ns", "time_ns", "phase", "collective")
+    own = own.filter((pl.col("phase") == "backward") & ~pl.col("collective").fill_null(False))
     return int(own["time_ns"].sum()) if window.on_cpu else spans.overlap(spans.of(own), window.step_spans)
 
 
@@ -146,8 +150,8 @@ def _backward_ns(window: Window) -> int:
 
 def _under(window: Window, *names: str) -> pl.DataFrame:
     """Return the work of the analysed steps launched by ops of these names or by their children."""
-    ops = window.analysis.trace.ops
-    within = ops.filter(pl.col("name").cast(pl.String).is_in(names))["id"]
+    ops = window.analysis.trace.ops.select("id", "parent", "name")
+    within = ops.filter(text("name").is_in(names))["id"]
     children = ops.filter(pl.col("parent").is_in(within.implode()))["id"]
     return window.work().filter(pl.col("op").is_in(pl.concat([within, children]).implode()))
 
@@ -170,7 +174,7 @@ def data_parallel_used(window: Window) -> bool:
     """Whether one process drives several devices through torch.nn.DataParallel: by its autograd functions."""
     if window.on_cpu:
         return False
-    names = window.analysis.trace.ops["name"].cast(pl.String)
+    names = texts(window.analysis.trace.ops["name"])
     require(len(names) > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
     return all(name in names for name in _DATA_PARALLEL)
 
@@ -183,11 +187,12 @@ def _passes(window: Window) -> list[int] | None:
 
     Two such models that run one after the other before a backward pass are one pass.
     """
-    marks = window.analysis.trace.marks.filter(pl.col("name").cast(pl.String) == FORWARD_MARK)
+    marks = window.analysis.trace.marks.filter(pl.col("name") == FORWARD_MARK)
     forward = _within(marks, window)
     if not len(forward):
         return None
-    ops = window.analysis.trace.ops.filter((pl.col("phase") == "backward") & pl.col("step").is_in(window.steps["id"].implode()))
+    ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
+    ops = ops.filter((pl.col("phase") == "backward") & pl.col("step").is_in(window.steps["id"].implode()))
     backward = np.sort(ops["start_ns"].to_numpy())
     before = np.searchsorted(backward, forward)  # backward ops up to each forward pass: it begins a pass where there are new ones
     return [int(start) for index, start in enumerate(forward) if index == 0 or before[index] > before[index - 1]]
@@ -205,8 +210,8 @@ def _pass_of(found: pl.DataFrame, passes: list[int]) -> list[int]:
 
 def _updates(window: Window, passes: list[int]) -> list[int]:
     """Return for each pass the number of the update that its gradients go into: optimizers that step one after the other are one update."""
-    marks = window.analysis.trace.marks.filter(pl.col("name").cast(pl.String).str.contains(OPTIMIZER_MARK))
-    steps = _within(marks.filter(pl.col("name").cast(pl.String).str.contains("step", literal=True)), window)
+    marks = window.analysis.trace.marks.filter(matches("name", OPTIMIZER_MARK))
+    steps = _within(marks.filter(text("name").str.contains("step", literal=True)), window)
     require(len(steps) > 0, "no step of an optimizer was recorded: which passes make one update is not known")
     updated = np.searchsorted(steps, passes)
     return [int(number) for number in np.unique(updated, return_inverse=True)[1]]

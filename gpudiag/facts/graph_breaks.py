@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import matches
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 from gpudiag.roofline.chains import GENERATED
@@ -21,7 +22,7 @@ def _ops(window: Window, pattern: str) -> pl.DataFrame:
     trace = window.analysis.trace
     require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
     inside = pl.col("step").is_in(window.steps["id"].implode())
-    return trace.ops.filter(inside & pl.col("name").cast(pl.String).str.contains(pattern)).sort("start_ns")
+    return trace.ops.filter(inside & matches("name", pattern)).sort("start_ns")
 
 
 def _pieces(window: Window) -> pl.DataFrame:

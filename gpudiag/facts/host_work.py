@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import matches
 from gpudiag.facts.host_copies import LARGE_COPY_BYTES
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
@@ -45,12 +46,13 @@ def cpu_tensor_work(window: Window) -> pl.DataFrame:
     trace = window.analysis.trace
     known = trace.ops.height > 0 and trace.launches.height > 0
     require(known, "no ops or no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    ops = trace.ops.filter(pl.col("step").is_in(window.steps["id"].implode()))
+    ops = trace.ops.select("id", "parent", "step", "phase").filter(pl.col("step").is_in(window.steps["id"].implode()))
     launching = _with_parents(trace.ops, trace.launches["op"].drop_nulls().unique())
     silent = ops.filter(~pl.col("id").is_in(launching.implode()) & ~pl.col("phase").is_in(["optimizer", "data"]).fill_null(False))
-    outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))
+    outer = silent.filter(~pl.col("parent").is_in(silent["id"].implode()).fill_null(False))["id"]
     waits = window.loader_waits
-    found = outer.filter((pl.col("end_ns") - pl.col("start_ns") >= LONG_OP_NS) & pl.col("name").cast(pl.String).str.starts_with("aten::"))
+    long = pl.col("end_ns") - pl.col("start_ns") >= LONG_OP_NS
+    found = trace.ops.filter(pl.col("id").is_in(outer.implode()) & long & matches("name", "^aten::"))
     if waits is None or not found.height:
         return found
     inside = spans.covered(spans.of(waits), found["start_ns"].to_numpy(), found["end_ns"].to_numpy())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.facts.spoken import event_words
-from gpudiag.facts.window import Window
 from gpudiag.model.finding import Where
+
+if TYPE_CHECKING:
+    from gpudiag.facts.window import Window  # heavy, and what prints a report needs its words alone
 
 MOST = 3
 """Places per finding."""
@@ -36,7 +40,7 @@ def by_place(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site or event are one place,
     whatever the op.
     """
-    names = ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
+    names = ops.select(pl.col("id").alias("op"), text("name").alias("op_name"))
     frame = pieces.join(names, on="op", how="left", maintain_order="left").with_columns(_place("site").alias("place"))
     frame = frame.with_columns(_whole("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
@@ -87,7 +91,7 @@ def idle_places(window: Window, *causes: str) -> tuple[Where, ...]:
 
 def call_places(calls: pl.DataFrame) -> tuple[Where, ...]:
     """Return the places of `calls` (rows of syncs with op_name) by what they cost."""
-    label = pl.coalesce("op_name", pl.col("api").cast(pl.String)).alias("what")
+    label = pl.coalesce("op_name", text("api")).alias("what")
     sums = (
         calls.group_by(label, "site")
         .agg(pl.col("cost_ns").sum())

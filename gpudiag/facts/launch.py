@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import contains, matches
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
 
@@ -99,7 +100,7 @@ def device_allocations(window: Window) -> int:
     window.require_accelerator()
     launches = window.analysis.trace.launches
     require(launches.height > 0, "no runtime calls were recorded: record with activities=[CPU, CUDA]")
-    calls = launches.filter(pl.col("api").cast(pl.String).str.contains(_ALLOCATIONS))
+    calls = launches.filter(matches("api", _ALLOCATIONS))
     inside = spans.covered(window.step_spans, calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     return int((inside > 0).sum())
 
@@ -110,10 +111,11 @@ def repeats_itself(window: Window) -> bool:
     window.require_accelerator()
     ids = window.steps["id"].to_list()
     require(len(ids) >= 3, "fewer than 3 steps: whether they repeat cannot be told")
-    kernels = window.analysis.trace.kernels.filter((pl.col("kind") == "kernel") & pl.col("step").is_in(window.steps["id"].implode()))
-    order = kernels.sort("launch", "start_ns").select("step", pl.col("name").cast(pl.String), "grid")
-    sequences = [order.filter(pl.col("step") == step).select("name", "grid") for step in ids]
-    require(all(frame.height for frame in sequences), "a step without linked kernels")
+    kernels = window.analysis.trace.kernels.select("kind", "step", "launch", "start_ns", "name", "grid")
+    kernels = kernels.filter((pl.col("kind") == "kernel") & pl.col("step").is_in(window.steps["id"].implode()))
+    order = kernels.sort("launch", "start_ns").select("step", "name", "grid")
+    sequences = order.partition_by("step", maintain_order=True, include_key=False)
+    require(len(sequences) == len(ids), "a step without linked kernels")
     return all(frame.equals(sequences[0]) for frame in sequences[1:])
 
 
@@ -125,5 +127,5 @@ def compiled(window: Window) -> bool:
         return manifest.settings.compiled
     trace = window.analysis.trace
     require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    named = any(frame["name"].cast(pl.String).str.contains(COMPILED_NAMES).any() for frame in (trace.ops, trace.marks))
-    return bool(named or trace.kernels["name"].cast(pl.String).str.contains(r"^triton_").any())
+    named = any(contains(frame["name"], COMPILED_NAMES).any() for frame in (trace.ops, trace.marks))
+    return bool(named or contains(trace.kernels["name"], r"^triton_").any())

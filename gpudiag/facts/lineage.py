@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import contains
 from gpudiag.attribution.pairing import pair
 from gpudiag.facts.window import Window
 
@@ -19,7 +20,7 @@ class Lineage:
         ops = window.analysis.trace.ops
         self._ops = ops
         self.parent: Rows = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
-        aten = ops["name"].cast(pl.String).str.starts_with("aten::").fill_null(False).to_numpy()
+        aten = contains(ops["name"], "^aten::").fill_null(False).to_numpy()
         self.root: Rows = _outermost(self.parent, aten)
 
     def root_of(self, calls: pl.Series) -> pl.Series:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.facts.communication import exposed_waiting_part
 from gpudiag.facts.messages import exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
+from gpudiag.model.job import MessageRow
 from gpudiag.roofline.costs.collectives import bus_factor
 
 LARGE_BYTES = 64 << 20
@@ -30,13 +32,31 @@ def _large(window: Window) -> pl.DataFrame:
     return found.with_columns(bus_byte_per_s=pl.col("bytes") / time * 1e9 * pl.Series(factors, dtype=pl.Float64))
 
 
+def _compared(window: Window) -> list[MessageRow]:
+    """Return the large messages within one machine whose transfer, without waits, is known from all ranks."""
+    rows = window.analysis.job.messages if window.analysis.job is not None else ()
+    large = (row for row in rows if row.kind in _FACTOR_OF and (row.bytes or 0) >= LARGE_BYTES)
+    return [row for row in large if row.busbw_byte_per_s is not None and 1 < len(row.members) <= ONE_MACHINE]
+
+
 @fact("fastest_collective_bytes_per_second", unit="B")
 def fastest_collective_bytes_per_second(window: Window) -> float:
     """Bus bandwidth (nccl-tests) in bytes per second of the fastest collective of 64 MiB or more in a group of at most 8 ranks.
 
-    A kernel's time holds its wait for the other ranks; the fastest of many waited least.
+    Where messages of all ranks were matched: of the kind and group whose mean transfer, from the last arrival to the end, is fastest.
+    Else of the fastest message: a kernel's time holds its wait for the other ranks, and the fastest of many waited least.
     """
+    window.require_accelerator()
+    if compared := _compared(window):
+        return max(row.busbw_byte_per_s or 0.0 for row in compared)
     return float(_large(window)["bus_byte_per_s"].max())  # type: ignore[arg-type]
+
+
+@fact("link_rate_without_waits", unit="bool")
+def link_rate_without_waits(window: Window) -> bool:
+    """Whether waits for other ranks are left out of fastest_collective_bytes_per_second."""
+    fastest_collective_bytes_per_second(window)
+    return bool(_compared(window))
 
 
 @fact("link_bytes_per_second", unit="B")
@@ -57,5 +77,6 @@ def collective_link_share(window: Window) -> float:
 
 @fact("large_collectives_exposed_ns", unit="ns")
 def large_collectives_exposed_ns(window: Window) -> int:
-    """Time of the analysed steps that only collectives of 64 MiB or more fill."""
-    return exposed_ns(window, _large(window))
+    """Time of the analysed steps that only collectives of 64 MiB or more fill; without waits for other ranks, where these are known."""
+    waiting = exposed_waiting_part(window) if window.analysis.job is not None and _compared(window) else 0.0
+    return round(exposed_ns(window, _large(window)) * (1 - float(waiting)))

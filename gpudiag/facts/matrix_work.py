@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.roofline.families import MATRIX, family
 from gpudiag.trace.kernel_class import OTHER
 
@@ -51,7 +52,7 @@ def known_share(work: pl.DataFrame) -> float | None:
 
 def _with_ops(window: Window, kernels: pl.DataFrame) -> pl.DataFrame:
     ops = window.analysis.trace.ops.select(
-        pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), pl.col("recompute").fill_null(False).alias("repeated")
+        pl.col("id").alias("call"), text("name").alias("op_name"), pl.col("recompute").fill_null(False).alias("repeated")
     )
     frame = kernels.with_columns(pl.coalesce("owner", "op").alias("call")).join(ops, on="call", how="left", maintain_order="left")
     families = {name: family(name) for name in frame["op_name"].drop_nulls().unique().to_list()}

@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import text
 from gpudiag.facts.registry import require
+from gpudiag.model.analysis import Analysis
 from gpudiag.roofline.costs.collectives import message_bytes
+from gpudiag.trace.message_kinds import kernel_kind, kind_of
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window
-
-# Letters of a name ('_allgather_base', 'nccl:all_to_all', 'ncclDevKernel_ReduceScatter_...') -> kind of message; the first that is found.
-_KINDS = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("sendrecv", "point_to_point"),
-    ("send", "point_to_point"),
-    ("recv", "point_to_point"),
-)
 
 _BACK_END_MARK = r"^(nccl|rccl|gloo|mpi|ucc|xccl):"
 """Annotations that ProcessGroup puts around its calls (torch/csrc/distributed/c10d)."""
@@ -36,60 +27,62 @@ GRADIENT_KINDS = ("all_reduce", "reduce_scatter")
 NONE_RAN = "no collective ran in the analysed steps"
 
 
-def kind_of(name: pl.Expr) -> pl.Expr:
-    """Return the kind of message that a name of a collective, operator, annotation or kernel tells; null where it tells none."""
-    letters = name.str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
-    found = pl.lit(None, dtype=pl.String)
-    for word, kind in reversed(_KINDS):
-        found = pl.when(letters.str.contains(word, literal=True)).then(pl.lit(kind)).otherwise(found)
-    return found
-
-
 def messages(window: Window) -> pl.DataFrame:
     """Return the collectives that the analysed steps called, in the order of the calls.
 
-    Columns: kernel, op, step, kind (null: not told), group, size, sent and received (elements), bytes (of the whole tensor), called_ns (on
-    the host), start_ns, end_ns, phase. Raises NotKnownError where none ran.
+    Columns: those of `recorded`. Raises NotKnownError where none ran.
     """
     require(bool(window.analysis.trace.kernels["collective"].any()), NONE_RAN)
-    frame = _of_back_end(window) if window.on_cpu else _of_kernels(window)
+    frame = recorded(window.analysis, window.steps["id"])
     require(frame.height > 0, NONE_RAN)
-    return frame.sort("called_ns", "start_ns", nulls_last=True)
+    return frame
 
 
-def _fields(window: Window) -> pl.DataFrame:
-    table = window.analysis.trace.collectives
-    named = {"in_elements": "sent", "out_elements": "received"}
-    return (
-        table.with_columns(bytes=message_bytes(table))
-        .rename(named)
-        .select("kernel", "op", "name", "group", "size", *named.values(), "bytes")
-    )
+def recorded(analysis: Analysis, steps: pl.Series | None = None) -> pl.DataFrame:
+    """Return the collectives of the recording, or those that `steps` (rows of `steps`) called, in the order of the calls.
+
+    Columns: kernel, op, by (name of the kernel or of the back end's work), step, kind (null: not told), group, members, size, seq, sent and
+    received (elements), bytes (of the whole tensor), dtype, source, target, in_splits, out_splits, called_ns (on the host), start_ns,
+    end_ns, phase.
+    """
+    frame = _of_back_end(analysis, steps) if analysis.device_kind == "cpu" else _of_kernels(analysis, steps)
+    return frame.select(_COLUMNS).sort("called_ns", "start_ns", nulls_last=True)
 
 
-def _of_kernels(window: Window) -> pl.DataFrame:
+_FIELDS = ("group", "members", "size", "seq", "sent", "received", "bytes", "dtype", "source", "target", "in_splits", "out_splits")
+_COLUMNS = ("kernel", "op", "by", "step", *_FIELDS, "called_ns", "start_ns", "end_ns", "phase", "kind")
+
+
+def _fields(analysis: Analysis) -> pl.DataFrame:
+    table = analysis.trace.collectives
+    table = table.with_columns(bytes=message_bytes(table)).rename({"in_elements": "sent", "out_elements": "received"})
+    return table.select("kernel", "op", "name", *_FIELDS)
+
+
+def _within(frame: pl.DataFrame, steps: pl.Series | None) -> pl.DataFrame:
+    return frame if steps is None else frame.filter(pl.col("step").is_in(steps.implode()))
+
+
+def _of_kernels(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a GPU: its collective kernels, with the fields of the kernel or else of the op that launched it."""
-    trace, steps = window.analysis.trace, window.steps["id"].implode()
-    chosen = trace.kernels.filter(pl.col("collective") & pl.col("step").is_in(steps))
-    frame = chosen.select(
-        pl.col("id").alias("kernel"), "op", "launch", "step", "start_ns", "end_ns", pl.col("name").cast(pl.String).alias("by")
-    )
-    fields = _fields(window)
+    trace = analysis.trace
+    chosen = _within(trace.kernels.filter("collective"), steps)
+    frame = chosen.select(pl.col("id").alias("kernel"), "op", "launch", "step", "start_ns", "end_ns", text("name").alias("by"))
+    fields = _fields(analysis)
     for key in ("kernel", "op"):
         own = fields.drop_nulls(key).unique(key, keep="first").drop({"kernel", "op"} - {key})
         frame = frame.join(own, on=key, how="left", suffix=f"_{key}", maintain_order="left")
-    merged = [pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", "group", "size", "sent", "received", "bytes")]
+    merged = [pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", *_FIELDS)]
     launches = trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called_ns"), "thread")
     frame = frame.with_columns(merged).join(launches, on="launch", how="left", maintain_order="left")
-    frame = _around(frame, window)
-    told = pl.coalesce(kind_of(pl.col("name")), kind_of(pl.col("above")), kind_of(pl.col("mark")), kind_of(pl.col("by")))
-    names = ("kernel", "op", "step", "group", "size", "sent", "received", "bytes", "called_ns", "start_ns", "end_ns", "phase")
-    return frame.select(*names, told.alias("kind"))
+    frame = _around(frame, analysis)
+    told = pl.coalesce(kind_of(pl.col("name")), kind_of(pl.col("above")), kind_of(pl.col("mark")), kernel_kind(pl.col("by")))
+    return frame.with_columns(told.alias("kind"))
 
 
-def _around(frame: pl.DataFrame, window: Window) -> pl.DataFrame:
+def _around(frame: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
     """Return `frame` with the phase, the names of the ops above the launch and the annotation of the back end around it."""
-    ops = window.analysis.trace.ops.select("id", "parent", "phase", pl.col("name").cast(pl.String).alias("op_name"))
+    ops = analysis.trace.ops.select("id", "parent", "phase", text("name").alias("op_name"))
     frame = frame.join(ops.rename({"id": "op", "op_name": "above"}), on="op", how="left", maintain_order="left")
     for _ in range(_ANCESTORS):
         higher = ops.select(pl.col("id").alias("parent"), pl.col("parent").alias("next"), "op_name")
@@ -97,19 +90,17 @@ def _around(frame: pl.DataFrame, window: Window) -> pl.DataFrame:
         call = pl.when(pl.col("op_name").str.contains("c10d")).then("op_name")  # a node of autograd is named after its forward message
         joined = pl.concat_str("above", call, separator=" ", ignore_nulls=True)
         frame = frame.with_columns(joined.alias("above")).drop("parent", "op_name").rename({"next": "parent"})
-    marks = window.analysis.trace.marks.select(
-        "thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=pl.col("name").cast(pl.String)
-    )
+    marks = analysis.trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=text("name"))
     marks = marks.filter(pl.col("mark").str.contains(_BACK_END_MARK)).rename({"end_ns": "mark_end"}).sort("called_ns")
     frame = frame.sort("called_ns", nulls_last=True).join_asof(marks, on="called_ns", by="thread", check_sortedness=False)
     return frame.with_columns(pl.when(pl.col("mark_end") >= pl.col("called_ns")).then("mark").alias("mark"))
 
 
-def _of_back_end(window: Window) -> pl.DataFrame:
+def _of_back_end(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a CPU run: what the threads of the back end did ('gloo:all_reduce'), each with the call that asked for it."""
-    ops = window.analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", pl.col("name").cast(pl.String).alias("by"))
-    within = ops.filter(pl.col("step").is_in(window.steps["id"].implode()))
-    fields = _fields(window).drop_nulls("op").unique("op", keep="first")
+    ops = analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", text("name").alias("by"))
+    within = _within(ops, steps)
+    fields = _fields(analysis).drop_nulls("op").unique("op", keep="first").drop("kernel")
     ran = within.filter(pl.col("by").str.contains(_BACK_END_MARK)).join(
         fields, left_on="id", right_on="op", how="left", maintain_order="left"
     )
@@ -117,8 +108,8 @@ def _of_back_end(window: Window) -> pl.DataFrame:
     calls = _numbered(within.filter(pl.col("by").str.starts_with("c10d::")).with_columns(kind_of(pl.col("by")).alias("kind")))
     paired = calls.select("kind", "turn", "turns", "phase", pl.col("start_ns").alias("called_ns"))
     frame = ran.join(paired, on=["kind", "turn", "turns"], how="left", maintain_order="left").rename({"id": "op"})
-    names = ("kernel", "op", "step", "group", "size", "sent", "received", "bytes", "called_ns", "start_ns", "end_ns", "phase", "kind")
-    return frame.with_columns(pl.coalesce("called_ns", "start_ns").alias("called_ns")).select(names)
+    called = pl.coalesce("called_ns", "start_ns").alias("called_ns")
+    return frame.with_columns(called, pl.lit(None, dtype=pl.Int64).alias("kernel"))
 
 
 def _numbered(frame: pl.DataFrame) -> pl.DataFrame:

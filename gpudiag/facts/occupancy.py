@@ -19,7 +19,8 @@ ROUNDED = 0.005
 def _computing(window: Window) -> pl.DataFrame:
     """Return the kernels of the analysed steps; collectives aside, which occupy few multiprocessors by design."""
     window.require_accelerator()
-    work = window.kernels.filter((pl.col("kind") == "kernel") & ~pl.col("collective").fill_null(False))
+    work = window.kernels.select("kind", "collective", "occupancy", "waves", "grid", "time_ns")
+    work = work.filter((pl.col("kind") == "kernel") & ~pl.col("collective").fill_null(False))
     require(work.height > 0, "no kernel ran in the analysed steps")
     return work
 

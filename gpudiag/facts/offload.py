@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import contains, matches
 from gpudiag.facts.ceilings import without_loader_ns
 from gpudiag.facts.loader import loader_wait_share
 from gpudiag.facts.registry import NotKnownError, fact, require
@@ -47,7 +48,7 @@ def large_copy_exposed_ns(window: Window) -> int:
 def host_optimizer_ns(window: Window) -> int:
     """Idle time of the device during optimizer steps: with an optimizer on the CPU, the time that it takes alone."""
     window.require_accelerator()
-    marks = window.analysis.trace.marks.filter(pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.step#"))
+    marks = window.analysis.trace.marks.filter(matches("name", r"^Optimizer\.step#"))
     require(marks.height > 0, "no optimizer step was seen in the window")
     return spans.overlap(spans.of(marks), spans.of(window.idle))
 
@@ -75,10 +76,7 @@ def offload_share(window: Window) -> float:
 def graph_library_used(window: Window) -> bool:
     """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
     trace, manifest = window.analysis.trace, window.analysis.manifest
-    if (
-        trace.ops["name"].cast(pl.String).str.contains(_GRAPH_OPS).any()
-        or trace.frames["name"].cast(pl.String).str.contains(_GRAPH_FRAMES).any()
-    ):
+    if contains(trace.ops["name"], _GRAPH_OPS).any() or contains(trace.frames["name"], _GRAPH_FRAMES).any():
         return True
     if manifest is not None and manifest.program is not None and manifest.program.packages:
         return any(name in manifest.program.packages for name in GRAPH_PACKAGES)

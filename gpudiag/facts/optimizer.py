@@ -7,6 +7,7 @@ import math
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import matches, text, texts
 from gpudiag.facts import attained
 from gpudiag.facts.accumulation import gradient_additions, micro_batches
 from gpudiag.facts.registry import NotKnownError, fact, require
@@ -100,7 +101,7 @@ def _parameters_per_window(window: Window) -> float:
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
     ops = window.analysis.trace.ops.filter(
         (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode()) & pl.col("signature").is_not_null()
-    ).with_columns(pl.col("name").cast(pl.String))
+    ).with_columns(text("name"))
     for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
         calls = ops.filter(pl.col("name") == name)
         if calls.height:
@@ -109,7 +110,7 @@ def _parameters_per_window(window: Window) -> float:
 
 
 def _step_marks(window: Window) -> pl.DataFrame:
-    return window.analysis.trace.marks.filter(pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.step#"))
+    return window.analysis.trace.marks.filter(matches("name", r"^Optimizer\.step#"))
 
 
 def _updates(window: Window) -> int:
@@ -131,7 +132,7 @@ def _names(window: Window) -> list[str]:
     """Return the class names of the optimizers: of the manifest, then of the marks of their steps."""
     manifest = window.analysis.manifest
     names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
-    marks = window.analysis.trace.marks["name"].cast(pl.String).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
+    marks = texts(window.analysis.trace.marks["name"]).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
     return [*names, *marks.unique().sort()]
 
 
@@ -175,7 +176,7 @@ def optimizer_host_part(window: Window) -> float:
 def _zero_grad_calls(window: Window) -> pl.DataFrame:
     """Return the spans of Optimizer.zero_grad; torch up to 1.9 wrote annotations among the ops."""
     frames = (window.analysis.trace.marks, window.analysis.trace.ops)
-    named = pl.col("name").cast(pl.String).str.contains(r"^Optimizer\.zero_grad#")
+    named = matches("name", r"^Optimizer\.zero_grad#")
     return pl.concat([frame.filter(named).select("thread", "start_ns", "end_ns") for frame in frames])
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.facts import (
     attention,
     casts,
@@ -79,7 +80,7 @@ def _loader(window: Window) -> tuple[Where, ...]:
     found, calls = idle_places(window, "idle_data"), window.loader_waits
     if found or calls is None:
         return found
-    return tuple(Where(event_words(name)) for name in calls["name"].cast(pl.String).unique().sort().head(MOST))
+    return tuple(Where(event_words(name)) for name in texts(calls["name"]).unique().sort().head(MOST))
 
 
 def _cpu_side(window: Window) -> tuple[Where, ...]:

@@ -1,70 +1,30 @@
-"""Facts about how the ranks of a run compare, from the step records that each of them keeps in the bundle."""
+"""Facts about how the ranks of a run compare: from the comparison of all ranks, or from the step records that each keeps in the bundle."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
-import polars as pl
 
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
-from gpudiag.timeline.history import SETTLED_AFTER
+from gpudiag.model.job import Balance, Straggler
+from gpudiag.timeline.rank_steps import PARTS, Floats, RankSteps, rank_steps
 
-MIN_STEPS = 10
-"""Fewer unprofiled steps that all ranks recorded tell chance from habit badly."""
-
-_PARTS = {"loader": "loader_wait_ns", "host-to-device copies": "h2d_ns", "forward": "forward_ns", "optimizer": "optimizer_ns"}
 REST = "rest"
 
-Floats = npt.NDArray[np.float64]
 
-
-class Ranks:
-    """The unprofiled steps that all ranks recorded, as arrays (steps x ranks) in ns. Raises NotKnownError where they cannot be compared.
-
-    A rank that comes late to the exchange of gradients waits least in its backward pass, where the others wait for it. Its own time in a
-    step is therefore the wall time less what its backward pass took beyond the shortest one.
-    """
+class Late:
+    """The rank with the longest own time, by the step records of all ranks. Raises NotKnownError where they cannot be compared."""
 
     def __init__(self, window: Window) -> None:
-        read = window.analysis.rank_records
-        if read is None:
-            raise NotKnownError(
-                "one rank alone: other ranks are compared by the step records of a bundle of all (gpudiag run torchrun ...)"
-            )
-        records = read().filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
-        self.ranks = sorted(records["rank"].unique().to_list())
-        require(len(self.ranks) > 1, "only one rank recorded unprofiled steps")
-        records = records.filter(pl.len().over("step") == len(self.ranks)).sort("step", "rank")
-        self._records = records
-        require(records.height >= MIN_STEPS * len(self.ranks), f"fewer than {MIN_STEPS} unprofiled steps that all ranks recorded")
-        require(records["backward_ns"].null_count() == 0, "no backward pass was seen in the unprofiled steps of some rank")
-
-    def column(self, name: str) -> Floats:
-        """Return a column of the step records as (steps x ranks); NaN where it is null."""
-        return np.asarray(self._records[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()).reshape(-1, len(self.ranks))
-
-    @cached_property
-    def wall(self) -> Floats:
-        """Return the wall time of each step on each rank."""
-        return self.column("wall_ns")
-
-    @cached_property
-    def least_backward(self) -> Floats:
-        """Return the shortest backward pass of each step (steps x 1): that of the rank that came last."""
-        return np.asarray(self.column("backward_ns").min(axis=1, keepdims=True))
-
-    @cached_property
-    def own(self) -> Floats:
-        """Return the time that each rank takes for itself."""
-        return self.wall - self.column("backward_ns") + self.least_backward
+        self.steps = records_of(window)
+        self.ranks = self.steps.ranks
 
     @cached_property
     def usual(self) -> Floats:
         """Return the median of each rank's own time."""
-        return np.asarray(np.median(self.own, axis=0))
+        return np.asarray(np.median(self.steps.own, axis=0))
 
     @cached_property
     def late(self) -> int:
@@ -77,128 +37,207 @@ class Ranks:
 
     def forward(self) -> Floats | None:
         """Return the median forward time of each rank; None where it was not seen."""
-        found = self.column("forward_ns")
+        found = self.steps.column("forward_ns")
         return None if np.isnan(found).any() else np.asarray(np.median(found, axis=0))
+
+
+def records_of(window: Window) -> RankSteps:
+    """Return the step records of all ranks side by side. Raises NotKnownError where they cannot be compared."""
+    read = window.analysis.rank_records
+    if read is None:
+        raise NotKnownError(
+            "one rank alone: other ranks are compared by a folder of their traces, or by a bundle of all (gpudiag run torchrun ...)"
+        )
+    found = rank_steps(read())
+    if isinstance(found, str):
+        raise NotKnownError(found)
+    return found
+
+
+def straggler(window: Window) -> Straggler | None:
+    """Return the rank for which the others wait, where all ranks were compared and one is late for long."""
+    return window.analysis.job.straggler if window.analysis.job is not None else None
+
+
+def none_is_late(window: Window) -> bool:
+    """Return whether all ranks were compared and none is late for long. Raises NotKnownError where their own times are not known."""
+    job = window.analysis.job
+    if job is None or job.straggler is not None:
+        return False
+    if job.own is None and window.analysis.rank_records is None:
+        raise NotKnownError(job.no_straggler or "the own times of the ranks are not known")
+    if job.own is None:
+        records_of(window)
+    return True
+
+
+def _others_own_ns(found: Straggler) -> float:
+    return found.excess_ns / found.excess_share
 
 
 @fact("ranks_compared", unit="count")
 def ranks_compared(window: Window) -> int:
-    """Ranks of the bundle whose unprofiled steps are compared."""
-    return len(Ranks(window).ranks)
+    """Ranks of the job that are compared."""
+    job = window.analysis.job
+    return len(Late(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
 
 
 @fact("late_rank", unit="text")
 def late_rank(window: Window) -> str:
     """Number of the rank whose steps take longest without its waits for the others."""
-    found = Ranks(window)
-    return str(found.ranks[found.late])
+    found = straggler(window)
+    if found is not None:
+        return str(found.rank)
+    require(not none_is_late(window), "no rank is late for long")
+    late = Late(window)
+    return str(late.ranks[late.late])
 
 
 @fact("late_rank_own_ns", unit="ns")
 def late_rank_own_ns(window: Window) -> float:
-    """Median time of a step that the late rank takes for itself: without its waits for others in the backward pass."""
-    found = Ranks(window)
-    return float(found.usual[found.late])
+    """Time of a step that the late rank takes for itself, without its waits for others (median; mean where all ranks were compared)."""
+    found = straggler(window)
+    if found is not None:
+        return _others_own_ns(found) + found.excess_ns
+    late = Late(window)
+    return float(late.usual[late.late])
 
 
 @fact("other_ranks_own_ns", unit="ns")
 def other_ranks_own_ns(window: Window) -> float:
-    """Median time of a step that the other ranks take for themselves."""
-    found = Ranks(window)
-    return found.others(found.usual)
+    """Time of a step that the other ranks take for themselves (median over them)."""
+    found = straggler(window)
+    if found is not None:
+        return _others_own_ns(found)
+    late = Late(window)
+    return late.others(late.usual)
 
 
 @fact("straggler_share", unit="share")
 def straggler_share(window: Window) -> float:
-    """How much longer the late rank takes for itself than the other ranks (median): late / others - 1."""
-    found = Ranks(window)
-    return float(found.usual[found.late]) / max(found.others(found.usual), 1.0) - 1
+    """How much longer the late rank takes for itself than the other ranks: late / others - 1; 0 where ranks were compared and none is."""
+    found = straggler(window)
+    if found is not None:
+        return found.excess_share
+    if none_is_late(window):
+        return 0.0
+    late = Late(window)
+    return float(late.usual[late.late]) / max(late.others(late.usual), 1.0) - 1
 
 
 @fact("late_rank_step_share", unit="share")
 def late_rank_step_share(window: Window) -> float:
-    """Share of the unprofiled steps in which the late rank comes last: about 1 / ranks where ranks take turns."""
-    found = Ranks(window)
-    return float((found.own.argmax(axis=1) == found.late).mean())
+    """Share of the steps in which the late rank is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
+    found = straggler(window)
+    if found is not None:
+        if found.late_share is None:
+            raise NotKnownError("the steps of the ranks could not be compared one by one")
+        return found.late_share
+    late = Late(window)
+    return float((late.steps.own.argmax(axis=1) == late.late).mean())
+
+
+@fact("late_rank_since_step", unit="count")
+def late_rank_since_step(window: Window) -> int:
+    """Number of the step from which on the late rank is late; unknown where it was so from the first one that was seen."""
+    found = straggler(window)
+    require(found is not None, "ranks were not compared, or none is late")
+    since = found.since_step if found is not None else None
+    if since is None:
+        raise NotKnownError("it is late from the first step that was seen on")
+    return since
+
+
+@fact("late_rank_reason", unit="text")
+def late_rank_reason(window: Window) -> str:
+    """What differs on the late rank from the median rank, in one sentence with figures."""
+    found = straggler(window)
+    require(found is not None and bool(found.reason), "ranks were not compared, or none is late")
+    return found.reason if found is not None else ""
 
 
 @fact("late_rank_phase", unit="text")
 def late_rank_phase(window: Window) -> str:
-    """What takes the late rank longest beyond the others: loader, host-to-device copies, forward, optimizer or rest (code around them)."""
-    found = Ranks(window)
-    medians = {name: np.median(np.nan_to_num(found.column(column)), axis=0) for name, column in _PARTS.items()}
-    rest = np.median(
-        found.wall - found.column("backward_ns") - sum(np.nan_to_num(found.column(column)) for column in _PARTS.values()), axis=0
-    )
-    medians[REST] = np.clip(rest, 0, None)  # a GPU's phases may exceed the wall time
-    return max(medians, key=lambda name: float(medians[name][found.late]) - found.others(medians[name]))
+    """What takes the late rank longest beyond the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
+
+    By the step records alone; late_rank_reason tells more where all ranks were compared.
+    """
+    require(straggler(window) is None, "late_rank_reason tells more")
+    late = Late(window)
+    medians = {name: np.median(late.steps.part(name), axis=0) for name in PARTS}
+    medians[REST] = np.clip(np.median(late.steps.rest, axis=0), 0, None)
+    return max(medians, key=lambda name: float(medians[name][late.late]) - late.others(medians[name]))
 
 
 @fact("late_rank_excess_ns", unit="ns")
 def late_rank_excess_ns(window: Window) -> float:
     """Time of the analysed steps that the late rank costs, were it like the others: the own time beyond theirs, over the step's.
 
-    Where its forward pass is slower than theirs, its backward pass counts as slower by the same factor.
+    A step takes as long as the late rank takes for itself. By records alone: where its forward pass is slower than theirs, its backward
+    pass counts as slower by the same factor.
     """
-    found = Ranks(window)
-    excess = found.usual[found.late] - found.others(found.usual)
-    forward = found.forward()
-    if forward is not None and forward[found.late] > 0:
-        slower = max(0.0, 1 - found.others(forward) / float(forward[found.late]))
-        excess += float(np.median(found.least_backward)) * slower
-    return min(1.0, float(excess / np.median(found.wall.max(axis=1)))) * window.wall_ns
+    found = straggler(window)
+    if found is not None:
+        return found.excess_share / (1 + found.excess_share) * window.wall_ns
+    late = Late(window)
+    excess = late.usual[late.late] - late.others(late.usual)
+    forward = late.forward()
+    if forward is not None and forward[late.late] > 0:
+        slower = max(0.0, 1 - late.others(forward) / float(forward[late.late]))
+        excess += float(np.median(late.steps.least_backward)) * slower
+    return min(1.0, float(excess / np.median(late.steps.wall.max(axis=1)))) * window.wall_ns
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-class Lengths:
-    """The positions of each rank's batches (steps x ranks), padding included: the device computes on it. Raises NotKnownError."""
+def _balance(window: Window) -> Balance | None:
+    return window.analysis.job.balance if window.analysis.job is not None else None
 
-    def __init__(self, window: Window) -> None:
-        self.ranks = Ranks(window)
-        self.positions = self.ranks.column("batch_elements")
-        require(not np.isnan(self.positions).any(), "no batch told its positions: a field attention_mask, padding_mask or lengths does")
-        require(bool((self.positions.max(axis=1) > 0).all()), "a batch held no position")
 
-    @property
-    def imbalance(self) -> Floats:
-        """Return 1 - mean / max over the ranks for each step."""
-        return np.asarray(1 - self.positions.mean(axis=1) / self.positions.max(axis=1))
+def _lengths(window: Window) -> RankSteps:
+    """Return the step records of all ranks, with positions. Raises NotKnownError."""
+    found = records_of(window)
+    require(found.positions is not None, "no batch told its positions: a field attention_mask, padding_mask or lengths does")
+    return found
 
-    @property
-    def compute(self) -> Floats:
-        """Return the compute of each rank: its forward pass, else its own time."""
-        forward = self.ranks.column("forward_ns")
-        return self.ranks.own if np.isnan(forward).any() else forward
+
+@fact("length_measure", unit="text")
+def length_measure(window: Window) -> str:
+    """What the work of the ranks' batches is told by: positions (padding included), or matrix FLOP where no batch tells its positions."""
+    found = _balance(window)
+    if found is not None:
+        return found.measure
+    _lengths(window)
+    return "positions"
 
 
 @fact("length_imbalance_share", unit="share")
 def length_imbalance_share(window: Window) -> float:
-    """Mean over the unprofiled steps of 1 - mean / max over the ranks of the positions (padding included) in their batches."""
-    return float(Lengths(window).imbalance.mean())
+    """Mean over the steps of 1 - mean / max over the ranks of the work in their batches: positions (padding included), else matrix FLOP."""
+    found = _balance(window)
+    return float(_lengths(window).imbalance.mean()) if found is None else found.imbalance_share
 
 
 @fact("length_time_correlation", unit="ratio")
 def length_time_correlation(window: Window) -> float:
-    """Pearson correlation over steps and ranks of positions with forward time (else own time), each less the mean of its step."""
-    found = Lengths(window)
-    x = found.positions - found.positions.mean(axis=1, keepdims=True)
-    y = found.compute - found.compute.mean(axis=1, keepdims=True)
-    scale = float(np.sqrt((x * x).sum() * (y * y).sum()))
-    require(scale > 0, "all ranks have batches of one size, or take the same time")
-    return float((x * y).sum()) / scale
+    """Pearson correlation over steps and ranks of that work with the ranks' compute, each less the mean of its step."""
+    found = _balance(window)
+    value = _lengths(window).follows_positions if found is None else found.correlation
+    if value is None:
+        raise NotKnownError("all ranks have batches of one size, or take the same time")
+    return value
 
 
 @fact("length_balanced_ns", unit="ns")
 def length_balanced_ns(window: Window) -> float:
     """Time of the analysed steps saved were the work of all ranks equal: forward pass and shortest backward pass by max - mean over ranks.
 
-    Work is taken by positions or by forward time, whichever differs more: attention costs more than in proportion to length.
+    Work is taken by positions or by forward time, whichever differs more: attention costs more than in proportion to length. By matrix
+    FLOP: the busy time of the rank that has most, by max - mean.
     """
-    found = Lengths(window)
-    longest = found.compute.max(axis=1)
-    by_time = 1 - found.compute.mean(axis=1) / np.maximum(longest, 1.0)
-    uneven = np.maximum(found.imbalance, by_time)
-    spent = np.minimum(longest + found.ranks.least_backward[:, 0], found.ranks.wall.max(axis=1))
-    return float((uneven * spent).sum() / found.ranks.wall.max(axis=1).sum()) * window.wall_ns
+    found = _balance(window)
+    if found is not None:
+        return found.saved_share * window.wall_ns
+    lengths = _lengths(window)
+    return float(lengths.balanced.sum() / lengths.wall.max(axis=1).sum()) * window.wall_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import contains, matches
 from gpudiag.facts import attained
 from gpudiag.facts.lineage import Lineage
 from gpudiag.facts.once import once
@@ -30,7 +31,7 @@ def looped_cells(window: Window) -> pl.DataFrame:
     """Return the kernels of recurrent cells that are called one time step at a time, forward and backward; none where they are few."""
     work = window.work()
     ops = window.analysis.trace.ops
-    cells = ops["name"].cast(pl.String).str.contains(CELLS).fill_null(False).to_numpy()
+    cells = contains(ops["name"], CELLS).fill_null(False).to_numpy()
     if cells.sum() < FEW_STEPS * max(window.steps.height, 1):
         return work.clear().with_columns(group=pl.lit(None, dtype=pl.Int64))
     return Lineage(window).with_group(work, np.where(cells, 0, -1).astype(np.int64)).filter(pl.col("group").is_not_null())
@@ -51,8 +52,8 @@ def recurrent_cells_per_step(window: Window) -> float:
     """Calls of a recurrent cell (lstm_cell, gru_cell, ...) in an analysed step."""
     if not window.steps.height:
         raise NotKnownError("no complete step was recorded")
-    ops = window.analysis.trace.ops.filter(pl.col("step").is_in(window.steps["id"].implode()))
-    return ops.filter(pl.col("name").cast(pl.String).str.contains(CELLS)).height / window.steps.height
+    ops = window.analysis.trace.ops.select("step", "name").filter(pl.col("step").is_in(window.steps["id"].implode()))
+    return ops.filter(matches("name", CELLS)).height / window.steps.height
 
 
 @fact("recurrent_host_part", unit="share")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpudiag.facts.registry import NotKnownError, fact, require
-from gpudiag.facts.window import Window
 from gpudiag.model.telemetry import ColumnRange, Energy, Telemetry
+
+if TYPE_CHECKING:
+    from gpudiag.facts.window import Window  # heavy, and what prints a report needs two shares alone
 
 NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 

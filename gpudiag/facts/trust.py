@@ -5,6 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import contains, matches
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
 
@@ -26,7 +27,7 @@ def device_events_missing(window: Window) -> bool:
     trace = window.analysis.trace
     if trace.kernels.filter(pl.col("kind") != "cpu").height:
         return False
-    called = trace.launches["api"].cast(pl.String).str.contains(_STARTS_WORK).any()
+    called = contains(trace.launches["api"], _STARTS_WORK).any()
     return bool(called) or not window.on_cpu
 
 
@@ -45,12 +46,7 @@ def compilation_step_share(window: Window) -> float:
     trace = window.analysis.trace
     require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
     require(window.steps.height > 0, "no complete step was recorded")
-    events = pl.concat(
-        [
-            frame.filter(pl.col("name").cast(pl.String).str.contains(COMPILATION)).select("start_ns", "end_ns")
-            for frame in (trace.ops, trace.marks)
-        ]
-    )
+    events = pl.concat([frame.filter(matches("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks)])
     at_work = spans.covered(spans.of(events), window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy())
     return float((at_work > 0).sum()) / window.steps.height
 
@@ -99,7 +95,7 @@ def memory_recorded(window: Window) -> bool:
 @fact("loading_ns", unit="ns")
 def loading_ns(window: Window) -> int:
     """Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where it recorded that."""
-    named = pl.col("name").cast(pl.String).str.contains(_LOADING)
+    named = matches("name", _LOADING)
     events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
     return spans.overlap(spans.of(events), window.step_spans)
 

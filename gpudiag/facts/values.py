@@ -67,6 +67,7 @@ from gpudiag.facts.window import Window
 from gpudiag.model.advice import advice
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
+from gpudiag.trace.garbage import give_back
 
 MODULES: tuple[ModuleType, ...] = (
     steps, coverage, trust, causes, launch, queue, syncs, waits, shape_syncs, host_time, run_stalls, compiling, graph_breaks,
@@ -121,6 +122,11 @@ class Facts:
     def window(self) -> Window:
         """Return what the facts are measured on."""
         return self._window
+
+    def forget_tables(self) -> None:
+        """Let go of the tables that facts share, which take more memory than the kernels of the trace; known values stay."""
+        self._window = Window(self._window.analysis, self._window.replays)
+        give_back()
 
     def replayed(self, name: str) -> bool:
         """Return whether fact `name` was measured and rests on a replay of the dependency graph."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import matches, texts
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.syncs import syncs_of
 from gpudiag.facts.window import Window
@@ -26,7 +27,7 @@ _ASKED_FOR = r"(?i)(Device|Stream|Event|Ctx)Synchronize$"
 def with_names(window: Window) -> pl.DataFrame:
     """Return the syncs of the analysed steps with op_name and kernel_name."""
     found, trace = syncs_of(window), window.analysis.trace
-    ops, kernels = trace.ops["name"].cast(pl.String), trace.kernels["name"].cast(pl.String)
+    ops, kernels = texts(trace.ops["name"]), texts(trace.kernels["name"])
     return found.with_columns(op_name=pl.lit(ops.gather(found["op"])), kernel_name=pl.lit(kernels.gather(found["kernel"])))
 
 
@@ -39,7 +40,7 @@ def reads(window: Window) -> pl.DataFrame:
 
 def asked_for(window: Window) -> pl.DataFrame:
     """Return the syncs that belong to no op: torch.cuda.synchronize(), Stream.synchronize(), Event.synchronize()."""
-    return with_names(window).filter(pl.col("op").is_null() & pl.col("api").cast(pl.String).str.contains(_ASKED_FOR))
+    return with_names(window).filter(pl.col("op").is_null() & matches("api", _ASKED_FOR))
 
 
 def _cost_ns(found: pl.DataFrame) -> int:
@@ -72,7 +73,8 @@ def reads_per_step(window: Window) -> float:
 
 def amid_steps(window: Window, found: pl.DataFrame) -> pl.DataFrame:
     """Return the syncs of `found` that lie between the first and the last op of the forward and backward passes of their step."""
-    passes = window.analysis.trace.ops.filter(pl.col("phase").is_in(["forward", "backward"])).drop_nulls("step")
+    ops = window.analysis.trace.ops.select("phase", "step", "start_ns")
+    passes = ops.filter(pl.col("phase").is_in(["forward", "backward"])).drop_nulls("step")
     spans = passes.group_by("step").agg(pl.col("start_ns").min().alias("first_ns"), pl.col("start_ns").max().alias("last_ns"))
     return found.join(spans, on="step", how="inner").filter(pl.col("start_ns").is_between("first_ns", "last_ns", closed="none"))
 

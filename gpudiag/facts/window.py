@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import matches, text
 from gpudiag.facts.matrix_work import matrix_work
 from gpudiag.facts.messages import messages
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
@@ -25,12 +26,18 @@ HELD = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
 
 
+NOT_ASKED = (
+    "correlation", "graph_node", "block", "kernel_class", "matrix_flops", "recompute_flops", "cache_resident", "over_roof", "over_cause",
+)  # fmt: skip
+"""Columns that no fact asks of `kernels`: each choice of rows would copy them."""
+
+
 class Window:
     """An Analysis and what follows from it. Properties raise NotKnownError where the recording does not say."""
 
-    def __init__(self, analysis: Analysis) -> None:
+    def __init__(self, analysis: Analysis, replays: Replays | None = None) -> None:
         self.analysis = analysis
-        self.replays = Replays(analysis)
+        self.replays = replays or Replays(analysis)
         self.replayed = False
         """Whether anything was taken from a replay since this was last set to False: facts.values keeps it for each fact."""
 
@@ -134,16 +141,14 @@ class Window:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Return the work of the device within the analysed steps: kernels (stage cost) and the columns added here.
+        """Return the work of the device within the analysed steps: kernels (stage cost) without NOT_ASKED and with the columns added here.
 
         time_ns (the part within the steps; on a CPU self time of the ops of the steps), op_name, phase, thread, and the columns of
         calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch.
         """
         frame = self._timed()
         frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"))
-        ops = self.analysis.trace.ops.select(
-            pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "signature", "thread"
-        )
+        ops = self.analysis.trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "signature", "thread")
         frame = frame.join(ops, on="call", how="left")
         pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
         described = calls.table(pairs.iter_rows(), self.analysis.trace.signatures)
@@ -152,7 +157,7 @@ class Window:
 
     def _timed(self) -> pl.DataFrame:
         """Return the kernels of the analysed device and steps with their time_ns (> 0)."""
-        kernels = self.analysis.trace.kernels.with_columns(pl.col("name").cast(pl.String))
+        kernels = self.analysis.trace.kernels.drop(NOT_ASKED).with_columns(text("name"))
         if self.on_cpu:
             steps = self.steps["id"].implode()
             frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
@@ -194,7 +199,7 @@ class Window:
         """
         if self.on_cpu:
             return min(int(chosen["time_ns"].sum()), self.wall_ns)
-        rest = self.kernels.filter(~pl.col("id").is_in(chosen["id"].implode()))
+        rest = self.kernels.select("id", "start_ns", "end_ns").filter(~pl.col("id").is_in(chosen["id"].implode()))
         own, others = spans.of(chosen), spans.of(rest)
         within = spans.covered(self.step_spans, own[:, 0], own[:, 1]).sum()
         return int(within) - self._common_ns(own, others)
@@ -216,9 +221,7 @@ class Window:
         """Return the calls of the DataLoader's __next__ (start_ns, end_ns, name); None where the trace shows none."""
         trace = self.analysis.trace
         found = [
-            frame.filter(pl.col("name").cast(pl.String).str.contains(LOADER_MARK)).select(
-                "start_ns", "end_ns", pl.col("name").cast(pl.String)
-            )
+            frame.filter(matches("name", LOADER_MARK)).select("start_ns", "end_ns", text("name"))
             for frame in (trace.marks, trace.ops)  # torch up to 1.9 wrote annotations among the ops
         ]
         both = pl.concat(found)

@@ -79,11 +79,20 @@ def _replace(path: Path, content: bytes) -> None:
         raise
 
 
-def _path(key: str) -> Path | None:
-    """Return the file of `key` under $XDG_CACHE_HOME (absolute, as the XDG base directory specification asks) or ~/.cache."""
+def peaks_folder() -> Path | None:
+    """Return where measured peaks are kept: $XDG_CACHE_HOME (absolute, as the XDG base directory specification asks) or ~/.cache.
+
+    None where there is no home folder.
+    """
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
         root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
     except RuntimeError:
         return None
-    return root / "gpudiag" / "peaks" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    return root / "gpudiag" / "peaks"
+
+
+def _path(key: str) -> Path | None:
+    """Return the file of `key`; None where there is no home folder."""
+    folder = peaks_folder()
+    return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

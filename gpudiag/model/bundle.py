@@ -173,6 +173,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     rank: int = 0
     world_size: int = 1
+    host: str = ""
+    """What tells the machines of a run of several ranks apart: 'node 3' as the launcher counts, else a digest; never the host's name."""
     launch: str = ""
     """The same for the ranks of one launch, different for another launch; a digest, empty where the launcher does not say."""
     ranks: tuple[RankState, ...] = ()

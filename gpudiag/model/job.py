@@ -42,6 +42,12 @@ MESSAGES: tuple[Column, ...] = (
     Column("start_ns", _I64, "ns", "absolute"),
     Column("end_ns", _I64, "ns", "absolute"),
     Column("exposed_ns", _I64, "ns", "the part of start..end in which no other work of the device ran"),
+    Column(
+        "exposed_by",
+        pl.List(pl.UInt8()),
+        "",
+        "how exposed_ns comes about: its share, 0..255, that 1/16, 2/16 .. 15/16 of start..end hold; null: none, all, or not told",
+    ),
 )
 """The messages of one rank in the order of their start, inside the analysed steps or not."""
 
@@ -207,6 +213,9 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """excess_ns over the median rank's own time."""
     last_share: float | None
     """Share of the steps in which it takes longest."""
+    late_share: float | None = None
+    """Share of the steps, since it is late, in which it takes clearly longer than the median of the others. Two slow ranks take turns at
+    being last."""
     since_step: int | None = None
     """Number of the step from which on it is late; None: from the first one that was seen, or not known."""
     cause: str = "not known"
@@ -257,6 +266,8 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     saved_ns: int
     """Of a mean step, were the work of all ranks equal: an upper bound."""
     saved_share: float
+    correlation: float | None = None
+    """Pearson's over steps and ranks of the work with the ranks' compute, each less the mean of its step; None: one of them does not vary."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One side of a comparison. Empty: not known, as of a report that was read from a file."""
 
     report: ReportData
+    rank: int | None = None
+    """The rank that was measured; None: of a recording of one, or not told."""
     plain_ns: tuple[int, ...] = ()
     """Wall time of each step outside windows, in their order, without the first ones of the run. A trace alone has none."""
     plain_samples: tuple[int | None, ...] = ()

@@ -111,8 +111,6 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("name", _NAME, "", "'file.py(line): function'"),
         _START,
         _END,
-        Column("python_id", _I64, "", "'Python id'"),
-        Column("python_parent", _I64, "", "'Python parent id'"),
     ),
     "marks": (
         _ID,
@@ -144,6 +142,11 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("out_elements", _I64, "elements", "'Out msg nelems'"),
         Column("dtype", _TEXT, "", "element type as recorded"),
         Column("seq", _I64, "", "sequence number in the group"),
+        Column("members", _TEXT, "", "ranks of the group, '0,1,2,3'; null: not recorded, or cut off and not evenly spaced"),
+        Column("source", _I64, "", "sending rank of a point-to-point message ('Src Rank') or root; null: not recorded"),
+        Column("target", _I64, "", "receiving rank of a point-to-point message ('Dst Rank'); null: not recorded"),
+        Column("in_splits", _TEXT, "rows", "'In split size', '3,4,5': what each member gets; null: even, cut off, or not recorded"),
+        Column("out_splits", _TEXT, "rows", "'Out split size': what comes from each member; null likewise"),
     ),
     "steps": (
         _ID,

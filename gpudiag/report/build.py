@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.facts import Facts, utilisation
 from gpudiag.facts.mfu_references import references
 from gpudiag.model.analysis import Analysis
@@ -44,10 +45,10 @@ def build(
     facts: Facts | None = None,
 ) -> ReportData:
     """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
-    warnings = list(analysis.warnings)
+    warnings = [*(analysis.job.warnings if analysis.job else ()), *analysis.warnings]
     facts = facts or Facts(analysis)
-    window = facts.window
-    mfu = _mfu(facts, warnings)
+    mfu, idle, history = _mfu(facts, warnings), idleness.idle_rows(facts.window), facts.window.history
+    facts.forget_tables()  # the replays that follow need the memory, and none of them
     made = ReportData(
         tool=tool,
         source=source,
@@ -59,7 +60,7 @@ def build(
         mfu=mfu,
         ops=_ops(analysis, sites),
         kernels=_kernels(analysis),
-        idle=idleness.idle_rows(window),
+        idle=idle,
         collectives=_collectives(analysis),
         findings=findings,
         rules=outcomes,
@@ -70,8 +71,10 @@ def build(
         memory=analysis.memory,
         energy=analysis.energy,
         telemetry=analysis.telemetry,
-        what_ifs=idleness.what_ifs(window.replays),
-        history=window.history,
+        ranks=analysis.job.ranks if analysis.job else None,
+        job=analysis.job,
+        what_ifs=idleness.what_ifs(facts.window.replays),
+        history=history,
         recorded=_recorded(analysis),
         experiments=tuple(one for data in analysis.experiments for one in data.experiments),
     )
@@ -245,29 +248,30 @@ def _row_sites(analysis: Analysis, sites: pl.Series | None) -> dict[tuple[str, s
     """Return the call site with the most kernel time of each (name, phase, signature)."""
     if sites is None or sites.is_null().all():
         return {}
-    ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "signature")
+    ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").alias("op_name"), "phase", "signature")
     ops = ops.with_columns(sites.alias("site")).drop_nulls("site")
     kernels = analysis.trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "busy_ns")
     sums = kernels.join(ops, on="call").group_by("op_name", "phase", "signature", "site").agg(pl.col("busy_ns").sum())
     sums = sums.sort("busy_ns", "site").unique(["op_name", "phase", "signature"], keep="last", maintain_order=True)
-    return {(name, phase, row): site for name, phase, row, site in sums.select("op_name", "phase", "signature", "site").iter_rows()}
+    return {(name, phase, row): site for name, phase, row, site in sums.select(text("op_name"), "phase", "signature", "site").iter_rows()}
 
 
 def _kernels(analysis: Analysis) -> tuple[KernelRow, ...]:
     """Return the kernel names with the most time over the whole trace; none for a CPU-only run, whose ops say it all."""
     if analysis.device_kind == "cpu":
         return ()
-    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"))
-    frame = analysis.trace.kernels.select("op", pl.col("name").cast(pl.String), "kind", "bound", "busy_ns", "kernel_class")
+    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").alias("op_name"))
+    frame = analysis.trace.kernels.select("op", "name", "kind", "bound", "busy_ns", "kernel_class")
     frame = frame.join(ops, on="op", how="left")
     largest = pl.col("busy_ns").sum()
     by_bound = frame.group_by("name", "kind", "bound").agg(largest).sort("busy_ns", "bound", descending=True)
     by_bound = by_bound.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "bound")
-    by_op = frame.drop_nulls("op_name").group_by("name", "kind", "op_name").agg(largest).sort("busy_ns", "op_name", descending=True)
+    by_op = frame.drop_nulls("op_name").group_by("name", "kind", "op_name").agg(largest)
+    by_op = by_op.with_columns(text("op_name")).sort("busy_ns", "op_name", descending=True)
     by_op = by_op.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "op_name")
     rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"), pl.col("kernel_class").first())
     rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
-    rows = rows.sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
+    rows = rows.with_columns(text("name")).sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
     names = ("name", "kind", "count", "kernel_ns", "bound", "op_name", "kernel_class")
     return tuple(
         KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op, kernel_class=word)
@@ -284,7 +288,7 @@ def _collectives(analysis: Analysis) -> tuple[CollectiveRow, ...]:
     fields = analysis.trace.collectives.with_columns(bytes=message_bytes(analysis.trace.collectives)).drop("id")
     by_kernel = fields.drop_nulls("kernel").unique("kernel", keep="first").select("kernel", "name", "group", "size", "bytes")
     by_op = fields.drop_nulls("op").unique("op", keep="first").select("op", "name", "group", "size", "bytes")
-    frame = kernels.select("id", "op", "busy_ns", pl.col("name").cast(pl.String).alias("kernel_name"))
+    frame = kernels.select("id", "op", "busy_ns", text("name").alias("kernel_name"))
     frame = frame.join(by_kernel, left_on="id", right_on="kernel", how="left").join(by_op, on="op", how="left", suffix="_op")
     frame = frame.with_columns([pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", "group", "size", "bytes")])
     frame = frame.with_columns(pl.coalesce("name", "kernel_name").alias("name"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import text, texts
 from gpudiag.facts.idle_places import by_place, split_site
 from gpudiag.facts.replayed import Replays
 from gpudiag.facts.window import Window
@@ -34,9 +35,9 @@ def sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
     if analysis.syncs is None:
         return ()
     ids = analysis.steps.filter("analysed")["id"]
-    ops = analysis.trace.ops["name"].cast(pl.String)
+    ops = texts(analysis.trace.ops["name"])
     found = analysis.syncs.filter(pl.col("step").is_in(ids.implode()) & ((pl.col("waited_ns") > 0) | (pl.col("cost_ns").fill_null(0) > 0)))
-    found = found.with_columns(pl.col("api").cast(pl.String), op_name=pl.lit(ops.gather(found["op"])))
+    found = found.with_columns(text("api"), op_name=pl.lit(ops.gather(found["op"])))
     rows = found.group_by("api", "op_name", "site").agg(
         pl.len().alias("count"),
         (pl.col("end_ns") - pl.col("start_ns")).sum().alias("wall_ns"),

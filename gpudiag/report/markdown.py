@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, history, memory, recorded, telemetry, trust, waiting, words
+from gpudiag.report import chosen, history, memory, ranks_markdown, recorded, telemetry, trust, waiting, words
 from gpudiag.report.escape import code, markdown
 from gpudiag.report.experiment import markdown as experiments
 from gpudiag.report.labels import namer, recompute_text, site_text
+from gpudiag.report.marktable import table as _table
 from gpudiag.units import format_ns, format_rate, format_share
 
 _BAR_CELLS = 20
@@ -23,6 +24,7 @@ def render(report: ReportData, *, top: int = 20) -> str:
         *(markdown(text) for text in trust.headlines(report)),
         _source(report),
         _breakdown(report),
+        ranks_markdown.section(report, top),
         *_waiting(report),
         *_findings(report),
         _changes(report),
@@ -36,12 +38,6 @@ def render(report: ReportData, *, top: int = 20) -> str:
         _rules(report),
     ]
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _table(header: Sequence[str], aligns: str, rows: Iterable[Sequence[str]]) -> str:
-    """Return a table; `aligns` has one letter a column (l or r); cells are escaped already."""
-    rule = ["---:" if align == "r" else "---" for align in aligns]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rule, *rows))
 
 
 def _source(report: ReportData) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
-from gpudiag.report import chosen, history, memory, recorded, textops, trust, unsaid, waiting, words
+from gpudiag.report import chosen, history, memory, ranks_text, recorded, textops, trust, unsaid, waiting, words
 from gpudiag.report.console import (
     QUIET,
     WIDEST_PROSE,
@@ -55,6 +55,7 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     console, sink = new_console(min(width, WIDEST_PROSE), color)
     _title(console, report)
     _breakdown(console, report)
+    ranks_text.section(console, report, top)
     _findings(console, report, everything)
     _waiting(console, report)
     _changes(console, report)

@@ -10,7 +10,7 @@ from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
 from gpudiag.hardware.derate import SCALED
 from gpudiag.model.bundle import UNFINISHED
 from gpudiag.model.report import Mfu, MfuReference, ReportData
-from gpudiag.report import history, telemetry, waiting
+from gpudiag.report import history, ranks, telemetry, waiting
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
 from gpudiag.units import format_flop, format_ns, format_rate, format_share
 
@@ -37,8 +37,8 @@ _SKEWED = 0.1
 
 
 def headlines(report: ReportData) -> list[str]:
-    """Return what stands beside the verdict: how much of the time the figures cover, and the utilisation where it is known."""
-    return [text for text in (coverage_line(report), mfu_line(report)) if text]
+    """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
+    return [text for text in (ranks.headline(report), coverage_line(report), mfu_line(report)) if text]
 
 
 def trust_lines(report: ReportData) -> list[tuple[str, str]]:
@@ -52,6 +52,7 @@ def trust_lines(report: ReportData) -> list[tuple[str, str]]:
         ("utilisation", _mfu_grade(report)),
         ("profiler", _slowdown_line(report)),
         ("read", _read_line(report)),
+        ("ranks", ranks.trust_line(report)),
         *telemetry.lines(report),
         ("replay", waiting.replay_line(report)),
         ("call sites", _sites_line(report)),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import among, text, texts
 from gpudiag.attribution.nesting import nearest
 from gpudiag.attribution.pairing import Pairs, pair
 from gpudiag.model.cost import Cost
@@ -125,7 +126,7 @@ def _weight_gradient(_: str, own: Signature, forward: Signature) -> Cost:
 
 
 def _named(ops: pl.DataFrame, names: list[str]) -> Mask:
-    found: Mask = ops["name"].cast(pl.String).is_in(names).to_numpy()
+    found: Mask = among(ops["name"], names).to_numpy()
     return found
 
 
@@ -170,7 +171,7 @@ def _relate(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: Costs, re
     """Cost the open owners that have a `relative` (row of signatures, -1: none) by `formula`: once per distinct pair of signatures."""
     rows = np.unique(found.owner[found.open() & (found.owner >= 0)])
     rows = rows[relative[rows] >= 0]
-    frame = ops[rows].select("id", pl.col("name").cast(pl.String), "signature").with_columns(relative=relative[rows]).drop_nulls()
+    frame = ops[rows].select("id", text("name"), "signature").with_columns(relative=relative[rows]).drop_nulls()
     call = np.full(ops.height + 1, -1, dtype=np.int64)
     for (name, own, other), members in frame.group_by("name", "signature", "relative", maintain_order=True):
         cost = attempt(formula, str(name), parsed[own], parsed[other])
@@ -187,7 +188,7 @@ def _nodes(
     Only where they are most of the node's kernel time: beside calls with costs of their own the node's cost would count them twice. Not
     for recomputed forward work, and not on a CPU for the node's own self time, which is dispatch.
     """
-    name = ops["name"].cast(pl.String)
+    name = texts(ops["name"])
     forward = np.where((pairs.forward >= 0) & ~name.str.starts_with(ENGINE_CALL).to_numpy(), pairs.forward, -1)
     costed = np.append(name.is_in(list(BACKWARD_FORMULAS)) & ops["signature"].is_not_null(), False)
     needs_name = np.append(name.is_in(list(NAMED_BACKWARD)), False)
@@ -200,7 +201,7 @@ def _nodes(
     wanted &= np.append(2 * unexplained > whole, False)[node]
     rows = np.unique(node[wanted])
     call = np.full(ops.height + 1, -1, dtype=np.int64)
-    frame = ops[forward[rows]].select(pl.col("name").cast(pl.String), "signature")
+    frame = ops[forward[rows]].select(text("name"), "signature")
     convolution = np.append(_named(ops, list(LAYOUTS)), False)[forward]
     one = single_gradient(kernels, np.where(np.append(convolution, False)[node], node, -1), ops.height)[rows]
     frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=_products_inside(ops, around)[rows], one=one)

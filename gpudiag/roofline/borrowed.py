@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import among
 from gpudiag.attribution.pairing import pair
 from gpudiag.attribution.repeated import forward_of_repeated
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, FORMULAS, words
@@ -19,7 +20,7 @@ _COPIES = frozenset(f"aten::{name}" for name in words("copy_ clone _to_copy fill
 def with_borrowed(ops: pl.DataFrame) -> tuple[pl.DataFrame, Mask]:
     """Return `ops` (stage 'link') with the signatures of the forward calls that calls without one repeat, and which calls those are."""
     bare = ops["recompute"] & ops["signature"].is_null()
-    compared = ops["name"].cast(pl.String).is_in(list(FORMULAS.keys() - _COPIES)) if bare.any() else bare
+    compared = among(ops["name"], FORMULAS.keys() - _COPIES) if bare.any() else bare
     if not (bare & compared).any() or ops["signature"].null_count() == ops.height:
         return ops, np.zeros(ops.height, dtype=bool)
     forward = forward_of_repeated(ops, pair(ops, BACKWARD_FORMULAS), compared.to_numpy())

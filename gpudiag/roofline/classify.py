@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.names import matching
+from gpudiag.attribution.names import matches, matching
 from gpudiag.attribution.nesting import nulled
 from gpudiag.model import tables
 from gpudiag.model.bundle import Settings
@@ -147,10 +147,9 @@ def _plain_waits(trace: Trace, idle: pl.DataFrame) -> pl.DataFrame:
 
 
 def _other_reasons(trace: Trace) -> intervals.Spans:
-    api, mark = pl.col("api").cast(pl.String), pl.col("name").cast(pl.String)
-    calls = trace.launches.filter(api.str.contains(kernel_names.SYNC_CALL) | api.str.contains(kernel_names.ALLOCATION_CALL))
-    marks = trace.marks.filter(mark.str.contains(kernel_names.LOADER_MARK) | mark.str.contains(kernel_names.COMPILE_MARK))
-    loads = trace.ops.filter(mark.str.contains(kernel_names.LOADER_MARK) | mark.str.contains(kernel_names.COMPILE_MARK))
+    calls = trace.launches.filter(matches("api", kernel_names.SYNC_CALL) | matches("api", kernel_names.ALLOCATION_CALL))
+    named = matches("name", kernel_names.LOADER_MARK) | matches("name", kernel_names.COMPILE_MARK)
+    marks, loads = trace.marks.filter(named), trace.ops.filter(named)
     return intervals.union(np.concatenate([intervals.of(calls), intervals.of(marks), intervals.of(loads)]))
 
 

@@ -13,7 +13,7 @@ _WHERE = ("copy", "collective", "without_launch", "attributable", "replay", "out
 
 def coverage(trace: Trace) -> Coverage:
     """Return the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
-    kernels = trace.kernels.with_columns(_where().alias("where"))
+    kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=_where())
     total = _sum(kernels, pl.lit(True))
     attributable = _sum(kernels, pl.col("where") == "attributable")
     modelled = _sum(kernels, (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]))
@@ -49,7 +49,7 @@ def _where() -> pl.Expr:
 
 
 def _sum(kernels: pl.DataFrame, chosen: pl.Expr) -> int:
-    return int(kernels.filter(chosen)["busy_ns"].sum())
+    return int(kernels.select(pl.col("busy_ns").filter(chosen).sum()).item())
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model.bundle import Settings
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
@@ -69,7 +70,7 @@ def with_engine(frame: pl.DataFrame, device: Device | None, settings: Settings |
     Needs name, owner, dtype ('' or null: no matrix work), call_matrix, call_ns and call_name. `algorithm`: the call holds a kernel of a
     fast convolution algorithm.
     """
-    names = frame.select(pl.col("name").unique()).with_columns(**_told(pl.col("name").cast(pl.String)))
+    names = frame.select(pl.col("name").unique()).with_columns(**_told(text("name")))
     frame = frame.join(names, on="name", how="left", maintain_order="left").with_columns(pl.col(_FLAGS).any().over("owner"))
     if device is None:
         return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("engine", "engine_by"))

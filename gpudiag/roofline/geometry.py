@@ -16,6 +16,7 @@ from math import ceil
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Input, Signature
@@ -50,7 +51,7 @@ def with_geometry(trace: Trace, owners: Owners) -> Owners:
         return owners
     rows = np.flatnonzero(chosen.to_numpy())
     signature = trace.ops["signature"].gather(owners.owner[rows])
-    frame = trace.kernels.select(pl.col("name").cast(pl.String), "grid", "block")[rows].with_columns(
+    frame = trace.kernels.select(text("name"), "grid", "block")[rows].with_columns(
         pl.Series("row", rows), pl.Series("call", owners.call[rows]), signature.alias("signature"), pl.Series("owner", owners.owner[rows])
     )
     distinct = frame.select("call", "signature", "name", "grid", "block").unique(maintain_order=True).drop_nulls("signature")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.attribution.nesting import nearest
 from gpudiag.model.cost import Cost
 from gpudiag.roofline.costs import kind_of
@@ -42,7 +43,7 @@ def grade_calls(ops: pl.DataFrame, known: Known | None = None) -> Calls:
     """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: ops whose cost the recording tells."""
     codes = ops["name"].to_physical().to_numpy()
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    words = ops["name"].cast(pl.String).gather(first).to_list()
+    words = texts(ops["name"]).gather(first).to_list()
     grade = np.array([_grade(word) for word in words], dtype=np.int8)[inverse]
     if known is not None:
         grade[known.of_op >= 0] = COMPILED

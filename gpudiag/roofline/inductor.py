@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.attribution.nesting import nearest, nulled
 from gpudiag.model.cost import Cost
 from gpudiag.model.inductor import CompiledGraph, GeneratedKernel, InductorCode
@@ -57,7 +58,7 @@ def known_costs(code: InductorCode | None, trace: Trace) -> Known | None:
 
 def ops_around(trace: Trace) -> pl.DataFrame:
     """Return (name, graph) of each op: `graph` is the key of the innermost compiled graph whose call encloses it, null where none does."""
-    name = trace.ops["name"].cast(pl.String)
+    name = texts(trace.ops["name"])
     key = name.str.extract(_GRAPH_CALL.pattern, 1)
     row = nearest(trace.ops["parent"].fill_null(-1).to_numpy(), key.is_not_null().to_numpy())
     return pl.DataFrame({"name": name, "graph": key.gather(nulled(row))})

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import texts
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import DTYPES, ITEM_BYTES
 from gpudiag.model.trace import Trace
@@ -52,7 +53,7 @@ def item_bytes(kernel: str) -> int | None:
 def with_list_types(trace: Trace, owners: Owners) -> Owners:
     """Return `owners` with the bytes of calls on tensor lists at the width of their elements instead of the assumed one."""
     chosen = [call for call, (name, cost) in enumerate(zip(owners.names, owners.costs, strict=True)) if _assumed(name, cost)]
-    frame = pl.DataFrame({"call": owners.call, "owner": owners.owner}).with_columns(trace.kernels["name"].cast(pl.String))
+    frame = pl.DataFrame({"call": owners.call, "owner": owners.owner}).with_columns(texts(trace.kernels["name"]))
     frame = frame.filter(pl.col("call").is_in(chosen))
     parsed = signatures(trace)
     listed = {row for row, signature in parsed.items() if signature.inputs and signature.inputs[0].tensors}

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model import tables
 from gpudiag.model.trace import Trace
 from gpudiag.units import format_share
@@ -59,13 +60,13 @@ def with_named_types(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
 
 def _told(trace: Trace) -> pl.DataFrame:
     """Return (op, signature, dtype) of the ops all of whose kernels that tell a type tell the same one."""
-    kernels = trace.kernels.filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null()).select("op", "name")
+    kernels = trace.kernels.select("kind", "op", "name").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null()).drop("kind")
     names = kernels.select(pl.col("name").unique())
-    text = pl.col("name").cast(pl.String).str.replace(_PARAMETERS, ">")
-    dtype = pl.coalesce(*(pl.when(text.str.contains(pattern)).then(pl.lit(word)) for pattern, word in _WORDS))
+    name = text("name").str.replace(_PARAMETERS, ">")
+    dtype = pl.coalesce(*(pl.when(name.str.contains(pattern)).then(pl.lit(word)) for pattern, word in _WORDS))
     kernels = kernels.join(names.with_columns(dtype=dtype), on="name", how="inner").drop_nulls("dtype")
     found = kernels.group_by("op").agg(pl.col("dtype").first(), several=pl.col("dtype").n_unique() > 1)
-    ops = trace.ops.select(pl.col("id").alias("op"), "signature", pl.col("name").cast(pl.String).alias("op_name"))
+    ops = trace.ops.select(pl.col("id").alias("op"), "signature", text("name").alias("op_name"))
     found = found.join(ops, on="op", how="inner").filter(~pl.col("several") & (pl.col("dtype") != "") & pl.col("signature").is_not_null())
     return found.filter(pl.col("op_name").str.contains(_ONE_TYPE)).select("op", "signature", "dtype").sort("op")
 
@@ -88,7 +89,7 @@ def _types(shapes: str, dtype: str) -> str | None:
 
 
 def _words(trace: Trace, told: pl.DataFrame) -> str:
-    kernels = trace.kernels.filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
+    kernels = trace.kernels.select("kind", "op", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
     lengths = kernels["busy_ns"].to_numpy()
     share = float(lengths[np.isin(kernels["op"].to_numpy(), told["op"].to_numpy())].sum() / max(lengths.sum(), 1))
     return (

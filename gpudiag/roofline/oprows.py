@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model.cost import BOUNDS, OVER_ROOF_ABOVE, Provenance
 from gpudiag.model.trace import Trace
 
@@ -11,6 +12,12 @@ BEFORE_WINDOW = "before the window"
 """Phase of work whose launch was not recorded."""
 
 _KEYS = ("op_name", "phase", "module", "signature")
+
+_USED = (
+    "name", "kind", "launch", "op", "owner", "step", "busy_ns", "flops", "bytes_moved", "t_roof_ns", "cache_resident", "over_cause",
+    "engine", "engine_by", "occupancy", "waves", "bound", "provenance",
+)  # fmt: skip
+"""Columns of kernels that the rows sum up."""
 
 _PROVENANCES: tuple[Provenance, ...] = ("exact", "derived", "generic", "none")
 
@@ -105,13 +112,11 @@ def _largest(words: dict[str, str]) -> pl.Expr:
 def _work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     analysed = steps.filter(pl.col("analysed"))["id"].implode()
     unlinked = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
-    frame = trace.kernels.filter(pl.col("step").is_in(analysed) | unlinked)
+    frame = trace.kernels.select(_USED).filter(pl.col("step").is_in(analysed) | unlinked)
     frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked"))
-    ops = trace.ops.select(
-        pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "module", "signature", "recompute"
-    )
+    ops = trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "module", "signature", "recompute")
     frame = frame.join(ops, on="call", how="left", maintain_order="left")
     return frame.with_columns(
-        pl.coalesce("op_name", pl.col("name").cast(pl.String)).alias("op_name"),
+        pl.coalesce("op_name", text("name")).alias("op_name"),
         pl.when("unlinked").then(pl.lit(BEFORE_WINDOW)).otherwise("phase").alias("phase"),
     )

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.signature import Signature, parse_signature
@@ -105,7 +106,7 @@ def _costs(
     rows = np.unique(owner[owner >= 0])
     told = known.of_op[rows] if known else np.full(len(rows), -1)
     keys = ["name", "signature", "borrowed", "told"]
-    frame = ops[rows].select("id", pl.col("name").cast(pl.String), "signature", "borrowed").with_columns(told=told)
+    frame = ops[rows].select("id", text("name"), "signature", "borrowed").with_columns(told=told)
     kinds = frame.select(keys).unique(maintain_order=True).with_row_index("kind")
     full = [
         known.costs[number] if known and number >= 0 else _cost(name, parsed.get(row), borrowed)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import among, texts
 from gpudiag.attribution.nesting import nearest
 from gpudiag.model.signature import Signature
 
@@ -23,7 +24,7 @@ def result_takers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, Signatur
     The next op on the thread after the outermost such call, whose first tensor has the dimensions of the call's own first. None where
     that op is one of `names` again: two convolutions in a row may both read the same input.
     """
-    chosen = ops["name"].cast(pl.String).is_in(list(names)).to_numpy()
+    chosen = among(ops["name"], names).to_numpy()
     signature = ops["signature"].fill_null(-1).to_numpy()
     rank = _ranks(parsed)[signature]
     rows = np.flatnonzero(chosen & (rank >= 3))
@@ -65,7 +66,7 @@ def next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
 
 def inside(ops: pl.DataFrame, parent: Rows, names: Sequence[str], inner: Sequence[str], *, last: bool) -> Rows:
     """Return for each call of one of `names` the signature of the first (or last) call of `inner` directly inside it, -1: none."""
-    name = ops["name"].cast(pl.String)
+    name = texts(ops["name"])
     recorded = ops["signature"].fill_null(-1).to_numpy()
     rows = np.flatnonzero(name.is_in(list(inner)).to_numpy() & (parent >= 0) & (recorded >= 0))
     rows = rows if last else rows[::-1]  # of equal places the last assignment stays

@@ -12,6 +12,7 @@ from math import prod
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import contains, texts
 from gpudiag.attribution.nesting import nearest
 from gpudiag.model.signature import ITEM_BYTES, Shape, Signature
 from gpudiag.roofline.costs.shapes import category
@@ -27,7 +28,7 @@ def result_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows)
     That of the next tensor of their size, else that of all tensors with the shapes of their list.
     """
     signature = ops["signature"].fill_null(-1).to_numpy()
-    join = ops["name"].cast(pl.String).str.contains(_JOIN).to_numpy()
+    join = contains(ops["name"], _JOIN).to_numpy()
     parent = ops["parent"].fill_null(-1).to_numpy()
     looking = nearest(parent, join & ~np.append(join, False)[parent])[rows]
     found = np.zeros(len(rows), dtype=np.int64)
@@ -63,7 +64,7 @@ def tensor_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows)
 
     By the gradients that autograd accumulated, else by all floating tensors of the recording.
     """
-    name = ops["name"].cast(pl.String)
+    name = texts(ops["name"])
     accumulated = ops.filter(name.str.ends_with(_ACCUMULATE))["signature"].drop_nulls().unique()
     tables = (_widths((parsed[row] for row in accumulated.to_list()), floating=True), _widths(parsed.values(), floating=True))
     signature = ops["signature"].gather(rows).to_list()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import among, text
 from gpudiag.model.cost import Cost
 from gpudiag.model.signature import Signature
 from gpudiag.roofline.costs.registry import attempt
@@ -25,8 +26,8 @@ def sparse_costs(ops: pl.DataFrame, parsed: Mapping[int, Signature]) -> Known | 
     sizes = {row: size for row, signature in parsed.items() if (size := represented(signature)) is not None}
     if not sizes:
         return None
-    wanted = (ops["signature"].is_in(list(sizes)) & ops["name"].cast(pl.String).is_in(list(ON_ROWS))).fill_null(False)
-    frame = ops.select("id", "parent", "signature", pl.col("name").cast(pl.String)).with_columns(wanted.alias("wanted"))
+    wanted = (ops["signature"].is_in(list(sizes)) & among(ops["name"], ON_ROWS)).fill_null(False)
+    frame = ops.select("id", "parent", "signature", text("name")).with_columns(wanted.alias("wanted"))
     held = _with_outer(frame, _held(frame, parsed, sizes))
     found, of_op = list[Cost](), np.full(ops.height, -1, dtype=np.int64)
     rows = held.join(frame.select("id", "name", "signature"), on="id", how="inner", maintain_order="left")

@@ -25,12 +25,31 @@ def breakdown(bounds: pl.Series, spans: intervals.Spans, window: intervals.Spans
 
     What nothing covers goes by the causes of `idle` (its pieces are disjoint); what no piece holds is idle_unexplained.
     """
-    layers = [intervals.union(spans[(bounds == bound).to_numpy()]) for _, bound in _ORDER]
+    return _partitioned(window, _layers(bounds, spans, idle))
+
+
+def step_breakdowns(bounds: pl.Series, spans: intervals.Spans, steps: intervals.Spans, idle: pl.DataFrame | None = None) -> list[Breakdown]:
+    """Return the breakdown of each of `steps` (start, end), as `breakdown` tells them all: over disjoint steps the parts sum to its."""
+    layers = _layers(bounds, spans, idle)
+    return [_partitioned(step[None, :], {name: _reaching(layer, *step) for name, layer in layers.items()}) for step in steps]
+
+
+def _layers(bounds: pl.Series, spans: intervals.Spans, idle: pl.DataFrame | None) -> dict[str, intervals.Spans]:
+    """Return the time of each bucket in the order of precedence, but for what is left."""
+    layers = {bucket: intervals.union(spans[(bounds == bound).to_numpy()]) for bucket, bound in _ORDER}
     causes = [] if idle is None else [name for name in IDLE_BUCKETS if name != "idle_unexplained" and (idle["cause"] == name).any()]
-    pieces = [] if idle is None else [intervals.of(idle.filter(pl.col("cause") == name)) for name in causes]
-    *sums, rest = intervals.partition(window, [*layers, *pieces])
-    buckets = dict(zip([*(bucket for bucket, _ in _ORDER), *causes], sums, strict=True))
-    return Breakdown(intervals.total(window), BucketsNs(**buckets, idle_unexplained=rest))
+    pieces = {} if idle is None else {name: intervals.of(idle.filter(pl.col("cause") == name)) for name in causes}
+    return layers | pieces
+
+
+def _partitioned(window: intervals.Spans, layers: dict[str, intervals.Spans]) -> Breakdown:
+    *sums, rest = intervals.partition(window, list(layers.values()))
+    return Breakdown(intervals.total(window), BucketsNs(**dict(zip(layers, sums, strict=True)), idle_unexplained=rest))
+
+
+def _reaching(layer: intervals.Spans, start: int, end: int) -> intervals.Spans:
+    """Return the spans of `layer` that reach into [start, end)."""
+    return layer[np.searchsorted(layer[:, 1], start, side="right") : np.searchsorted(layer[:, 0], end, side="left")]
 
 
 def unknown_breakdown(window: intervals.Spans) -> Breakdown:
@@ -43,6 +62,7 @@ def device_time(kernels: pl.DataFrame) -> DeviceTime | None:
     """Return the unions over every event of the device whose rows `kernels` holds; None where there is none."""
     if not kernels.height:
         return None
+    kernels = kernels.select("start_ns", "end_ns", "kind", "collective")  # each filter copies all columns that there are
     copy = intervals.of(kernels.filter(pl.col("kind") == "memcpy"))
     communication = intervals.of(kernels.filter(pl.col("collective")))
     compute = intervals.of(kernels.filter((pl.col("kind") != "memcpy") & ~pl.col("collective")))

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import text
 from gpudiag.attribution.nesting import nulled
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_events import CAUSES, host_events, own_frames
@@ -169,7 +170,7 @@ def _explained(pauses: pl.DataFrame, events: pl.DataFrame) -> tuple[list[tuple[s
 def _pauses(trace: Trace, steps: pl.DataFrame, main: int) -> pl.DataFrame:
     """Return the pauses of thread `main` within steps: (name, number) of the outermost op before each, start_ns, end_ns."""
     ops = trace.ops.filter((pl.col("thread") == main) & pl.col("parent").is_null()).sort("start_ns", "id")
-    ops = ops.with_columns(pl.col("name").cast(pl.String), following=pl.col("start_ns").shift(-1)).filter(pl.col("step").is_not_null())
+    ops = ops.with_columns(text("name"), following=pl.col("start_ns").shift(-1)).filter(pl.col("step").is_not_null())
     ops = ops.with_columns(pl.col("following").fill_null(pl.lit(steps["end_ns"].gather(ops["step"]))))
     ops = ops.with_columns(number=pl.int_range(pl.len()).over("step", "name"))
     pauses = ops.select("name", "number", start_ns="end_ns", end_ns="following")

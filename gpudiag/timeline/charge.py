@@ -68,7 +68,8 @@ def _with_call(open_calls: list[tuple[int, int, int]], call: int, length: int) -
 def _regained(rows: pl.DataFrame, trace: Trace) -> Ints:
     """Return for each row the longest time in ns that work had been issued ahead of its start since the row's gap before it ended."""
     calls = trace.launches.select(pl.col("id").alias("launch"), issued_ns="end_ns")
-    work = trace.kernels.filter(~pl.col("replay")).select("start_ns", "launch").join(calls, on="launch", how="inner").sort("start_ns")
+    work = trace.kernels.select("start_ns", pl.when(~pl.col("replay")).then("launch"))
+    work = work.join(calls, on="launch", how="inner").sort("start_ns")
     starts, ahead = work["start_ns"].to_numpy(), (work["start_ns"] - work["issued_ns"]).to_numpy()
     begun, ended = rows["begun_ns"].to_numpy(), rows["start_ns"].to_numpy()
     before = np.concatenate(([np.iinfo(np.int64).min], ended[:-1])) if len(ended) else ended

@@ -25,6 +25,7 @@ from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_o
 from gpudiag.timeline.graph_queue import issued, queue_limit
 from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_thread
 from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
+from gpudiag.timeline.host_events import host_events, own_frames
 from gpudiag.timeline.representatives import representatives
 
 MAX_NODES = 200_000
@@ -65,13 +66,19 @@ def build_graphs(
 
 
 def build_all(
-    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
-) -> tuple[tuple[Graph, ...], Graph | None]:
-    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see timeline.consecutive; None: too few)."""
+    trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None,
+    events: pl.DataFrame | None = None,
+) -> tuple[tuple[Graph, ...], Graph | None]:  # fmt: skip
+    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see timeline.consecutive; None: too few).
+
+    `events`: host_events of `trace` and `host_marks`, where others ask for them too.
+    """
     chosen = [row for row in sorted(representatives(steps)) if why_no_graph(trace, steps, row, on_cpu=on_cpu) is None]
     if not chosen:
         return (), None
-    run = _run(trace, steps, idle, syncs, on_cpu, host_marks)
+    if events is None:
+        events = host_events(trace, own_frames(trace), host_marks, on_cpu=on_cpu)
+    run = _run(trace, steps, syncs, on_cpu, causes_of(idle, events))
     built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
     graphs = tuple(graph for graph in built if graph is not None)
     return graphs, _in_a_row(run, steps, graphs) if graphs else None
@@ -92,7 +99,7 @@ def _in_a_row(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]) -> Grap
     return None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
 
 
-def _run(trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None) -> _Run:
+def _run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
     """Return what the graphs of all steps share."""
     work = work_of(trace) if not on_cpu else work_of(_without_device(trace))
     queued = issued(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
@@ -104,7 +111,7 @@ def _run(trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFr
         normal,
         limit,
         calls_of(trace, work, syncs, normal, queued, limit),
-        causes_of(trace, idle, host_marks, on_cpu=on_cpu),
+        causes,
         activity(trace),
         steps.height == 1,
         on_cpu,
@@ -122,7 +129,8 @@ def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -
     """Return why the step has no graph, in words; None where it has one."""
     inside = (pl.col("start_ns") < int(steps["end_ns"][row])) & (pl.col("end_ns") > int(steps["start_ns"][row]))
     events = trace.ops.drop_nulls("thread") if on_cpu else trace.launches
-    count = 2 * events.filter(inside).height + (0 if on_cpu else trace.kernels.filter(inside).height)
+    held = [frame.select(inside.sum()).item() or 0 for frame in (events, *(() if on_cpu else (trace.kernels,)))]
+    count = 2 * held[0] + sum(held[1:])
     if count > MAX_NODES:
         return f"step {steps['name'][row]} is not replayed: it has about {count:,} pieces of work and calls, the limit is {MAX_NODES:,}"
     if not _plausible(trace, steps):

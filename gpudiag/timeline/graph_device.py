@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import matches
 from gpudiag.model.graph import Ints, edge_kind
 from gpudiag.timeline.graph_host import Nodes
 from gpudiag.timeline.graph_work import NEVER, Normal, Work, usual
@@ -171,7 +172,7 @@ def event_edges(device: Device, work: Work, launches: pl.DataFrame, ready: Ints)
 
 def _recorded_waits(device: Device, work: Work, launches: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return (work that was waited for, work that waited) as positions, from the calls that make a stream wait."""
-    calls = launches.filter(pl.col("api").cast(pl.String).str.contains(STREAM_WAIT)).drop_nulls("thread")
+    calls = launches.filter(matches("api", STREAM_WAIT)).drop_nulls("thread")
     none = np.empty(0, dtype=np.int64)
     linked = np.flatnonzero(work.launch[device.rows] >= 0)
     if not calls.height or not len(linked):

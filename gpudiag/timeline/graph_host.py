@@ -9,12 +9,12 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import matches
 from gpudiag.attribution.nesting import nest, nulled, self_spans
 from gpudiag.model.graph import Ints, node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_queue import Issued
 from gpudiag.timeline.graph_work import NEVER, QUEUE_PENDING, Normal, Work, pending
-from gpudiag.timeline.host_events import host_events, own_frames
 from gpudiag.trace.kernel_names import ALLOCATION_CALL
 
 CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
@@ -132,17 +132,16 @@ def _sync_calls(work: Work, known: pl.DataFrame, normal: Normal, done: Ints) -> 
 
 def _last_syncs(trace: Trace, work: Work, syncs: pl.DataFrame) -> pl.DataFrame:
     """Return the waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step."""
-    found = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
+    found = trace.launches.filter(matches("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
     kernel = nulled(_last_over(work, found["end_ns"].to_numpy()), "kernel")
     return found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
 
 
 def _allocations(launches: pl.DataFrame, work: Work, taken: Ints) -> Calls:
     """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide)."""
-    api = pl.col("api").cast(pl.String)
-    found = launches.filter(api.str.contains(ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
+    found = launches.filter(matches("api", ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
     start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()
-    frees = found.select(api.str.contains(FREE_CALL)).to_series().to_numpy()
+    frees = found.select(matches("api", FREE_CALL)).to_series().to_numpy()
     last = _last_over(work, end)
     over = np.append(work.end, NEVER)[last]
     waits = frees & (over > start) & (np.append(work.call_start, NEVER)[last] < start)
@@ -171,9 +170,8 @@ def _in_turn(calls: Calls) -> Calls:
     return calls._replace(hole_start=hole, start=start, end=np.maximum(calls.end, start))
 
 
-def causes_of(trace: Trace, idle: pl.DataFrame, host_marks: pl.DataFrame | None = None, *, on_cpu: bool) -> Causes:
-    """Return the time of each thread that a cause of CAUSES holds: as events show it, and where idle time was explained so."""
-    events = host_events(trace, own_frames(trace), host_marks, on_cpu=on_cpu)
+def causes_of(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
+    """Return the time of each thread that a cause of CAUSES holds: as `events` show it, and where idle time was explained so."""
     spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
     spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(CAUSES))
     return {(thread, str(cause)): intervals.of(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}

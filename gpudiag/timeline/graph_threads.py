@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import text
 from gpudiag.model.graph import Ints
 from gpudiag.model.trace import Trace
 from gpudiag.trace.kernel_names import LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
@@ -65,7 +66,7 @@ def main_thread(trace: Trace, shown: dict[int, Thread], origin: int, end: int) -
     Of ops those of autograd's thread (with a forward thread of their own) do not speak for a thread. None: no thread shows anything.
     """
     inside = trace.marks.filter((pl.col("category") == "annotation") & (pl.col("start_ns") < end) & (pl.col("end_ns") > origin))
-    inside = inside.drop_nulls("thread").with_columns(pl.col("name").cast(pl.String))
+    inside = inside.drop_nulls("thread").with_columns(text("name"))
     for pattern in (STEP_MARK, OPTIMIZER_MARK, LOADER_MARK):
         found = inside.filter(pl.col("name").str.contains(pattern))
         if found.height:

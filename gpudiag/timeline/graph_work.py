@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import matches
 from gpudiag.model.graph import Ints, node_kind
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_queue import Issued
@@ -118,8 +119,8 @@ def work_of(trace: Trace) -> Work:
 
 def _kinds(kernels: pl.DataFrame) -> npt.NDArray[np.int8]:
     """Return the kind of node of each kernel: copy for host <-> device, communication for collectives, else kernel."""
-    name, collective = pl.col("name").cast(pl.String), pl.col("collective").fill_null(False)
-    host_copy = (pl.col("kind") == "memcpy") & name.str.contains(HOST_COPY) & ~name.str.contains(PEER_COPY)
+    collective = pl.col("collective").fill_null(False)
+    host_copy = (pl.col("kind") == "memcpy") & matches("name", HOST_COPY) & ~matches("name", PEER_COPY)
     kind = pl.when(collective).then(node_kind("communication")).when(host_copy).then(node_kind("copy")).otherwise(node_kind("kernel"))
     found: npt.NDArray[np.int8] = kernels.select(kind.cast(pl.Int8)).to_series().to_numpy()
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.sites import frame_threads
+from gpudiag.attribution.names import matches, text
+from gpudiag.attribution.sites import Frames, frame_threads
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
 from gpudiag.timeline.host_threads import main_thread, plain_frame
@@ -40,13 +41,13 @@ _HOST_WORDS = {
 }
 
 
-def host_events(trace: Trace, frames: pl.DataFrame, host_marks: pl.DataFrame | None, *, on_cpu: bool) -> pl.DataFrame:
+def host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | None, *, on_cpu: bool) -> pl.DataFrame:
     """Return the events (thread, start_ns, end_ns, cause, evidence, site); thread null: every thread stood still.
 
     `frames`: those of the trace on the threads of the ops; `host_marks`: those of the bundle. `on_cpu`: waiting for other threads counts.
     """
     found = [
-        _named(frames, "name", host_patterns.FRAMES | ({"idle_sync": host_patterns.WAIT_FRAMES} if on_cpu else {})),
+        _named(frames.table, "name", host_patterns.FRAMES | ({"idle_sync": host_patterns.WAIT_FRAMES} if on_cpu else {})),
         _named(trace.marks.filter(pl.col("category") == "annotation"), "name", host_patterns.MARKS),
         _named(trace.ops, "name", host_patterns.MARKS),
         user_loaders(trace, frames),
@@ -59,17 +60,17 @@ def host_events(trace: Trace, frames: pl.DataFrame, host_marks: pl.DataFrame | N
     return events.filter(pl.col("end_ns") > pl.col("start_ns"))
 
 
-def own_frames(trace: Trace) -> pl.DataFrame:
+def own_frames(trace: Trace) -> Frames:
     """Return the frames of `trace` on the thread whose ops they run (some schemas write tid 0 for frames), sorted for nesting."""
     threads = trace.ops["thread"].drop_nulls().to_numpy()
     if not trace.frames.height or not len(threads):
-        return trace.frames
+        return Frames(trace.frames)
     main = int(np.bincount(threads[threads >= 0]).argmax())
     target = int(frame_threads(trace, np.append(threads, main))[-1])
     if target == main:
-        return trace.frames
+        return Frames(trace.frames)
     moved = trace.frames.with_columns(pl.col("thread").replace({target: main}))
-    return moved.sort("thread", "start_ns", pl.col("end_ns"), descending=[False, False, True], maintain_order=True)
+    return Frames(moved.sort("thread", "start_ns", pl.col("end_ns"), descending=[False, False, True], maintain_order=True))
 
 
 def _named(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
@@ -108,18 +109,18 @@ def _first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
 
     Where one of `loads` lies within the call it shows that; else the evidence says how long the call took.
     """
-    calls = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(kernel_names.KERNEL_LAUNCH))
+    calls = trace.launches.filter(matches("api", kernel_names.KERNEL_LAUNCH))
     duration = pl.col("end_ns") - pl.col("start_ns")
     usual = calls.select(duration.median()).item() or 0
     slow = calls.filter(duration > max(LOADING_NS, LOADING_FACTOR * usual)).select("id", "thread", "start_ns", "end_ns")
-    kernels = trace.kernels.filter(pl.col("kind") == "kernel").select("name", "launch").drop_nulls("launch")
-    first = kernels.sort("launch").unique("name", keep="first", maintain_order=True)
+    kernels = trace.kernels.select("name", "launch", "kind").filter(pl.col("kind") == "kernel").drop_nulls("launch")
+    first = kernels.select("name", "launch").sort("launch").unique("name", keep="first", maintain_order=True)
     found = slow.join(first, left_on="id", right_on="launch", how="inner").unique("id", keep="first", maintain_order=True)
     shown = loads.filter(pl.col("cause") == "idle_compile").select("thread", load_ns="start_ns").drop_nulls().sort("load_ns")
     found = found.sort("start_ns").join_asof(
         shown, left_on="start_ns", right_on="load_ns", by="thread", strategy="forward", check_sortedness=False
     )
-    name = pl.col("name").cast(pl.String).str.slice(0, 60)
+    name = text("name").str.slice(0, 60)
     took = pl.format("first launch of {}: the call itself took {} (the first use of a kernel loads its code)", name, in_ms())
     words = pl.when(pl.col("load_ns") < pl.col("end_ns")).then(pl.format("first launch of {}: its code was loaded", name)).otherwise(took)
     return found.with_columns(cause=pl.lit("idle_compile"), evidence=words, site=pl.lit(None, dtype=pl.String))

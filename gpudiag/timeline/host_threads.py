@@ -7,10 +7,10 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.names import matching
+from gpudiag.attribution.names import matches, matching, text
 from gpudiag.attribution.nesting import nest, self_spans
 from gpudiag.attribution.recompute import autograd_nodes
-from gpudiag.attribution.sites import user_frames
+from gpudiag.attribution.sites import Frames
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
 from gpudiag.timeline.segments import joined, most_held
@@ -38,7 +38,7 @@ def main_thread(trace: Trace) -> int:
     """Return the thread that runs the training loop: that of the step marks where it has ops, else the one with the most ops or calls."""
     counts = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().value_counts().sort("count", "thread")
     busy = counts["thread"].to_list()
-    marks = trace.marks.filter(pl.col("name").cast(pl.String).str.contains(kernel_names.STEP_MARK))["thread"].drop_nulls().unique()
+    marks = trace.marks.filter(matches("name", kernel_names.STEP_MARK))["thread"].drop_nulls().unique()
     stepping = [thread for thread in busy if thread in set(marks.to_list())]
     return int((stepping or busy or [NOBODY])[-1])
 
@@ -46,7 +46,7 @@ def main_thread(trace: Trace) -> int:
 def crew(trace: Trace) -> tuple[int, ...]:
     """Return the main thread and the threads of autograd, MAX_THREADS at most: while one of them works, the others may wait for it."""
     main = main_thread(trace)
-    nodes = trace.ops.filter(pl.Series(autograd_nodes(trace.ops)))["thread"].drop_nulls().value_counts()
+    nodes = trace.ops["thread"].filter(pl.Series(autograd_nodes(trace.ops), dtype=pl.Boolean)).drop_nulls().value_counts()
     busiest = nodes.filter(pl.col("thread") != main).sort("count", "thread", descending=[True, False])["thread"]
     return (main, *busiest.head(MAX_THREADS).sort().to_list())
 
@@ -54,22 +54,21 @@ def crew(trace: Trace) -> tuple[int, ...]:
 class Host:
     """What is recorded of the host threads: pieces of time in which each op, call or frame was the innermost one."""
 
-    def __init__(self, trace: Trace, frames: pl.DataFrame) -> None:
+    def __init__(self, trace: Trace, frames: Frames, within: intervals.Spans | None = None) -> None:
+        """`within`: what frames held is asked for no time outside these spans."""
         self.crew = crew(trace)
         self._calls = trace.launches
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
-        self._marks = trace.marks.filter(
-            pl.col("name").cast(pl.String).str.contains(f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}")
-        )
+        self._marks = trace.marks.filter(matches("name", f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}"))
         self.ranges = _ranges(trace)
-        ops, nested = nest(trace.ops), nest(frames)
+        ops = nest(trace.ops)
         self.op_rows, self.op_spans = self_spans(ops)
-        self.frames = frames
-        self.leaf_rows, self.leaf_spans = self_spans(nested)
-        self._op_threads, self._leaf_threads = ops.thread[self.op_rows], nested.thread[self.leaf_rows]
-        self._working = ~matching(frames["name"], host_patterns.HANDED_OVER)
-        self.user = user_frames(frames, nested)
-        self.codes: Ints = frames["name"].to_physical().cast(pl.Int64).to_numpy()
+        self.frames = frames.table
+        self.leaf_rows, self.leaf_spans = self_spans(frames.nesting, within)
+        self._op_threads, self._leaf_threads = ops.thread[self.op_rows], frames.nesting.thread[self.leaf_rows]
+        self._working = ~matching(self.frames["name"], host_patterns.HANDED_OVER)
+        self.user = frames.user
+        self.codes: Ints = self.frames["name"].to_physical().cast(pl.Int64).to_numpy()
         self.close_ns = self._close_ns()
 
     def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
@@ -90,7 +89,7 @@ class Host:
     def words(self) -> pl.DataFrame:
         """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
         names = pl.DataFrame({"code": self.codes, "name": self.frames["name"]}).unique("code")
-        return names.select("code", text=pl.col("name").cast(pl.String)).with_columns(told=plain_frame("text"))
+        return names.select("code", text=text("name")).with_columns(told=plain_frame("text"))
 
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
@@ -126,7 +125,7 @@ def plain_frame(column: str) -> pl.Expr:
 
 def _ranges(trace: Trace) -> pl.DataFrame:
     """Return the record_function ranges that say where in the program a thread is: no steps, and none that holds half of the recording."""
-    name, length = pl.col("name").cast(pl.String), pl.col("end_ns") - pl.col("start_ns")
+    name, length = text("name"), pl.col("end_ns") - pl.col("start_ns")
     found = trace.marks.filter((pl.col("category") == "annotation") & ~name.str.contains(kernel_names.STEP_MARK) & (length > 0))
     begin = [frame["start_ns"].min() for frame in (trace.ops, trace.launches, found) if frame.height]
     end = [frame["end_ns"].max() for frame in (trace.ops, trace.launches, found) if frame.height]

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.sites import Sites
+from gpudiag.attribution.sites import Frames, Sites
 from gpudiag.model import tables
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.carried import Carried
@@ -38,19 +38,21 @@ def explain(
     sites: Sites | None = None,
     site_window: tuple[Trace, pl.DataFrame] | None = None,
     on_cpu: bool = False,
+    frames: Frames | None = None,
+    events: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Return the `idle` table: `gaps` cut to `window` (the analysed steps) and into pieces of one cause each.
 
     `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
-    `on_cpu`: the ops themselves are the device's work.
+    `on_cpu`: the ops themselves are the device's work. `frames`, `events`: own_frames and host_events of `trace`, where others ask too.
     """
     bounds = _cut(gaps, window)
     if not bounds.height:
         return tables.empty("idle")
-    frames = own_frames(trace)
-    host = Host(trace, frames)
-    events = host_events(trace, frames, host_marks, on_cpu=on_cpu)
-    carried = Carried(trace, steps, None if frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
+    frames = own_frames(trace) if frames is None else frames
+    host = Host(trace, frames, intervals.of(bounds))
+    events = host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events
+    carried = Carried(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
     bounds = with_flight(bounds, trace, host.crew[0], on_cpu=on_cpu)
     pieces = [_host_part(bounds, host, events, carried.spans()), device_part(bounds, trace)]

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import matches, text, texts
 from gpudiag.attribution.nesting import innermost, nest, nulled
 from gpudiag.attribution.sites import Sites
 from gpudiag.model import tables
@@ -60,7 +61,7 @@ def labelled(
 
 def _words(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
     """Return the evidence of each piece; null for unexplained."""
-    names = trace.ops["name"].cast(pl.String)
+    names = texts(trace.ops["name"])
     held, following = pl.lit(names.gather(frame["held_op"])), pl.lit(names.gather(frame["gap_op"]))
     launch = pl.coalesce(
         "call_words",
@@ -90,7 +91,7 @@ def _from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl
         empty = pl.repeat(None, len(rows), dtype=pl.String, eager=True)
         return pl.DataFrame({"sync_words": empty, "sync_site": empty})
     order = syncs.sort("id")
-    name = trace.kernels["name"].cast(pl.String).gather(order["kernel"]).str.slice(0, 60)
+    name = texts(trace.kernels["name"]).gather(order["kernel"]).str.slice(0, 60)
     words = order.select(sync_words=pl.format("{} waited for {}", "api", pl.lit(name)), sync_site="site")
     found = np.searchsorted(order["id"].to_numpy(), rows.fill_null(-1).to_numpy())
     return rows_of(words, nulled(np.where(rows.is_null().to_numpy(), -1, found)))
@@ -98,7 +99,7 @@ def _from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl
 
 def _from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Return (call_words): of pieces that lie for the most part in one long launch call of the responsible thread."""
-    long = (pl.col("end_ns") - pl.col("start_ns") > LONG_CALL_NS) & pl.col("api").cast(pl.String).str.contains(kernel_names.KERNEL_LAUNCH)
+    long = (pl.col("end_ns") - pl.col("start_ns") > LONG_CALL_NS) & matches("api", kernel_names.KERNEL_LAUNCH)
     calls = trace.launches.filter(long).select("start_ns", "end_ns", "thread", words=pl.format("the launch call itself took {}", in_ms()))
     spans, rows = outermost(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
@@ -120,7 +121,7 @@ def _from_ranges(frame: pl.DataFrame, host: Host) -> pl.DataFrame:
     nesting = nest(host.ranges)
     thread = np.where(np.isin(frame["lead"].to_numpy(), [*host.crew, NOBODY]), host.crew[0], frame["lead"].to_numpy())
     rows = innermost(nesting, thread, frame["start_ns"].to_numpy())
-    names = host.ranges.select(range_name=pl.col("name").cast(pl.String).str.slice(0, 60))
+    names = host.ranges.select(range_name=text("name").str.slice(0, 60))
     return rows_of(names, nulled(rows))
 
 

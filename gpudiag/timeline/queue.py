@@ -41,7 +41,7 @@ def queue_stats(trace: Trace, steps: pl.DataFrame, window: intervals.Spans) -> Q
     `trace` at stage 'link' with the kernels of the analysed device alone. Kernels that a graph launch started count for the depth; for
     the delay only the first one does. Work whose launch was not recorded counts for the depth from its start.
     """
-    kernels = trace.kernels.filter(pl.col("kind") != "cpu")
+    kernels = trace.kernels.select("kind", "launch", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
     work = _launched(kernels, trace.launches)
     inside = intervals.covered(window, work.called, work.called + 1) > 0 if len(work.called) else np.zeros(0, dtype=bool)
     if not len(window) or not inside.any():

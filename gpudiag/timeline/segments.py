@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.intervals import Spans, distinct, union
+from gpudiag.attribution.intervals import Spans, distinct, meets, union
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,7 +57,7 @@ class Folded:
 
 def layered(bounds: Spans, layers: list[Spans]) -> Layered:
     """Return `bounds` (sorted, disjoint) cut into pieces by the first of `layers` (each a union) that holds each instant."""
-    edges = distinct(np.concatenate([bounds.reshape(-1), *(_near(layer, bounds).reshape(-1) for layer in layers)]))
+    edges = distinct(np.concatenate([bounds.reshape(-1), *(layer[meets(layer, bounds)].reshape(-1) for layer in layers)]))
     starts, ends = edges[:-1], edges[1:]
     row = np.searchsorted(bounds[:, 0], starts, side="right") - 1
     inside = (row >= 0) & (starts < bounds[np.maximum(row, 0), 1]) if len(bounds) else np.zeros(len(starts), dtype=bool)
@@ -66,15 +66,6 @@ def layered(bounds: Spans, layers: list[Spans]) -> Layered:
     for index in range(len(layers) - 1, -1, -1):
         layer[_holds(layers[index], starts)] = index
     return _merged(Layered(row, starts, ends, layer))
-
-
-def _near(layer: Spans, bounds: Spans) -> Spans:
-    """Return the spans of `layer` that meet one of `bounds`."""
-    if not len(bounds) or not len(layer):
-        return layer[:0]
-    after = np.searchsorted(bounds[:, 1], layer[:, 0], side="right")
-    near: Spans = layer[(after < len(bounds)) & (bounds[np.minimum(after, len(bounds) - 1), 0] < layer[:, 1])]
-    return near
 
 
 def _holds(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:

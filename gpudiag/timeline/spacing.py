@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals
+from gpudiag.attribution.names import matches
 from gpudiag.attribution.nesting import nulled
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_patterns
@@ -82,9 +83,7 @@ def normal_spacing(frame: pl.DataFrame) -> int:
 def device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
     """Return the pieces of every gap after its host part: normal spacing, stream order, the profiler, and what nothing explains."""
     frame = bounds.filter(pl.col("flight_ns") < pl.col("end_ns")).with_columns(start_ns=pl.max_horizontal("flight_ns", "start_ns"))
-    flushes = trace.marks.filter(
-        (pl.col("category") == "overhead") & pl.col("name").cast(pl.String).str.contains(host_patterns.OVERHEADS["idle_profiler"])
-    )
+    flushes = trace.marks.filter((pl.col("category") == "overhead") & matches("name", host_patterns.OVERHEADS["idle_profiler"]))
     allowed = _allowed(frame, trace)
     normal = frame.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + allowed["allowed"]))
     spans = frame.select("start_ns", "end_ns").to_numpy().astype(np.int64)
@@ -117,7 +116,7 @@ def _waited_for_a_stream(frame: pl.DataFrame, trace: Trace) -> pl.Series:
 
     A stream-wait call stands between the launch and the one before it on the thread; of work without a launch record only the streams tell.
     """
-    order = trace.kernels.filter(pl.col("end_ns") > pl.col("start_ns")).sort("end_ns")
+    order = trace.kernels.select("start_ns", "end_ns", "stream").filter(pl.col("end_ns") > pl.col("start_ns")).sort("end_ns")
     before = np.searchsorted(order["end_ns"].to_numpy(), frame["begun_ns"].to_numpy(), side="right") - 1
     before_stream = order["stream"].gather(nulled(before))
     other = (before_stream != trace.kernels["stream"].gather(frame["kernel"])).fill_null(False)
@@ -126,9 +125,11 @@ def _waited_for_a_stream(frame: pl.DataFrame, trace: Trace) -> pl.Series:
 
 def _after_stream_wait(frame: pl.DataFrame, trace: Trace) -> pl.Series:
     """Return whether the thread that launched the work called a stream wait after its launch before that one."""
-    waits = trace.launches.filter(pl.col("api").cast(pl.String).str.contains(host_patterns.STREAM_WAIT))
+    waits = trace.launches.filter(matches("api", host_patterns.STREAM_WAIT))
     waits = waits.select("thread", wait_ns="start_ns")
-    launched = trace.launches.filter(pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode()))
+    launched = trace.launches.select("id", "thread", "start_ns").filter(
+        pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode())
+    )
     launched = launched.select("thread", launch="id", issued_ns="start_ns", before_ns=pl.col("start_ns").shift(1).over("thread"))
     asked = launched.join(frame.select("row", "launch"), on="launch", how="inner").sort("issued_ns").drop_nulls("thread")
     found = asked.join_asof(waits.sort("wait_ns"), left_on="issued_ns", right_on="wait_ns", by="thread", check_sortedness=False).filter(

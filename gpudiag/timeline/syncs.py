@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import contains, text, texts
 from gpudiag.attribution.nesting import innermost, nearest, nest, nulled
 from gpudiag.attribution.sites import Sites, frame_threads, user_frames
 from gpudiag.attribution.steps import step_of
@@ -64,17 +65,17 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
 
 def _blocking_calls(trace: Trace) -> pl.DataFrame:
     """Return the launches that wait, in time order, with `api` as text and `copy`: the row of the copy that a call made itself."""
-    names = trace.launches["api"].cast(pl.String)
-    synchronous = names.str.contains(kernel_names.SYNC_CALL) | names.str.contains(_BLOCKING_COPY)
-    copying = names.str.contains(_ASYNC_COPY) | names.str.contains(_BLOCKING_COPY)
-    calls = trace.launches.with_columns(api=names, synchronous=synchronous).filter(synchronous | copying)
+    names = trace.launches["api"]
+    synchronous = contains(names, kernel_names.SYNC_CALL) | contains(names, _BLOCKING_COPY)
+    copying = contains(names, _ASYNC_COPY) | contains(names, _BLOCKING_COPY)
+    calls = trace.launches.with_columns(api=texts(names), synchronous=synchronous).filter(synchronous | copying)
     copies = trace.kernels.filter((pl.col("kind") == "memcpy") & pl.col("launch").is_not_null()).unique("launch", keep="first")
     made = copies.select(
         pl.col("launch").alias("id"),
         pl.col("id").alias("copy"),
         pl.col("start_ns").alias("copy_start_ns"),
         pl.col("end_ns").alias("copy_end_ns"),
-        pl.col("name").cast(pl.String).alias("copy_name"),
+        text("name").alias("copy_name"),
     )
     calls = calls.join(made, on="id", how="left", maintain_order="left")
     blocked = pl.col("synchronous") | (_host_copy() & _held_up()).fill_null(False)
@@ -102,7 +103,9 @@ def _of_the_profiler(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> 
     if not waits.height:
         return pl.repeat(False, calls.height, dtype=pl.Boolean, eager=True)
     last = waits.row(-1, named=True)
-    issued = trace.kernels.join(trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("t")), on="launch")["t"]
+    issued = trace.kernels.select("launch").join(
+        trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("t")), on="launch"
+    )["t"]
     after_work = not (issued > last["start_ns"]).any()
     marked = steps.filter(pl.col("name") != "whole trace")
     outside = not ((marked["start_ns"] <= last["start_ns"]) & (last["start_ns"] < marked["end_ns"])).any()
@@ -135,7 +138,8 @@ def _waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFra
 def _issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Return the work (row, stream, issued_ns, end_ns) by time of issue; work without a launch record was issued before the window."""
     calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("issued_ns"))
-    frame = kernels.filter(pl.col("kind") != "cpu").join(calls, on="launch", how="left", maintain_order="left")
+    frame = kernels.select("id", "kind", "launch", "stream", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
+    frame = frame.join(calls, on="launch", how="left", maintain_order="left")
     issued = pl.col("issued_ns").fill_null(np.iinfo(np.int64).min)
     return frame.select(pl.col("id").alias("row"), "stream", issued, "start_ns", "end_ns").sort("issued_ns", "start_ns", "row")
 
@@ -202,7 +206,7 @@ def _outermost_op(ops: pl.DataFrame) -> Ints:
     That is what the user's line called: aten::item above aten::_local_scalar_dense, aten::to above aten::copy_.
     """
     parent = ops["parent"].fill_null(-1).to_numpy()
-    aten = ops["name"].cast(pl.String).str.starts_with("aten::").to_numpy()
+    aten = contains(ops["name"], "^aten::").to_numpy()
     above = np.append(nearest(parent, aten), -1)[parent]
     top_aten, root = nearest(parent, aten & (above < 0)), nearest(parent, parent < 0)
     return np.append(np.where(top_aten >= 0, top_aten, root), -1)
@@ -225,5 +229,5 @@ def _frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
     threads = frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
     nesting = nest(frames)
     own = np.append(user_frames(frames, nesting), -1)[innermost(nesting, threads, starts)]
-    found: pl.Series = frames["name"].cast(pl.String).gather(nulled(own))
+    found: pl.Series = texts(frames["name"]).gather(nulled(own))
     return found

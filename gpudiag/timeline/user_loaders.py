@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.nesting import Nesting, nest
+from gpudiag.attribution.names import matches, matching, text
 from gpudiag.attribution.recompute import autograd_nodes
-from gpudiag.attribution.sites import user_frames
+from gpudiag.attribution.sites import Frames
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_threads import main_thread, plain_frame
 from gpudiag.trace import kernel_names
@@ -30,40 +30,37 @@ _WORDS = (
 )
 
 
-def user_loaders(trace: Trace, frames: pl.DataFrame) -> pl.DataFrame:
+def user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     """Return (thread, start_ns, end_ns, cause, evidence, site) of the calls in which the user's code makes a batch.
 
     A call counts that the frame of the training loop makes directly (packages in between aside) in most steps, and in which nothing trains:
     of `__next__`, or of a function that is named for it and entered once a step before the forward pass.
     """
     main = main_thread(trace)
-    own = frames.filter(pl.col("thread") == main)
-    names = own["name"].unique().cast(pl.String)
+    own = np.flatnonzero((frames.table["thread"] == main).fill_null(False).to_numpy())
     moments = _moments(trace, main)
-    if len(moments) < MIN_STEPS or not names.str.contains(f"{_NEXT}|{_WORDS}").any():
-        return _events(own.clear())
-    nesting = nest(own)
-    called = _called_by_loop(own, nesting, moments)
-    calls = own[called].filter(~pl.Series(_trains(trace, own[called])))
-    text = pl.col("name").cast(pl.String)
+    if len(moments) < MIN_STEPS or not matching(frames.table["name"], f"{_NEXT}|{_WORDS}")[own].any():
+        return _events(frames.table.clear())
+    called = frames.table[_called_by_loop(frames, own, moments)]
+    calls = called.filter(~pl.Series(_trains(trace, called)))
     step = pl.Series(np.searchsorted(moments, calls["start_ns"].to_numpy(), side="right") - 1)
     calls = calls.with_columns(step=step, early=pl.Series(_before_forward(trace, calls, moments, step.to_numpy())))
     calls = calls.filter(pl.col("step") >= 0)
     each = {"steps": pl.col("step").n_unique().over("name"), "calls": pl.len().over("name"), "first": pl.col("early").sum().over("name")}
     found = calls.with_columns(**each).filter(pl.col("steps") >= MIN_SHARE * len(moments))
     once = (pl.col("calls") == pl.col("steps")) & (pl.col("first") == pl.col("calls"))
-    return _events(found.filter(text.str.contains(_NEXT) | (text.str.contains(_WORDS) & once)))
+    return _events(found.filter(matches("name", _NEXT) | (matches("name", _WORDS) & once)))
 
 
 def _events(calls: pl.DataFrame) -> pl.DataFrame:
-    text = calls.select("thread", "start_ns", "end_ns", text=pl.col("name").cast(pl.String))
+    named = calls.select("thread", "start_ns", "end_ns", text=text("name"))
     words = {"cause": pl.lit("idle_data"), "evidence": plain_frame("text"), "site": pl.lit(None, dtype=pl.String)}
-    return text.with_columns(**words).drop("text")
+    return named.with_columns(**words).drop("text")
 
 
 def _moments(trace: Trace, main: int) -> Ints:
     """Return when a step begins: at the profiler's marks, else where an optimizer's step ended."""
-    name = pl.col("name").cast(pl.String)
+    name = text("name")
     marks = trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))
     stepped = marks.filter(name.str.contains(kernel_names.STEP_MARK))["start_ns"]
     if len(stepped) < MIN_STEPS:
@@ -71,29 +68,29 @@ def _moments(trace: Trace, main: int) -> Ints:
     return np.unique(stepped.to_numpy())
 
 
-def _called_by_loop(frames: pl.DataFrame, nesting: Nesting, moments: Ints) -> Ints:
-    """Return the rows of the user's frames whose nearest frame of the user's above is the loop: the innermost around most moments."""
-    user = user_frames(frames, nesting)
-    mine = user == np.arange(len(user))
-    start, end = frames["start_ns"].to_numpy(), frames["end_ns"].to_numpy()
+def _called_by_loop(frames: Frames, own: Ints, moments: Ints) -> Ints:
+    """Return those rows of `own` that are the user's and stand right below the loop: the user's innermost frame around most moments."""
+    mine = own[frames.user[own] == own]
+    start, end = (frames.table[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
     around = np.searchsorted(moments, end) - np.searchsorted(moments, start)
-    loops = np.flatnonzero(mine & (around > MIN_SHARE * len(moments)))
-    above = np.append(user, -1)[nesting.parent]
-    return np.flatnonzero(mine & (above == loops[-1])) if len(loops) else loops
+    loops = mine[around > MIN_SHARE * len(moments)]
+    above = np.append(frames.user, -1)[frames.nesting.parent[mine]]
+    found: Ints = mine[above == loops[-1]] if len(loops) else loops
+    return found
 
 
 def _trains(trace: Trace, calls: pl.DataFrame) -> Mask:
     """Return which of the calls hold part of a backward pass or an update."""
-    optimizer = trace.marks.filter(pl.col("name").cast(pl.String).str.contains(kernel_names.OPTIMIZER_MARK))["start_ns"]
-    nodes = trace.ops.filter(pl.Series(autograd_nodes(trace.ops), dtype=pl.Boolean))["start_ns"]
+    optimizer = trace.marks.filter(matches("name", kernel_names.OPTIMIZER_MARK))["start_ns"]
+    nodes = trace.ops["start_ns"].filter(pl.Series(autograd_nodes(trace.ops), dtype=pl.Boolean))
     return _any_within(np.sort(pl.concat([nodes, optimizer]).to_numpy()), calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
 
 
 def _before_forward(trace: Trace, calls: pl.DataFrame, moments: Ints, step: Ints) -> Mask:
     """Return which calls have no op between the beginning of their step and themselves that a backward pass belongs to."""
     node = pl.Series(autograd_nodes(trace.ops), dtype=pl.Boolean)
-    numbers = trace.ops.filter(node)["sequence"].drop_nulls().unique()
-    forward = trace.ops.filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
+    numbers = trace.ops["sequence"].filter(node).drop_nulls().unique()
+    forward = trace.ops.select("start_ns", "sequence").filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
     start = calls["start_ns"].to_numpy()
     return ~_any_within(np.sort(forward.to_numpy()), moments[np.maximum(step, 0)], start)
 

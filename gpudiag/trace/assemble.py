@@ -2,72 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.model import tables
-from gpudiag.trace.collect import Collector
+from gpudiag.trace.garbage import give_back
+from gpudiag.trace.keys import Keys
+from gpudiag.trace.store import Store
 
 _TIMES = ("start_ns", "end_ns", "t_ns")
 _NAMES = {"ops": "name", "launches": "api", "kernels": "name", "frames": "name", "marks": "name"}
 # Whoever starts first comes first; of those that start together the longer one, which is the parent.
 _ORDER = {
-    "ops": ("thread", "start_ns", "end_ns"),
     "frames": ("thread", "start_ns", "end_ns"),
+    "ops": ("thread", "start_ns", "end_ns"),
     "launches": ("start_ns",),
     "kernels": ("start_ns",),
     "marks": ("start_ns",),
     "allocations": ("t_ns",),
 }
-_FILE_ROW = "file_row"
+_BEFORE_ALL = -(2**63)
+
+Rows = npt.NDArray[np.int64]
 
 
-def base_ns(collector: Collector) -> int | None:
-    """Return the smallest start of all events that a table holds, in absolute ns; None where there are none."""
-    starts = [
-        int(part[column].to_numpy().min())
-        for parts in collector.frames.values()
-        for part in parts
-        for column in ("start_ns", "t_ns")
-        if column in part.columns and part.height
-    ]
-    return min(starts, default=None)
-
-
-def assemble(collector: Collector, base: int) -> dict[str, pl.DataFrame]:
-    """Return all tables of stage 'read'; takes the collector's columns away while it goes, to keep the peak of memory low."""
-    found = {}
-    places = {}
+def assemble(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFrame]:
+    """Return all tables of stage 'read'; takes the columns out of the store while it goes, to keep the peak of memory low."""
+    found = {"collectives": store.collectives()}
     for table in _ORDER:
-        frame = _sorted(table, _joined(collector, table, base))
+        give_back()
+        columns = store.taken(table)
+        if not columns:
+            found[table] = tables.empty(table)
+            continue
+        order = _order(table, columns)
+        found[table] = _finished(table, pl.DataFrame([_column(keys, table, columns.pop(name), order, base) for name in list(columns)]))
         if table in ("ops", "kernels"):
-            places[table] = frame[_FILE_ROW].arg_sort()
-        found[table] = _finished(table, frame)
-    found["signatures"] = _finished("signatures", collector.signatures.frame())
-    found["collectives"] = _finished("collectives", _collectives(collector, places))
+            found["collectives"] = _renumbered(found["collectives"], table.removesuffix("s"), order)
+    give_back()
+    found["signatures"] = _finished("signatures", keys.signatures.frame())
+    found["collectives"] = _finished("collectives", found["collectives"].sort("kernel", "op", nulls_last=True))
     return found
 
 
-def _joined(collector: Collector, table: str, base: int) -> pl.DataFrame:
-    """Return the parts of `table` as one frame with names and relative times."""
-    parts = collector.frames.pop(table)
-    if not parts:
-        return tables.empty(table).drop("id")
-    frame = pl.concat(parts, rechunk=True)
-    parts.clear()
-    frame = frame.with_columns(pl.col(column) - base for column in _TIMES if column in frame.columns)
-    if table in _NAMES:
-        name = _NAMES[table]
-        frame = frame.with_columns(collector.names[table].categorical(frame[name]).alias(name))
-    if table == "launches":
-        frame = frame.with_columns(collector.launched.names.categorical(frame["kernel"]).alias("kernel"))
-    return frame
+def ordered(table: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` in the order of `table`, numbered, with exactly the columns of the schema; for readers that have all rows at once."""
+    return _finished(table, frame[_order(table, frame.to_dict())] if table in _ORDER else frame)
 
 
-def _sorted(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` in the order of `table`; events that are equal there stay in the file's order."""
-    keys = list(_ORDER[table])
-    frame = frame.with_row_index(_FILE_ROW)
-    return frame.sort(keys, descending=[key == "end_ns" for key in keys], maintain_order=True)
+def _column(keys: Keys, table: str, column: pl.Series, order: Rows, base: int) -> pl.Series:
+    """Return a column of `table` sorted, with what its codes stand for."""
+    name, column = column.name, column.gather(order)
+    if name in _TIMES:
+        relative: pl.Series = column - base
+        return relative
+    if name == _NAMES.get(table):
+        return keys.names[table].categorical(column).alias(name)
+    return keys.launched.names.categorical(column).alias(name) if (table, name) == ("launches", "kernel") else column
+
+
+def _order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
+    """Return the rows in the order of `table`; events that are equal there stay in the file's order, unknown threads come first."""
+    by = [columns[key].fill_null(_BEFORE_ALL).to_numpy() for key in reversed(_ORDER[table])]
+    if _ORDER[table][-1] == "end_ns":
+        by[0] = -by[0]
+    rows: Rows = np.lexsort(by)
+    return rows
 
 
 def _finished(table: str, frame: pl.DataFrame) -> pl.DataFrame:
@@ -76,19 +79,8 @@ def _finished(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(ids).select(list(tables.schema(table)))
 
 
-def ordered(table: str, frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` in the order of `table`, numbered, with exactly the columns of the schema; for readers that have all rows at once."""
-    return _finished(table, _sorted(table, frame) if table in _ORDER else frame)
-
-
-def _collectives(collector: Collector, places: dict[str, pl.Series]) -> pl.DataFrame:
-    """Return the collectives with rows of the sorted tables, kernels first."""
-    parts = collector.frames.pop("collectives")
-    if not parts:
-        return tables.empty("collectives").drop("id")
-    frame = pl.concat(parts, rechunk=True)
-    frame = frame.with_columns(
-        places["kernels"].gather(frame["kernel"]).cast(pl.Int64).alias("kernel"),
-        places["ops"].gather(frame["op"]).cast(pl.Int64).alias("op"),
-    )
-    return frame.sort("kernel", "op", nulls_last=True)
+def _renumbered(collectives: pl.DataFrame, side: str, order: Rows) -> pl.DataFrame:
+    """Return `collectives` with rows of the sorted table in column `side`."""
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    return collectives.with_columns(pl.Series(side, places).gather(collectives[side]))

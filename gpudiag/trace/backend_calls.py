@@ -10,6 +10,7 @@ import polars as pl
 from msgspec import Raw
 
 from gpudiag.trace.columns import JSON_ERRORS
+from gpudiag.trace.comm_groups import no_group_columns
 from gpudiag.trace.events import ABSENT, CompleteArgs
 
 _SAME_SIZE = ("all_reduce", "allreduce", "broadcast", "reduce", "send", "recv", "all_to_all", "alltoall")
@@ -25,8 +26,8 @@ _TYPES = {
 }  # fmt: skip
 
 
-def backend_collectives(rows: Sequence[int], first: int, names: Sequence[str], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
-    """Return the columns of the collectives of the ops `rows` (counted from `first`): their recorded tensors are what they are given.
+def backend_collectives(rows: Sequence[int], names: Sequence[str], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
+    """Return the columns of the collectives of the ops `rows`: their recorded tensors are what they are given.
 
     What they result in is as large for those that change nothing but values; group and its size are not recorded with the call.
     """
@@ -35,7 +36,7 @@ def backend_collectives(rows: Sequence[int], first: int, names: Sequence[str], a
     blank = [None] * len(rows)
     return {
         "kernel": pl.Series(blank, dtype=pl.Int64),
-        "op": pl.Series([first + row for row in rows], dtype=pl.Int64),
+        "op": pl.Series(rows, dtype=pl.Int64),
         "name": pl.Series(names, dtype=pl.String),
         "group": pl.Series(blank, dtype=pl.String),
         "size": pl.Series(blank, dtype=pl.Int64),
@@ -43,7 +44,7 @@ def backend_collectives(rows: Sequence[int], first: int, names: Sequence[str], a
         "out_elements": pl.Series(result, dtype=pl.Int64),
         "dtype": pl.Series([_dtype(item.dtypes) for item in args], dtype=pl.String),
         "seq": pl.Series(blank, dtype=pl.Int64),
-    }
+    } | no_group_columns(len(rows))
 
 
 def with_group_size(collectives: pl.DataFrame, size: int | None) -> pl.DataFrame:

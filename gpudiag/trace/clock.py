@@ -32,18 +32,16 @@ class Nanoseconds(NamedTuple):
 
 def from_numbers(microseconds: Sequence[Number]) -> Nanoseconds | None:
     """Return decoded microseconds in ns; None where they must be taken from the text to be exact (or are no plain numbers)."""
+    kinds = set(map(type, microseconds))
+    if not kinds <= {int, float}:
+        return None
     try:
-        whole = pl.Series(microseconds, dtype=pl.Int64, strict=True)
-        return None if whole.null_count() else _from_integers(whole.to_numpy())
-    except (TypeError, OverflowError):
-        pass
-    try:
+        if float not in kinds:
+            return _from_integers(pl.Series(microseconds, dtype=pl.Int64, strict=True).to_numpy())
         values = pl.Series(microseconds, dtype=pl.Float64, strict=True)
     except (TypeError, OverflowError):
         return None
-    if values.null_count() or not (values.abs() < EXACT_BELOW_US).all():
-        return None
-    return _from_floats(values.to_numpy())
+    return _from_floats(values.to_numpy()) if (values.abs() < EXACT_BELOW_US).all() else None
 
 
 def _from_integers(microseconds: npt.NDArray[np.int64]) -> Nanoseconds:

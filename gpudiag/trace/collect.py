@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -14,12 +15,8 @@ from gpudiag.trace import clock
 from gpudiag.trace.backend_calls import backend_collectives
 from gpudiag.trace.categories import ALL_KINDS, BACKEND_CALLS, CODES, GRAPH_CALL, CodeOf, IsAnnotation
 from gpudiag.trace.columns import (
-    Names,
     OperatorNames,
     Products,
-    RawNames,
-    Signatures,
-    Threads,
     as_integer,
     integer_of,
     integers,
@@ -28,8 +25,11 @@ from gpudiag.trace.columns import (
     shares,
     text_of,
 )
+from gpudiag.trace.comm_groups import group_columns
 from gpudiag.trace.events import ABSENT, Complete, CompleteArgs, EventTimes, Instant, MemoryArgs, Metadata
 from gpudiag.trace.framing import EventChunk
+from gpudiag.trace.keys import Keys
+from gpudiag.trace.store import Part
 
 _NO_ARGS = CompleteArgs()
 _NO_MEMORY_ARGS = MemoryArgs()
@@ -61,38 +61,38 @@ class Timed:
         return Timed([events[row] for row in rows.tolist()], self.start[rows], self.end[rows])
 
 
-class _TableNames(dict[str, Names]):
-    """The names of each table."""
+class Counts(msgspec.Struct):
+    """What a collector counts and notes besides the columns."""
 
-    def __init__(self) -> None:
-        super().__init__({table: Names() for table in ("launches", "kernels", "frames", "marks")})
-        self.ops = self["ops"] = OperatorNames()
+    complete_events: int
+    dropped: dict[str, int]
+    unknown: dict[str, int]
+    thread_names: list[tuple[str, str, int, str]]
+    """pid, tid, number of the chunk, name."""
+    categories: list[str | None]
 
 
 class Collector:
-    """Columns of every table so far; `frames[table]` is a list of one data frame a chunk."""
+    """Makes columns of chunks; remembers what they refer to, and what was left out."""
 
     def __init__(self, times_of: TimesOf) -> None:
         self._times_of = times_of
-        self.frames: dict[str, list[pl.DataFrame]] = {
-            table: [] for table in ("ops", "launches", "kernels", "frames", "marks", "allocations", "collectives")
-        }
-        self.launched = RawNames()
-        self.names = _TableNames()
-        self.threads = Threads()
-        self.thread_names: dict[tuple[str, str], str] = {}
-        self.signatures = Signatures()
+        self.keys = Keys()
+        self._thread_names: dict[tuple[str, str], tuple[int, str]] = {}
         self.dropped: Counter[str] = Counter()
         self.complete_events = 0
-        self._rows = Counter[str]()
         self._code_of = CodeOf()
         self._is_annotation = IsAnnotation()
         self._products = Products()
         self._unknown: Counter[str] = Counter()
+        self._part: Part = {}
 
-    def add(self, chunk: EventChunk) -> None:
-        """Take the columns of one chunk."""
-        self._thread_names(event for event in chunk.events if type(event) is Metadata)
+    def part(self, chunk: EventChunk) -> Part:
+        """Return the columns of one chunk, with numbers of `keys`."""
+        self._part = {}
+        types = set(map(type, chunk.events))
+        if Metadata in types:
+            self._name_threads(chunk.number, (event for event in chunk.events if type(event) is Metadata))
         complete = self._timed(chunk)
         kinds = self._kinds(complete.events)
         if (rows := np.flatnonzero(kinds == CODES["op"])).size:
@@ -106,7 +106,29 @@ class Collector:
         if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
             self._marks(complete.at(rows), _kind_names(kinds[rows]))
         self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == CODES["unknown"]).tolist())
-        self._allocations(chunk)
+        if Instant in types:
+            self._allocations(chunk)
+        return self._part
+
+    def thread_name(self, pid: str, tid: str) -> str:
+        """Return the name that the file last gives to a thread; '' where it gives none."""
+        return self._thread_names.get((pid, tid), (0, ""))[1]
+
+    def counts(self) -> Counts:
+        """Return what was counted and noted besides the columns."""
+        named = [(*thread, *name) for thread, name in self._thread_names.items()]
+        return Counts(self.complete_events, dict(self.dropped), dict(self._unknown), named, list(self._code_of))
+
+    def add(self, counts: Counts) -> None:
+        """Add what another collector counted and noted in other chunks of the same file."""
+        self.complete_events += counts.complete_events
+        self.dropped.update(counts.dropped)
+        self._unknown.update(counts.unknown)
+        for category in counts.categories:
+            self._code_of[category]
+        for pid, tid, chunk, name in counts.thread_names:
+            if chunk >= self._thread_names.get((pid, tid), (0, ""))[0]:
+                self._thread_names[pid, tid] = chunk, name
 
     def met(self, category: str) -> bool:
         """Return whether a complete event of this category (as the file spells it) was seen."""
@@ -115,17 +137,18 @@ class Collector:
     def all_dropped(self) -> dict[str, int]:
         """Return the events that were not used, by reason, without those that did not decode."""
         found = dict(self.dropped)
-        for category, count in self._unknown.most_common(_MAX_UNKNOWN):
+        largest = sorted(self._unknown.items(), key=lambda item: (-item[1], item[0]))
+        for category, count in largest[:_MAX_UNKNOWN]:
             found[f"unknown category {category}"] = count
-        rest = sum(self._unknown.values()) - sum(count for _, count in self._unknown.most_common(_MAX_UNKNOWN))
+        rest = sum(count for _, count in largest[_MAX_UNKNOWN:])
         if rest:
             found["other unknown categories"] = rest
         return found
 
     def _add(self, table: str, columns: dict[str, pl.Series]) -> None:
-        frame = pl.DataFrame(columns)
-        self._rows[table] += frame.height
-        self.frames[table].append(frame)
+        """Add rows to those of the chunk."""
+        frame, part = pl.DataFrame(columns), self._part
+        part[table] = pl.concat((part[table], frame), rechunk=True) if table in part else frame
 
     def _timed(self, chunk: EventChunk) -> Timed:
         """Return the complete events of the chunk whose times are usable."""
@@ -161,7 +184,7 @@ class Collector:
 
     def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
         """Return the columns that every table of host events has."""
-        threads = self.threads
+        threads = self.keys.threads
         return {
             "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
             "name": self._name_codes(table, timed.events),
@@ -170,19 +193,19 @@ class Collector:
         }
 
     def _name_codes(self, table: str, events: Sequence[Complete]) -> pl.Series:
-        names = self.names[table]
+        names = self.keys.names[table]
         if isinstance(names, OperatorNames):
             return pl.Series([names.of(event.name) for event in events], dtype=pl.UInt32)
         return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
 
     def _ops(self, timed: Timed) -> None:
-        signature = self.signatures.of
+        signature = self.keys.signatures.of
         columns = self._host("ops", timed) | {
             "sequence": integers([args.sequence for args in timed.args]),
             "fwd_thread": integers([args.fwd_thread for args in timed.args]),
             "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
         }
-        self._collectives("op", "ops", timed.args)
+        self._collectives("op", timed.args)
         self._backend_calls(columns["name"], timed.args)
         self._add("ops", columns)
 
@@ -190,19 +213,15 @@ class Collector:
         columns = self._host("launches", timed)
         columns["api"] = columns.pop("name")
         columns["correlation"] = integers([args.correlation for args in timed.args])
-        columns["kernel"] = pl.Series([self.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
+        columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
         self._add("launches", columns)
 
     def _frames(self, timed: Timed) -> None:
-        columns = self._host("frames", timed) | {
-            "python_id": integers([args.python_id for args in timed.args]),
-            "python_parent": integers([args.python_parent for args in timed.args]),
-        }
-        self._add("frames", columns)
+        self._add("frames", self._host("frames", timed))
 
     def _marks(self, timed: Timed, categories: pl.Series) -> None:
         """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
-        threads = self.threads
+        threads = self.keys.threads
         host = [
             None if category == "sync" else threads[event.pid, event.tid] for event, category in zip(timed.events, categories, strict=True)
         ]
@@ -233,36 +252,37 @@ class Collector:
             "graph_node": integers([args.graph_node or None for args in timed.args]),
             "occupancy": shares([args.occupancy for args in timed.args]),
         }
-        self._collectives("kernel", "kernels", timed.args)
+        self._collectives("kernel", timed.args)
         self._add("kernels", columns)
 
     def _backend_calls(self, codes: pl.Series, args: list[CompleteArgs]) -> None:
         """Take the calls of communication back ends as collectives: their tensors are their message."""
-        calls = self.names.ops.backend_calls
+        calls = self.keys.names.ops.backend_calls
         rows = np.flatnonzero(codes.is_in(list(calls)).to_numpy()).tolist() if calls else []
         if rows:
-            first, names = self._rows["ops"], [calls[code] for code in codes.gather(rows).to_list()]
-            self._add("collectives", backend_collectives(rows, first, names, [args[row] for row in rows]))
+            names = [calls[code] for code in codes.gather(rows).to_list()]
+            self._add("collectives", backend_collectives(rows, names, [args[row] for row in rows]))
 
-    def _collectives(self, column: str, table: str, all_args: list[CompleteArgs]) -> None:
-        """Take the fields of collectives from args; `column` is their row in `table`, still in the file's order."""
+    def _collectives(self, column: str, all_args: list[CompleteArgs]) -> None:
+        """Take the fields of collectives from args; `column` is their row in the chunk's ops or kernels."""
         rows = [row for row, args in enumerate(all_args) if args.collective is not ABSENT]
         if not rows:
             return
         found = [all_args[row] for row in rows]
-        first = self._rows[table]
+        names = [text_of(args.collective) for args in found]
         self._add(
             "collectives",
-            {side: pl.Series([first + row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
+            {side: pl.Series([row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
             | {
-                "name": pl.Series([text_of(args.collective) for args in found], dtype=pl.String),
+                "name": pl.Series(names, dtype=pl.String),
                 "group": pl.Series([text_of(args.group) for args in found], dtype=pl.String),
                 "size": pl.Series([integer_of(args.group_size) for args in found], dtype=pl.Int64),
                 "in_elements": pl.Series([integer_of(args.in_elements) for args in found], dtype=pl.Int64),
                 "out_elements": pl.Series([integer_of(args.out_elements) for args in found], dtype=pl.Int64),
                 "dtype": pl.Series([text_of(args.dtype) for args in found], dtype=pl.String),
                 "seq": pl.Series([integer_of(args.seq) for args in found], dtype=pl.Int64),
-            },
+            }
+            | group_columns(names, found),
         )
 
     def _allocations(self, chunk: EventChunk) -> None:
@@ -278,7 +298,7 @@ class Collector:
         sizes = integers([arg.bytes for arg in args])
         kinds = [as_integer(arg.device_type) for arg in args]
         columns = {
-            "thread": pl.Series([self.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
+            "thread": pl.Series([self.keys.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
             "t_ns": pl.Series(times.ns),
             "address": integers([arg.address for arg in args]),
             "bytes": sizes,
@@ -293,12 +313,12 @@ class Collector:
             columns = {name: column.filter(usable) for name, column in columns.items()}
         self._add("allocations", columns)
 
-    def _thread_names(self, events: Iterable[Metadata]) -> None:
+    def _name_threads(self, chunk: int, events: Iterable[Metadata]) -> None:
         for event in events:
-            if event.name == "thread_name" and event.args and len(self.thread_names) < _MAX_THREAD_NAMES:
+            if event.name == "thread_name" and event.args and len(self._thread_names) < _MAX_THREAD_NAMES:
                 name = scalar(event.args.name)
                 if isinstance(name, str):
-                    self.thread_names[part_text(event.pid), part_text(event.tid)] = name[:200]
+                    self._thread_names[part_text(event.pid), part_text(event.tid)] = chunk, name[:200]
 
     def _count_unknown(self, events: Iterable[Complete]) -> None:
         for event in events:

@@ -27,8 +27,6 @@ class CompleteArgs(
         "concrete": "Concrete Inputs",
         "sequence": "Sequence number",
         "fwd_thread": "Fwd thread id",
-        "python_id": "Python id",
-        "python_parent": "Python parent id",
         "graph_node": "graph node id",
         "occupancy": "est. achieved occupancy %",
         "collective": "Collective name",
@@ -37,6 +35,14 @@ class CompleteArgs(
         "in_elements": "In msg nelems",
         "out_elements": "Out msg nelems",
         "seq": "Seq",
+        "members": "Process Group Ranks",
+        "rank_start": "Global rank start",
+        "rank_stride": "Global rank stride",
+        "root": "Rank",
+        "source": "Src Rank",
+        "target": "Dst Rank",
+        "in_splits": "In split size",
+        "out_splits": "Out split size",
     },
 ):
     """Arguments of a complete event (names: MetadataFieldCatalog.h of pytorch/kineto, and older traces).
@@ -51,8 +57,6 @@ class CompleteArgs(
     concrete: Raw = ABSENT
     sequence: Number = None
     fwd_thread: Number = None
-    python_id: Number = None
-    python_parent: Number = None
     correlation: Number = None
     device: Number = None
     stream: Number = None
@@ -69,6 +73,14 @@ class CompleteArgs(
     out_elements: Raw = ABSENT
     dtype: Raw = ABSENT
     seq: Raw = ABSENT
+    members: Raw = ABSENT
+    rank_start: Raw = ABSENT
+    rank_stride: Raw = ABSENT
+    root: Raw = ABSENT
+    source: Raw = ABSENT
+    target: Raw = ABSENT
+    in_splits: Raw = ABSENT
+    out_splits: Raw = ABSENT
 
 
 class Complete(Struct, gc=False, tag_field="ph", tag="X"):

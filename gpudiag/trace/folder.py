@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gpudiag.errors import InputError
@@ -26,18 +27,43 @@ def rank_files(folder: Path) -> dict[int, Path]:
         inside = [path for path in folder.iterdir() if path.is_file()]
     except OSError as error:
         raise InputError(f"{folder}: cannot be read ({error.strerror})", "check the path and its permissions") from error
-    files = [path for path in inside if _TRACE.search(path.name)] or [path for path in inside if _EXPORT.search(path.name)]
-    if not files:
+    by_name = {path.name: path for path in inside}
+    names = traces_among(by_name)
+    if not names:
         raise InputError(
             f"{folder}: no trace in this folder",
             "give a .json, .json.gz or .json.zst trace, an SQLite export of Nsight Systems, or a bundle of gpudiag.profile",
         )
-    files.sort(key=lambda path: _pieces(path.name))
-    names = [path.name for path in files]
-    for ranks in (*(_after_word(names, pattern) for pattern in _RANK), _only_difference(names)):
+    files = [by_name[name] for name in names]
+    for ranks in (*(_told(_after_word(names, pattern)) for pattern in _RANK), _only_difference(names)):
         if len(set(ranks)) == len(files):
             return dict(sorted(zip(ranks, files, strict=True)))
     return dict(enumerate(files))
+
+
+def traces_among(names: Iterable[str]) -> list[str]:
+    """Return those of `names` that are traces, by their numbers ('r2' before 'r10'); exports of Nsight Systems where there is no other."""
+    known = list(names)
+    found = [name for name in known if _TRACE.search(name)] or [name for name in known if _EXPORT.search(name)]
+    return sorted(found, key=_pieces)
+
+
+def is_trace_name(name: str) -> bool:
+    """Return whether `name` ends as traces and exports of Nsight Systems do."""
+    return bool(_TRACE.search(name) or _EXPORT.search(name))
+
+
+def ranks_by_name(names: Sequence[str]) -> tuple[tuple[int | None, ...], bool]:
+    """Return the rank that each of `names` (paths with '/') tells, and whether it stands there in words.
+
+    The number after 'rank' or 'worker', where at least half of the names have it (None for the others; a number may stand there twice);
+    else the one number in which the names differ; else None for all.
+    """
+    for pattern in _RANK:
+        found = _after_word(names, pattern)
+        if found.count(None) * 2 <= len(names) and set(found) != {None}:
+            return tuple(found), True
+    return tuple(_only_difference(names)) or (None,) * len(names), False
 
 
 def _pieces(name: str) -> list[tuple[int, int, str]]:
@@ -45,12 +71,17 @@ def _pieces(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(piece), piece) if piece.isdecimal() else (1, 0, piece) for piece in _NUMBER.split(name)]
 
 
-def _after_word(names: list[str], pattern: re.Pattern[str]) -> list[int]:
-    found = [pattern.search(name) for name in names]
-    return [int(match.group(1)) for match in found if match]
+def _after_word(names: Sequence[str], pattern: re.Pattern[str]) -> list[int | None]:
+    """Return the number after the word in each name, of the file before that of its folders; None where there is none."""
+    found = [next(filter(None, map(pattern.search, reversed(name.split("/")))), None) for name in names]
+    return [int(match.group(1)) if match else None for match in found]
 
 
-def _only_difference(names: list[str]) -> list[int]:
+def _told(ranks: list[int | None]) -> list[int]:
+    return [rank for rank in ranks if rank is not None]
+
+
+def _only_difference(names: Sequence[str]) -> list[int]:
     """Return the numbers at the only place where `names` differ; nothing where they differ in more, or where these cannot be ranks."""
     split = [_NUMBER.split(name) for name in names]
     if len({len(pieces) for pieces in split}) > 1:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from typing import NamedTuple
 
 from gpudiag.trace.events import Event, EventDecoder
-from gpudiag.trace.scan import ContainerScanner, array_items
+from gpudiag.trace.scan import ContainerScanner, Items, array_items
 from gpudiag.trace.source import BLOCK_BYTES
 
 KEPT_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory"})
@@ -16,6 +16,7 @@ MAX_EVENT_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 20
 _MAX_KEY_BYTES = 1 << 20
 
+_WHITE = b" \t\r\n"
 _SPACE = re.compile(rb"[ \t\r\n]*")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _SCALAR = re.compile(rb'[^,\]}\[{"\s]*')
@@ -34,6 +35,14 @@ class CutShortError(Exception):
     """The text ends, or stops being JSON, before the document is complete."""
 
 
+class NotSharedError(Exception):
+    """The text cannot be cut alike by several readers, one of which does not decode what lies between the cuts."""
+
+
+class ShareDoneError(Exception):
+    """The rest of the text, from the last block on, belongs to the first reader."""
+
+
 class HeaderValue(NamedTuple):
     """A kept top-level value as JSON text."""
 
@@ -46,12 +55,25 @@ class EventChunk(NamedTuple):
 
     events: list[Event]
     text: memoryview | bytes
+    number: int = 0
+    """Of the chunk in the file, those of other readers included."""
+
+
+class Share(NamedTuple):
+    """Which chunks of a document a reader decodes: each `of`-th, from number `mine` on; number 0 has the end of the text as well."""
+
+    mine: int
+    of: int
 
 
 class Document:
-    """Reads one trace document from blocks of text."""
+    """Reads one trace document, or one reader's share of it, from blocks of text."""
 
-    def __init__(self, blocks: Iterator[bytes], decoder: EventDecoder, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, blocks: Iterator[bytes], decoder: EventDecoder, block_bytes: int = BLOCK_BYTES, share: Share | None = None) -> None:
+        self.cuts: list[int] = []
+        """Bytes of text before each cut that several readers have to make alike."""
+        self._share = share
+        self._number = 0
         self._blocks = blocks
         self._decoder = decoder
         self._block_bytes = block_bytes
@@ -61,7 +83,10 @@ class Document:
         self.bytes_read = 0
 
     def parts(self) -> Iterator[HeaderValue | EventChunk]:
-        """Yield header values and chunks of events in the file's order; raises NotATraceError and CutShortError."""
+        """Yield header values and chunks of events in the file's order; raises NotATraceError and CutShortError.
+
+        A reader's share: NotSharedError where the readers do not agree, ShareDoneError at the end of all shares but the first.
+        """
         self._skip_byte_order_mark()
         first = self._peek()
         if first == _OPEN_BRACKET:
@@ -178,9 +203,28 @@ class Document:
         while self._data[self._at] != _CLOSE_BRACKET:
             self._fill()
             guess = self._guessed_cut()
-            if guess is None or not (yield from self._decoded_in_place(guess)):
+            if self._share and not self._ended:
+                yield from self._shared(self._share, guess)
+            elif self._share and self._share.mine:
+                raise ShareDoneError
+            elif guess is None or not (yield from self._decoded_in_place(guess)):
                 yield from self._scanned()
         self._at += 1
+
+    def _shared(self, share: Share, cut: int | None) -> Iterator[EventChunk]:
+        """Yield the events up to `cut` where this reader is to decode them; what it passes over, another one checks."""
+        if cut is None:
+            raise NotSharedError
+        self.cuts.append(self.bytes_read - len(self._data) + cut)
+        if self._number % share.of != share.mine:
+            self._number += 1
+            self._at = cut
+        elif not (yield from self._decoded_in_place(cut)):
+            raise NotSharedError
+
+    def _chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
+        self._number += 1
+        return EventChunk(events, text, self._number - 1)
 
     def _fill(self) -> None:
         """Read on until the buffer holds one and a half blocks, so that the end of a small file is in sight from the start."""
@@ -207,11 +251,26 @@ class Document:
         events = self._decoder.whole(text)
         if events is None:
             data[cut] = separator
-            return False
-        yield EventChunk(events, text)
+            return (yield from self._salvaged_in_place(cut))
+        yield self._chunk(events, text)
         data[cut] = separator
         self._at = cut
         return True
+
+    def _salvaged_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
+        """Yield what is good of the events up to `cut` and return True, or return False where the cut does not lie between two events."""
+        view = memoryview(self._data)[self._at + 1 : cut]
+        items = array_items(view)
+        if not items.ends or items.closed is not None or bytes(view[items.ends[-1] :]).strip(_WHITE):
+            return False
+        yield self._salvaged(view, items)
+        self._at = cut
+        return True
+
+    def _salvaged(self, view: memoryview, items: Items) -> EventChunk:
+        spans = zip(items.starts, items.ends, strict=True)
+        text, events = self._decoder.salvage([bytes(view[start:end]) for start, end in spans])
+        return self._chunk(events, text)
 
     def _scanned(self) -> Iterator[EventChunk]:
         """Yield the complete events of the buffer by the exact scan, then move on to the separator or bracket after them."""
@@ -221,10 +280,7 @@ class Document:
         if items.ends:
             text = b"[" + bytes(view[items.starts[0] : items.ends[-1]]) + b"]"
             events = self._decoder.whole(text)
-            if events is None:
-                spans = zip(items.starts, items.ends, strict=True)
-                text, events = self._decoder.salvage([bytes(view[start:end]) for start, end in spans])
-            yield EventChunk(events, text)
+            yield self._salvaged(view, items) if events is None else self._chunk(events, text)
             self._at = after + items.ends[-1]
         if items.closed is not None:
             self._at = after + items.closed

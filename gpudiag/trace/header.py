@@ -11,6 +11,7 @@ from gpudiag.trace.columns import as_integer
 from gpudiag.trace.events import Number
 
 _MAX_DEVICES = 1024
+_MAX_GROUPS = 65_536
 _MAX_NAME = 200
 _Value = TypeVar("_Value")
 
@@ -29,6 +30,12 @@ class _DistributedInfo(msgspec.Struct):
     rank: Number = None
     world_size: Number = None
     pg_count: Number = None
+    pg_config: msgspec.Raw = msgspec.Raw()
+
+
+class _ProcessGroup(msgspec.Struct):
+    pg_name: str | int = ""
+    ranks: list[int] = []
 
 
 class Header(msgspec.Struct):
@@ -39,6 +46,8 @@ class Header(msgspec.Struct):
     world_size: int | None = None
     group_size: int | None = None
     """Ranks of the only process group; None where there are several, or the header does not tell."""
+    groups: dict[str, list[int]] = {}
+    """Ranks of each process group by its name, as far as they are listed (torch.distributed.distributed_c10d, _get_all_pg_configs)."""
     clock_base_ns: int | None = None
     """Unix time of the clock's zero ('baseTimeNanoseconds')."""
     record_shapes: bool = False
@@ -69,12 +78,29 @@ def parse_header(values: dict[str, bytes]) -> Header:
         rank=_count(distributed.rank),
         world_size=_count(distributed.world_size) or None,
         group_size=(_count(distributed.world_size) or None) if _count(distributed.pg_count) == 1 else None,
+        groups=_groups(distributed.pg_config),
         clock_base_ns=as_integer(base) if isinstance(base, int | float | str) else None,
         record_shapes=flags["record_shapes"],
         with_stack=flags["with_stack"],
         profile_memory=flags["profile_memory"],
         warnings=tuple(f"the header's {key} could not be read and was left out" for key in unreadable),
     )
+
+
+def _groups(config: msgspec.Raw) -> dict[str, list[int]]:
+    """Return the ranks of each group; a group whose entry has another form is left out."""
+    try:
+        entries = msgspec.json.decode(config, type=list[msgspec.Raw]) if bytes(config) else []
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    found: dict[str, list[int]] = {}
+    for entry in entries[:_MAX_GROUPS]:
+        try:
+            group = msgspec.json.decode(entry, type=_ProcessGroup)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        found[str(group.pg_name)] = group.ranks
+    return found
 
 
 def _device(position: int, properties: _DeviceProperties) -> ObservedDevice:

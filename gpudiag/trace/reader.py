@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
 import polars as pl
 
 from gpudiag.errors import InputError
 from gpudiag.model.trace import Thread, Trace, TraceMeta
-from gpudiag.trace.assemble import assemble, base_ns
+from gpudiag.trace import share
+from gpudiag.trace.assemble import assemble
 from gpudiag.trace.backend_calls import with_group_size
 from gpudiag.trace.clock import UNIX_SINCE_NS
 from gpudiag.trace.collect import Collector
+from gpudiag.trace.comm_groups import with_members
 from gpudiag.trace.events import EventDecoder
-from gpudiag.trace.framing import CutShortError, Document, HeaderValue, NotATraceError
+from gpudiag.trace.framing import CutShortError, Document, EventChunk, HeaderValue, NotATraceError, NotSharedError, Share
 from gpudiag.trace.garbage import no_cycle_collection
 from gpudiag.trace.header import Header, parse_header
-from gpudiag.trace.source import shown, text_blocks
+from gpudiag.trace.keys import Keys
+from gpudiag.trace.source import BLOCK_BYTES, shown, text_blocks
+from gpudiag.trace.store import Store
 
 _HOW_TO_RECORD = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
 
@@ -38,41 +44,80 @@ def read(path: str | Path) -> Trace:
     ends too early is read as far as it goes, with meta.truncated and a warning.
     """
     source = str(path)
-    decoder = EventDecoder()
-    collector = Collector(decoder.times)
-    with closing(text_blocks(source)) as blocks, no_cycle_collection():
-        document = Document(blocks, decoder)
-        header, truncated = _collect(source, document, collector)
-    base = base_ns(collector)
+    found = (share.pays(source) and _read_by_two(source)) or _read_by_one(source)
+    collector, count = found.collector, found.decoder.count
+    base = found.store.base_ns
     if base is None:
-        raise _nothing_found(source, collector, truncated)
-    warnings = header.warnings + ((_cut_warning(decoder.count),) if truncated else ())
-    dropped = dict(decoder.dropped) | collector.all_dropped()
-    tables = assemble(collector, base)
+        raise _nothing_found(source, collector, found.truncated)
+    header = found.header
+    warnings = header.warnings + ((_cut_warning(count),) if found.truncated else ())
+    tables = assemble(found.store, found.keys, base)
     warnings += _number_warnings(tables["ops"])
-    tables["collectives"] = with_group_size(tables["collectives"], header.group_size)
+    collectives = with_group_size(tables["collectives"], header.group_size)
+    tables["collectives"] = with_members(collectives, header.groups, header.world_size)
     meta = TraceMeta(
         source=source,
-        events=decoder.count,
+        events=count,
         base_ns=base,
         unix_base_ns=_unix_base(base, header.clock_base_ns),
         devices=header.devices,
-        threads=tuple(Thread(pid, tid, collector.thread_names.get((pid, tid), "")) for pid, tid in collector.threads.rows),
+        threads=tuple(Thread(pid, tid, collector.thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
         rank=header.rank,
         world_size=header.world_size,
         record_shapes=header.record_shapes or tables["signatures"].height > 0,
         with_stack=header.with_stack or tables["frames"].height > 0,
         profile_memory=header.profile_memory or tables["allocations"].height > 0,
-        dropped=dropped,
-        truncated=truncated,
-        uncompressed_bytes=document.bytes_read,
+        dropped=dict(found.decoder.dropped) | collector.all_dropped(),
+        truncated=found.truncated,
+        uncompressed_bytes=found.bytes_read,
         warnings=warnings,
     )
     return Trace(meta=meta, **tables)
 
 
-def _collect(source: str, document: Document, collector: Collector) -> tuple[Header, bool]:
-    """Return the header and whether the text was cut short; the events go to `collector`."""
+class _Found(NamedTuple):
+    """What was found in a file."""
+
+    decoder: EventDecoder
+    collector: Collector
+    store: Store
+    keys: Keys
+    header: Header
+    truncated: bool
+    bytes_read: int
+
+
+def _read_by_one(source: str) -> _Found:
+    """Return what this process finds in a file."""
+    decoder = EventDecoder()
+    collector, store = Collector(decoder.times), Store()
+    with closing(text_blocks(source)) as blocks, no_cycle_collection():
+        document = Document(blocks, decoder)
+        header, truncated = _collect(source, document, lambda chunk: store.take(collector.part(chunk)))
+    return _Found(decoder, collector, store, collector.keys, header, truncated, document.bytes_read)
+
+
+def _read_by_two(source: str, block_bytes: int = BLOCK_BYTES) -> _Found | None:
+    """Return what this and a second process find in a file; None where it has to be read by one."""
+    decoder = EventDecoder()
+    collector, store = Collector(decoder.times), Store()
+    try:
+        with (
+            share.second_process(source, block_bytes) as messages,
+            closing(text_blocks(source, block_bytes)) as blocks,
+            no_cycle_collection(),
+        ):
+            document = Document(blocks, decoder, block_bytes, Share(0, share.PROCESSES))
+            both = share.Shared(collector, store, messages)
+            header, truncated = _collect(source, document, both.take)
+            both.finish(decoder, document)
+    except NotSharedError:
+        return None
+    return _Found(decoder, collector, store, both.keys, header, truncated, document.bytes_read)
+
+
+def _collect(source: str, document: Document, take: Callable[[EventChunk], None]) -> tuple[Header, bool]:
+    """Return the header and whether the text was cut short; the events are taken by `take`."""
     values: dict[str, bytes] = {}
     truncated = False
     try:
@@ -80,7 +125,7 @@ def _collect(source: str, document: Document, collector: Collector) -> tuple[Hea
             if isinstance(part, HeaderValue):
                 values[part.key] = part.text
             else:
-                collector.add(part)
+                take(part)
             del part  # or its events would live on while the next chunk is decoded
     except CutShortError:
         truncated = True

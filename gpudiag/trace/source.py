@@ -21,8 +21,8 @@ try:
 except ImportError:  # no wheel for this platform: the standard library does the same at half the speed
     inflate_library = zlib
 
-BLOCK_BYTES = 4_000_000
-"""Decompressed text handed on at a time; up to two blocks are decoded at once. Measured on 250 MB: larger ones only cost memory."""
+BLOCK_BYTES = 2_000_000
+"""Decompressed text handed on at a time; up to two blocks are decoded at once. Measured on 100 MB: larger ones only cost memory."""
 COMPRESSED_PIECE_BYTES = 1 << 20
 MAX_TEXT_BYTES = 64 << 30
 """Stop here: no real trace is this large, but a compression bomb is."""

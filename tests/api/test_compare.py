@@ -170,3 +170,18 @@ def test_two_ranks_of_one_training_are_aligned(traces: Path) -> None:
     assert not found.same_recording
     assert found.aligned_a_share > 0.99
     assert found.aligned_b_share > 0.99
+
+
+def test_a_folder_of_ranks_says_which_rank_is_compared_and_checked(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for rank in (0, 1):
+        write(tmp_path / "run" / f"rank{rank}.json", *_events(MM))
+    lowest, other = measured(tmp_path / "run"), measured(tmp_path / "run", rank=1)
+    assert (lowest.rank, other.rank) == (0, 1)
+    said = "A is rank 0 of 2 and B is rank 1 of 2; gpudiag report compares the ranks of a run"
+    assert compare(lowest, other).data.warnings[0] == said
+    gates = tmp_path / "gates.toml"
+    gates.write_text("[step_median_ms]\nmax = 1000\n")
+    assert check(tmp_path / "run", budget=gates).data.warnings == ("the run is rank 0 of 2; gpudiag report compares the ranks of a run",)
+    first = check(lowest, budget=gates, baseline=other).data.warnings[0]
+    assert first.startswith("the baseline is rank 1 of 2 and the run is rank 0 of 2;")

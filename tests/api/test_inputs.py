@@ -45,13 +45,18 @@ def test_a_trace_file(tmp_path: Path) -> None:
         api.diagnose(path, rank=0)
 
 
-def test_a_folder_of_ranks_takes_the_lowest_or_the_one_asked_for_and_names_the_others(tmp_path: Path) -> None:
+def test_a_folder_of_ranks_is_one_job_of_which_one_rank_is_shown_or_the_one_asked_for_alone(tmp_path: Path) -> None:
     for rank in (1, 2, 5):
         write(tmp_path / f"rank{rank}.json", *EVENTS, *[op("aten::relu", 96, 98, [[8]])] * (rank == 5))
-    report = api.diagnose(str(tmp_path)).data
-    assert (report.source.kind, report.source.ranks) == ("folder", (1, 2, 5))
-    assert "rank 1 only; not analysed: ranks 2, 5" in report.trust.warnings
-    assert {row.name for row in api.diagnose(str(tmp_path), rank=5).data.ops} == {"aten::mm", "aten::relu"}
+    for every in (api.diagnose(str(tmp_path)).data, api.diagnose(str(tmp_path), rank="all").data):
+        assert (every.source.kind, every.source.ranks) == ("folder", (1, 2, 5))
+        assert every.job is not None
+        assert [row.rank for row in every.job.ranks] == [1, 2, 5]
+        assert not [text for text in every.trust.warnings if "not analysed" in text]
+    alone = api.diagnose(str(tmp_path), rank=5).data
+    assert {row.name for row in alone.ops} == {"aten::mm", "aten::relu"}
+    assert (alone.job, alone.source.ranks) == (None, (1, 2, 5))
+    assert "rank 5 only; not analysed: ranks 1, 2" in alone.trust.warnings
     with pytest.raises(InputError, match="no rank 3"):
         api.diagnose(str(tmp_path), rank=3)
 
@@ -128,3 +133,18 @@ def test_the_public_names_take_every_kind_of_path(tmp_path: Path, kind: Any) -> 
     report.save(kind(tmp_path / "r.md"))
     assert (tmp_path / "r.md").read_text().startswith("# gpudiag report")
     assert api.profile(kind(tmp_path / "recorded")).path == tmp_path / "recorded"
+
+
+def test_all_ranks_of_a_bundle_are_one_job_with_the_sites_of_the_shown_one(tmp_path: Path) -> None:
+    for rank in (0, 1, 2):
+        bundle(tmp_path, ["timing", "sites"] if rank < 2 else [], rank=rank)
+    report = api.diagnose(tmp_path).data
+    assert (report.source.kind, report.source.ranks) == ("bundle", (0, 1, 2))
+    assert report.job is not None
+    assert {row.rank: row.unread for row in report.job.ranks} == {
+        0: "", 1: "", 2: "window 0, which is read of the other ranks, was not recorded"
+    }  # fmt: skip
+    assert [row.where for row in report.ops if row.name == "aten::mm"] == ["train.py(12): forward"]
+    assert api.diagnose(tmp_path, window=1).data.job is not None
+    alone = api.diagnose(tmp_path, rank=1).data
+    assert (alone.job, [text for text in alone.trust.warnings if "not analysed" in text]) == (None, ["rank 1 only; not analysed: ranks 0, 2"])

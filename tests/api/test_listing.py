@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import listing
+from gpudiag.api import cache, listing
 from gpudiag.api.listing import Lister, version_of
 
 
@@ -70,3 +71,21 @@ def test_a_report_has_a_new_version_when_what_it_rests_on_changes(tmp_path: Path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
     assert (version_of(one) != before) is differs
+
+
+def test_what_reports_keep_in_a_bundle_is_neither_counted_nor_a_sign_of_life(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path / "run", finished=False)
+    for path in bundle.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    (before,) = Lister(tmp_path).entries()
+    kept = cache.Slot(bundle / cache.IN_BUNDLE, "tables", "rank0-w0.json.gz", "k")
+    assert cache.store(kept, [("data", b"0" * 1000)])
+    (after,) = Lister(tmp_path).entries()
+    assert (after.size_bytes, after.status) == (before.size_bytes, before.status)
+    assert before.status == "damaged"
+
+
+def test_a_hidden_folder_of_kept_tables_is_not_listed(tmp_path: Path) -> None:
+    trace = small_trace(tmp_path / "t.json")
+    assert cache.store(cache.Slot(tmp_path / cache.BESIDE, "report", "t.json", "k"), [("data.json", trace.read_bytes())])
+    assert [entry.name for entry in Lister(tmp_path).entries()] == ["t.json"]

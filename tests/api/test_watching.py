@@ -108,3 +108,17 @@ def test_steps_whose_phases_are_not_known_leave_what_they_tell_unknown(tmp_path:
     found = watching.Watch(str(tmp_path / "run")).look()
     assert (found.loader_share, found.samples_per_s, found.sampled) == (None, None, {})
     assert found.step_ns == 5 * MS
+
+
+def test_one_rank_of_several_is_followed(tmp_path: Path) -> None:
+    _manifest(tmp_path / "one")
+    watch = watching.Watch(str(tmp_path / "one"))
+    watch.look()
+    assert watch.rank is None
+    _manifest(tmp_path / "two")
+    (tmp_path / "two" / "manifest-rank1.json").write_bytes(encode_manifest(Manifest(rank=1)))
+    watch = watching.Watch(str(tmp_path / "two"))
+    assert watch.rank is None  # nothing was looked at yet
+    watch.look()
+    assert watch.rank == 0
+    assert watching.Watch(str(tmp_path / "two"), rank=1).rank == 1

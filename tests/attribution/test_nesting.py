@@ -57,20 +57,45 @@ def test_columns_and_the_stack_agree(items: list[Row], within: bool) -> None:
     if within:  # of each thread every row lies in the one before it: nothing is cut
         items = [(thread, 50 - length, 50 + length) for thread, _, length in items]
     by_stack = tree(items)
-    with mock.patch.object(nesting, "FEW_ROWS", 0):
+    with mock.patch.object(nesting, "FEW_ROWS", 0), mock.patch.object(nesting, "BLOCK_ROWS", 3):
         in_columns = tree(items)
+        in_blocks = self_spans(in_columns)
+    for one, other in zip(self_spans(by_stack), in_blocks, strict=True):
+        assert one.tolist() == other.tolist()
     for one, other in zip(by_stack, in_columns, strict=True):
         assert one.tolist() == other.tolist()
 
 
-def test_in_columns_only_an_op_that_ends_after_its_parent_sends_a_thread_to_the_stack() -> None:
+def test_in_columns_only_an_op_that_reaches_into_what_follows_sends_a_thread_to_the_stack() -> None:
     starts, ends = np.arange(0, 1000, 10), np.arange(0, 1000, 10) + 8
     starts, ends = np.concatenate(([0], np.repeat(starts, 2))), np.concatenate(([1000], np.repeat(ends, 2)))
     found = nesting._proper(starts, ends)
     assert found is not None
-    assert found[:5].tolist() == [-1, 0, 1, 0, 3]
-    ends[100] += 3
-    assert nesting._proper(starts, ends) is None
+    assert found[0][:5].tolist() == [-1, 0, 1, 0, 3]
+    noisy = ends.copy()
+    noisy[[100, 199, 200]] += [1, 4, 4]  # later than their parents, and nothing begins before that; the last two end the recording
+    cut = nesting._proper(starts, noisy)
+    assert cut is not None
+    assert cut[0].tolist() == found[0].tolist()
+    assert cut[1].tolist() == [*ends[:199].tolist(), 1000 - 2 + 2, 1000 - 2 + 2]
+    noisy[100] += 2  # into the next op
+    assert nesting._proper(starts, noisy) is None
+
+
+def test_the_frames_of_a_whole_stack_that_end_a_little_late_are_cut_to_the_outermost() -> None:
+    deep = nesting.FEW_ROWS * 2
+    starts, ends = np.arange(deep), np.full(deep, 10**6) + np.minimum(np.arange(deep), 40)
+    found = nesting._proper(starts, ends)
+    assert found is not None
+    assert found[0].tolist() == list(range(-1, deep - 1))
+    assert set(found[1].tolist()) == {10**6}
+
+
+def test_pieces_that_meet_the_asked_spans() -> None:
+    found = tree([(0, 0, 100), (0, 40, 60), (1, 0, 50)])
+    rows, spans = self_spans(found, np.array([[60, 70]]))
+    assert rows.tolist() == [0]
+    assert spans.tolist() == [[60, 100]]
 
 
 @given(rows, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 70)), max_size=8))

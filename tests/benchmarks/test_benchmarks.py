@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE))  # the scripts here import each other
 
 
 def _load(name: str) -> ModuleType:
@@ -46,17 +47,24 @@ def test_the_floor_reads_real_traces(traces: Path, name: str, monkeypatch: pytes
 
 
 def test_memory_and_time_are_those_of_the_child() -> None:
-    bench = _load("bench_report")
+    bench = _load("measuring")
     run = bench.measure([sys.executable, "-c", "import time; x = bytearray(200_000_000); time.sleep(0.2); print(len(x))"])
-    wall_s, peak_mb, output = run
-    assert wall_s >= 0.2
+    assert run.wall_s >= 0.2
+    assert 0 < run.cpu_s < run.wall_s + 0.1
     own_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * bench.RSS_BYTES / 1e6
-    assert 200 < peak_mb < 400 + own_mb  # a child shares the memory of its parent until it has become another program
-    assert output == "200000000"
+    assert 200 < run.peak_mb < 400 + own_mb  # a child shares the memory of its parent until it has become another program
+    assert run.output == "200000000"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes below a command are found in /proc")
+def test_memory_of_processes_below_the_command_counts() -> None:
+    hold = "import time; x = bytearray(150_000_000); time.sleep(0.6)"
+    both = f"import subprocess, sys; x = bytearray(150_000_000); subprocess.run([sys.executable, '-c', {hold!r}])"
+    assert _load("measuring").measure([sys.executable, "-c", both]).peak_mb > 300
 
 
 def test_a_failing_command_gives_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _load("bench_report").measure([sys.executable, "-c", "raise SystemExit('no')"]) is None
+    assert _load("measuring").measure([sys.executable, "-c", "raise SystemExit('no')"]) is None
     assert "failed (1)" in capsys.readouterr().err
 
 

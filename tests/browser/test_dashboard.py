@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 SHARED = ("h100_bert-small.json.gz", "h100_qwen1.5-0.5b_prefill.json.gz", "mi300x_norm_layers_fwd_bwd.json.gz")
-PAGES = ("overview", "findings", "timeline", "ops", "roofline", "memory", "telemetry", "experiments", "compare")
+PAGES = ("overview", "findings", "timeline", "ops", "roofline", "memory", "telemetry", "ranks", "experiments", "compare")
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script>\x1b[31m\u202e' + "long " * 2_000
 ANALYSIS_MS = 180_000
 """A machine that does other work as well takes minutes for what takes seconds."""

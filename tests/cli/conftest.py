@@ -64,10 +64,12 @@ class FakeApi(types.ModuleType):
         modules: bool = False,
         gpu_hour_price: float | None = None,
         planned_steps: int | None = None,
+        scheduler: str | None = None,
     ) -> FakeReport:
         more = {"graph_capture": graph_capture} if graph_capture else {}
         more |= {} if window is None else {"window": window}
         more |= {} if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price, "planned_steps": planned_steps}
+        more |= {} if scheduler is None else {"scheduler": scheduler}
         more |= {"disabled": config.disable} if config is not None and config.path else {}
         self.calls.append({"path": path, "rank": rank, "rules_dirs": list(rules_dirs), **more})
         if progress:

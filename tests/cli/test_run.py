@@ -20,7 +20,7 @@ import pytest
 from gpudiag.api.run import Ran, command_of
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.unmodified.plan import Entry
-from gpudiag.cli.run import _end_of_module, _tell
+from gpudiag.cli.run import _end_of_module, _speaks, _tell
 from gpudiag.errors import InputError
 
 AWKWARD = Path(__file__).parents[1] / "awkward"
@@ -238,6 +238,38 @@ def test_many_bundles_are_counted_and_a_hint_can_be_pasted(capsys: pytest.Captur
 def test_what_a_session_warns_of_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     said = [Entry("warned", "telemetry was switched off")] * 2
     assert _told(capsys, *said, Entry("bundle", str(tmp_path)), report=False)[:-1] == ["gpudiag: telemetry was switched off"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "bundle", "speaks"),
+    [
+        ({}, False, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, False, True),
+        ({"RANK": "1", "LOCAL_RANK": "1"}, True, False),
+        ({"RANK": "8", "LOCAL_RANK": "0"}, True, True),  # the first of another machine
+        ({"RANK": "8", "LOCAL_RANK": "0"}, False, False),
+    ],
+)
+def test_one_process_of_a_machine_speaks_for_its_ranks(environ: dict[str, str], bundle: bool, speaks: bool) -> None:
+    assert _speaks(Ran(0, (Entry("bundle", "/nowhere/run", 8),) if bundle else ()), environ) == speaks
+
+
+def test_a_rank_without_steps_does_not_cost_the_report_on_the_others(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Path] = []
+
+    def report_on(bundle: Path, **_: object) -> None:
+        asked.append(bundle)
+        raise InputError("planted")
+
+    monkeypatch.setattr("gpudiag.api.run.report_on", report_on)
+    both = [Entry("bundle", str(tmp_path), 0), Entry("bundle", str(tmp_path), 1)]
+    _told(capsys, *both, Entry("note", "no steps were found", 1))
+    assert asked == [tmp_path]
+    lines = _told(capsys, *both, Entry("note", "no steps were found", 1), Entry("note", "no steps were found", 0))
+    assert asked == [tmp_path]
+    assert lines == ["gpudiag: no steps were found", f"gpudiag: the recording is {tmp_path}"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from factories import CPU, analysis, kernel
 from gpudiag.facts import Facts
 from gpudiag.model import tables
 from gpudiag.model.finding import Missing
+from gpudiag.timeline import rank_steps
 
 MS = 1_000_000
 
@@ -113,3 +114,12 @@ def test_lengths_that_no_batch_told_are_not_known() -> None:
 def test_a_trace_alone_has_no_other_ranks() -> None:
     found = Facts(analysis([kernel("aten::mm", 0, 10)])).value("late_rank")
     assert isinstance(found, Missing)
+
+
+def test_long_runs_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 400 rows at most 100 are compared: every fourth step, and the answer stays."""
+    monkeypatch.setattr(rank_steps, "MOST_CELLS", 100)
+    found = rank_steps.rank_steps(records(4, 100, slow_loader))
+    assert isinstance(found, rank_steps.RankSteps)
+    assert found.numbers.tolist() == list(range(4, 100, 4))
+    assert facts(records(4, 100, slow_loader)).value("straggler_share") == pytest.approx(30 / 70)

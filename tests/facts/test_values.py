@@ -96,3 +96,17 @@ def test_what_is_no_finite_number_is_not_known(monkeypatch: pytest.MonkeyPatch, 
     assert isinstance(found, Missing)
     assert "no finite number" in found.reason
     assert facts.errors == {}
+
+
+def test_facts_that_are_asked_after_the_shared_tables_went_say_the_same() -> None:
+    made = analysis([kernel("gemm", 0, 40), kernel("copy", 50, 60)])
+    whole, let_go = Facts(made), Facts(made)
+    for name in ("wall_ns", "idle_share"):
+        let_go.value(name)
+    before = let_go.window
+    let_go.forget_tables()
+    assert let_go.window is not before
+    assert let_go.window.replays is before.replays
+    names = [name for name in CATALOGUE if not isinstance(whole.value(name), Missing)]
+    assert len(names) > 10
+    assert {name: let_go.value(name) for name in names} == {name: whole.value(name) for name in names}

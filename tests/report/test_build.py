@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 import simulator as s
 from handmade import call, kernel, op, steps, write
+from jobviews import partly
 
 from gpudiag import api
 from gpudiag.api.analysis import analyse
@@ -111,3 +113,16 @@ def test_idle_time_and_calls_that_wait_carry_their_lines(tmp_path: Path) -> None
     assert (read.file, read.line, read.count) == ("exp/train.py", 41, made.steps.count)
     assert 0 <= read.cost_ns <= read.wall_ns
     assert sum(row.cost_ns for row in made.syncs) == made.breakdown.buckets_ns.idle_sync
+
+
+def test_a_job_is_put_into_the_report_with_its_ranks_and_warnings(tmp_path: Path) -> None:
+    alone, _ = analyse(
+        resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), op("aten::relu", 0, 10, [[100]]))), None), lambda _: None
+    )
+    one = msgspec.structs.replace(alone, warnings=("its own", "rank 3 could not be read"), job=partly())
+    found = build(one, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "folder", tuple(range(8))))
+    assert found.job == partly()
+    assert found.ranks == partly().ranks
+    assert found.trust.warnings[:2] == ("rank 3 could not be read", "its own")  # each once
+    made = build(alone, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"))
+    assert (made.job, made.ranks) == (None, None)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.attribution import intervals
+from gpudiag.model.breakdown import BUCKETS
 from gpudiag.model.cost import BOUNDS
-from gpudiag.timeline.breakdown import breakdown, device_time, unknown_breakdown
+from gpudiag.timeline.breakdown import breakdown, device_time, step_breakdowns, unknown_breakdown
 
 span = st.tuples(st.integers(0, 80), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 BUCKET = {bound: bound for bound in BOUNDS} | {"communication": "exposed_communication", "copy": "exposed_copy"}
@@ -60,3 +61,21 @@ def test_device_time_over_every_event_of_the_trace() -> None:
 
 def test_no_device_event_no_device_time() -> None:
     assert device_time(linked(*steps(0, 20)).kernels) is None
+
+
+@given(st.lists(st.tuples(st.sampled_from(BOUNDS), span), max_size=12), st.lists(st.integers(1, 30), min_size=1, max_size=4), span)
+def test_breakdowns_of_steps_sum_to_that_of_all(
+    work: list[tuple[str, tuple[int, int]]], lengths: list[int], pause: tuple[int, int]
+) -> None:
+    marks = np.cumsum([0, *lengths])
+    bounds = np.stack([marks[:-1], marks[1:]], axis=1).astype(np.int64)
+    spans = np.array([item for _, item in work], dtype=np.int64).reshape(-1, 2)
+    words = pl.Series([bound for bound, _ in work], dtype=pl.String)
+    idle = pl.DataFrame({"start_ns": [pause[0]], "end_ns": [pause[1]], "cause": ["idle_sync"]})
+    whole = breakdown(words, spans, intervals.union(bounds), idle)
+    parts = step_breakdowns(words, spans, bounds, idle)
+    for part, length in zip(parts, lengths, strict=True):
+        part.validate()
+        assert part.wall_ns == length
+    for name in BUCKETS:
+        assert sum(getattr(part.buckets_ns, name) for part in parts) == getattr(whole.buckets_ns, name)

@@ -8,6 +8,7 @@ from handmade import Event, call, kernel, linked, op, steps
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.gaps import gaps
+from gpudiag.attribution.sites import Frames
 from gpudiag.attribution.steps import find_steps
 from gpudiag.timeline.host_threads import MAX_THREADS, Host, crew
 from gpudiag.timeline.idle import explain
@@ -57,7 +58,7 @@ def test_every_gap_is_still_explained() -> None:
 
 def test_what_one_thread_did_is_cut_out_of_what_all_did() -> None:
     trace = linked(*_many())
-    host = Host(trace, trace.frames)
+    host = Host(trace, Frames(trace.frames))
     for thread in (1, 7, THREADS, 10**6):
         ops = trace.ops.filter(pl.col("thread") == thread)
         spans, rows = host.ops_of(thread)

@@ -65,7 +65,8 @@ def _counts(trace: Trace) -> dict[str, int]:
 
 
 def test_the_list_of_traces_is_complete(traces: Path) -> None:
-    assert {str(path.relative_to(traces)).removesuffix(".json.gz") for path in traces.rglob("*.json.gz")} == set(ALL)
+    found = [path.relative_to(traces) for path in traces.rglob("*.json.gz")]
+    assert {str(path).removesuffix(".json.gz") for path in found if not path.parts[0].startswith(".")} == set(ALL)
 
 
 @pytest.mark.parametrize("name", ALL)

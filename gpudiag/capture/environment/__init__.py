@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from gpudiag.capture.environment.loaders import loader_settings
+from gpudiag.capture.environment.node import node
 from gpudiag.capture.environment.optimizers import optimizer_settings
 from gpudiag.capture.environment.reading import count, read
 from gpudiag.capture.environment.settings import as_recorded, settings
@@ -16,7 +17,7 @@ from gpudiag.model.hardware import device_key
 from gpudiag.model.trace import ObservedDevice
 
 __all__ = [
-    "as_recorded", "gpu_uuid", "loader_settings", "machine", "observed_device", "optimizer_settings", "rank_and_world", "settings",
+    "as_recorded", "gpu_uuid", "loader_settings", "machine", "node", "observed_device", "optimizer_settings", "rank_and_world", "settings",
     "threads",
 ]  # fmt: skip
 

@@ -8,6 +8,7 @@ from gpudiag.report.escape import json_for_script
 from gpudiag.report.experiment.figures import intervals
 from gpudiag.report.html.figures import roofline, roofline_note
 from gpudiag.report.html.page import context
+from gpudiag.report.html.rankfigures import bars, traffic
 from gpudiag.report.html.rulebook import pages_of
 from gpudiag.report.html.templating import asset, plotly_js, policy, template
 
@@ -18,7 +19,10 @@ def render(report: ReportData, rules: RuleBase | None = None) -> str:
     plotly.js (about 5 MB) is inside only where there is a figure to draw.
     """
     values = context(report)
-    figures = {name: figure for name, figure in (("intervals", intervals(report.experiments)), ("roofline", roofline(report))) if figure}
+    drawn = {
+        "intervals": intervals(report.experiments), "rank-bars": bars(report), "traffic": traffic(report.job), "roofline": roofline(report),
+    }  # fmt: skip
+    figures = {name: figure for name, figure in drawn.items() if figure}
     data = {f"{name}-figure": figure for name, figure in figures.items()}
     data |= {f"{name}-data": table.data for name, table in values["tables"].items()}
     scripts = [asset("tables.js"), asset("report.js"), *([plotly_js()] if figures else [])]

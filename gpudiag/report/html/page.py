@@ -8,7 +8,7 @@ from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import chosen, history, recorded, trust, words
 from gpudiag.report.escape import clean, prose
 from gpudiag.report.experiment import page as experiments
-from gpudiag.report.html import cards, idleness, memory, strip
+from gpudiag.report.html import cards, idleness, memory, ranks, strip
 from gpudiag.report.html.tables import tables
 from gpudiag.units import format_ns, format_share
 
@@ -58,6 +58,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "history": history.page_context(report),
         "memory": memory.context(report.memory),
         "strip": strip.context(report),
+        "ranks": ranks.context(report),
     }
 
 

@@ -1,4 +1,4 @@
-"""The tables of the HTML page but that of ops: kernels, idle time, waits, collectives, telemetry, rules."""
+"""The tables of the HTML page but those of ops and of ranks: kernels, idle time, waits, collectives, telemetry, rules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpudiag.facts.spoken import event_words, kernel_label
 from gpudiag.model.report import CollectiveRow, KernelRow, ReportData
 from gpudiag.report import telemetry, waiting, words
 from gpudiag.report.escape import clean
-from gpudiag.report.html import ops
+from gpudiag.report.html import ops, ranks
 from gpudiag.report.html.table import Cell, Column, Table, count_cell, name_cell, share_cell, table_of, time_cell, told
 from gpudiag.report.labels import collective_label
 from gpudiag.units import format_bytes, format_rate
@@ -15,6 +15,7 @@ from gpudiag.units import format_bytes, format_rate
 def tables(report: ReportData) -> dict[str, Table]:
     """Return the tables that have rows, by id."""
     made = [ops.table(report), _kernels(report), _idle(report), _syncs(report), _collectives(report), _telemetry(report), _rules(report)]
+    made += ranks.tables(report)
     return {table.id: table for table in made if table.first.rows}
 
 

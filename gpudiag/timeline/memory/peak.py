@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution.modules import find_modules
+from gpudiag.attribution.names import texts
 from gpudiag.attribution.nesting import nulled
 from gpudiag.attribution.sites import own_sites
 from gpudiag.attribution.steps import step_of
@@ -180,7 +181,7 @@ def categories(size: Ints, kinds: Texts, known: Iterable[Held], before: int) -> 
 
 def _op_names(trace: Trace) -> pl.Series:
     """Return the names of the ops, of autograd's nodes without what the engine writes before them."""
-    names: pl.Series = trace.ops["name"].cast(pl.String).str.strip_prefix(_NODE)
+    names: pl.Series = texts(trace.ops["name"]).str.strip_prefix(_NODE)
     return names
 
 

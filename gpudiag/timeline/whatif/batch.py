@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import contains, text
 from gpudiag.model.graph import Graph
 from gpudiag.model.signature import Shape, parse_signature
 from gpudiag.timeline.whatif.context import Context
@@ -38,7 +39,7 @@ def _apply(graph: Graph, times: Times, context: Context, setting: Setting) -> Ti
 
 def _input_copies(graph: Graph, context: Context) -> Bools:
     """Return the copies to the device: they bring the batch."""
-    names = context.trace.kernels["name"].cast(pl.String).str.contains(_TO_DEVICE).fill_null(False).to_numpy()
+    names = contains(context.trace.kernels["name"], _TO_DEVICE).fill_null(False).to_numpy()
     copies: Bools = of_kind(graph, "copy") & np.append(names, False)[graph.kernel]
     return copies
 
@@ -105,7 +106,7 @@ def _parameters(context: Context) -> frozenset[Shape]:
 
     They are the inputs of AccumulateGrad nodes, of ops of the optimizer, and the weights of layers.
     """
-    ops = context.trace.ops.select(pl.col("name").cast(pl.String), "phase", "signature").drop_nulls("signature").unique()
+    ops = context.trace.ops.select(text("name"), "phase", "signature").drop_nulls("signature").unique()
     accumulated = ops.filter(pl.col("name").str.contains("AccumulateGrad") | (pl.col("phase") == "optimizer").fill_null(False))
     texts = context.trace.signatures.select("shapes", "dtypes")
     found = {shape for row in accumulated["signature"].unique().to_list() for shape in _shapes(*texts.row(row))}

@@ -8,11 +8,14 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from gpudiag.attribution.names import text
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline import calls
 from gpudiag.roofline.chains import chains
 from gpudiag.timeline.whatif.times import Bools, Floats
+
+_USED = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves", "op", "owner")
 
 
 class Context:
@@ -59,13 +62,11 @@ class Context:
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Return `kernels` with name and bound as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA."""
-        frame = self.trace.kernels.with_columns(
-            pl.col("name").cast(pl.String), pl.col("bound").cast(pl.String), time_ns="busy_ns", call=pl.coalesce("owner", "op")
+        """Return _USED of `kernels` with name and bound as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA."""
+        frame = self.trace.kernels.select(_USED).with_columns(
+            text("name"), pl.col("bound").cast(pl.String), time_ns="busy_ns", call=pl.coalesce("owner", "op")
         )
-        ops = self.trace.ops.select(
-            pl.col("id").alias("call"), pl.col("name").cast(pl.String).alias("op_name"), "phase", "signature", "thread"
-        )
+        ops = self.trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "signature", "thread")
         frame = frame.join(ops, on="call", how="left", maintain_order="left")
         pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
         described = calls.table(pairs.iter_rows(), self.trace.signatures)

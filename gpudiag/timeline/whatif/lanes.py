@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import polars as pl
 
+from gpudiag.attribution.names import contains
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph, edge_kind
 from gpudiag.timeline.whatif.context import Context
@@ -27,7 +27,7 @@ def _copies(graph: Graph, times: Times, context: Context, setting: Setting) -> T
     copies = of_kind(graph, "copy")  # those of 0 us too, in traces that tell whole us: what they do to the host is not 0
     if not copies.any():
         return None
-    read = np.append(context.trace.kernels["name"].cast(pl.String).str.contains(_TO_HOST).fill_null(False).to_numpy(), False)
+    read = np.append(contains(context.trace.kernels["name"], _TO_HOST).fill_null(False).to_numpy(), False)
     blocking = (graph.edge_kind == edge_kind("sync")) & (copies & ~read[graph.kernel])[graph.src]
     return _beside(scaled(times, _copying(graph, context, blocking), 0.0), copies, blocking)
 

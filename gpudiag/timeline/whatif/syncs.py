@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from gpudiag.attribution.names import among, texts
 from gpudiag.model.graph import Graph, edge_kind
 from gpudiag.timeline.whatif.context import Context
 from gpudiag.timeline.whatif.setting import Kind, Setting
@@ -52,7 +53,7 @@ def _unwaited(graph: Graph, times: Times, context: Context, chosen: Bools | None
 def _reading(graph: Graph, context: Context, waiting: Bools) -> Bools:
     """Return the host nodes of the reads that hold the calls `waiting`."""
     ops = context.trace.ops
-    reads = context.once("reads", lambda: np.append(ops["name"].cast(pl.String).is_in(_READS).to_numpy(), False))
+    reads = context.once("reads", lambda: np.append(among(ops["name"], _READS).to_numpy(), False))
     parent = np.append(ops["parent"].fill_null(-1).to_numpy(), -1)
     inner = np.unique(graph.op[waiting])
     inner = inner[reads[inner]]
@@ -81,7 +82,7 @@ def _at_place(text: str) -> pl.Expr:
 
 def _of_name(text: str, context: Context) -> pl.Expr:
     """Return whether the op or the call is `text`."""
-    names = context.trace.ops["name"].cast(pl.String)
+    names = texts(context.trace.ops["name"])
     ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
     chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
     return (pl.col("api") == text).fill_null(False) | pl.col("op").is_in(chosen.implode()).fill_null(False)

@@ -1,0 +1,283 @@
+"""What is kept between commands, so that the second look at a large recording takes a second: `cache/` in a bundle, else `.gpudiag-cache/`.
+
+    .gpudiag-cache/v1/<kind>/<subject>/<key>/seal.json and the files that it names
+
+An entry is a folder that appears whole, by a rename, or not at all; its seal holds size and checksum of each file. The key is a digest of
+everything that the entry was made from (cache_key.py), so nothing is ever updated. Never fails: what cannot be read is made anew, what
+cannot be written is not kept. Links are not followed, and nothing that gpudiag did not write is removed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from gpudiag.capture.bundle import is_bundle
+
+VERSION = 1
+"""Raised when the layout of an entry changes; entries of older versions are removed when a new one is written."""
+
+NO_CACHE = "GPUDIAG_NO_CACHE"
+"""Environment variable: 1 keeps nothing and uses nothing that was kept, in this process and in those that it starts."""
+
+BESIDE, IN_BUNDLE = ".gpudiag-cache", "cache"
+
+MIN_TEXT_BYTES = 32_000_000
+"""Uncompressed size from which something is kept: what is smaller is read in the time that starting takes."""
+
+WHOLE = "all"
+"""Subject of what is made from all of a bundle or folder."""
+
+KEPT = 2
+"""Entries of one kind and subject: the present state and the one before, or two ways of asking."""
+
+MAX_ENTRY_BYTES = 2 << 30
+"""Largest entry that is read back: the tables of the largest trace that is read at all (trace.source.MAX_TEXT_BYTES) take 1.2 GB."""
+
+_SEAL, _MAX_SEAL_BYTES = "seal.json", 1 << 20
+_VERSION_FOLDER = re.compile(r"v(\d{1,6})")
+_STALE_S = 3600.0
+"""Age at which a folder that was not finished is of a process that died."""
+_READ_ONLY = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
+"""Neither through a link nor waiting for the writer of a pipe; not every system has all flags."""
+_MARKS = {
+    # https://bford.info/cachedir: backup programs leave such folders out
+    "CACHEDIR.TAG": "Signature: 8a477f597d28d172789f06886806bc55\n"
+    "# Made by gpudiag, may be deleted at any time: gpudiag cache clear PATH\n",
+    ".gitignore": "*\n",
+}
+
+Kind = Literal["tables", "report", "rank", "measured"]
+
+
+class Slot(NamedTuple):
+    """Where one entry lies: the cache folder, what it is, of which file (or WHOLE), and the digest of all that goes into it."""
+
+    place: Path
+    kind: Kind
+    subject: str
+    key: str
+
+    @property
+    def parent(self) -> Path:
+        """Return the folder of all entries of this kind and subject."""
+        return self.place / f"v{VERSION}" / self.kind / self.subject
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder of the entry."""
+        return self.parent / self.key
+
+
+class Kept(NamedTuple):
+    """One entry as `gpudiag cache` lists it."""
+
+    kind: str
+    subject: str
+    path: Path
+    size_bytes: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    """A file of an entry: size in bytes, BLAKE2b digest."""
+
+    size: int
+    digest: str
+
+
+class _Seal(msgspec.Struct, frozen=True):
+    """What makes an entry complete."""
+
+    files: dict[str, _File]
+
+
+def switched_off() -> bool:
+    """Return whether this process keeps nothing."""
+    return os.environ.get(NO_CACHE, "") not in ("", "0")
+
+
+@contextmanager
+def allowed(wanted: bool) -> Iterator[None]:
+    """Keep nothing inside where `wanted` is False, neither here nor in processes that are started inside."""
+    before = os.environ.get(NO_CACHE)
+    if not wanted:
+        os.environ[NO_CACHE] = "1"
+    try:
+        yield
+    finally:
+        if not wanted:
+            os.environ.pop(NO_CACHE, None)
+            if before is not None:
+                os.environ[NO_CACHE] = before
+
+
+def place_of(path: str | Path) -> Path | None:
+    """Return the cache folder of a bundle, a trace in one, a trace file or a folder of ranks; None for a URL. It may not exist."""
+    if "://" in str(path):
+        return None
+    recording = Path(os.path.abspath(path))
+    try:
+        for folder in (recording, recording.parent.parent if recording.parent.name == "trace" else recording):
+            if is_bundle(folder):
+                return folder / IN_BUNDLE
+        return (recording if recording.is_dir() else recording.parent) / BESIDE
+    except OSError:  # a name that is too long, a folder that may not be looked into
+        return None
+
+
+def load(slot: Slot) -> dict[str, bytes] | None:
+    """Return the files of an entry; None where there is none, or where anything about it is not as it was written."""
+    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        _check_real(slot.place, slot.folder)
+        seal = msgspec.json.decode(_read(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
+        if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
+            return {name: _sealed(slot.folder, name, file) for name, file in seal.files.items()}
+    return None
+
+
+def _sealed(folder: Path, name: str, file: _File) -> bytes:
+    """Return a file of an entry. Raises OSError where the name leads elsewhere, and where size or checksum differ."""
+    data = b"" if os.path.basename(name) != name else _read(folder / name, abs(file.size))
+    if (len(data), _digest(data)) != (file.size, file.digest):
+        raise OSError(f"{name} is not as it was written")
+    return data
+
+
+def _read(path: Path, most: int) -> bytes:
+    """Return at most `most` + 1 bytes of a regular file. Raises OSError, for a link too."""
+    with open(os.open(path, _READ_ONLY), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(f"{path} is no regular file")
+        return file.read(most + 1)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _check_real(place: Path, folder: Path) -> None:
+    """Raise OSError where a folder from `place` down to `folder` is a link or no folder; one that does not exist raises too."""
+    for level in (place, *(place.joinpath(*folder.relative_to(place).parts[:depth]) for depth in range(1, 5))):
+        if not stat.S_ISDIR(level.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
+
+
+def store(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
+    """Keep an entry of the files that the iterator yields one after the other; return whether it is there. Never raises OSError."""
+    temporary = slot.parent / f".{secrets.token_hex(8)}"
+    try:
+        _make_folders(slot)
+        temporary.mkdir()
+        try:
+            _write(temporary, files)
+            _move(temporary, slot.folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _tidy(slot)
+    except OSError:
+        return False
+    return True
+
+
+def writable(folder: Path) -> bool:
+    """Return whether this process may write into `folder`; False where it is read-only for all, though root could write. Raises OSError."""
+    return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
+
+
+def _make_folders(slot: Slot) -> None:
+    """Make the folders down to the entry's parent. Raises OSError where that cannot be, or where one of them is a link."""
+    if not writable(slot.place.parent):
+        raise PermissionError(errno.EACCES, "not writable", str(slot.place.parent))
+    if not slot.place.exists():
+        slot.place.mkdir(exist_ok=True)
+        for name, text in _MARKS.items():
+            (slot.place / name).write_text(text)
+    level = slot.place
+    for part in ("", f"v{VERSION}", slot.kind, slot.subject):
+        level = level / part
+        with suppress(FileExistsError):
+            level.mkdir()
+        if not stat.S_ISDIR(level.lstat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
+
+
+def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    sealed = {}
+    for name, data in files:
+        (folder / name).write_bytes(data)
+        sealed[name] = _File(len(data), _digest(data))
+    (folder / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
+
+
+def _move(temporary: Path, target: Path) -> None:
+    """Put a finished folder in its place; an entry that lies there was damaged, or another process was faster."""
+    aside = temporary.with_name(f"{temporary.name}-old")
+    with suppress(FileNotFoundError):
+        os.rename(target, aside)
+    if aside.is_symlink() or aside.is_file():
+        aside.unlink()
+    shutil.rmtree(aside, ignore_errors=True)
+    os.rename(temporary, target)
+
+
+def _tidy(slot: Slot) -> None:
+    """Remove all but the newest entries beside this one, what dead processes left, and older versions."""
+    entries = [(path.lstat().st_mtime_ns, path) for path in slot.parent.iterdir()]
+    ready = sorted(((when, path) for when, path in entries if not path.name.startswith(".")), reverse=True)
+    stale = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
+    for path in (*(path for _, path in ready[KEPT:]), *stale, *_older(slot.place)):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _versions(place: Path) -> dict[Path, int]:
+    """Return the folders in `place` that hold entries, each with its version; none where it is a link. Raises OSError."""
+    found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _folders([place])}
+    return {path: int(match[1]) for path, match in found.items() if match}
+
+
+def _folders(inside: Iterable[Path]) -> list[Path]:
+    """Return the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError."""
+    real = [folder for folder in inside if folder.is_dir() and not folder.is_symlink()]
+    return sorted(path for folder in real for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+
+
+def _older(place: Path) -> list[Path]:
+    return [path for path, version in _versions(place).items() if version < VERSION]
+
+
+def listed(place: Path, subject: str | None = None) -> tuple[Kept, ...]:
+    """Return what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
+    with suppress(OSError):
+        entries = _folders(_folders(_folders(_versions(place))))
+        kept = (Kept(path.parent.parent.name, path.parent.name, path, _weight(path)) for path in entries)
+        return tuple(one for one in kept if subject is None or one.subject == subject)
+    return ()
+
+
+def _weight(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def clear(place: Path, subject: str | None = None) -> int:
+    """Remove what is kept in a cache folder, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
+    kept = listed(place, subject)
+    for one in kept:
+        shutil.rmtree(one.path)
+        for empty in (one.path.parent, one.path.parent.parent, one.path.parent.parent.parent):
+            with suppress(OSError):
+                empty.rmdir()
+    if not place.is_symlink() and place.is_dir() and {path.name for path in place.iterdir()} <= set(_MARKS):
+        shutil.rmtree(place)
+    return sum(one.size_bytes for one in kept)

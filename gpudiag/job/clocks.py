@@ -1,0 +1,211 @@
+"""The clocks of the ranks on one time line, by the ends of matched messages: all ranks of a synchronising collective leave it together.
+
+For each group and rank the median, over the calls, of its end less the call's median end; a path through groups that share ranks joins all
+(each step of the path adds a median). Over long recordings a straight line takes up the drift of the clocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.job.stack import CODES
+from gpudiag.model.job import Clocks, RankSummary
+from gpudiag.units import format_ns
+
+SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Kinds that no rank can leave before all have arrived. The root of a broadcast and the sender of a small message can."""
+
+DRIFT_AFTER_NS = 10_000_000_000
+"""Shorter recordings show no drift: 20 ppm are 200 us in 10 s."""
+
+SURE = 5.0
+"""A drift counts where it moves the clock by this many standard errors over the recording."""
+
+RESOLUTION_NS = 2_000
+"""Times of older traces have whole microseconds."""
+
+ROUNDS = 3
+"""Offsets and drifts are told in turns: with drift taken away the medians are sharper."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """What is added to a rank's time t: offset_ns + slope * (t - pivot_ns)."""
+
+    offset_ns: int = 0
+    slope: float = 0.0
+    pivot_ns: int = 0
+
+
+class Aligned(msgspec.Struct, frozen=True):
+    """The corrections of the ranks that can be compared, and how they were told."""
+
+    corrections: dict[int, Correction]
+    clocks: Clocks
+
+    def common(self, rows: pl.DataFrame, *columns: str) -> pl.DataFrame:
+        """Return `rows` (with rank) with `columns` put on the clock of the job's first rank; null for ranks that cannot be compared."""
+        table = pl.DataFrame(
+            [(rank, one.offset_ns, one.slope, one.pivot_ns) for rank, one in self.corrections.items()],
+            schema={"rank": rows.schema["rank"], "_offset": pl.Int64, "_slope": pl.Float64, "_pivot": pl.Int64},
+            orient="row",
+        )
+        drift = [((pl.col(name) - pl.col("_pivot")) * pl.col("_slope")).round().cast(pl.Int64) for name in columns]
+        moved = [(pl.col(name) + pl.col("_offset") + by).alias(name) for name, by in zip(columns, drift, strict=True)]
+        return rows.join(table, on="rank", how="left", maintain_order="left").with_columns(moved).drop("_offset", "_slope", "_pivot")
+
+
+def align(called: pl.DataFrame, summaries: Sequence[RankSummary]) -> Aligned:
+    """Return the clocks told by the rows of `called` (table STACK with group and call) that have a call of a synchronising kind."""
+    codes = [CODES[kind] for kind in SYNCHRONISING]
+    rows = called.filter(pl.col("call").is_not_null() & pl.col("kind").is_in(codes)).select("call", "rank", "group", "end")
+    if not rows.height:
+        return _as_recorded(summaries)
+    first = rows.group_by("rank").agg(pl.col("end").min().alias("zero"))
+    rows = rows.join(first, on="rank", how="left").with_columns(t=(pl.col("end") - pl.col("zero")).cast(pl.Float64))
+    zeros = dict(first.iter_rows())
+    offsets, slopes = _solved(rows)
+    found = _from_first(offsets, slopes, zeros)
+    found = _same_machine(found, summaries)
+    calls = int(rows["call"].n_unique())
+    shifted = Aligned(found, Clocks(method="messages", matched=calls))
+    error = _error_ns(shifted.common(rows, "end"))
+    if {summary.clock for summary in summaries} == {"unix"} and _agree(found, error, zeros):
+        return _unshifted(rows, list(found), calls)
+    missing = sorted({summary.rank for summary in summaries} - set(found))
+    note = f"no message joins rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:8]))} with the others" if missing else ""
+    return Aligned(found, Clocks(method="messages", matched=calls, error_ns=error, note=note))
+
+
+def _as_recorded(summaries: Sequence[RankSummary]) -> Aligned:
+    """Return the clocks as they are where all ranks ran on one machine; else none can be compared with another."""
+    hosts = {summary.host for summary in summaries}
+    if len(hosts) == 1 and "" not in hosts and all(summary.clock == "unix" for summary in summaries):
+        note = "no message that all ranks leave together was matched: Unix time of one machine"
+        return Aligned({summary.rank: Correction() for summary in summaries}, Clocks(method="unix", note=note))
+    note = "no message that all ranks leave together was matched, so that times of different ranks cannot be compared"
+    return Aligned({}, Clocks(method="none", note=note))
+
+
+def _unshifted(rows: pl.DataFrame, ranks: list[int], calls: int) -> Aligned:
+    error = _error_ns(rows)
+    note = f"the ends of matched messages agree within {format_ns(error)}"
+    return Aligned({rank: Correction() for rank in ranks}, Clocks(method="unix", matched=calls, error_ns=error, note=note))
+
+
+def _error_ns(rows: pl.DataFrame) -> int:
+    """Return the 95th percentile over the calls of the range of their ends over the ranks."""
+    ranges = rows.group_by("call").agg(pl.col("end").max() - pl.col("end").min())["end"]
+    return int(ranges.quantile(0.95, interpolation="higher") or 0)
+
+
+def _agree(found: Mapping[int, Correction], error: int, zeros: Mapping[int, int]) -> bool:
+    """Return whether no correction is larger than what is left after all: the clocks need none."""
+    largest = max(abs(one.offset_ns) for one in found.values())
+    drifts = any(one.slope for one in found.values())
+    return not drifts and largest <= max(error, RESOLUTION_NS) and len(found) >= len(zeros)
+
+
+def _solved(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
+    """Return offset and drift of each rank, from its own first end on, to a clock of all ranks that are joined with the first one."""
+    slopes: dict[int, float] = {}
+    offsets: dict[int, float] = {}
+    for _ in range(ROUNDS):
+        slope = pl.col("rank").replace_strict(slopes, default=0.0, return_dtype=pl.Float64) if slopes else pl.lit(0.0)
+        level = rows.with_columns(level=pl.col("t") * (1 + slope))
+        offsets = _joined(_medians(level))
+        level = level.filter(pl.col("rank").is_in(list(offsets)))
+        level = level.with_columns(level=pl.col("level") + pl.col("rank").replace_strict(offsets, return_dtype=pl.Float64))
+        more = _drifts(level)
+        if not more:
+            break
+        slopes = {rank: slopes.get(rank, 0.0) + more.get(rank, 0.0) for rank in slopes.keys() | more.keys()}
+    return offsets, slopes
+
+
+def _medians(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return (group, rank, late, calls): the median of each rank's end less that of the call."""
+    late = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
+    return late.group_by("group", "rank").agg(pl.col("late").median(), pl.len().alias("calls")).sort("group", "rank")
+
+
+def _joined(medians: pl.DataFrame) -> dict[int, float]:
+    """Return the offset of each rank that a path of groups joins with the lowest one; groups with the most calls are taken first."""
+    late: dict[int, dict[int, float]] = {}
+    calls: dict[int, int] = {}
+    groups_of: dict[int, list[int]] = {}
+    for group, rank, value, count in medians.iter_rows():
+        late.setdefault(group, {})[rank] = value
+        calls[group] = min(calls.get(group, count), count)
+        groups_of.setdefault(rank, []).append(group)
+    offsets = {min(groups_of): 0.0}
+    waiting = [(-calls[group], group) for group in groups_of[min(groups_of)]]
+    heapq.heapify(waiting)
+    seen = {group for _, group in waiting}
+    while waiting:
+        _, group = heapq.heappop(waiting)
+        middle = float(np.median([offsets[rank] + value for rank, value in late[group].items() if rank in offsets]))
+        for rank, value in late[group].items():
+            if rank in offsets:
+                continue
+            offsets[rank] = middle - value
+            for other in groups_of[rank]:
+                if other not in seen:
+                    seen.add(other)
+                    heapq.heappush(waiting, (-calls[other], other))
+    return offsets
+
+
+def _drifts(rows: pl.DataFrame) -> dict[int, float]:
+    """Return what is to be added to the slope of each rank whose ends drift from the others' for sure; empty where none does."""
+    rows = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
+    found = {}
+    for (rank,), frame in rows.group_by("rank", maintain_order=True):
+        slope = _slope(frame["t"].to_numpy(), frame["late"].to_numpy())
+        if slope:
+            found[int(rank)] = -slope
+    return found
+
+
+def _slope(t: Floats, late: Floats) -> float:
+    """Return the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
+    if len(t) < 9 or t.max() - t.min() < DRIFT_AFTER_NS:
+        return 0.0
+    order = np.argsort(t)
+    third = len(t) // 3
+    begin, end = order[:third], order[-third:]
+    rise, run = float(np.median(late[end]) - np.median(late[begin])), float(np.median(t[end]) - np.median(t[begin]))
+    rest = late - rise / run * t
+    deviation = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    error = 1.2533 * deviation * np.sqrt(2 / third)
+    return rise / run if abs(rise) > max(SURE * error, RESOLUTION_NS) else 0.0
+
+
+def _from_first(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros: Mapping[int, int]) -> dict[int, Correction]:
+    """Return the corrections to the clock of the lowest rank. An offset counts from its rank's own first end (`zeros`)."""
+    first = min(offsets)
+    bent = slopes.get(first, 0.0)
+    found = {}
+    for rank, offset in offsets.items():
+        slope = slopes.get(rank, 0.0) - bent
+        # t_first = zero_first + t_rank + offset_rank - offset_first, and the first rank's own slope is taken back at that time
+        back = bent * (offset - offsets[first])
+        found[rank] = Correction(zeros[first] - zeros[rank] + round(offset - offsets[first] - back), slope, zeros[rank])
+    return found
+
+
+def _same_machine(found: dict[int, Correction], summaries: Sequence[RankSummary]) -> dict[int, Correction]:
+    """Return the corrections and those of ranks that no message joins, but that share machine and clock with one that is joined."""
+    known: dict[str, Correction] = {}
+    for summary in summaries:
+        if summary.rank in found and summary.host and summary.clock == "unix":
+            known.setdefault(summary.host, found[summary.rank])
+    more = {each.rank: known[each.host] for each in summaries if each.clock == "unix" and each.host in known}
+    return more | found

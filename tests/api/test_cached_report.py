@@ -1,0 +1,301 @@
+"""A report is made once for each state of all that goes into it, and anew when anything of that changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from cachedtraces import entries
+from dashclient import small_bundle, small_trace
+
+from gpudiag import api
+from gpudiag.api import cache, cache_key, cached_report, opened
+from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
+from gpudiag.api.cached_result import Key, kept
+from gpudiag.api.compare import compare
+from gpudiag.cli import config as config_file
+from gpudiag.diagnosis.config import Config
+from gpudiag.errors import InputError
+from gpudiag.hardware.peaks_cache import store_cached
+from gpudiag.model.hardware import Device
+from gpudiag.model.job import RankRow
+
+pytestmark = pytest.mark.usefixtures("keeping")
+
+RULE = """
+id: EFF-01
+override: true
+title: "%s"
+"""
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each report that is made."""
+    seen: list[int] = []
+    original = opened.diagnosed
+
+    def diagnosed(*arguments: object, **options: object) -> opened.Opened:
+        seen.append(1)
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(opened, "diagnosed", diagnosed)
+    return seen
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return small_bundle(tmp_path / "run")
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> Path:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "EFF-01.yaml").write_text(RULE % "One title")
+    return tmp_path / "rules"
+
+
+def test_the_second_report_is_the_first_one(bundle: Path, made: list[int]) -> None:
+    first, second = api.diagnose(bundle), api.diagnose(bundle)
+    assert made == [1]
+    assert first.json() == second.json()
+    assert first.data == second.data
+    assert (first.text(), first.markdown(), first.html()) == (second.text(), second.markdown(), second.html())
+    assert [path.parent.parent.name for path in entries(bundle / IN_BUNDLE)] == ["report", "tables"]
+
+
+def test_a_folder_and_a_trace_are_kept_beside_their_traces(tmp_path: Path, made: list[int]) -> None:
+    for rank in range(2):
+        small_trace(tmp_path / f"rank{rank}.json")
+    alone = [api.diagnose(tmp_path, rank=1).json() for _ in range(2)]
+    one = [api.diagnose(tmp_path / "rank1.json").json() for _ in range(2)]
+    assert len(made) == 2
+    assert alone[0] == alone[1] != one[0] == one[1]
+    assert {path.parent.name for path in entries(tmp_path / BESIDE, "report")} == {"all", "rank1.json"}
+
+
+def test_a_job_is_kept_whole_and_rank_by_rank(tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpudiag.api import rank
+
+    summed: list[int] = []
+    original = rank._summarised
+    monkeypatch.setattr(rank, "_summarised", lambda chosen, item: summed.append(item.rank) or original(chosen, item))
+    for number in range(3):
+        small_trace(tmp_path / f"rank{number}.json")
+    first, second = api.diagnose(tmp_path), api.diagnose(tmp_path)
+    assert first.data.ranks is not None
+    assert [row.rank for row in first.data.ranks] == sorted(summed) == [0, 1, 2]
+    assert first.json() == second.json()
+    assert len(made) == 1
+    small_trace(tmp_path / "rank1.json", "aten::bmm")
+    api.diagnose(tmp_path)
+    assert len(made) == 2
+    assert sorted(summed) == [0, 1, 1, 2]  # the other two are as they were
+
+
+def test_options_are_told_apart(bundle: Path, made: list[int]) -> None:
+    api.diagnose(bundle)
+    for number, options in enumerate(
+        ({"rank": 0}, {"window": 0}, {"modules": True}, {"gpu_hour_price": 2.0}, {"planned_steps": 9}), start=2
+    ):
+        for _ in range(2):
+            api.diagnose(bundle, **options)
+        assert len(made) == number, options
+    assert len(entries(bundle / IN_BUNDLE, "report")) == cache.KEPT
+
+
+def add_experiment(bundle: Path) -> None:
+    (bundle / "experiments").mkdir()
+    (bundle / "experiments" / "20260101-000000.json").write_text("{}")
+
+
+def replace_trace(bundle: Path) -> None:
+    """Replace the trace by another one of the same size and time of change."""
+    path = bundle / "trace" / "rank0-w0.json.gz"
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[4:8] = b"\1\2\3\4"  # the time in the gzip header: the content is another one, the text is not
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def change_manifest(bundle: Path) -> None:
+    text = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(text.replace('"steps":50', '"steps":51'))
+
+
+def measure_peaks(_: Path) -> None:
+    store_cached(Device(id="cpu", name="CPU", kind="cpu", provenance="measured", source="a test"), "key")
+
+
+def add_steps(bundle: Path) -> None:
+    (bundle / "steps" / "rank0").mkdir(parents=True)
+    (bundle / "steps" / "rank0" / "0.parquet").write_text("damaged")
+
+
+@pytest.mark.parametrize(
+    "change", [add_experiment, replace_trace, change_manifest, measure_peaks, add_steps], ids=lambda change: change.__name__
+)
+def test_what_goes_into_a_report_makes_it_stale(bundle: Path, made: list[int], change: Callable[[Path], None]) -> None:
+    api.diagnose(bundle)
+    change(bundle)
+    for _ in range(2):
+        api.diagnose(bundle)
+    assert len(made) == 2
+
+
+def test_a_changed_rule_is_judged(bundle: Path, rules: Path, made: list[int]) -> None:
+    pages = []
+    for title in ("One title", "One title", "Another title", "Another title"):
+        (rules / "EFF-01.yaml").write_text(RULE % title)
+        pages.append(api.diagnose(bundle, rules_dirs=[rules]).html())
+    assert len(made) == 2
+    assert ["One title" in page for page in pages] == [True, True, False, False]  # the page shows the rules in force
+    assert ["Another title" in page for page in pages] == [False, False, True, True]
+    (rules / "EFF-01.yaml").write_text("no rule")
+    with pytest.raises(InputError):
+        api.diagnose(bundle, rules_dirs=[rules])
+
+
+def test_a_changed_config_counts(bundle: Path, made: list[int]) -> None:
+    configs = [Config(), Config(disable=("OVH-01",)), Config(thresholds={"OVH-01": {"min_share": 0.9}})]
+    for number, config in enumerate(configs, start=1):
+        for _ in range(2):
+            api.diagnose(bundle, config=config)
+        assert len(made) == number
+
+
+def test_another_gpudiag_makes_it_anew(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    api.diagnose(bundle)
+    monkeypatch.setattr(cache_key, "code", lambda: "another")
+    api.diagnose(bundle)
+    assert len(made) == 2
+
+
+def test_a_recording_that_changes_while_the_report_is_made_is_not_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = opened.diagnosed
+
+    def diagnosed(*arguments: object, **options: object) -> opened.Opened:
+        found = original(*arguments, **options)
+        change_manifest(bundle)
+        return found
+
+    monkeypatch.setattr(opened, "diagnosed", diagnosed)
+    api.diagnose(bundle)
+    assert not entries(bundle / IN_BUNDLE, "report")
+
+
+def test_it_can_be_switched_off(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    api.diagnose(bundle, config=Config(cache=False))
+    assert not (bundle / IN_BUNDLE).exists()
+    assert NO_CACHE not in os.environ
+    monkeypatch.setenv(NO_CACHE, "1")
+    api.diagnose(bundle)
+    assert not (bundle / IN_BUNDLE).exists()
+    assert len(made) == 2
+
+
+def test_the_config_file_switches_it_off(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.gpudiag]\ncache = false\n")
+    assert config_file.find(tmp_path).cache is False
+    (tmp_path / "gpudiag.toml").write_text("")
+    assert config_file.find(tmp_path).cache is True
+    (tmp_path / "gpudiag.toml").write_text('disable = []\ncache = "no"\n')
+    with pytest.raises(InputError, match=r"gpudiag.toml:2: cache: true or false is needed"):
+        config_file.find(tmp_path)
+
+
+def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> None:
+    first = api.diagnose(bundle).json()
+    (entry,) = entries(bundle / IN_BUNDLE, "report")
+    slot = cache.Slot(bundle / IN_BUNDLE, "report", "all", entry.name)
+    for data in (b"", b"no report", msgspec.msgpack.encode({"schema_version": "x"}), b"\x91" * 10_000):
+        assert cache.store(slot, [("data", data)])
+        assert api.diagnose(bundle).json() == first
+    assert len(made) == 5
+
+
+def test_a_job_with_a_rank_that_could_not_be_read_is_not_kept(bundle: Path) -> None:
+    whole = api.diagnose(bundle).data
+    partly = msgspec.structs.replace(whole, ranks=(RankRow(rank=0), RankRow(rank=1, unread="its worker was killed")))
+    asked = iter([partly, whole, partly])
+    found = [cached_report.kept_report(lambda: next(asked), (str(bundle),), ("a job",)) for _ in range(3)]
+    assert found == [partly, whole, whole]
+
+
+def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path: Path, made: list[int]) -> None:
+    trace = small_trace(tmp_path / "b.json", "aten::bmm")
+    first, second = compare(bundle, trace), compare(bundle, trace)
+    assert len(made) == 2
+    assert first.json() == second.json()
+    assert len(entries(bundle / IN_BUNDLE, "measured")) == len(entries(tmp_path / BESIDE, "measured")) == 1
+
+
+def test_bytes_are_made_once(tmp_path: Path) -> None:
+    trace = small_trace(tmp_path / "t.json")
+    answers = iter([b"1", b"2", b"3", b"4"])
+    key = Key("rank", (trace,), asked=("window 0",), rank=3)
+    keys = (key, key, key._replace(rank=4), key._replace(asked=()))
+    assert [kept(one, lambda: next(answers)) for one in keys] == [b"1", b"1", b"2", b"3"]
+    small_trace(trace, "aten::bmm")
+    assert kept(key, lambda: next(answers)) == b"4"
+    assert kept(Key("rank", ("memory://t.json",)), lambda: b"of a URL") == b"of a URL"
+
+
+def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
+    bundle: Path, tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    api.diagnose("run")
+    (tmp_path / "moved").mkdir()
+    bundle.rename(tmp_path / "moved" / "run")
+    monkeypatch.chdir(tmp_path / "moved")
+    api.diagnose("run")
+    assert len(made) == 2
+
+
+def test_small_recordings_cost_neither_a_digest_nor_a_folder(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 32_000_000)
+    monkeypatch.setattr(cache_key, "of_file", lambda *_, **__: pytest.fail("read"))
+    api.diagnose(bundle)
+    api.diagnose(bundle)
+    assert len(made) == 2
+    assert not (bundle / IN_BUNDLE).exists()
+
+
+def test_a_hit_takes_no_time(bundle: Path) -> None:
+    api.diagnose(bundle)
+    cache_key.code()
+    began = time.process_time()
+    api.diagnose(bundle)
+    assert time.process_time() - began < 0.1
+
+
+_PRINT = """
+import sys
+from gpudiag.api import diagnose
+from gpudiag.api import cache
+cache.MIN_TEXT_BYTES = 1
+found = diagnose(sys.argv[1])
+found.text()
+print(sorted(name for name in sys.modules if name.startswith(("gpudiag.roofline", "gpudiag.timeline", "gpudiag.facts.values", "yaml"))))
+"""
+
+
+def test_printing_what_is_kept_loads_neither_facts_nor_rules(bundle: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def loaded() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", _PRINT, str(bundle)], env=environment, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert "gpudiag.facts.values" in loaded()
+    assert loaded() == "[]\n"

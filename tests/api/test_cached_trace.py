@@ -1,0 +1,226 @@
+"""The second read of a large trace returns the same tables, and never those of another one."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from cachedtraces import entries
+from dashclient import small_bundle, small_trace
+from nsysfile import NsysFile
+
+from gpudiag.api import cache, cache_key, cached_trace
+from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
+from gpudiag.errors import InputError
+from gpudiag.model.trace import TRACE_TABLES, Trace
+from gpudiag.trace import read as read_anew
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is read from traces themselves."""
+    seen: list[str] = []
+    monkeypatch.setattr(cached_trace, "read_trace", lambda path: seen.append(str(path)) or read_anew(path))
+    return seen
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return small_trace(tmp_path / "t.json")
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    assert one.meta == other.meta
+    for name in TRACE_TABLES:
+        first, second = getattr(one, name), getattr(other, name)
+        assert first.schema == second.schema, name
+        assert first.equals(second), name
+
+
+REAL = (
+    "mi300x_resnet18_ddp8_actckpt_train_rank0",
+    "a100_dlrm_train_rank3of8",
+    "a100-80g_sam_fast_compiled_cudagraph",
+    "v100_resnet50_train_2021_memory_callstack",
+)
+
+
+@pytest.mark.usefixtures("keeping")
+@pytest.mark.parametrize("name", REAL)
+def test_tables_of_real_traces_are_the_same_after_a_round_trip(traces: Path, tmp_path: Path, reads: list[str], name: str) -> None:
+    path = tmp_path / f"{name}.json.gz"
+    shutil.copyfile(traces / path.name, path)
+    first = cached_trace.read(path)
+    second = cached_trace.read(path)
+    assert reads == [str(path)]
+    assert_same(first, second)
+    assert sum(getattr(second, table).height for table in TRACE_TABLES) > 1000
+    for table in TRACE_TABLES:  # names that are the same are the same category, also beside those of another table
+        frame = getattr(second, table)
+        if "name" in frame.columns and frame.schema["name"] == pl.Categorical:
+            assert frame["name"].cast(pl.String).equals(getattr(first, table)["name"].cast(pl.String))
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_trace_that_was_moved_or_renamed_says_where_it_is(trace: Path, reads: list[str]) -> None:
+    cached_trace.read(trace)
+    assert "t.json" not in "".join(path.read_text() for path in trace.parent.rglob("meta.json"))
+    moved = trace.parent / "sub"
+    moved.mkdir()
+    shutil.move(trace, moved / "t.json")
+    shutil.move(trace.parent / BESIDE, moved / BESIDE)
+    assert cached_trace.read(moved / "t.json").meta.source == str(moved / "t.json")
+    assert len(reads) == 1
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_trace_of_a_bundle_is_kept_in_the_bundle(tmp_path: Path, reads: list[str]) -> None:
+    bundle = small_bundle(tmp_path / "run")
+    path = bundle / "trace" / "rank0-w0.json.gz"
+    assert_same(cached_trace.read(path), cached_trace.read(path))
+    assert len(reads) == 1
+    assert len(entries(bundle / IN_BUNDLE)) == 1
+    assert sorted(child.name for child in (bundle / "trace").iterdir()) == ["rank0-w0.json.gz"]
+
+
+@pytest.mark.usefixtures("keeping")
+def test_an_export_of_nsight_systems_is_kept_too(tmp_path: Path, reads: list[str]) -> None:
+    file = NsysFile()
+    file.gpu()
+    file.call("cudaLaunchKernel", 100, 110, 1)
+    file.kernel("gemm", 120, 180, 1)
+    path = file.write(tmp_path / "n.sqlite")
+    assert_same(cached_trace.read(path), cached_trace.read(path))
+    assert len(reads) == 1
+
+
+def test_nothing_is_kept_beside_a_small_trace(trace: Path, reads: list[str]) -> None:
+    cached_trace.read(trace)
+    cached_trace.read(trace)
+    assert len(reads) == 2
+    assert [path.name for path in trace.parent.iterdir()] == ["t.json"]
+
+
+@pytest.mark.usefixtures("keeping")
+def test_nothing_is_kept_where_it_is_switched_off(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_trace.read(trace)
+    monkeypatch.setenv(NO_CACHE, "1")
+    cached_trace.read(trace)
+    assert len(reads) == 2
+
+
+@pytest.mark.usefixtures("keeping")
+def test_another_content_under_the_same_name_is_read(trace: Path, reads: list[str]) -> None:
+    first = cached_trace.read(trace)
+    small_trace(trace, "aten::bmm")
+    second = cached_trace.read(trace)
+    assert len(reads) == 2
+    assert "aten::bmm" in second.ops["name"].cast(pl.String).to_list()
+    assert_same(first, cached_trace.read(small_trace(trace)))  # the one before is still kept
+    assert len(reads) == 2
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_trace_that_grows_while_it_is_read_is_not_kept(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = trace.read_text()
+
+    def read_and_grow(path: Path) -> Trace:
+        found = read_anew(path)
+        trace.write_text(text + " ")
+        return found
+
+    monkeypatch.setattr(cached_trace, "read_trace", read_and_grow)
+    cached_trace.read(trace)
+    assert not entries(trace.parent / BESIDE)
+    cached_trace.read(trace)  # it has grown to its end: the second writing changes nothing
+    assert len(entries(trace.parent / BESIDE)) == 1
+
+
+@pytest.mark.usefixtures("keeping")
+def test_another_gpudiag_reads_it_anew(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_trace.read(trace)
+    monkeypatch.setattr(cache_key, "code", lambda: "another")
+    cached_trace.read(trace)
+    assert len(reads) == 2
+
+
+def wrong_type(tables: dict[str, bytes]) -> None:
+    tables["ops.parquet"] = parquet(pl.read_parquet(tables["ops.parquet"]).with_columns(start_ns=pl.lit("now")))
+
+
+def lacks_column(tables: dict[str, bytes]) -> None:
+    tables["kernels.parquet"] = parquet(pl.read_parquet(tables["kernels.parquet"]).drop("stream"))
+
+
+def wrong_ids(tables: dict[str, bytes]) -> None:
+    tables["launches.parquet"] = parquet(pl.read_parquet(tables["launches.parquet"]).reverse())
+
+
+def no_parquet(tables: dict[str, bytes]) -> None:
+    tables["marks.parquet"] = b"PAR1 nothing PAR1"
+
+
+def lacks_table(tables: dict[str, bytes]) -> None:
+    del tables["frames.parquet"]
+
+
+def no_meta(tables: dict[str, bytes]) -> None:
+    tables["meta.json"] = b'{"source": 1}'
+
+
+def parquet(frame: pl.DataFrame) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer)
+    return buffer.getvalue()
+
+
+FOREIGN = [wrong_type, lacks_column, wrong_ids, no_parquet, lacks_table, no_meta]
+
+
+@pytest.mark.usefixtures("keeping")
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda foreign: foreign.__name__)
+def test_well_sealed_tables_of_somebody_else_are_refused(trace: Path, reads: list[str], foreign: object) -> None:
+    first = cached_trace.read(trace)
+    slot = cached_trace._slot(trace)
+    assert slot is not None
+    tables = cache.load(slot)
+    assert tables is not None
+    foreign(tables)
+    assert cache.store(slot, tables.items())
+    assert_same(first, cached_trace.read(trace))
+    assert len(reads) == 2
+    cached_trace.read(trace)
+    assert len(reads) == 2  # made anew
+
+
+@pytest.mark.usefixtures("keeping")
+def test_too_many_rows_are_refused_before_they_are_unpacked(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    cached_trace.read(trace)
+    monkeypatch.setattr(cached_trace, "MAX_ROWS", 3)
+    monkeypatch.setattr(pl, "read_parquet", lambda *_: pytest.fail("unpacked"))
+    cached_trace.read(trace)
+    assert len(reads) == 2
+
+
+@pytest.mark.usefixtures("keeping")
+def test_faults_of_the_input_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text("no trace")
+    for path in (tmp_path / "t.json", tmp_path / "gone.json", tmp_path):
+        with pytest.raises(InputError):
+            cached_trace.read(path)
+    assert not (tmp_path / BESIDE).exists()
+
+
+@pytest.mark.usefixtures("keeping")
+def test_a_trace_that_was_cut_off_is_kept_with_its_warning(trace: Path, reads: list[str]) -> None:
+    cut = trace.with_name("cut.json.gz")
+    cut.write_bytes(gzip.compress(trace.read_bytes()[:-200]))
+    first, second = cached_trace.read(cut), cached_trace.read(cut)
+    assert first.meta.truncated
+    assert_same(first, second)
+    assert len(reads) == 1

@@ -1,0 +1,239 @@
+"""Two processes find in a trace exactly what one finds; where they cannot, one reads it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpudiag.errors import InputError
+from gpudiag.model.trace import TRACE_TABLES, Trace, check
+from gpudiag.trace import reader, share
+from gpudiag.trace.framing import CutShortError, NotATraceError, NotSharedError
+from gpudiag.trace.second import send_share
+from gpudiag.trace.source import GZIP_MAGIC
+
+BLOCK = 2_000
+"""Bytes: makes a few dozen chunks of a small file."""
+
+
+def _events(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Events of all tables. Names, threads and signatures appear all along, some of them for the first time late in the file."""
+    random.seed(seed)
+    found: list[dict[str, Any]] = [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "first"}}]
+    for number in range(count):
+        recent = max(0, number - random.choice((0, 5, 500)))
+        at = {"ph": "X", "pid": 1, "tid": recent // 40, "ts": random.randrange(10**6) / 8, "dur": random.choice((1, 2.5, 1000))}
+        found.append(
+            random.choice(
+                (
+                    at | {"cat": "cpu_op", "name": f"aten::op{recent // 7}", "args": {"Input Dims": [[recent // 9]], "Sequence number": 3}},
+                    at | {"cat": "cpu_op", "name": "record_param_comms", "args": {"Collective name": "allreduce", "Seq": number}},
+                    at | {"cat": "user_annotation", "name": "gloo:all_reduce", "args": {"Input Dims": [[4, recent]]}},
+                    at | {"cat": "python_function", "name": f"file.py({recent // 11}): f", "args": {"Python id": number}},
+                    at | {"cat": "cuda_runtime", "name": "hipLaunchKernel", "args": {"correlation": number, "kernel": f"k{recent // 13}"}},
+                    at | {"cat": "kernel", "name": f"gemm{recent // 3}", "args": {"device": 0, "stream": 7, "Collective name": "x"}},
+                    at | {"cat": "user_annotation", "name": f"ProfilerStep#{recent}"},
+                    at | {"cat": f"new{recent % 7}", "name": "strange"},
+                    at | {"cat": "cpu_op", "name": "late", "dur": -1},
+                    at | {"ph": "i", "name": "[memory]", "args": {"Bytes": number, "Device Type": 1, "Device Id": 0, "Addr": recent}},
+                    {"ph": "M", "name": "thread_name", "pid": 1, "tid": recent // 40, "args": {"name": f"worker {number}"}},
+                    {"ph": "s", "cat": "ac2g", "id": number},
+                )
+            )
+        )
+    return found
+
+
+def _text(events: list[dict[str, Any]]) -> bytes:
+    rows = b",\n".join(json.dumps(event).encode() for event in events)
+    header = b'{"record_shapes": 1, "distributedInfo": {"rank": 3, "pg_count": 1, "world_size": 4}, "traceEvents": [\n'
+    return header + rows + b'], "traceName": "x", "baseTimeNanoseconds": 17}'
+
+
+def _same(left: Trace, right: Trace) -> None:
+    assert msgspec.to_builtins(left.meta) == msgspec.to_builtins(right.meta)
+    for table in TRACE_TABLES:
+        assert getattr(left, table).equals(getattr(right, table)), table
+
+
+@contextmanager
+def _in_this_process(path: str, block_bytes: int) -> Iterator[IO[bytes]]:
+    """The second process without the process; one that fails sends no more."""
+    messages = io.BytesIO()
+    with suppress(InputError, CutShortError, NotATraceError, NotSharedError):
+        send_share(path, block_bytes, messages)
+    messages.seek(0)
+    yield messages
+
+
+@pytest.fixture
+def by_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Trace | None]:
+    """Read a file by two, or return None where it has to be read by one."""
+
+    def read(path: Path) -> Trace | None:
+        found = reader._read_by_two(str(path), BLOCK)
+        with monkeypatch.context() as patch:
+            patch.setattr(share, "pays", lambda path: False)
+            if found is None:
+                return None
+            patch.setattr(reader, "_read_by_one", lambda path: found)
+            return reader.read(path)
+
+    return read
+
+
+def test_tables_of_two_processes_are_those_of_one(tmp_path: Path, by_two: Callable[[Path], Trace | None]) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(_text(_events(2_000))))
+    alone = reader.read(path)
+    check(alone)
+    both = by_two(path)
+    assert both is not None
+    _same(alone, both)
+    heights = {table: getattr(alone, table).height for table in TRACE_TABLES}
+    assert min(heights.values()) > 100, heights
+    assert len(alone.meta.threads) > 40
+    assert len(alone.meta.dropped) > 4
+
+
+_DAMAGES = st.sampled_from(
+    [b'"dur": inf', b'"dur": [1]', b'"dur": "}, {"', b'"dur": 1 2', b'"dur": "7.5"', b'"args": nan, "dur": 1', b'"dur"']
+)
+
+
+@given(
+    st.integers(0, 120),
+    st.integers(0, 10**6),
+    st.lists(st.tuples(st.integers(0, 10**6), _DAMAGES), max_size=3),
+    st.none() | st.integers(0, 30_000),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_whatever_the_text_two_find_what_one_finds(
+    tmp_path_factory: pytest.TempPathFactory, count: int, seed: int, damages: list[tuple[int, bytes]], cut: int | None, nested: bool
+) -> None:
+    text = _text(_events(count, seed))
+    for place, damage in damages:
+        at = text.find(b'"dur": 1', place % len(text))
+        text = text[:at] + damage + text[at + len(b'"dur": 1') :] if at >= 0 else text
+    text = text.replace(b'"args": {', b'"args": {"x": [{"a": 1}, {"b": 2}], ') if nested else text
+    path = tmp_path_factory.mktemp("share") / "trace.json"
+    path.write_bytes(text[:cut])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(share, "second_process", _in_this_process)
+        found, error = _outcome(lambda: reader._read_by_two(str(path), BLOCK))
+        alone, complaint = _outcome(lambda: reader.read(path))
+        if found is None:
+            assert error in ("", complaint)
+            return  # it is read by one
+        patch.setattr(reader, "_read_by_one", lambda path: found)
+        both, error = _outcome(lambda: reader.read(path))
+    assert error == complaint
+    if alone:
+        _same(alone, both)
+
+
+def _outcome(call: Callable[[], Any]) -> tuple[Any, str]:
+    try:
+        return call(), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def test_events_that_need_repair_cost_no_second_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(_text(_events(400)).replace(b'"dur": 2.5', b'"dur": inf'))
+    monkeypatch.setattr(share, "second_process", _in_this_process)
+    assert reader._read_by_two(str(path), BLOCK) is not None
+
+
+def test_text_that_cannot_be_cut_alike_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [event | {"list": [{"a": 1}] * 40} for event in _events(200)]
+    path = tmp_path / "trace.json"
+    path.write_bytes(_text(events))
+    monkeypatch.setattr(share, "second_process", _in_this_process)
+    assert reader._read_by_two(str(path), BLOCK) is None
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["raise SystemExit(1)", "print('x' * 100)", "import os; os.kill(os.getpid(), 9)", "import sys; sys.stdout.buffer.write(b'\\xff' * 8)"],
+)
+def test_a_second_process_that_fails_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(_text(_events(300)))
+    alone = reader.read(path)
+    monkeypatch.setattr(share, "_START", start)
+    monkeypatch.setattr(share, "pays", lambda path: True)
+    assert reader._read_by_two(str(path), BLOCK) is None
+    _same(alone, reader.read(path))
+
+
+def test_no_interpreter_to_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(NotSharedError), share.second_process("trace.json", BLOCK):
+        pass
+
+
+def test_a_second_process_that_lost_chunks_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def of_a_shorter_file(path: str, block_bytes: int) -> Iterator[IO[bytes]]:
+        shorter = tmp_path / "shorter.json"
+        shorter.write_bytes(Path(path).read_bytes()[:20_000])
+        with _in_this_process(str(shorter), block_bytes) as messages:
+            yield messages
+
+    path = tmp_path / "trace.json"
+    path.write_bytes(_text(_events(400)))
+    monkeypatch.setattr(share, "second_process", of_a_shorter_file)
+    assert reader._read_by_two(str(path), BLOCK) is None
+
+
+def test_the_second_process_takes_no_module_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_two: Callable[[Path], Trace | None]
+) -> None:
+    for module in ("json", "msgspec", "polars", "gpudiag"):
+        (tmp_path / f"{module}.py").write_text("import pathlib; pathlib.Path('ran').touch(); raise SystemExit")
+    path = tmp_path / "trace.json"
+    path.write_bytes(_text(_events(300)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert by_two(path) is not None
+    assert not (tmp_path / "ran").exists()
+
+
+def test_it_is_for_large_files_of_this_machine_where_a_core_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "_cores", lambda: 2)
+    path = tmp_path / "trace"
+    path.write_bytes(GZIP_MAGIC)
+    assert not share.pays(str(path))
+    with path.open("r+b") as file:
+        file.truncate(share.PAYS_FROM_BYTES)
+    assert share.pays(str(path))
+    path.write_bytes(b"{")
+    with path.open("r+b") as file:
+        file.truncate(share.PAYS_FROM_BYTES)
+    assert not share.pays(str(path))  # of text it takes more
+    with path.open("r+b") as file:
+        file.truncate(share.PAYS_FROM_BYTES * 12)
+    assert share.pays(str(path))
+    assert not share.pays(str(tmp_path))
+    assert not share.pays(str(tmp_path / "none"))
+    assert not share.pays(f"file://{path}")
+    with monkeypatch.context() as patch:
+        patch.setattr(share, "parent_process", object)
+        assert not share.pays(str(path))
+    monkeypatch.setattr(share, "_cores", lambda: 1)
+    assert not share.pays(str(path))
