@@ -141,7 +141,7 @@ def test_a_bundle_with_a_fault_is_refused_in_one_line(report: Run, tmp_path: Pat
     report(bundle(tmp_path / "newer", bundle_version=99)).refuses("bundle version 99")
     report(bundle(tmp_path / "types", steps="many")).refuses("not the manifest of a bundle", "$.steps")
     report(bundle(tmp_path / "packed", PACKED[:9])).refuses("rank0-w0.json.gz")
-    report(bundle(tmp_path / "rank"), "--rank", 3).refuses("no rank 3", "ranks: 0")
+    report(bundle(tmp_path / "rank"), "--rank", 3).refuses("no rank 3", "it holds rank 0")
     broken = bundle(tmp_path / "broken")
     (broken / "manifest.json").write_bytes(PNG)
     report(broken).refuses("not the manifest of a bundle")

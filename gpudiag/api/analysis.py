@@ -63,13 +63,9 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     trace, nesting = link(trace, steps.table, on_cpu=on_cpu)
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
-    if on_cpu:
-        rows, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting)
-        found_gaps = gaps.cpu_gaps(spans, window)
-    else:
-        trace = _one_device(trace, found.number)
-        rows, spans = _kernel_spans(trace)
-        found_gaps = gaps.gaps(trace.kernels, trace.launches, window)
+    trace = trace if on_cpu else _one_device(trace, found.number)
+    rows, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
+    found_gaps = gaps.cpu_gaps(spans, window) if on_cpu else gaps.gaps(trace.kernels, trace.launches, window)
     device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
     site_window = _site_window(chosen.sites)
     trace, captures = with_captures(trace, site_window, chosen.graph_capture)

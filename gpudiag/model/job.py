@@ -35,8 +35,8 @@ MESSAGES: tuple[Column, ...] = (
     Column("dtype", _TEXT, "", "element type as recorded"),
     Column("source", _I64, "", "sending rank of a point-to-point message or root; null: not recorded"),
     Column("target", _I64, "", "receiving rank of a point-to-point message; null: not recorded"),
-    Column("in_splits", _TEXT, "elements", "what each member gets of an uneven all-to-all, '3,4,5'; null: even, or not recorded"),
-    Column("out_splits", _TEXT, "elements", "what comes from each member; null: even, or not recorded"),
+    Column("in_splits", _TEXT, "rows", "what each member gets of an uneven all-to-all, '3,4,5'; null: even, or not recorded"),
+    Column("out_splits", _TEXT, "rows", "what comes from each member; null: even, or not recorded"),
     Column("phase", _TEXT, "", "forward | backward | optimizer | ...; null: not told"),
     Column("called_ns", _I64, "ns", "call on the host, absolute; null: not recorded"),
     Column("start_ns", _I64, "ns", "absolute"),
@@ -267,7 +267,7 @@ class Balance(msgspec.Struct, frozen=True, kw_only=True):
     """Of a mean step, were the work of all ranks equal: an upper bound."""
     saved_share: float
     correlation: float | None = None
-    """Pearson's over steps and ranks of the work with the ranks' compute, each less the mean of its step; None: one of them does not vary."""
+    """Pearson's over steps and ranks of work with compute, each less the mean of its step; None: one of them does not vary."""
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):

@@ -147,4 +147,7 @@ def test_all_ranks_of_a_bundle_are_one_job_with_the_sites_of_the_shown_one(tmp_p
     assert [row.where for row in report.ops if row.name == "aten::mm"] == ["train.py(12): forward"]
     assert api.diagnose(tmp_path, window=1).data.job is not None
     alone = api.diagnose(tmp_path, rank=1).data
-    assert (alone.job, [text for text in alone.trust.warnings if "not analysed" in text]) == (None, ["rank 1 only; not analysed: ranks 0, 2"])
+    assert (alone.job, [text for text in alone.trust.warnings if "not analysed" in text]) == (
+        None,
+        ["rank 1 only; not analysed: ranks 0, 2"],
+    )
