@@ -165,7 +165,7 @@ def diagnose(
         tell = progress or (lambda _: None)
         question = Question(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
         if scheduler is None:
-            return opened(names, rules(), tell, question, rank=number, window=window).report
+            return opened(names, rules(), tell, question, rank=number, window=window, report_only=True).report
         from gpudiag.api.ranks import find_ranks
         from gpudiag.api.remotely import report
 

@@ -78,8 +78,10 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = op_rows(trace, steps.table)
     frames = Frames(trace.frames)
+    give_back()  # before and after what needs most memory at once
     sites = find_sites(trace, steps.table, site_window, frames)
     marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
+    give_back()
     tell("replaying")
     told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent, frames))
     del frames

@@ -22,6 +22,7 @@ from gpudiag.model.analysis import Analysis
 from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData, Tool
 from gpudiag.report.build import build
+from gpudiag.trace.garbage import give_back
 
 Progress = Callable[[str], None]
 
@@ -61,20 +62,28 @@ def open_recording(
 
 def opened(
     paths: Sequence[str], base: RuleBase, tell: Progress, question: Question | None = None, *, rank: int | None = None,
-    window: int | None = None,
+    window: int | None = None, report_only: bool = False,
 ) -> Opened:  # fmt: skip
-    """Return what the rules of `base` say of all ranks that `paths` name, or of `rank` alone. Raises InputError, UsageError."""
+    """Return what the rules of `base` say of all ranks that `paths` name, or of `rank` alone. Raises InputError, UsageError.
+
+    `report_only`: nobody asks for the tables, see `diagnosed`.
+    """
     recording = find_ranks(paths, window)
     if rank is not None or len(recording.numbers) < 2:
-        return diagnosed(alone(recording, rank, window), base, tell, question)
+        return diagnosed(alone(recording, rank, window), base, tell, question, report_only=report_only)
     from gpudiag.api import jobs
 
     job = jobs.find(recording, tell)
-    return diagnosed(jobs.shown(recording, job), base, tell, question, job=job)
+    return diagnosed(jobs.shown(recording, job), base, tell, question, job=job, report_only=report_only)
 
 
-def diagnosed(chosen: Input, base: RuleBase, tell: Progress, question: Question | None = None, *, job: Job | None = None) -> Opened:
-    """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError."""
+def diagnosed(
+    chosen: Input, base: RuleBase, tell: Progress, question: Question | None = None, *, job: Job | None = None, report_only: bool = False
+) -> Opened:
+    """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError.
+
+    `report_only`: nobody asks for the tables; of the Python frames, the largest one, only one of each name is then kept.
+    """
     asked = question or Question()
     if asked.graph_capture is not None:
         chosen = chosen._replace(graph_capture=Path(asked.graph_capture))
@@ -84,6 +93,9 @@ def diagnosed(chosen: Input, base: RuleBase, tell: Progress, question: Question 
     analysis = msgspec.structs.replace(
         analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
     )
+    if report_only and not any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values()):
+        analysis = _with_names_of_frames(analysis)
+        give_back()
     tell("judging")
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)
@@ -94,3 +106,9 @@ def diagnosed(chosen: Input, base: RuleBase, tell: Progress, question: Question 
         sites=sites.site, site_match_share=sites.match_share, facts=facts,
     )  # fmt: skip
     return Opened(data, analysis, sites.site)
+
+
+def _with_names_of_frames(analysis: Analysis) -> Analysis:
+    """Return `analysis` with one frame of each name: facts ask which there are, and the rest has served call sites and causes."""
+    frames = analysis.trace.frames.unique("name", keep="first", maintain_order=True)
+    return msgspec.structs.replace(analysis, trace=msgspec.structs.replace(analysis.trace, frames=frames))

@@ -65,7 +65,7 @@ def report(request: bytes) -> bytes:
         base = rules_in_force(folders, asked.config)
         chosen = input_of(asked.item)
         chosen = chosen._replace(source=asked.source, warnings=(*asked.warnings, *chosen.warnings))
-        return to_json(diagnosed(chosen, base, lambda _: None, asked.question, job=asked.job).report)
+        return to_json(diagnosed(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
 
 
 # -- rules that travel --------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def _matching(pattern: str) -> list[str]:
     files = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     found = traces_among(files) or sorted(files)
     if not found:
-        raise InputError(f"{pattern}: does not exist, and no file matches it as a pattern", "check the pattern, and quote it: 'run/*.json.gz'")
+        raise InputError(f"{pattern}: does not exist, nor does it match as a pattern", "check the pattern, and quote it: 'run/*.json.gz'")
     return found
 
 

@@ -23,6 +23,7 @@ from gpudiag.timeline.idle import explain
 from gpudiag.timeline.queue import queue_stats
 from gpudiag.timeline.replay import replay_trust
 from gpudiag.timeline.syncs import find_syncs
+from gpudiag.trace.garbage import give_back
 
 
 class Found(NamedTuple):
@@ -70,6 +71,8 @@ def timeline(found: Found) -> Timeline:
         trace, found.gaps.clear() if found.silent else found.gaps, window, steps, syncs=syncs, host_marks=found.host_marks,
         sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu, frames=frames, events=events,
     )  # fmt: skip
+    frames.forget()
+    give_back()  # the graphs that follow need the memory
     bounds = trace.kernels["bound"].gather(found.work)
     parts = unknown_breakdown(window) if found.silent else breakdown(bounds, found.spans, window, idle)
     parts.validate()

@@ -188,10 +188,14 @@ def nearest(parent: Ids, wanted: npt.NDArray[np.bool_]) -> Ids:
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
     top = len(parent)
-    jump = np.append(np.where(wanted, np.arange(top), np.where(parent < 0, top, parent)), top)
+    narrow = np.dtype(np.int32 if top < np.iinfo(np.int32).max else np.int64)  # half the memory of millions of frames
+    jump = np.full(top + 1, top, dtype=narrow)
+    np.copyto(jump[:-1], parent, where=parent >= 0, casting="same_kind")
+    np.copyto(jump[:-1], np.arange(top, dtype=narrow), where=wanted)
     while not np.array_equal(jump, further := jump[jump]):
         jump = further
-    found: Ids = np.where(jump[:-1] == top, -1, jump[:-1])
+    found: Ids = jump[:-1].astype(np.int64)
+    found[found == top] = -1
     return found
 
 

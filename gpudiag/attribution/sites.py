@@ -60,6 +60,11 @@ class Frames:
         """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
         return user_frames(self.table, self.nesting)
 
+    def forget(self) -> None:
+        """Let go of what was found, which takes more memory than the frames; it is found again where it is asked for."""
+        for name in ("nesting", "user"):
+            self.__dict__.pop(name, None)
+
 
 class Sites(NamedTuple):
     """The call site of each op row ('file.py(line): function', null where not known)."""
@@ -154,7 +159,7 @@ def user_frames(table: pl.DataFrame, nesting: Nesting) -> Ids:
     sure = own.filter(~texts.str.contains(_INSTALLED) | texts.str.contains(_MODEL))
     near = nearest(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
     if len(sure) < len(own):
-        near = np.where(near >= 0, near, nearest(nesting.parent, table["name"].is_in(own.implode()).to_numpy()))
+        np.copyto(near, nearest(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)
     return near
 
 

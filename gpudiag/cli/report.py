@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import config, options, outputs, terminal
+from gpudiag.cli.frugal import frugal
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -74,9 +75,9 @@ def report(
 
     def tell_all(number: int | None = number) -> None:
         """Analyse, write the files, print."""
-        from gpudiag import api
+        with terminal.progress("reading") as tell, frugal():
+            from gpudiag import api  # polars is loaded here
 
-        with terminal.progress("reading") as tell:
             found = api.diagnose(
                 path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,
                 graph_capture=graph_capture, progress=tell, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, scheduler=scheduler,

@@ -32,11 +32,14 @@ def matrix_work(window: Window) -> pl.DataFrame:
     matrix: matrix FLOP, null where they are not known; again: the part that repeats forward work. Work goes to the step that launched
     it, whenever it ran (architecture: two accounts).
     """
-    frame = _with_ops(window, window.analysis.trace.kernels.filter(pl.col("step").is_in(window.steps["id"].implode())))
-    frame = frame.filter(pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
+    kernels = window.analysis.trace.kernels
+    within = pl.col("step").is_in(window.steps["id"].implode())
+    own = kernels.filter(within & pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
     counted = pl.col("matrix_flops") > 0
     guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
-    frame = frame.filter(counted | (guessed & _may_be_matrix()))
+    asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")  # all columns of those rows alone that do: others are many
+    found = _with_ops(window, own.select(asked)).with_row_index("row").filter(counted | (guessed & _may_be_matrix()))
+    frame = own[found["row"]].hstack(found.select("call", "op_name", "repeated", "family"))
     matrix = pl.when(counted).then(pl.col("matrix_flops"))
     return frame.with_columns(
         matrix.alias("matrix"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
-from weakref import WeakKeyDictionary
 
 from gpudiag.facts.window import Window
 
@@ -12,13 +11,13 @@ Made = TypeVar("Made")
 
 
 def once(make: Callable[[Window], Made]) -> Callable[[Window], Made]:
-    """Return `make` with its result kept as long as the window lives."""
-    kept: WeakKeyDictionary[Window, Made] = WeakKeyDictionary()
+    """Return `make` with its result kept as long as the window lives (in Window.shared)."""
 
     def asked(window: Window) -> Made:
-        if window not in kept:
-            kept[window] = make(window)
-        return kept[window]
+        if make not in window.shared:
+            window.shared[make] = make(window)
+        found: Made = window.shared[make]
+        return found
 
     asked.__doc__ = make.__doc__
     return asked

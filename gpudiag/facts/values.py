@@ -94,6 +94,9 @@ def collect(modules: tuple[ModuleType, ...]) -> dict[str, Fact]:
 CATALOGUE: dict[str, Fact] = collect(MODULES)
 """Fact name -> fact."""
 
+MOST_TABLE_BYTES = 32 << 20
+"""Memory that the tables which facts share may take in B, but for the kernels: large traces (100,000 kernels) are the ones that pass it."""
+
 
 class Facts:
     """The facts of one analysis: lazy, each measured once. A failure inside a fact is Missing, and listed in `errors`."""
@@ -143,6 +146,13 @@ class Facts:
             return Missing(advice(unknown.reason, self._window.analysis.trace.meta.recorder))
         except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
             return Missing(f"fact {wanted.name} failed: {self._failed(wanted.name, error)}")
+        finally:
+            self._spare()
+
+    def _spare(self) -> None:
+        """Let go of the tables that facts share where they take much memory: those that are asked for again are made again."""
+        if self._window.table_bytes > MOST_TABLE_BYTES:
+            self._window = self._window.without_tables()
 
     def places(self, provider: str) -> tuple[Where, ...]:
         """Return the places of `provider`; none where they are not known. Raises KeyError for a name that is no provider."""

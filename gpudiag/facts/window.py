@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -40,6 +41,22 @@ class Window:
         self.replays = replays or Replays(analysis)
         self.replayed = False
         """Whether anything was taken from a replay since this was last set to False: facts.values keeps it for each fact."""
+        self.shared: dict[Any, Any] = {}
+        """What functions of facts.once have made of this window, by function."""
+
+    def without_tables(self) -> Window:
+        """Return the same window without the tables that facts share but for `kernels`, which most are made of."""
+        made = Window(self.analysis, self.replays)
+        if "kernels" in self.__dict__:
+            made.__dict__["kernels"] = self.kernels
+        return made
+
+    @property
+    def table_bytes(self) -> int:
+        """Return how much memory the tables take that facts share, in B, but for `kernels`."""
+        held = [*self.shared.values(), *(value for name, value in vars(self).items() if name != "kernels")]
+        flat = [part for value in held for part in (value if isinstance(value, tuple) else (value,))]
+        return sum(int(part.estimated_size()) for part in flat if isinstance(part, pl.DataFrame))
 
     @property
     def on_cpu(self) -> bool:

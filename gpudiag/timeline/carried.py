@@ -117,8 +117,8 @@ class _Twin:
         self.pauses = pauses.select("name", "number", twin=pl.int_range(pl.len()))
         spans, leaves = self.host.leaves_of(main)
         user, codes = self.host.user[leaves], self.host.codes
-        self.leaves = spans, codes[leaves]
-        self.users = spans[user >= 0], codes[user[user >= 0]]
+        self.leaves = spans, codes(leaves)
+        self.users = spans[user >= 0], codes(user[user >= 0])
 
 
 class _View:

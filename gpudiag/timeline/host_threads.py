@@ -68,7 +68,7 @@ class Host:
         self._op_threads, self._leaf_threads = ops.thread[self.op_rows], frames.nesting.thread[self.leaf_rows]
         self._working = ~matching(self.frames["name"], host_patterns.HANDED_OVER)
         self.user = frames.user
-        self.codes: Ints = self.frames["name"].to_physical().cast(pl.Int64).to_numpy()
+        self._codes = self.frames["name"].to_physical().to_numpy()
         self.close_ns = self._close_ns()
 
     def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
@@ -83,12 +83,17 @@ class Host:
         """Return the codes (see words) of the innermost frame and of the user's own one that hold most of each [start, end), -1: none."""
         spans, leaves = self.leaves_of(thread)
         user = self.user[leaves]
-        leaf = most_held(start, end, spans, self.codes[leaves])[0]
-        return leaf, most_held(start, end, spans[user >= 0], self.codes[user[user >= 0]])[0]
+        leaf = most_held(start, end, spans, self.codes(leaves))[0]
+        return leaf, most_held(start, end, spans[user >= 0], self.codes(user[user >= 0]))[0]
+
+    def codes(self, rows: Ints) -> Ints:
+        """Return the codes (see words) of these rows of frames."""
+        found: Ints = self._codes[rows].astype(np.int64)
+        return found
 
     def words(self) -> pl.DataFrame:
         """Return the distinct names of frames: code, text, and `told`, the name as people say it."""
-        names = pl.DataFrame({"code": self.codes, "name": self.frames["name"]}).unique("code")
+        names = self.frames.select(pl.col("name").unique()).with_columns(code=pl.col("name").to_physical().cast(pl.Int64))
         return names.select("code", text=text("name")).with_columns(told=plain_frame("text"))
 
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:

@@ -20,6 +20,7 @@ from gpudiag.timeline.host_threads import NOBODY, Host
 from gpudiag.timeline.labels import labelled
 from gpudiag.timeline.segments import layered, most_held, outermost
 from gpudiag.timeline.spacing import device_part, with_flight
+from gpudiag.trace.garbage import give_back
 
 PIECE = {
     "gap": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "event": pl.Int64(), "lead": pl.Int64(),
@@ -52,6 +53,8 @@ def explain(
     frames = own_frames(trace) if frames is None else frames
     host = Host(trace, frames, intervals.of(bounds))
     events = host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events
+    frames.forget()  # `host` has what it needs of them
+    give_back()
     carried = Carried(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
     bounds = with_flight(bounds, trace, host.crew[0], on_cpu=on_cpu)
@@ -59,6 +62,7 @@ def explain(
     found = pl.concat([frame.select(list(PIECE)).cast(PIECE) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
     if syncs is not None and not on_cpu:
         found = charged(found, bounds, syncs, trace)
+    give_back()
     return labelled(found, bounds, trace, host, events, carried, syncs, sites)
 
 

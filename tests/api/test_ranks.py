@@ -65,7 +65,7 @@ def test_a_name_with_brackets_is_a_name_where_such_a_file_exists(tmp_path: Path)
 
 
 def test_nothing_matches(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no file matches it"):
+    with pytest.raises(InputError, match="nor does it match"):
         find_ranks([str(tmp_path / "*.json")])
     with pytest.raises(InputError, match="no trace in this folder"):
         find_ranks([str(tmp_path)])
