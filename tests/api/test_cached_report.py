@@ -15,7 +15,7 @@ from cachedtraces import entries
 from dashclient import small_bundle, small_trace
 
 from gpudiag import api
-from gpudiag.api import cache, cache_key, cached_report, opened
+from gpudiag.api import cache, cache_key, cached_report, measured, opened
 from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
 from gpudiag.api.cached_result import Key, kept
 from gpudiag.api.compare import compare
@@ -45,7 +45,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(1)
         return original(*arguments, **options)
 
-    monkeypatch.setattr(opened, "diagnosed", diagnosed)
+    for module in (opened, measured):
+        monkeypatch.setattr(module, "diagnosed", diagnosed)
     return seen
 
 
