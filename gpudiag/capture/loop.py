@@ -164,7 +164,7 @@ class Loop:
             alone = self.rows.running and self._files.world_size > 1
             self.end_epoch()
             if alone:  # the other ranks may not pause: theirs is a step like others, and all keep the same numbers and windows
-                self.rows.number += 1
+                self.rows.drop()
                 self._windows.passed_over()
 
     # -- marks --------------------------------------------------------------------------------------------------------

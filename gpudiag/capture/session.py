@@ -347,7 +347,7 @@ class Session:
             machine=self._machine,
             settings=environment.settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
             windows=tuple(self._windows.recorded.values()),
-            steps=self._loop.rows.number,
+            steps=self._loop.rows.made,
             rank=self.rank,
             world_size=self.world_size,
             host=self._host,

@@ -72,6 +72,7 @@ class StepRows:
 
     def __init__(self) -> None:
         self.number = 0
+        self._dropped = 0
         """Number of the step that runs or comes next."""
         self.running = False
         self.label: Label = "plain"
@@ -94,6 +95,16 @@ class StepRows:
         self.running = False
         self.number += 1
         return row
+
+    def drop(self) -> None:
+        """Leave out the number of a step that had no end: other ranks have a step of that number."""
+        self.number += 1
+        self._dropped += 1
+
+    @property
+    def made(self) -> int:
+        """Return how many steps ended."""
+        return self.number - self._dropped
 
     def take(self, *, unready: bool = False) -> dict[str, list[Any]] | None:
         """Return the columns of the rows since the last call up to the first that is not ready; None where there are none.

@@ -38,6 +38,12 @@ def test_a_step_that_one_rank_drops_keeps_its_number(tmp_path: Path, monkeypatch
     assert [index for index, _, _ in windows(other)] == [0, 1, 2]
     steps = alone.step_records["step"].to_list()
     assert steps == [step for step in other.step_records["step"].to_list() if step not in (3, 30)]
+    assert (alone.manifest.steps, other.manifest.steps) == (38, 40)
+
+
+def test_a_pause_after_the_last_step_drops_no_step_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rank(tmp_path, monkeypatch, 0, pauses=(39,))
+    assert found.manifest.steps == found.step_records.height == 40
 
 
 def test_a_process_alone_counts_the_steps_that_it_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
