@@ -77,6 +77,7 @@ def timeline(found: Found) -> Timeline:
     parts = unknown_breakdown(window) if found.silent else breakdown(bounds, found.spans, window, idle)
     parts.validate()
     graphs, run_graph = ((), None) if found.silent else build_all(trace, steps, idle, syncs, found.on_cpu, found.host_marks, events)
+    give_back()
     return Timeline(
         idle=idle,
         syncs=with_costs(syncs, idle),

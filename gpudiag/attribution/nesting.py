@@ -16,6 +16,9 @@ from gpudiag.attribution.intervals import Spans
 
 Ids = npt.NDArray[np.int64]
 
+Rows = npt.NDArray[np.integer[Any]]
+"""Row numbers of any integer type, -1: none."""
+
 FEW_ROWS = 64
 """A stack is faster than columns for fewer rows than this (measured)."""
 
@@ -29,7 +32,7 @@ BLOCK_ROWS = 16_384
 class Nesting(NamedTuple):
     """The tree of the ops (rows sorted by thread, start, -end)."""
 
-    parent: Ids
+    parent: Rows
     """Row of the enclosing op, -1 at the top."""
     end_ns: Ids
     """End of each op, cut to its parent's: clock noise lets children end a little late."""
@@ -40,11 +43,15 @@ class Nesting(NamedTuple):
 def nest(ops: pl.DataFrame) -> Nesting:
     """Return the nesting of `ops`, by thread: in columns where ops end within their parents (but for noise), else with a stack."""
     threads, starts = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
-    parents, ends = np.full(len(starts), -1, dtype=np.int64), ops["end_ns"].to_numpy().copy()
-    for first, last in itertools.chain.from_iterable(_trees(threads, starts, ends, *run) for run in _runs(threads)):
+    known = ends = ops["end_ns"].to_numpy()  # copied only where an end is cut: of millions of frames few need that
+    parents = np.full(len(starts), -1, dtype=np.int64)
+    for first, last in itertools.chain.from_iterable(_trees(threads, starts, known, *run) for run in _runs(threads)):
         rows = slice(first, last)
-        found = _proper(starts[rows], ends[rows]) if threads[last - 1] == threads[first] else None
-        own, ends[rows] = found or _stacked(threads[rows].tolist(), starts[rows].tolist(), ends[rows].tolist())
+        found = _proper(starts[rows], known[rows]) if threads[last - 1] == threads[first] else None
+        own, cut = found or _stacked(threads[rows].tolist(), starts[rows].tolist(), known[rows].tolist())
+        if not np.array_equal(cut, known[rows]):
+            ends = known.copy() if ends is known else ends
+            ends[rows] = cut
         parents[rows] = np.where(own < 0, -1, own + first)
     return Nesting(parents, ends, threads, starts)
 
@@ -182,19 +189,27 @@ def nulled(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
     return found
 
 
-def nearest(parent: Ids, wanted: npt.NDArray[np.bool_]) -> Ids:
+def nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
     """Return for each row the first `wanted` row at or above it, -1 where there is none.
 
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
+    found: Ids = nearest_narrow(parent, wanted).astype(np.int64)
+    return found
+
+
+def nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+    """Return `nearest` in the type that takes least memory."""
     top = len(parent)
     narrow = np.dtype(np.int32 if top < np.iinfo(np.int32).max else np.int64)  # half the memory of millions of frames
+    if not top:
+        return np.empty(0, dtype=narrow)  # numpy 2.4 may crash where nothing is copied from an empty column of polars
     jump = np.full(top + 1, top, dtype=narrow)
     np.copyto(jump[:-1], parent, where=parent >= 0, casting="same_kind")
     np.copyto(jump[:-1], np.arange(top, dtype=narrow), where=wanted)
     while not np.array_equal(jump, further := jump[jump]):
         jump = further
-    found: Ids = jump[:-1].astype(np.int64)
+    found: Rows = further[:-1]
     found[found == top] = -1
     return found
 
@@ -246,7 +261,7 @@ def _pieces(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[n
     starts, ends, threads = nesting.start_ns[first:last], nesting.end_ns[first:last], nesting.thread[first:last]
     lasting = np.flatnonzero(ends > starts)
     edges = np.concatenate((ends[::-1], starts[lasting]))  # of ends at one moment the outermost stands last, then come the starts
-    holder = np.concatenate((nesting.parent[first:last][::-1], first + lasting))
+    holder: Ids = np.concatenate((nesting.parent[first:last][::-1], first + lasting))
     several = bool((threads != threads[0]).any())
     threads = np.concatenate((threads[::-1], threads[lasting]))
     order = np.lexsort((edges, threads)) if several else np.argsort(edges, kind="stable")

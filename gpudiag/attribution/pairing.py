@@ -43,27 +43,31 @@ def pair(ops: pl.DataFrame, makers: Collection[str] = ()) -> Pairs:
     another name (one of `makers`; see `_unnumbered`), then the last op to start under the number. Recorded numbers may be anything: the
     joins are as-of joins, whose work does not grow with repetitions.
     """
-    node = autograd_nodes(ops)
+    node, bases = pl.Series(autograd_nodes(ops), dtype=pl.Boolean), _bases(ops, makers)
     forward, named = np.full(ops.height, -1, dtype=np.int64), np.zeros(ops.height, dtype=bool)
     table = ops.select("id", "thread", "start_ns", "sequence", "fwd_thread", "name")
-    table = table.join(_bases(ops, makers), on="name", how="left", maintain_order="left")
-    nodes, others = table.filter(pl.Series(node) & table["sequence"].is_not_null()), table.filter(~pl.Series(node))
-    numbered = others.filter(pl.col("sequence").is_not_null())
+    nodes, numbered = (
+        table.filter(chosen & table["sequence"].is_not_null()).join(bases, on="name", how="left", maintain_order="left").drop("name")
+        for chosen in (node, ~node)
+    )
+    numbered = numbered.drop("fwd_thread", "maker")
     nodes = nodes.join(_threads(nodes, numbered), on="fwd_thread", how="inner", nulls_equal=True)
-    for keys, among in ((_NUMBER, numbered), (_NUMBER, _unnumbered(others)), ([*_NUMBER, "base"], numbered)):
+    for keys, among in ((_NUMBER, numbered), (_NUMBER, _unnumbered(table, ~node, bases)), ([*_NUMBER, "base"], numbered)):
         found = _last_before(nodes, among, keys)
         forward[found["id"].to_numpy()] = found["row"].to_numpy()
     named[found["id"].to_numpy()] = True
     return Pairs(forward, named)
 
 
-def _unnumbered(others: pl.DataFrame) -> pl.DataFrame:
-    """Return the operators that carry no number though they make a node, with the number that it got.
+def _unnumbered(table: pl.DataFrame, others: pl.Series, bases: pl.DataFrame) -> pl.DataFrame:
+    """Return those of the `others` of `table` that carry no number though they make a node, with the number that it got.
 
     An extension whose operator skips the autograd layer makes the node within the call (fbgemm lookups): it took the last number before
     the next numbered op. Of several in a row each took one.
     """
-    frame = others.sort("thread", "start_ns", "id").with_columns(following=pl.col("sequence").backward_fill().over("thread"))
+    chosen = others & bool(bases["maker"].any())  # most programs have no such operator, and sorting all takes much memory
+    frame = table.filter(chosen).join(bases, on="name", how="left", maintain_order="left").drop("name")
+    frame = frame.sort("thread", "start_ns", "id").with_columns(following=pl.col("sequence").backward_fill().over("thread"))
     frame = frame.filter(pl.col("sequence").is_null() & pl.col("maker") & (pl.col("following") > _LOWEST))
     later = pl.len().over("thread", "following") - pl.int_range(pl.len()).over("thread", "following")
     return frame.with_columns(sequence=pl.col("following") - later.cast(pl.Int64))
@@ -71,7 +75,7 @@ def _unnumbered(others: pl.DataFrame) -> pl.DataFrame:
 
 def _last_before(nodes: pl.DataFrame, others: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return (id, row): for each node the last op with the same `keys` that starts before it."""
-    left = nodes.sort("start_ns", "id")
+    left = nodes.select("id", "start_ns", *keys).sort("start_ns", "id")
     right = others.rename({"thread": "at", "id": "row"}).select(*keys, "start_ns", "row").sort("start_ns", "row")
     return left.join_asof(right, on="start_ns", by=keys, check_sortedness=False).select("id", "row").drop_nulls()
 

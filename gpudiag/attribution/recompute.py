@@ -16,7 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.names import contains, texts
-from gpudiag.attribution.nesting import Ids, nearest
+from gpudiag.attribution.nesting import Rows, nearest
 
 Mask = npt.NDArray[np.bool_]
 
@@ -39,7 +39,7 @@ def autograd_nodes(ops: pl.DataFrame) -> Mask:
     return found
 
 
-def recomputed(ops: pl.DataFrame, parent: Ids) -> pl.Series:
+def recomputed(ops: pl.DataFrame, parent: Rows) -> pl.Series:
     """Return the column `recompute` of `ops`; `parent`: row of the enclosing op, -1 at the top."""
     node = autograd_nodes(ops)
     around = nearest(parent, node)

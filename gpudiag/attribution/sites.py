@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.names import text
-from gpudiag.attribution.nesting import Ids, Nesting, innermost, nearest, nest, nulled
+from gpudiag.attribution.names import text, texts
+from gpudiag.attribution.nesting import Ids, Nesting, Rows, innermost, nearest, nearest_narrow, nest, nulled
 from gpudiag.attribution.pairing import pair
 from gpudiag.model.trace import Trace
 
@@ -53,10 +53,11 @@ class Frames:
     @cached_property
     def nesting(self) -> Nesting:
         """Return which frame encloses which."""
-        return nest(self.table)
+        found = nest(self.table)
+        return found._replace(parent=found.parent.astype(np.int32)) if len(found.parent) < np.iinfo(np.int32).max else found
 
     @cached_property
-    def user(self) -> Ids:
+    def user(self) -> Rows:
         """Return for each frame the nearest one at or above it that is the user's own, -1 where there is none."""
         return user_frames(self.table, self.nesting)
 
@@ -122,10 +123,9 @@ def own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
     frames = frames or Frames(trace.frames)
     ops = trace.ops
     threads, starts = ops["thread"].fill_null(-2).to_numpy(), ops["start_ns"].to_numpy()
-    row = np.append(frames.user, -1)[innermost(frames.nesting, frame_threads(trace, threads), starts)]
-    known: pl.Series = nulled(row)
-    site = trace.frames["name"].gather(known).cast(pl.String).alias("site")
-    return through_sequence(ops, site, trace.frames["start_ns"].gather(known))
+    known: pl.Series = nulled(at_rows(frames.user, innermost(frames.nesting, frame_threads(trace, threads), starts)))
+    site = trace.frames["name"].gather(known).alias("site")
+    return texts(through_sequence(ops, site, trace.frames["start_ns"].gather(known)))
 
 
 def frame_threads(trace: Trace, threads: Ids) -> Ids:
@@ -137,12 +137,19 @@ def frame_threads(trace: Trace, threads: Ids) -> Ids:
     return threads
 
 
+def at_rows(values: Rows, rows: Ids) -> Ids:
+    """Return the values of `rows`, -1 for row -1."""
+    found, known = np.full(len(rows), -1, dtype=np.int64), rows >= 0
+    found[known] = values[rows[known]]
+    return found
+
+
 def _own_names(names: pl.Series) -> pl.Series:
     """Return those of the distinct frame names that are the user's."""
-    texts = names.cast(pl.String)
-    scripts = texts.filter(texts.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
-    foreign = texts.str.contains(_FOREIGN) | texts.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
-    own: pl.Series = names.filter(texts.str.contains(_FRAME) & (~foreign | texts.str.contains(_DEMO)))
+    written = names.cast(pl.String)
+    scripts = written.filter(written.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
+    foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
+    own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(_DEMO)))
     return own
 
 
@@ -152,14 +159,14 @@ def _gathered(values: pl.Series, rows: Ids) -> pl.Series:
     return found
 
 
-def user_frames(table: pl.DataFrame, nesting: Nesting) -> Ids:
+def user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
     """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
     own = _own_names(table["name"].unique())
-    texts = own.cast(pl.String)
-    sure = own.filter(~texts.str.contains(_INSTALLED) | texts.str.contains(_MODEL))
-    near = nearest(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
+    written = own.cast(pl.String)
+    sure = own.filter(~written.str.contains(_INSTALLED) | written.str.contains(_MODEL))
+    near = nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
     if len(sure) < len(own):
-        np.copyto(near, nearest(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)
+        np.copyto(near, nearest_narrow(nesting.parent, table["name"].is_in(own.implode()).to_numpy()), where=near < 0)
     return near
 
 

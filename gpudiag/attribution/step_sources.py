@@ -14,7 +14,7 @@ import polars as pl
 
 from gpudiag.attribution import step_work
 from gpudiag.attribution.names import text
-from gpudiag.attribution.nesting import nest
+from gpudiag.attribution.nesting import Rows, nest
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
@@ -145,7 +145,7 @@ def _candidates(trace: Trace) -> pl.DataFrame:
     return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
 
 
-def _depths(parent: Ids) -> list[int]:
+def _depths(parent: Rows) -> list[int]:
     depth: list[int] = []
     for above in parent.tolist():  # a row stands below the one that encloses it
         depth.append(0 if above < 0 else depth[above] + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import texts
 from gpudiag.facts.capacity import growth_room
 from gpudiag.facts.gemm import FEW_ROWS, matrix_rate, skinny_product_rows, skinny_saving_ns
 from gpudiag.facts.host_time import issued_ns, left_of
@@ -76,11 +76,7 @@ def mergeable_micro_batches(window: Window) -> int:
 
 def _parent_names(window: Window, calls: pl.Series) -> pl.Series:
     ops = window.analysis.trace.ops
-    parents = pl.DataFrame({"call": calls}).join(
-        ops.select(pl.col("id").alias("call"), "parent"), on="call", how="left", maintain_order="left"
-    )
-    named = ops.select(pl.col("id").alias("parent"), text("name").alias("parent_name"))
-    return parents.join(named, on="parent", how="left", maintain_order="left")["parent_name"].fill_null("")
+    return texts(ops["name"].gather(ops["parent"].gather(calls))).fill_null("")  # an op's id is its row
 
 
 def _passes(window: Window) -> pl.DataFrame:

@@ -22,7 +22,8 @@ SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.Int64}
 
 def _forward_items(window: Window, work: pl.DataFrame, lineage: Lineage) -> tuple[list[patterns.Item], dict[int, int]]:
     """Return the forward ops that work, in program order, and the bytes of an element of each."""
-    forward = work.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED))
+    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes")
+    forward = forward.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED))
     forward = forward.with_columns(lineage.root_of(forward["call"])).drop_nulls("root")
     moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
     sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max(), moves).filter("moves")

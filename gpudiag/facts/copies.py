@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import texts
 from gpudiag.facts.attention import unfused_attention
 from gpudiag.facts.composites import composites
 from gpudiag.facts.registry import fact, require
@@ -20,7 +20,7 @@ def layout_copies(window: Window) -> pl.DataFrame:
     those that other rules claim (MEM-02 to MEM-04) do not count.
     """
     work = window.work(shapes=True)
-    copies = work.filter(pl.col("family") == "copy")
+    copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
     found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
     found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~_inside_products(window, found))
     untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
@@ -36,9 +36,8 @@ def layout_copies(window: Window) -> pl.DataFrame:
 def _inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:
     """Return which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed."""
     ops = window.analysis.trace.ops
-    above = copies.select("call").join(ops.select(pl.col("id").alias("call"), "parent"), on="call", how="left", maintain_order="left")
-    names = above.join(ops.select(pl.col("id").alias("parent"), text("name")), on="parent", how="left", maintain_order="left")
-    return pl.Series([family(name or "") in MATRIX for name in names["name"]], dtype=pl.Boolean)
+    names = texts(ops["name"].gather(ops["parent"].gather(copies["call"])))  # an op's id is its row
+    return pl.Series([family(name or "") in MATRIX for name in names], dtype=pl.Boolean)
 
 
 @fact("layout_copy_share", unit="share")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import text, texts
 from gpudiag.facts.spoken import event_words
 from gpudiag.model.finding import Where
 
@@ -40,8 +40,8 @@ def by_place(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site or event are one place,
     whatever the op.
     """
-    names = ops.select(pl.col("id").alias("op"), text("name").alias("op_name"))
-    frame = pieces.join(names, on="op", how="left", maintain_order="left").with_columns(_place("site").alias("place"))
+    names = texts(ops["name"].gather(pieces["op"])).alias("op_name")  # an op's id is its row
+    frame = pieces.select("cause", "site", "evidence", "gap", "time_ns").with_columns(names, _place("site").alias("place"))
     frame = frame.with_columns(_whole("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
     untold = pl.col("site").is_null()

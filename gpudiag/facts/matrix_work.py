@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import texts
 from gpudiag.roofline.families import MATRIX, family
 from gpudiag.trace.kernel_class import OTHER
 
@@ -33,13 +33,13 @@ def matrix_work(window: Window) -> pl.DataFrame:
     it, whenever it ran (architecture: two accounts).
     """
     kernels = window.analysis.trace.kernels
-    within = pl.col("step").is_in(window.steps["id"].implode())
-    own = kernels.filter(within & pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
+    within = pl.col("step").is_in(window.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
+    asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")  # all columns of those rows alone that do: others are many
+    own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
     counted = pl.col("matrix_flops") > 0
     guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
-    asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")  # all columns of those rows alone that do: others are many
-    found = _with_ops(window, own.select(asked)).with_row_index("row").filter(counted | (guessed & _may_be_matrix()))
-    frame = own[found["row"]].hstack(found.select("call", "op_name", "repeated", "family"))
+    found = _with_ops(window, own.select(asked)).filter(counted | (guessed & _may_be_matrix()))
+    frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
     matrix = pl.when(counted).then(pl.col("matrix_flops"))
     return frame.with_columns(
         matrix.alias("matrix"),
@@ -54,10 +54,9 @@ def known_share(work: pl.DataFrame) -> float | None:
 
 
 def _with_ops(window: Window, kernels: pl.DataFrame) -> pl.DataFrame:
-    ops = window.analysis.trace.ops.select(
-        pl.col("id").alias("call"), text("name").alias("op_name"), pl.col("recompute").fill_null(False).alias("repeated")
-    )
-    frame = kernels.with_columns(pl.coalesce("owner", "op").alias("call")).join(ops, on="call", how="left", maintain_order="left")
+    ops, frame = window.analysis.trace.ops, kernels.with_columns(pl.coalesce("owner", "op").alias("call"))
+    names, repeated = (ops[name].gather(frame["call"]) for name in ("name", "recompute"))  # an op's id is its row
+    frame = frame.with_columns(texts(names).alias("op_name"), repeated.alias("repeated"))
     families = {name: family(name) for name in frame["op_name"].drop_nulls().unique().to_list()}
     known = pl.col("op_name").replace_strict(families, default=None, return_dtype=pl.String) if families else pl.lit(None, dtype=pl.String)
     return frame.with_columns(known.alias("family"), pl.col("repeated").fill_null(False))

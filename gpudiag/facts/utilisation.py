@@ -109,8 +109,8 @@ def matrix_known_share(window: Window) -> float:
 @fact("matrix_busy_share", unit="share")
 def matrix_busy_share(window: Window) -> float:
     """Part of the time in kernels (communication and copies aside) that goes into those that do or may do matrix work."""
-    kernels = window.work().filter(pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False))
-    total = int(kernels["time_ns"].sum())
+    worked = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+    total = int(window.work().select(pl.col("time_ns").filter(worked).sum()).item())
     require(total > 0, "no kernel ran in the analysed steps")
     return min(float(window.matrix_work["busy_ns"].sum()) / total, 1.0)
 

@@ -27,6 +27,7 @@ from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_th
 from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
 from gpudiag.timeline.host_events import host_events, own_frames
 from gpudiag.timeline.representatives import representatives
+from gpudiag.trace.garbage import give_back
 
 MAX_NODES = 200_000
 """A larger step is not replayed: a report replays each step some fifty times."""
@@ -79,8 +80,10 @@ def build_all(
     if events is None:
         events = host_events(trace, own_frames(trace), host_marks, on_cpu=on_cpu)
     run = _run(trace, steps, syncs, on_cpu, causes_of(idle, events))
+    give_back()  # what was made on the way, before the graphs themselves
     built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
     graphs = tuple(graph for graph in built if graph is not None)
+    give_back()
     return graphs, _in_a_row(run, steps, graphs) if graphs else None
 
 

@@ -243,7 +243,7 @@ def chain(
         working.end,
         *(span.ravel() for span in spans),
     ]
-    edges = np.unique(np.concatenate(borders))
+    edges = intervals.distinct(np.concatenate(borders))
     start, end = edges[:-1], edges[1:]
     call, hole = _index(mine.start, mine.end, start), _index(mine.hole_start, mine.start, start)
     kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
@@ -319,7 +319,7 @@ def _with_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
 def _most(start: Ints, end: Ints, pieces: Pieces) -> Ints:
     """Return for each span (in order, apart) the op that was the innermost one for most of it; -1: no op was, or none for longer."""
     found = np.full(len(start), -1, dtype=np.int64)
-    edges = np.unique(np.concatenate((start, end, pieces.start, pieces.end)))
+    edges = intervals.distinct(np.concatenate((start, end, pieces.start, pieces.end)))
     if len(edges) < 2 or not len(start):
         return found
     left, length = edges[:-1], np.diff(edges)

@@ -52,9 +52,10 @@ class Waits(NamedTuple):
 def activity(trace: Trace) -> dict[int, Thread]:
     """Return what each thread of `trace` shows in ops and runtime calls."""
     columns = ("thread", "start_ns", "end_ns")
-    events = pl.concat([trace.ops.select(columns), trace.launches.select(columns)]).drop_nulls()
+    events = pl.concat([trace.ops.select(columns), trace.launches.select(columns)], rechunk=False)
     found = {}
-    for (thread,), rows in events.group_by("thread"):
+    for thread in events["thread"].drop_nulls().unique().sort():
+        rows = events.filter(pl.col("thread") == thread).drop_nulls()
         starts, ends = np.sort(rows["start_ns"].to_numpy()), np.sort(rows["end_ns"].to_numpy())
         found[int(thread)] = Thread(starts, ends, intervals.distinct(np.concatenate((starts, ends))))
     return found

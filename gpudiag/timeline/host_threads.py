@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.names import matches, matching, text
-from gpudiag.attribution.nesting import nest, self_spans
+from gpudiag.attribution.nesting import Nesting, Rows, nest, self_spans
 from gpudiag.attribution.recompute import autograd_nodes
 from gpudiag.attribution.sites import Frames
 from gpudiag.model.trace import Trace
@@ -29,6 +32,8 @@ CLOSE_MOST_NS = 1_000_000
 """... but never longer than this: in a millisecond a thread may as well have slept."""
 
 NOBODY = -1
+
+_NOTHING = (intervals.NONE, np.empty(0, dtype=np.int64))
 
 MAX_THREADS = 256
 """Threads that are asked one by one what they did, the busiest first: training issues from a handful, only a broken file has more."""
@@ -61,23 +66,22 @@ class Host:
         self._recorded: dict[tuple[int, ...], intervals.Spans] = {}
         self._marks = trace.marks.filter(matches("name", f"{kernel_names.LOADER_MARK}|{kernel_names.OPTIMIZER_MARK}"))
         self.ranges = _ranges(trace)
-        ops = nest(trace.ops)
-        self.op_rows, self.op_spans = self_spans(ops)
         self.frames = frames.table
-        self.leaf_rows, self.leaf_spans = self_spans(frames.nesting, within)
-        self._op_threads, self._leaf_threads = ops.thread[self.op_rows], frames.nesting.thread[self.leaf_rows]
-        self._working = ~matching(self.frames["name"], host_patterns.HANDED_OVER)
+        self._ops, self._leaves = _by_thread(nest(trace.ops)), _by_thread(frames.nesting, within)
         self.user = frames.user
         self._codes = self.frames["name"].to_physical().to_numpy()
-        self.close_ns = self._close_ns()
 
     def ops_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
         """Return (spans, op rows) of one thread: which op was the innermost, when."""
-        return _of_thread(self._op_threads, self.op_rows, self.op_spans, thread)
+        return self._ops.get(thread, _NOTHING)
 
     def leaves_of(self, thread: int) -> tuple[intervals.Spans, Ints]:
         """Return (spans, rows of frames) of one thread: which frame was the innermost, when."""
-        return _of_thread(self._leaf_threads, self.leaf_rows, self.leaf_spans, thread)
+        return self._leaves.get(thread, _NOTHING)
+
+    def forget(self) -> None:
+        """Let go of what the threads did: nothing is asked of it any more."""
+        self._ops, self._leaves, self._recorded, self.user = {}, {}, {}, self.user[:0].copy()
 
     def held_frames(self, thread: int, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Return the codes (see words) of the innermost frame and of the user's own one that hold most of each [start, end), -1: none."""
@@ -86,7 +90,7 @@ class Host:
         leaf = most_held(start, end, spans, self.codes(leaves))[0]
         return leaf, most_held(start, end, spans[user >= 0], self.codes(user[user >= 0]))[0]
 
-    def codes(self, rows: Ints) -> Ints:
+    def codes(self, rows: Rows) -> Ints:
         """Return the codes (see words) of these rows of frames."""
         found: Ints = self._codes[rows].astype(np.int64)
         return found
@@ -99,20 +103,25 @@ class Host:
     def active(self, threads: tuple[int, ...], close: int) -> intervals.Spans:
         """Return when one of `threads` was in an op, a call, a range of the user's, a frame that is no mere wait, or between close ones."""
         recorded = joined(self.recorded(threads), close)
-        framed = [intervals.union(spans[self._working[rows]]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
+        framed = [intervals.union(spans[self._working(rows)]) for spans, rows in (self.leaves_of(thread) for thread in threads)]
         ranges = intervals.of(self.ranges.filter(pl.col("thread").is_in(list(threads))))
         return intervals.union(np.concatenate([recorded, ranges, *framed]))
+
+    def _working(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of these rows of frames are no mere wait."""
+        return ~matching(self.frames["name"].gather(rows), host_patterns.HANDED_OVER)
 
     def recorded(self, threads: tuple[int, ...]) -> intervals.Spans:
         """Return the union of the ops, calls, loader and optimizer marks on `threads`."""
         if threads not in self._recorded:
-            ops = [self.ops_of(thread)[0] for thread in threads]
+            ops = [intervals.union(self.ops_of(thread)[0]) for thread in threads]  # far fewer spans: pieces of nested ops touch
             within = pl.col("thread").is_in(list(threads))
             rest = (intervals.of(self._calls.filter(within)), intervals.of(self._marks.filter(within)))
             self._recorded[threads] = intervals.union(np.concatenate([*ops, *rest]))
         return self._recorded[threads]
 
-    def _close_ns(self) -> int:
+    @cached_property
+    def close_ns(self) -> int:
         """Return how long a pause between two events may be and still count as Python at work, by the pauses of this trace."""
         spans = self.recorded(self.crew)
         pauses = spans[1:, 0] - spans[:-1, 1]
@@ -138,6 +147,10 @@ def _ranges(trace: Trace) -> pl.DataFrame:
     return found.filter(2 * length < extent)
 
 
-def _of_thread(threads: Ints, rows: Ints, spans: intervals.Spans, thread: int) -> tuple[intervals.Spans, Ints]:
-    first, last = np.searchsorted(threads, [thread, thread + 1])  # self_spans keeps threads together, in order
-    return spans[first:last], rows[first:last]
+def _by_thread(nesting: Nesting, within: intervals.Spans | None = None) -> dict[int, tuple[intervals.Spans, Ints]]:
+    """Return (spans, rows) of the pieces of each thread."""
+    rows, spans = self_spans(nesting, within)
+    threads = nesting.thread[rows]
+    begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # self_spans keeps threads together
+    pieces = itertools.pairwise([0, *begins.tolist(), len(rows)]) if len(rows) else ()
+    return {int(threads[first]): (spans[first:last], rows[first:last]) for first, last in pieces}

@@ -16,6 +16,7 @@ from gpudiag.timeline.host_events import in_ms
 from gpudiag.timeline.host_threads import NOBODY, Host
 from gpudiag.timeline.segments import most_held, outermost, rows_of
 from gpudiag.trace import kernel_names
+from gpudiag.trace.garbage import give_back
 
 Ints = npt.NDArray[np.int64]
 
@@ -43,6 +44,7 @@ def labelled(
         _from_calls(frame, trace),
     )  # fmt: skip
     frame = pl.concat([frame, *parts], how="horizontal")
+    give_back()  # the words that follow need the memory
     frame = pl.concat([frame, _from_pauses(frame, carried)], how="horizontal").with_columns(
         op=pl.coalesce("held_op", "gap_op"), on_host=pl.col("cause").is_in(ON_THE_HOST)
     )
@@ -61,8 +63,7 @@ def labelled(
 
 def _words(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
     """Return the evidence of each piece; null for unexplained."""
-    names = texts(trace.ops["name"])
-    held, following = pl.lit(names.gather(frame["held_op"])), pl.lit(names.gather(frame["gap_op"]))
+    held, following = (pl.lit(texts(trace.ops["name"].gather(frame[column]))) for column in ("held_op", "gap_op"))
     launch = pl.coalesce(
         "call_words",
         "frame_words",
@@ -139,6 +140,7 @@ def _held(frame: pl.DataFrame, host: Host) -> pl.DataFrame:
         frames = host.held_frames(number, start[rows], end[rows])
         new = (leaf[rows] < 0) | better
         leaf[rows[new]], site[rows[new]] = frames[0][new], frames[1][new]
+    host.forget()  # the words that follow need the memory
     words = host.words()
     asked = pl.DataFrame({"leaf": leaf, "user": site})
     asked = asked.join(words.select(leaf="code", frame_words="told"), on="leaf", how="left", maintain_order="left")

@@ -8,7 +8,7 @@ import polars as pl
 
 from gpudiag.attribution.names import matches, matching, text
 from gpudiag.attribution.recompute import autograd_nodes
-from gpudiag.attribution.sites import Frames
+from gpudiag.attribution.sites import Frames, at_rows
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.host_threads import main_thread, plain_frame
 from gpudiag.trace import kernel_names
@@ -37,7 +37,7 @@ def user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
     of `__next__`, or of a function that is named for it and entered once a step before the forward pass.
     """
     main = main_thread(trace)
-    own = np.flatnonzero((frames.table["thread"] == main).fill_null(False).to_numpy())
+    own = (frames.table["thread"] == main).fill_null(False).to_numpy()
     moments = _moments(trace, main)
     if len(moments) < MIN_STEPS or not matching(frames.table["name"], f"{_NEXT}|{_WORDS}")[own].any():
         return _events(frames.table.clear())
@@ -68,13 +68,13 @@ def _moments(trace: Trace, main: int) -> Ints:
     return np.unique(stepped.to_numpy())
 
 
-def _called_by_loop(frames: Frames, own: Ints, moments: Ints) -> Ints:
-    """Return those rows of `own` that are the user's and stand right below the loop: the user's innermost frame around most moments."""
-    mine = own[frames.user[own] == own]
+def _called_by_loop(frames: Frames, own: Mask, moments: Ints) -> Ints:
+    """Return those frames of `own` that are the user's and stand below the loop: the user's innermost frame around most moments."""
+    mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
     start, end = (frames.table[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
     around = np.searchsorted(moments, end) - np.searchsorted(moments, start)
     loops = mine[around > MIN_SHARE * len(moments)]
-    above = np.append(frames.user, -1)[frames.nesting.parent[mine]]
+    above = at_rows(frames.user, frames.nesting.parent[mine].astype(np.int64))
     found: Ints = mine[above == loops[-1]] if len(loops) else loops
     return found
 
