@@ -7,7 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from realtraces import SHARED
+
+# how long an example takes on a machine that does other work as well says nothing about the code: speed is measured by benchmarks
+settings.register_profile("gpudiag", deadline=None)
+settings.load_profile("gpudiag")
 
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     # each worker of xdist has a core: threads that wait for each other on a core that others use take many times as long
