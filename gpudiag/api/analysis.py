@@ -36,7 +36,7 @@ from gpudiag.roofline.list_types import with_list_types
 from gpudiag.roofline.named_types import with_named_types
 from gpudiag.roofline.oprows import op_rows
 from gpudiag.roofline.over_roof import over_roof_warnings
-from gpudiag.roofline.owners import find_owners
+from gpudiag.roofline.owners import Owners, find_owners
 from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
 from gpudiag.timeline.history import SETTLED_AFTER
@@ -71,8 +71,7 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
     trace, captures = with_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
     trace, types = with_named_types(trace)
-    owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
-    owners = without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
+    owners = _owners(trace, chosen, on_cpu)
     trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
@@ -132,6 +131,12 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         ),
     )
     return analysis, sites
+
+
+def _owners(trace: Trace, chosen: Input, on_cpu: bool) -> Owners:
+    """Return which op owns the cost of each kernel, and what the ops cost."""
+    owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
+    return without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
 
 
 def _check_recorded(trace: Trace) -> None:
