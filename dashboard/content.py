@@ -10,7 +10,7 @@ from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
 from gpudiag_dashboard import parts
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.page import ADDRESS
+from gpudiag_dashboard.page import ADDRESS, GO
 from gpudiag_dashboard.view import View
 
 from gpudiag.errors import GpudiagError
@@ -23,6 +23,8 @@ class ContentPage(ABC):
     title: str
     needs_bundle = True
     needs_analysis = True
+    figure = ""
+    """Id of the figure on which a click leads on (see `target`); '' where none does."""
 
     @property
     def place(self) -> str:
@@ -34,7 +36,7 @@ class ContentPage(ABC):
         return parts.loading(html.Div(id=self.place, className="content"))
 
     def register(self, app: dash.Dash, library: Library) -> None:
-        """Fill the place, and again whenever the query changes."""
+        """Fill the place, and again whenever the query changes; follow clicks on the figure."""
 
         @app.callback(Output(self.place, "children"), Input(ADDRESS, "search"), State(ADDRESS, "pathname"))
         def fill(search: str | None, pathname: str | None) -> Any:
@@ -45,6 +47,24 @@ class ContentPage(ABC):
                 return self.content(view, library)
             except GpudiagError as error:
                 return parts.error(error.message, error.hint or "")
+
+        if self.figure:
+            self._follow(app, library)
+
+    def _follow(self, app: dash.Dash, library: Library) -> None:
+        @app.callback(
+            Output(GO, "href", allow_duplicate=True), Input(self.figure, "clickData"), State(ADDRESS, "pathname"),
+            State(ADDRESS, "search"), prevent_initial_call=True,
+        )  # fmt: skip
+        def clicked(click: Any, pathname: str | None, search: str | None) -> object:
+            view = View.parse(pathname, search)
+            if view.bundle is None or view.page != self.path:
+                return no_update
+            return self.target(click, view, library) or no_update
+
+    def target(self, click: Any, view: View, library: Library) -> str | None:
+        """Return the address to which a click on the figure leads; None: nowhere."""
+        return None
 
     @abstractmethod
     def content(self, view: View, library: Library) -> list[Component]:

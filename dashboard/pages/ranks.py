@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash
-from dash import Input, Output, State, html, no_update
+from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import parts
 from gpudiag_dashboard.content import ContentPage
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.page import ADDRESS, GO
 from gpudiag_dashboard.view import View
 
 from gpudiag.model.job import Job, MessageRow, RankRow
@@ -35,21 +33,12 @@ class Ranks(ContentPage):
     """The job of a recording. Query: sort (a column of the ranks), sheet."""
 
     path, title = "/ranks", "Ranks"
+    figure = GRAPH
 
-    def register(self, app: dash.Dash, library: Library) -> None:
-        """Register the page, and the way from a bar to the report on its rank."""
-        super().register(app, library)
-
-        @app.callback(
-            Output(GO, "href", allow_duplicate=True), Input(GRAPH, "clickData"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
-            prevent_initial_call=True,
-        )  # fmt: skip
-        def clicked(click: Any, pathname: str | None, search: str | None) -> object:
-            view = View.parse(pathname, search)
-            if view.bundle is None or view.page != self.path:
-                return no_update
-            rank = _clicked(click, library.report(view.bundle).data)
-            return no_update if rank is None else _of_rank(view, rank)
+    def target(self, click: Any, view: View, library: Library) -> str | None:
+        """Return the address of the report on the rank of a bar."""
+        rank = _clicked(click, library.report(view.bundle or "").data)
+        return None if rank is None else _of_rank(view, rank)
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the comparison of the ranks, whichever rank the other pages look at."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash
-from dash import Input, Output, State, html, no_update
+from dash import html
 from dash.development.base_component import Component
 from gpudiag_dashboard import parts
 from gpudiag_dashboard.content import ContentPage
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.page import ADDRESS, GO
 from gpudiag_dashboard.view import View
 
 from gpudiag.model.report import OpRow, ReportData
@@ -27,21 +25,12 @@ class Roofline(ContentPage):
     """The roofline of a recording. Query: op (its points stand out, the others fade)."""
 
     path, title = "/roofline", "Roofline"
+    figure = GRAPH
 
-    def register(self, app: dash.Dash, library: Library) -> None:
-        """Register the figure, and the way from a point to its op."""
-        super().register(app, library)
-
-        @app.callback(
-            Output(GO, "href", allow_duplicate=True), Input(GRAPH, "clickData"), State(ADDRESS, "pathname"), State(ADDRESS, "search"),
-            prevent_initial_call=True,
-        )  # fmt: skip
-        def clicked(click: Any, pathname: str | None, search: str | None) -> object:
-            view = View.parse(pathname, search)
-            if view.bundle is None or view.page != self.path:
-                return no_update
-            row = _clicked(click, library.report(view.bundle, view.rank).data)
-            return no_update if row is None else view.href("/ops", op=row.name)
+    def target(self, click: Any, view: View, library: Library) -> str | None:
+        """Return the address of the op of a point."""
+        row = _clicked(click, library.report(view.bundle or "", view.rank).data)
+        return None if row is None else view.href("/ops", op=row.name)
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the figure with what it leaves out, and the ops from which there is most to gain."""
