@@ -10,35 +10,12 @@ from pathlib import Path
 import pytest
 from fuzz.documents import SHAPES
 from fuzz.mutations import break_bytes, break_structure
+from fuzz.survival import survives
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpudiag import api
-from gpudiag.errors import GpudiagError
-from gpudiag.model.report import from_json
-
 TEST = settings(max_examples=10, deadline=5000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEEDS = st.integers(0, 2**32)
-
-
-def survives(path: Path) -> bool:
-    """Return whether `path` gave a report (which is checked) and no error; any other exception is the caller's failure."""
-    message = ""
-    try:
-        report = api.diagnose(str(path))
-    except GpudiagError as error:
-        message = str(error)
-    if message:
-        assert "\n" not in message
-        return False
-    report.data.breakdown.validate()
-    assert report.data.steps.wall_ns == report.data.breakdown.wall_ns >= 0
-    assert [outcome for outcome in report.data.rules if outcome.status == "error"] == []
-    assert [warning for warning in report.data.trust.warnings if "bug of gpudiag" in warning] == []
-    assert report.text(width=40)
-    assert report.markdown()
-    assert from_json(report.json()) == report.data
-    return True
 
 
 @pytest.mark.parametrize("shape", SHAPES)

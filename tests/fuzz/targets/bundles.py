@@ -1,0 +1,79 @@
+"""Files of a bundle, and what ranks send: manifests, Parquet segments, results, summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+from fuzz.targets.places import written
+from fuzz.targets.target import Target, refused
+from plantedjobs import summary
+
+from gpudiag.capture import parquet
+from gpudiag.capture.bundle import read_manifest
+from gpudiag.capture.recording import encode_manifest
+from gpudiag.capture.segment import NotASegmentError, decode
+from gpudiag.job import wire
+from gpudiag.model import tables
+from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo, Window
+
+STEPS = tables.schema("step_records")
+
+
+def manifest(data: bytes) -> None:
+    """The manifest of a bundle."""
+    path = written("manifest.json", data)
+    refused(lambda: read_manifest(path))
+
+
+def segment(data: bytes) -> None:
+    """A segment of step records: a table, or one error."""
+    refused(lambda: decode(data), NotASegmentError)
+
+
+def rank(data: bytes) -> None:
+    """The summary of a rank."""
+    refused(lambda: wire.decode(data))
+
+
+def _manifests() -> Iterator[bytes]:
+    yield encode_manifest(Manifest())
+    window = Window(0, 0, "timing", "trace/rank0-w0.json.gz", 7, 4, True, False)
+    yield encode_manifest(
+        Manifest(
+            machine=Machine(cpu="Some CPU"),
+            windows=(window,),
+            telemetry=TelemetryInfo(source="nvml", interval_ns=10**8, samples=3),
+            command=("train.py", "-x"),
+            steps=20,
+        )
+    )
+
+
+def _segments() -> Iterator[bytes]:
+    rows: dict[str, list[int | float | str | None]] = {
+        "step": [0, 1], "start_unix_ns": [10, 20], "wall_ns": [10, 10], "window": ["plain", "timing"],
+    }  # fmt: skip
+    yield parquet.encode("step_records", {name: rows.get(name, [None, None]) for name in STEPS})
+    for compression in ("uncompressed", "zstd", "snappy"):
+        path = written("seed.parquet", b"")
+        pl.DataFrame({name: rows[name] for name in rows}).write_parquet(path, compression=compression)  # type: ignore[arg-type]
+        yield path.read_bytes()
+
+
+def _ranks() -> Iterator[bytes]:
+    yield wire.encode(summary(3, steps=[]))
+
+
+TARGETS = (
+    Target(
+        "manifest",
+        manifest,
+        _manifests,
+        ("gpudiag.capture.bundle",),
+        ('"bundle_version": ', '"windows": [', '"peaks": {', "9" * 25, "1e999", "\\ud800"),
+        3000,
+    ),
+    Target("segment", segment, _segments, ("gpudiag.capture.segment",), ("PAR1",), 3000),
+    Target("rank", rank, _ranks, ("gpudiag.job.wire",), ("ARROW1",), 6000),
+)

@@ -1,0 +1,130 @@
+"""What users write: gpudiag.toml, files of gates, `--set NAME=VALUE`, URLs and names of files."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+from fuzz.targets.target import Target, refused, text_of
+
+from gpudiag.api.estimate import estimate_transformer
+from gpudiag.api.remote import is_pattern, listed
+from gpudiag.cli.config import read
+from gpudiag.diagnosis import gates_file
+from gpudiag.diagnosis.config import apply, notes
+from gpudiag.diagnosis.loader import read_rules
+from gpudiag.diagnosis.rule import RuleBase
+from gpudiag.timeline.whatif import registry
+from gpudiag.trace.folder import ranks_by_name, traces_among
+
+CONFIG = b'rules = ["mine"]\ndisable = ["OVH-01"]\ncache = false\n[thresholds."SYN-01"]\nmin_share = 0.2\n'
+GATES = b"""[step_median_ms]
+max = 12.0
+tolerance_share = 0.03
+[mfu_share]
+min = 0.4
+required = false
+[findings]
+fail_at = "critical"
+new_at = "warning"
+forbid = ["SYN-01"]
+allow = ["OVH-01"]
+"""
+SETTINGS = (
+    b"launch=0",
+    b"kernel:gemm=0.5",
+    b"roof=0.8\nsync=train.py:42",
+    b"host=0.5\nbatch=2",
+    b"copies=overlapped",
+    b"fused",
+    b"loader=0\ngc=0",
+)
+SIZES = (b"batch=100,layers=3", b"zero-stage=2\nhidden=4096", b"precision=bf16", b"seq = 1e3")
+NAMES = (
+    b"memory://a/rank0.json.gz",
+    b"memory://a/*.json",
+    b"memory://x[0-9]/?.json::zip://y",
+    b"s3://bucket/rank_1.json",
+    b"rank10.json\nrank2.json\nworker-3.json.zst",
+)
+
+
+@functools.cache
+def _rules() -> RuleBase:
+    return read_rules()
+
+
+def config(data: bytes) -> None:
+    """TOML as gpudiag.toml, then as pyproject.toml; what it says is laid over the rules."""
+    text = data.decode("utf-8", "replace")
+    for name in ("gpudiag.toml", "pyproject.toml"):
+        refused(lambda name=name: notes(apply(_rules(), read(Path(name), text)).judged))  # type: ignore[misc]
+
+
+def gates(data: bytes) -> None:
+    """TOML as a file of gates."""
+    refused(lambda: gates_file.parse("gates.toml", data.decode("utf-8", "replace"), ("SYN-01", "OVH-01")))
+
+
+def settings(data: bytes) -> None:
+    """Each line as `--set` of what-ifs, and all of them."""
+    lines = text_of(data).split("\n")
+    for line in lines:
+        refused(lambda line=line: registry.parse([line]))  # type: ignore[misc]
+    refused(lambda: registry.parse(lines))
+
+
+def sizes(data: bytes) -> None:
+    """Each line as `--set` of `gpudiag memory --estimate`."""
+    refused(lambda: estimate_transformer(settings=text_of(data).split("\n")))
+
+
+def names(data: bytes) -> None:
+    """Lines as the names in a folder; the first one as a URL in memory (no other file system: those are not ours to knock at)."""
+    lines = text_of(data).split("\n")
+    assert len(ranks_by_name(lines)[0]) == len(lines)
+    assert set(traces_among(lines)) <= set(lines)
+    is_pattern(lines[0])
+    refused(lambda: listed("memory://" + lines[0].rpartition("://")[2]))
+
+
+def _once(*seeds: bytes) -> Iterator[bytes]:
+    yield from seeds
+
+
+TARGETS = (
+    Target(
+        "config",
+        config,
+        lambda: _once(CONFIG, b"[tool.gpudiag]\n" + CONFIG),
+        ("gpudiag.cli.config", "gpudiag.diagnosis.config"),
+        ("[tool.gpudiag]\n", "[thresholds.", "inf", "nan", "1979-05-27", '"""', "9" * 400, "1e999"),
+        600,
+    ),
+    Target(
+        "gates",
+        gates,
+        lambda: _once(GATES),
+        ("gpudiag.diagnosis.gates_file", "gpudiag.diagnosis.config"),
+        ("[findings]\n", "max = ", "inf", "nan", "9" * 400, "1e999", "[[", "{", "'''"),
+        400,
+    ),
+    Target("settings", settings, lambda: _once(*SETTINGS), ("gpudiag.timeline.whatif",), ("=", ":", *registry.BY_NAME), 100),
+    Target(
+        "sizes",
+        sizes,
+        lambda: _once(*SIZES),
+        ("gpudiag.api.estimate", "gpudiag.roofline.transformer"),
+        ("=", ",", "batch", "layers", "hidden", "9" * 400),
+        500,
+    ),
+    Target(
+        "names",
+        names,
+        lambda: _once(*NAMES),
+        ("gpudiag.api.remote", "gpudiag.trace.folder"),
+        ("rank", "worker", ".json", ".gz", "::", "://", "*", "[", "?", "²", "٣"),
+        120,
+    ),
+)

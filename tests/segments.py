@@ -1,0 +1,13 @@
+"""Tables as segments of a bundle, as a recording writes them."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.capture.parquet import encode
+from gpudiag.model import tables
+
+
+def segment(table: str, frame: pl.DataFrame) -> bytes:
+    """Return `frame` as a segment of `table`; columns that it lacks are null."""
+    return encode(table, {name: frame[name].to_list() if name in frame.columns else [None] * frame.height for name in tables.schema(table)})
