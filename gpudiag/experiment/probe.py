@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.experiment import gpustate, runner, sandbox
+from gpudiag.experiment import busy, gpustate, runner, sandbox
 from gpudiag.experiment.arm import LiveArm
 from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.pairs import MANY_FAULTS, Run
@@ -44,7 +44,7 @@ def probe(
     design, tell = design or Design(), progress or (lambda _: None)
     tell("one run of the program as it is")
     cwd = arm.cwd or Path.cwd()
-    before = written(cwd)
+    before, others = written(cwd), busy.note()
     baseline = _one_run(arm, design)
     changed = [name for name, state in sorted(written(cwd).items()) if before.get(name) != state]
     noise, notes = _noise(arm, design, pairs, tell, on_pair)
@@ -53,7 +53,7 @@ def probe(
         command=arm.command,
         side_effects=(*baseline.side_effects, *_named(changed)),
         noise_share=noise,
-        notes=(*baseline.notes, *notes),
+        notes=(*baseline.notes, *([others] if others else []), *notes),
     )
 
 
