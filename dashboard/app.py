@@ -15,6 +15,7 @@ from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS, GO
 from gpudiag_dashboard.pages import PAGES
 
+from gpudiag.errors import GpudiagError
 from gpudiag.report.html.templating import asset
 
 _log = logging.getLogger("gpudiag.dashboard")
@@ -90,8 +91,9 @@ def _frame() -> Component:
 
 
 def _failed(error: Exception) -> None:
-    """Say that a callback failed, in one line on the page; the log has where."""
-    _log.error("a callback failed", exc_info=error)
+    """Say that a callback failed, in one line on the page; where it is no fault of what was asked for, the log has where."""
+    if not isinstance(error, GpudiagError):
+        _log.error("a callback failed", exc_info=error)
     dash.set_props(routing.ALERT, {"children": routing.failure(error)})
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Literal, Protocol
 
 import msgspec
+from gpudiag_dashboard import orphans
 
 from gpudiag.errors import UsageError
 
@@ -69,7 +70,9 @@ Popen = Callable[[Sequence[str], IO[bytes]], Process]
 
 def spawn(argv: Sequence[str], log: IO[bytes]) -> Process:
     """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
-    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)  # noqa: S603 - a list, made by starting.argv
+    return subprocess.Popen(  # noqa: S603 - a list, made by starting.argv
+        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=orphans.environment()
+    )
 
 
 class Jobs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +19,12 @@ from gpudiag.errors import GpudiagError, InputError, nearest
 
 MOST_OPEN = 4
 """Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""
+
+MOST_WAITING = 64
+"""Analyses that run or wait for their turn: each is a thread."""
+
+WAIT_S = 120.0
+"""How long a request waits for an analysis: the frame asks for a page's content once it is done, so only then when it was forgotten."""
 
 LISTING_S = 1.0
 """A listing is used again for this long: several pages and callbacks ask at once."""
@@ -96,7 +104,8 @@ class Library:
     def path(self, name: str) -> Path:
         """Return where a recording lies: always inside the folder. Raises InputError where the folder holds none of this name."""
         path = (self.folder / self.entry(name).name).resolve()
-        if not path.is_relative_to(self.folder):  # a link put there since the listing
+        # put there since the listing, or part of a bundle that somebody else has made
+        if not all(one.resolve().is_relative_to(self.folder) for one in (path, *_linked_folders(path))):
             raise InputError(f"{name!r} leads out of the folder", "links are not followed")
         return path
 
@@ -114,10 +123,11 @@ class Library:
     def opened(self, name: str, rank: int | None = None) -> Opened:
         """Return a recording with its report and tables (`rank` as in `progress`); waits for the analysis where it is not there yet.
 
-        Raises InputError where the folder holds no such recording, or where it cannot be read.
+        Raises InputError where the folder holds no such recording, where it cannot be read, or where that takes longer than WAIT_S.
         """
         work = self._work(name, rank, fresh=False)
-        work.done.wait()
+        if not work.done.wait(WAIT_S):
+            raise InputError(f"{name} is still being analysed", "load the page again")
         if work.error is not None:
             raise work.error
         assert work.found is not None  # noqa: S101 the one or the other is set when it is done
@@ -136,18 +146,43 @@ class Library:
             with self._lock:
                 if key in self._open:
                     self._open.move_to_end(key)
+                    self._forget()
                     return self._open[key]
         path = self.path(name)
         version = _version(path)
         with self._lock:
             work = self._open.get(key)
             if work is None or (work.done.is_set() and work.version != version):
+                self._refuse_crowds()
                 work = self._open[key] = _Work(name, rank, path, version)
                 threading.Thread(target=work.run, args=(self._turn,), name="gpudiag-open", daemon=True).start()
             self._open.move_to_end(key)
-            while len(self._open) > MOST_OPEN:
-                self._open.popitem(last=False)
+            self._forget()
             return work
+
+    def _refuse_crowds(self) -> None:
+        """Raise InputError where too many analyses wait already; with the lock held."""
+        if sum(not work.done.is_set() for work in self._open.values()) >= MOST_WAITING:
+            raise InputError(f"{MOST_WAITING} analyses wait for their turn already", "try again when some of them have ended")
+
+    def _forget(self) -> None:
+        """Let go of what was looked at longest ago, with the lock held. What still runs stays: else all that ask would begin it again."""
+        done = [key for key, work in self._open.items() if work.done.is_set()]
+        for key in done[:-MOST_OPEN]:
+            del self._open[key]
+
+
+def _linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
+    """Yield the links to folders in a bundle and in its folders (trace, steps/rank0); readers pass over links to files by themselves."""
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                if entry.is_symlink():
+                    yield from [Path(entry.path)] if entry.is_dir() else []
+                elif depth and entry.is_dir():
+                    yield from _linked_folders(Path(entry.path), depth - 1)
+    except OSError:  # a file, or gone: its reader says so
+        return
 
 
 def _version(path: Path) -> Version:

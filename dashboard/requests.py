@@ -7,9 +7,13 @@ from typing import Any
 
 import dash
 import flask
+from dash.exceptions import DependencyException, InvalidResourceError
 from werkzeug.exceptions import HTTPException
 
 CALLBACKS = "/_dash-update-component"
+
+_NO_SUCH_FILE = (DependencyException, InvalidResourceError)
+"""What Dash raises where somebody asks for a script that belongs to no component."""
 
 _log = logging.getLogger("gpudiag.dashboard")
 
@@ -28,6 +32,8 @@ def protect(server: flask.Flask, app: dash.Dash) -> None:
     def failed(error: Exception) -> flask.Response:
         if isinstance(error, HTTPException) and error.code is not None:
             return flask.Response(f"gpudiag: {error.name}\n", error.code, mimetype="text/plain")
+        if isinstance(error, _NO_SUCH_FILE):
+            return flask.Response("gpudiag: Not Found\n", 404, mimetype="text/plain")
         _log.error("a request failed: %s %s", flask.request.method, flask.request.path, exc_info=error)
         return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
 
@@ -51,7 +57,7 @@ def _fault(body: Any, app: dash.Dash) -> str | None:
         given = body.get(part, [])
         if not isinstance(given, list) or len(given) != len(wanted[part]) or not all(map(_fits, given, wanted[part])):
             return f"the {part} are not those of that callback"
-    if not _are_outputs(body.get("outputs")) or not _are_texts(body.get("changedPropIds", [])):
+    if not _are_outputs(body.get("outputs"), body["output"]) or not _are_texts(body.get("changedPropIds", [])):
         return "the outputs or changed properties are malformed"
     return None
 
@@ -69,9 +75,17 @@ def _is_place(item: Any) -> bool:
     return isinstance(item, dict) and isinstance(item.get("id"), str | dict) and isinstance(item.get("property"), str)
 
 
-def _are_outputs(outputs: Any) -> bool:
-    listed = outputs if isinstance(outputs, list) else [outputs]
-    return all(_is_place(item) for several in listed for item in (several if isinstance(several, list) else [several]))
+def _are_outputs(outputs: Any, key: str) -> bool:
+    """Return whether these are the outputs of the callback of this name: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one."""
+    several = key.startswith("..")
+    if several != isinstance(outputs, list):
+        return False
+    given, wanted = (outputs, key[2:-2].split("...")) if several else ([outputs], [key])
+    return all(map(_is_place, given)) and [_bare(f"{one['id']}.{one['property']}") for one in given] == list(map(_bare, wanted))
+
+
+def _bare(name: str) -> str:
+    return name.partition("@")[0]
 
 
 def _are_texts(texts: Any) -> bool:

@@ -33,7 +33,8 @@ def register(app: dash.Dash, library: Library) -> None:
         Output(MAIN, "children"), Output(HEAD, "children"), Output(POLL, "disabled"), Output(SHOWN, "data"), Output(ALERT, "children"),
         Input(ADDRESS, "pathname"), Input(ADDRESS, "search"), Input(POLL, "n_intervals"), State(SHOWN, "data"),
     )  # fmt: skip
-    def route(pathname: str | None, search: str | None, _: int | None, shown: dict[str, Any] | None) -> tuple[Any, ...]:
+    def route(pathname: str | None, search: str | None, _: int | None, told_before: Any) -> tuple[Any, ...]:
+        shown = told_before if isinstance(told_before, dict) else None
         view = View.parse(pathname, search)
         page = next((page for page in PAGES if page.path == view.page), None)
         key = [view.page, view.bundle, view.other, view.rank]

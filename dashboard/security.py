@@ -2,8 +2,9 @@
 
 A page of another origin in the same browser must not read recordings or start anything: the Host header must name this server (a DNS
 name that an attacker points at 127.0.0.1 does not), and whatever changes or computes comes by POST from this origin alone (Origin and
-Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata/). The token of this start is needed for any address other than loopback, and also on
-loopback by what starts or stops a program: other users of the machine reach that address too.
+Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata/). Another site may link to a page, but load nothing from here, not even to see that
+something answers. The token of this start is needed for any address other than loopback, and also on loopback by what starts or stops a
+program: other users of the machine reach that address too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import flask
 from werkzeug.wrappers import Response
 
 COOKIE = "gpudiag_token"
-"""Cookies know no ports: of two dashboards on one host, the one that was opened first asks for its token again."""
+"""Cookies know no ports, so the port stands in the name (`cookie_name`): two dashboards on one host keep their tokens apart."""
 
 PARAMETER = "token"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -44,7 +45,7 @@ class Guard:
         """Return (status, reason) where a request is refused, None where it may pass."""
         if not self._knows_host(request.host):
             return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
-        if request.method not in {"GET", "HEAD", "OPTIONS"} and not _same_origin(request):
+        if not (_same_origin(request) if request.method not in {"GET", "HEAD", "OPTIONS"} else _loads_itself(request)):
             return 403, "requests from other pages are refused"
         if self.everywhere and not self.has_token(request):
             return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
@@ -56,13 +57,25 @@ class Guard:
 
     def has_token(self, request: flask.Request) -> bool:
         """Return whether the request carries the token of this start, by its cookie or in its address."""
-        given = (request.cookies.get(COOKIE, ""), request.args.get(PARAMETER, ""))
+        given = (request.cookies.get(cookie_name(request.host), ""), request.args.get(PARAMETER, ""))
         return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
 
 
 def new_token() -> str:
     """Return a token that nobody guesses: 256 bits."""
     return secrets.token_urlsafe(32)
+
+
+def cookie_name(host: str) -> str:
+    """Return the name of the cookie that holds the token, from a Host header: with the port that the browser sees.
+
+    Behind an SSH tunnel that is another than ours, and tunnels to two machines lead to the same port of both.
+    """
+    try:
+        port = urlsplit(f"//{host}").port
+    except ValueError:
+        port = None
+    return f"{COOKIE}_{port or 80}"
 
 
 def run_refusal() -> str | None:
@@ -114,7 +127,7 @@ def _with_cookie(guard: Guard) -> Response:
     path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
     target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
     answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
-    answer.set_cookie(COOKIE, guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
+    answer.set_cookie(cookie_name(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
     return answer
 
 
@@ -139,3 +152,13 @@ def _same_origin(request: flask.Request) -> bool:
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
     origin = request.headers.get("Origin", "")
     return site == "same-origin" and bool(origin) and urlsplit(origin).netloc.lower() == request.host.lower()
+
+
+def _loads_itself(request: flask.Request) -> bool:
+    """Return whether what is loaded is asked for by a page of this server or by a person: an address typed in, or a link elsewhere.
+
+    Browsers of before 2023 do not tell; what is read by GET is no recording, and no other origin is let read it.
+    """
+    if request.headers.get("Sec-Fetch-Site", "none") in {"same-origin", "none"}:
+        return True
+    return (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")

@@ -28,12 +28,13 @@ class View(msgspec.Struct, frozen=True):
     """State of the page, such as {'sort': 'calls'}, and the rank; without the names of recordings."""
 
     @classmethod
-    def parse(cls, pathname: str | None, search: str | None) -> View:
-        """Return what an address means; what is too long or too much is left out."""
-        given = parse_qsl((search or "").removeprefix("?")[: MOST_KEYS * MOST_CHARACTERS], max_num_fields=None)
+    def parse(cls, pathname: object, search: object) -> View:
+        """Return what an address means; what is too long or too much, or no text, is left out: any program may send a request."""
+        pathname, search = (text if isinstance(text, str) else "" for text in (pathname, search))
+        given = parse_qsl(search.removeprefix("?")[: MOST_KEYS * MOST_CHARACTERS], max_num_fields=None)
         query = {key: value for key, value in given[:MOST_KEYS] if len(key) + len(value) <= MOST_CHARACTERS}
         bundle, other = query.pop(BUNDLE, None), query.pop(OTHER, None)
-        page = "/" + (pathname or "").strip("/")[:MOST_CHARACTERS]
+        page = "/" + pathname.strip("/")[:MOST_CHARACTERS]
         return cls(page, bundle, other, query)
 
     def href(self, page: str | None = None, **query: str | int | None) -> str:

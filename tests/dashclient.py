@@ -143,7 +143,7 @@ def small_bundle(folder: Path, *, finished: bool = True, trace: bool = True) -> 
     import msgspec
 
     from gpudiag.model.bundle import Manifest, Window
-    from gpudiag.model.trace import ObservedDevice
+    from gpudiag.model.hardware import ObservedDevice
 
     (folder / "trace").mkdir(parents=True)
     windows = ()

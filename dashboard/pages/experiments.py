@@ -9,7 +9,7 @@ from typing import Any
 import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
-from gpudiag_dashboard import experiment_parts, jobs, parts, starting
+from gpudiag_dashboard import experiment_parts, jobs, orphans, parts, starting
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.page import ADDRESS
 from gpudiag_dashboard.recordings import Recordings
@@ -153,6 +153,7 @@ class Experiments:
 def started(library: Library, running: jobs.Jobs, view: View, digest: str | None) -> float:
     """Return when the experiment was started that the view names. Raises GpudiagError where nothing was: see starting.checked."""
     made = starting.checked(library, view.bundle or "", view.query.get("fix", ""), digest or "")
+    orphans.refuse()
     job = running.start(made.argv, bundle=view.bundle or "", fix=str(made.offer.call), shown=made.shown)
     return job.started_unix
 

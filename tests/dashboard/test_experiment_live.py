@@ -39,7 +39,7 @@ while True:
         optimizer.step()
 """
 LIMIT_S = 240
-COOKIE = {"Cookie": "gpudiag_token=of-this-test"}
+COOKIE = {"Cookie": "gpudiag_token_8050=of-this-test"}
 VIEW = {"address.search": "?bundle=run&fix=fused-optimizer", "address.pathname": "/experiments"}
 
 

@@ -15,6 +15,7 @@ from dashclient import small_bundle, small_trace
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import library as module
 from gpudiag_dashboard.library import Library
+from segments import segment
 
 from gpudiag.api import growing, listing
 from gpudiag.errors import GpudiagError, InputError
@@ -55,7 +56,7 @@ def test_a_run_that_still_records_is_live_and_its_steps_are_counted(tmp_path: Pa
     folder = small_bundle(tmp_path / "one", finished=False, trace=False)
     rows = tables.empty("step_records").clear(7)
     (folder / "steps" / "rank0").mkdir(parents=True)
-    rows.write_parquet(folder / "steps" / "rank0" / "000000.parquet")
+    (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", rows))
     (folder / "steps" / "rank0" / "000001.parquet").write_bytes(b"PAR1 cut off")
     entry = fresh(tmp_path)["one"]
     assert (entry.status, entry.steps, entry.note) == ("live", 50, "")  # the manifest knew of more than these 7
@@ -198,3 +199,54 @@ def test_few_are_kept_open(tmp_path: Path) -> None:
     opened = [found.opened(f"trace-{chr(97 + number)}.json") for number in range(module.MOST_OPEN + 1)]
     assert found.opened(f"trace-{chr(97 + module.MOST_OPEN)}.json") is opened[-1]
     assert found.opened("trace-a.json") is not opened[0]
+
+
+def test_what_still_runs_is_not_begun_again_however_many_others_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"trace-{chr(97 + number)}.json" for number in range(3 * module.MOST_OPEN)]
+    for name in names:
+        small_trace(tmp_path / name)
+    begun, gate = [], threading.Event()
+
+    def slow(path: str, **_: Any) -> str:
+        begun.append(Path(path).name)
+        gate.wait(20)
+        return "opened"
+
+    monkeypatch.setattr(module, "open_recording", slow)
+    found = Library(tmp_path)
+    for _ in range(2):  # each page asks again and again how far it is
+        assert {found.progress(name).state for name in names} == {"running"}
+    monkeypatch.setattr(module, "MOST_WAITING", len(names))
+    small_trace(tmp_path / "one-more.json")
+    found._listing = (float("-inf"), ())
+    with pytest.raises(InputError, match=f"{len(names)} analyses wait"):
+        found.progress("one-more.json")
+    gate.set()
+    running = [thread for thread in threading.enumerate() if thread.name == "gpudiag-open"]
+    for thread in running:
+        thread.join(20)
+    assert sorted(begun) == names
+
+
+def test_a_request_does_not_wait_for_an_analysis_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_trace(tmp_path / "trace.json")
+    gate = threading.Event()
+    monkeypatch.setattr(module, "open_recording", lambda *_, **__: gate.wait(20))
+    monkeypatch.setattr(module, "WAIT_S", 0.01)
+    with pytest.raises(InputError, match="still being analysed"):
+        Library(tmp_path).opened("trace.json")
+    gate.set()
+
+
+@pytest.mark.parametrize("place", ["trace", "experiments", "steps/rank0"])
+def test_a_folder_of_a_bundle_that_is_a_link_out_of_the_library_is_not_followed(tmp_path: Path, place: str) -> None:
+    bundle, outside = small_bundle(tmp_path / "runs" / "one"), tmp_path / "outside"
+    link = bundle / place
+    link.parent.mkdir(exist_ok=True)
+    outside.mkdir()
+    if link.exists():
+        link.rename(outside / "moved")
+    link.symlink_to(outside)
+    with pytest.raises(InputError, match="leads out of the folder"):
+        Library(tmp_path / "runs").progress("one")
+    assert Library(tmp_path).path("runs/one") == bundle  # of a library that holds both it leads nowhere else

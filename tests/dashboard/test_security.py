@@ -16,6 +16,7 @@ from gpudiag_dashboard import security, server
 from gpudiag_dashboard.app import create_app
 
 TOKEN = "the-token-of-this-start"  # noqa: S105 of no server
+COOKIE = security.cookie_name(HOST)
 BUNDLES = {"bundles-clock.n_intervals": 0}
 
 
@@ -84,14 +85,46 @@ def test_an_old_browser_without_fetch_metadata_is_known_by_its_origin(local: Any
     assert asked(local, Sec_Fetch_Site=None) == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_may_link_to_a_page_and_load_nothing(local: Any, site: str) -> None:
+    def got(path: str, **kind: str) -> int:
+        headers = {"Host": HOST, "Sec-Fetch-Site": site, **{f"Sec-Fetch-{name.title()}": value for name, value in kind.items()}}
+        return Client(local, headers).get(path).status_code
+
+    assert got("/overview?bundle=x", mode="navigate", dest="document") == 200
+    assert got("/", mode="navigate", dest="iframe") == 403
+    for path in ("/_dash-layout", "/_favicon.ico", "/report.css", "/assets/gpudiag.js"):
+        assert [got(path, mode="no-cors", dest="script"), got(path, mode="cors", dest="empty"), got(path)] == [403, 403, 403], path
+
+
+def test_two_dashboards_on_one_host_keep_their_tokens_apart(folder: Path) -> None:
+    """Cookies know no ports: a browser sends both to both."""
+    one, other = (create_app(folder, token=f"token-{name}", everywhere=True) for name in ("one", "other"))
+    kept = []
+    for app, port in ((one, 8050), (other, 9000)):
+        headers = {"Host": f"127.0.0.1:{port}"}
+        answer = Client(app, headers).get(f"/?token=token-{'one' if app is one else 'other'}")
+        kept.append(answer.headers["Set-Cookie"].partition(";")[0])
+    cookies = "; ".join(kept)
+    assert [
+        Client(app, {"Host": f"127.0.0.1:{port}", "Cookie": cookies}).get("/").status_code for app, port in ((one, 8050), (other, 9000))
+    ] == [200, 200]
+    assert Client(one, {"Host": "127.0.0.1:9000", "Cookie": cookies}).get("/").status_code == 401
+    assert [security.cookie_name(host) for host in ("box", "[::1]:8050", "x:y")] == [
+        "gpudiag_token_80",
+        "gpudiag_token_8050",
+        "gpudiag_token_80",
+    ]
+
+
 def test_another_address_asks_for_the_token_at_every_request(public: Any) -> None:
     for path in ("/", "/report.css", "/_dash-layout", "/_dash-dependencies", "/assets/gpudiag.js"):
         assert Client(public).get(path).status_code == 401, path
     assert asked(public) == 401
-    assert asked(public, Cookie=f"{security.COOKIE}=wrong") == 401
-    assert asked(public, Cookie=f"{security.COOKIE}={TOKEN}") == 200
-    assert asked(public, Cookie=f"{security.COOKIE}={TOKEN}", Host="192.0.2.7:8050", Origin="http://192.0.2.7:8050") == 200
-    assert asked(public, Cookie=f"{security.COOKIE}={TOKEN}", Host="evil.example", Origin="http://evil.example") == 400
+    assert asked(public, Cookie=f"{COOKIE}=wrong") == 401
+    assert asked(public, Cookie=f"{COOKIE}={TOKEN}") == 200
+    assert asked(public, Cookie=f"{COOKIE}={TOKEN}", Host="192.0.2.7:8050", Origin="http://192.0.2.7:8050") == 200
+    assert asked(public, Cookie=f"{COOKIE}={TOKEN}", Host="evil.example", Origin="http://evil.example") == 400
 
 
 def test_the_token_moves_from_the_address_into_a_cookie(public: Any) -> None:
@@ -101,7 +134,7 @@ def test_the_token_moves_from_the_address_into_a_cookie(public: Any) -> None:
     assert leads(answer) == "/ops?bundle=a%20b&sort=calls"
     assert TOKEN not in answer.get_data(as_text=True)
     cookie = answer.headers["Set-Cookie"]
-    assert f"{security.COOKIE}={TOKEN}" in cookie
+    assert f"{COOKIE}={TOKEN}" in cookie
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
     assert client.get("/").status_code == 200  # with the cookie
@@ -128,11 +161,11 @@ def may_run(app: Any, cookie: str | None) -> str | None:
 
 
 def test_starting_needs_the_option_and_the_token_on_loopback_too(folder: Path, local: Any) -> None:
-    assert may_run(local, f"{security.COOKIE}={TOKEN}") is None
+    assert may_run(local, f"{COOKIE}={TOKEN}") is None
     assert "needs the token" in (may_run(local, None) or "")
-    assert "needs the token" in (may_run(local, f"{security.COOKIE}=x") or "")
+    assert "needs the token" in (may_run(local, f"{COOKIE}=x") or "")
     off = create_app(folder, token=TOKEN)
-    assert "--allow-run" in (may_run(off, f"{security.COOKIE}={TOKEN}") or "")
+    assert "--allow-run" in (may_run(off, f"{COOKIE}={TOKEN}") or "")
 
 
 def test_two_starts_have_two_tokens() -> None:
@@ -218,7 +251,7 @@ def one_line(answer: Any, folder: Path) -> None:
 @pytest.mark.parametrize("value", [7, ["x"], {"a": {"b": []}}, "x" * 5_000, "\x00", True])
 def test_well_formed_callbacks_with_foreign_values_show_no_stack(local: Any, value: Any, folder: Path) -> None:
     """Of every callback of every page: each input and state is a value of another type than a page sends."""
-    client = Client(local, {**ORIGIN, "Cookie": f"{security.COOKIE}=wrong"})
+    client = Client(local, {**ORIGIN, "Cookie": f"{COOKIE}=wrong"})
     for key in client.app.callback_map:
         known = client.app.callback_map[key]
         if "callback" not in known:
@@ -229,6 +262,7 @@ def test_well_formed_callbacks_with_foreign_values_show_no_stack(local: Any, val
         text = answer.get_data(as_text=True)
         assert answer.status_code in (200, 204, 400), (key, text)
         assert "Traceback" not in text, key
+        assert "internal error" not in text, key
         assert str(Path(__file__).parents[2]) not in text, key
 
 

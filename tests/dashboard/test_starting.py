@@ -125,8 +125,12 @@ def test_a_program_that_is_not_in_this_folder_is_not_started(here: Path, monkeyp
 def test_results_are_never_written_through_a_link(here: Path, tmp_path: Path) -> None:
     small_bundle(tmp_path / "runs" / "linked")
     change(tmp_path / "runs" / "linked", command=WORDS)
-    (tmp_path / "runs" / "linked" / "experiments").symlink_to(tmp_path)
+    (tmp_path / "runs" / "linked" / "experiments").symlink_to(tmp_path / "runs")
     assert "is a link" in starting.plan(Library(tmp_path / "runs"), "linked", "bf16").why_not
+    (tmp_path / "runs" / "linked" / "experiments").unlink()
+    (tmp_path / "runs" / "linked" / "experiments").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="leads out of the folder"):
+        starting.plan(Library(tmp_path / "runs"), "linked", "bf16")
 
 
 def test_options_of_ours_in_a_foreign_manifest_are_not_run(here: Path, tmp_path: Path) -> None:
@@ -171,7 +175,7 @@ def test_what_was_shown_is_what_is_started(here: Path, tmp_path: Path) -> None:
 def asked(app: Any, here: Path, *, search: str = "?bundle=one&fix=bf16", digest: str | None = None, **changes: str | None) -> Any:
     """Return the answer to a click on 'Start', with headers changed or (None) taken out."""
     known = starting.plan(Library(here / "runs"), "one", "bf16").digest if digest is None else digest
-    headers = {**ORIGIN, "Cookie": f"gpudiag_token={TOKEN}", **{name.replace("_", "-"): value for name, value in changes.items()}}
+    headers = {**ORIGIN, "Cookie": f"gpudiag_token_8050={TOKEN}", **{name.replace("_", "-"): value for name, value in changes.items()}}
     client = Client(app, {name: value for name, value in headers.items() if value is not None})
     values = {"experiments-go.n_clicks": 1, "address.search": search, "address.pathname": "/experiments", "experiments-digest.data": known}
     return client.callback("experiments-begun.data", values)
@@ -206,7 +210,7 @@ def test_a_page_of_this_server_with_the_token_starts_what_it_shows(app: Any, her
     ("changes", "told"),
     [
         ({"Cookie": None}, "needs the token"),
-        ({"Cookie": "gpudiag_token=guessed"}, "needs the token"),
+        ({"Cookie": "gpudiag_token_8050=guessed"}, "needs the token"),
         ({"search": "?bundle=one&fix=tf32"}, "no finding"),
         ({"search": "?bundle=one"}, "no finding"),
         ({"search": "?bundle=../outside&fix=bf16"}, "no recording is named"),
@@ -240,7 +244,7 @@ def test_without_allow_run_nothing_is_started_or_stopped(app: Any, apps: dict[bo
     closed = apps[False]
     answer = asked(closed, here).get_json()["response"]
     assert "--allow-run" in texts(answer["experiments-answer"]["children"])
-    stopped = Client(closed, {**ORIGIN, "Cookie": f"gpudiag_token={TOKEN}"}).written(
+    stopped = Client(closed, {**ORIGIN, "Cookie": f"gpudiag_token_8050={TOKEN}"}).written(
         "experiments-stopped.children", {"experiments-stop.n_clicks": 1}
     )
     assert "--allow-run" in texts(stopped["experiments-stopped"]["children"])
@@ -249,7 +253,7 @@ def test_without_allow_run_nothing_is_started_or_stopped(app: Any, apps: dict[bo
 
 
 def test_stopping_needs_the_token_too(app: Any) -> None:
-    for cookie, count in (("", 0), (f"gpudiag_token={TOKEN}", 1)):
+    for cookie, count in (("", 0), (f"gpudiag_token_8050={TOKEN}", 1)):
         client = Client(app, {**ORIGIN, "Cookie": cookie})
         client.written("experiments-stopped.children", {"experiments-stop.n_clicks": 1})
         assert app.server.extensions[EXTENSION].stopped == count
@@ -263,14 +267,14 @@ def test_a_second_experiment_is_refused_in_words(app: Any, here: Path) -> None:
 
 def test_no_click_starts_nothing(app: Any) -> None:
     """Dash calls back when a button is put into the page."""
-    client = Client(app, {**ORIGIN, "Cookie": f"gpudiag_token={TOKEN}"})
+    client = Client(app, {**ORIGIN, "Cookie": f"gpudiag_token_8050={TOKEN}"})
     for clicks in (None, 0):
         values = {"experiments-go.n_clicks": clicks, "address.search": "?bundle=one&fix=bf16", "address.pathname": "/experiments"}
         assert client.written("experiments-begun.data", values) == {}
     assert app.server.extensions[EXTENSION].started == []
 
 
-@pytest.mark.parametrize(("cookie", "shown"), [(f"gpudiag_token={TOKEN}", True), ("", False)])
+@pytest.mark.parametrize(("cookie", "shown"), [(f"gpudiag_token_8050={TOKEN}", True), ("", False)])
 def test_the_button_is_there_only_for_whom_it_would_work_and_the_command_for_all(app: Any, cookie: str, shown: bool) -> None:
     client = Client(app, {**ORIGIN, "Cookie": cookie})
     found = client.written("experiments-plan.children", {"address.search": "?bundle=one&fix=bf16", "address.pathname": "/experiments"})
