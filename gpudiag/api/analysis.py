@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.api.cached_trace import read
 from gpudiag.api.captures import with_captures
+from gpudiag.api.devices import Found as FoundDevice
 from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
 from gpudiag.api.memory import find_memory
 from gpudiag.api.telemetry import find_telemetry
-from gpudiag.api.timeline import Found, timeline
+from gpudiag.api.timeline import Found, explained, timeline
 from gpudiag.attribution import cpu, gaps, intervals
 from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
 from gpudiag.attribution.links import link
 from gpudiag.attribution.modules import find_modules
 from gpudiag.attribution.sites import Frames, Sites, find_sites
-from gpudiag.attribution.steps import find_steps
+from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.classify import classify
 from gpudiag.roofline.coverage import coverage
@@ -41,7 +45,6 @@ from gpudiag.roofline.plausible import without_hidden_products
 from gpudiag.timeline.breakdown import device_time
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.trace.garbage import give_back
-from gpudiag.trace.nsys.reader import RECORD as RECORD_NSYS
 from gpudiag.trace.reader import OWN_THREAD
 from gpudiag.trace.source import shown
 
@@ -51,53 +54,67 @@ MIN_STEPS_FOR_SLOWDOWN = 3
 """Fewer profiled or plain steps than this give no ratio."""
 
 
-def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[Analysis, Sites]:
-    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known."""
-    trace, clocks = on_one_clock(read(chosen.trace))
-    _check_recorded(trace)
-    run = kind_of_run(trace)
-    on_cpu, silent = run.startswith("cpu"), run.endswith(("without events", "without ops"))
-    steps = find_steps(trace)
-    window = intervals.of(steps.table.filter("analysed"))
-    tell("linking")
-    trace, nesting = link(trace, steps.table, on_cpu=on_cpu)
-    manifest = chosen.bundle.manifest if chosen.bundle else None
-    found = find_device(trace, run, manifest)
-    trace = trace if on_cpu else _one_device(trace, found.number)
-    rows, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
-    found_gaps = gaps.cpu_gaps(spans, window) if on_cpu else gaps.gaps(trace.kernels, trace.launches, window)
-    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
-    site_window = _site_window(chosen.sites)
-    trace, captures = with_captures(trace, site_window, chosen.graph_capture)
-    tell("costing")
-    trace, types = with_named_types(trace)
-    owners = _owners(trace, chosen, on_cpu)
-    trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
-    if modules:
-        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
-    table = op_rows(trace, steps.table)
-    frames = Frames(trace.frames)
+class _Costed(NamedTuple):
+    """A window with its costs, before its idle time is explained."""
+
+    trace: Trace
+    steps: Steps
+    run: str
+    found: FoundDevice
+    device: Device | None
+    gaps: pl.DataFrame
+    work: pl.Series | npt.NDArray[np.int64]
+    """Rows of kernels, one for each of `spans`."""
+    spans: intervals.Spans
+    site_window: tuple[Trace, pl.DataFrame] | None
+    op_rows: pl.DataFrame
+    clocks: tuple[str, ...]
+    costs: tuple[str, ...]
+    """Warnings of the costs; `clocks`: of the clocks."""
+
+    @property
+    def on_cpu(self) -> bool:
+        """Return whether the ops themselves are the device's work."""
+        return self.run.startswith("cpu")
+
+
+def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> tuple[Analysis, Sites]:
+    """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
+
+    `keep_frames`: False where nobody asks for the Python frames, the largest table: of those one of each name is then kept.
+    """
+    costed = _costed(chosen, tell, modules=modules)
+    steps, number = costed.steps.table, costed.found.number
+    frames = Frames(costed.trace.frames)
     give_back()  # before and after what needs most memory at once
-    sites = find_sites(trace, steps.table, site_window, frames)
+    sites = find_sites(costed.trace, steps, costed.site_window, frames)
     marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
     give_back()
     tell("replaying")
-    told = timeline(Found(trace, steps.table, found_gaps, rows, spans, sites, site_window, marks, on_cpu, silent, frames))
+    silent = costed.run.endswith(("without events", "without ops"))
+    host = explained(
+        Found(costed.trace, steps, costed.gaps, costed.work, costed.spans, sites, costed.site_window, marks, costed.on_cpu, silent, frames)
+    )
     del frames
+    memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=number)
+    if not keep_frames:
+        costed = costed._replace(trace=_with_names_of_frames(costed.trace))
+    give_back()  # the graphs that follow need the memory
+    trace = costed.trace
+    told = timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=silent)
     give_back()
-    sampled = find_telemetry(chosen.bundle, steps.table, trace.meta.unix_base_ns, found.number)
-    memory = find_memory(chosen, (trace, steps.table), site_window, device=found.number)
+    sampled = find_telemetry(chosen.bundle, steps, trace.meta.unix_base_ns, number)
     analysis = Analysis(
         trace=trace,
-        device_kind=found.kind,
-        device=device,
-        device_index=found.number,
-        steps=steps.table,
-        steps_source=steps.source,
-        idle=told.idle,
-        gaps=found_gaps,
+        device_kind=costed.found.kind,
+        device=costed.device,
+        device_index=number,
+        steps=steps,
+        steps_source=costed.steps.source,
+        idle=host.idle,
+        gaps=costed.gaps,
         syncs=told.syncs,
-        breakdown=told.breakdown,
+        breakdown=host.breakdown,
         graphs=told.graphs,
         run_graph=told.run_graph,
         critical_path=told.critical_path,
@@ -106,10 +123,10 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         memory=memory.memory,
         telemetry=sampled.telemetry,
         energy=sampled.energy,
-        device_time=device_time(trace.kernels) if run == "gpu" else None,
+        device_time=device_time(trace.kernels) if costed.run == "gpu" else None,
         coverage=coverage(trace),
-        op_rows=table,
-        manifest=manifest,
+        op_rows=costed.op_rows,
+        manifest=chosen.bundle.manifest if chosen.bundle else None,
         step_records=records,
         samples=chosen.bundle.telemetry if chosen.bundle else None,
         host_marks=marks,
@@ -117,20 +134,54 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False) -> tuple[An
         profiler_slowdown=None if records is None else slowdown(records),
         warnings=(
             *trace.meta.warnings,
-            *clocks,
-            *found.warnings,
+            *costed.clocks,
+            *costed.found.warnings,
             *sampled.warnings,
-            *steps.warnings,
-            *_shape_warnings(trace),
-            *types,
-            *captures,
-            *engine_warnings(owners.costs, device),
-            *over_roof_warnings(table, "op" if on_cpu else "kernel"),
+            *costed.steps.warnings,
+            *costed.costs,
             *told.warnings,
             *memory.warnings,
         ),
     )
     return analysis, sites
+
+
+def _costed(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
+    """Return the window of `chosen` read, linked and costed."""
+    trace, clocks = on_one_clock(read(chosen.trace))
+    _check_recorded(trace)
+    run = kind_of_run(trace)
+    on_cpu = run.startswith("cpu")
+    steps = find_steps(trace)
+    window = intervals.of(steps.table.filter("analysed"))
+    tell("linking")
+    trace, nesting = link(trace, steps.table, on_cpu=on_cpu)
+    manifest = chosen.bundle.manifest if chosen.bundle else None
+    found = find_device(trace, run, manifest)
+    trace = trace if on_cpu else _one_device(trace, found.number)
+    work, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
+    del nesting
+    found_gaps = gaps.cpu_gaps(spans, window) if on_cpu else gaps.gaps(trace.kernels, trace.launches, window)
+    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
+    site_window = _site_window(chosen.sites)
+    trace, captures = with_captures(trace, site_window, chosen.graph_capture)
+    tell("costing")
+    trace, types = with_named_types(trace)
+    owners = _owners(trace, chosen, on_cpu)
+    trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
+    engines = engine_warnings(owners.costs, device)
+    del owners
+    if modules:
+        trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
+    table = op_rows(trace, steps.table)
+    over = over_roof_warnings(table, "op" if on_cpu else "kernel")
+    costs = (*_shape_warnings(trace), *types, *captures, *engines, *over)
+    return _Costed(trace, steps, run, found, device, found_gaps, work, spans, site_window, table, clocks, costs)
+
+
+def _with_names_of_frames(trace: Trace) -> Trace:
+    """Return `trace` with one frame of each name: facts ask which there are, and the rest has served call sites and causes."""
+    return msgspec.structs.replace(trace, frames=trace.frames.unique("name", keep="first", maintain_order=True))
 
 
 def _owners(trace: Trace, chosen: Input, on_cpu: bool) -> Owners:
@@ -142,8 +193,10 @@ def _owners(trace: Trace, chosen: Input, on_cpu: bool) -> Owners:
 def _check_recorded(trace: Trace) -> None:
     """Raise InputError where Nsight Systems recorded NVTX ranges alone: they tell neither a GPU that waits nor a CPU that computes."""
     if trace.meta.recorder == "nsys" and not trace.kernels.height and not trace.launches.height:
+        from gpudiag.trace.nsys.reader import RECORD
+
         message = f"{shown(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
-        raise InputError(message, f"{RECORD_NSYS}, of steps that run on the GPU")
+        raise InputError(message, f"{RECORD}, of steps that run on the GPU")
 
 
 def _kernel_spans(trace: Trace) -> tuple[Any, Any]:

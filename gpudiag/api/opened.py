@@ -13,16 +13,15 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input, alone
 from gpudiag.api.installed import version
 from gpudiag.api.ranks import find_ranks
-from gpudiag.api.results import stored
 from gpudiag.diagnosis import judge
 from gpudiag.diagnosis.loader import rules_in_force
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData, Tool
 from gpudiag.report.build import build
-from gpudiag.trace.garbage import give_back
 
 Progress = Callable[[str], None]
 
@@ -82,20 +81,18 @@ def diagnosed(
 ) -> Opened:
     """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError.
 
-    `report_only`: nobody asks for the tables; of the Python frames, the largest one, only one of each name is then kept.
+    `report_only`: nobody asks for the tables; see `analyse` for what is not kept then, unless the SQL of a rule asks for it.
     """
     asked = question or Question()
     if asked.graph_capture is not None:
         chosen = chosen._replace(graph_capture=Path(asked.graph_capture))
     tell("reading")
-    analysis, sites = analyse(chosen, tell, modules=asked.modules)
-    experiments, unread = ((), ()) if chosen.bundle is None else stored(chosen.bundle.path)
+    keep_frames = not report_only or any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values())
+    analysis, sites = analyse(chosen, tell, modules=asked.modules, keep_frames=keep_frames)
+    experiments, unread = _experiments(chosen)
     analysis = msgspec.structs.replace(
         analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
     )
-    if report_only and not any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values()):
-        analysis = _with_names_of_frames(analysis)
-        give_back()
     tell("judging")
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)
@@ -108,7 +105,10 @@ def diagnosed(
     return Opened(data, analysis, sites.site)
 
 
-def _with_names_of_frames(analysis: Analysis) -> Analysis:
-    """Return `analysis` with one frame of each name: facts ask which there are, and the rest has served call sites and causes."""
-    frames = analysis.trace.frames.unique("name", keep="first", maintain_order=True)
-    return msgspec.structs.replace(analysis, trace=msgspec.structs.replace(analysis.trace, frames=frames))
+def _experiments(chosen: Input) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
+    """Return the experiments that the bundle holds, and warnings about those that cannot be read."""
+    if chosen.bundle is None:
+        return (), ()
+    from gpudiag.api.results import stored  # here: a trace file has none
+
+    return stored(chosen.bundle.path)

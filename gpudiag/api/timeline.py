@@ -46,12 +46,20 @@ class Found(NamedTuple):
     """Those of `trace`, where their nesting was asked for before."""
 
 
-class Timeline(NamedTuple):
-    """The parts of an Analysis that tell time."""
+class Explained(NamedTuple):
+    """Where the time of the window went, and what the host did meanwhile."""
 
     idle: pl.DataFrame
     syncs: pl.DataFrame
     breakdown: Breakdown
+    events: pl.DataFrame
+    """host_events of the trace."""
+
+
+class Timeline(NamedTuple):
+    """What the graphs of the steps tell, and the syncs with their costs."""
+
+    syncs: pl.DataFrame
     graphs: tuple[Graph, ...]
     run_graph: Graph | None
     critical_path: pl.DataFrame | None
@@ -60,8 +68,8 @@ class Timeline(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def timeline(found: Found) -> Timeline:
-    """Return breakdown, idle causes, calls that wait, queue, dependency graphs, critical path and replay of `found`."""
+def explained(found: Found) -> Explained:
+    """Return breakdown, idle causes and calls that wait of `found`: the last that is asked of its Python frames."""
     trace, steps, window = found.trace, found.steps, intervals.of(found.steps.filter("analysed"))
     syncs = find_syncs(trace, steps, found.sites)
     own = own_frames(trace)
@@ -72,20 +80,26 @@ def timeline(found: Found) -> Timeline:
         sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu, frames=frames, events=events,
     )  # fmt: skip
     frames.forget()
-    give_back()  # the graphs that follow need the memory
+    give_back()
     bounds = trace.kernels["bound"].gather(found.work)
     parts = unknown_breakdown(window) if found.silent else breakdown(bounds, found.spans, window, idle)
     parts.validate()
-    graphs, run_graph = ((), None) if found.silent else build_all(trace, steps, idle, syncs, found.on_cpu, found.host_marks, events)
+    return Explained(idle, syncs, parts, events)
+
+
+def timeline(
+    trace: Trace, steps: pl.DataFrame, host: Explained, host_marks: pl.DataFrame | None, *, on_cpu: bool, silent: bool
+) -> Timeline:
+    """Return dependency graphs, critical path, replay, queue and calls that wait of a window; `on_cpu`, `silent`: see Found."""
+    window = intervals.of(steps.filter("analysed"))
+    graphs, run_graph = ((), None) if silent else build_all(trace, steps, host.idle, host.syncs, on_cpu, host_marks, host.events)
     give_back()
     return Timeline(
-        idle=idle,
-        syncs=with_costs(syncs, idle),
-        breakdown=parts,
+        syncs=with_costs(host.syncs, host.idle),
         graphs=graphs,
         run_graph=run_graph,
         critical_path=critical_path(graphs, trace) if graphs else None,
-        queue=None if found.on_cpu or found.silent else queue_stats(trace, steps, window),
+        queue=None if on_cpu or silent else queue_stats(trace, steps, window),
         replay=replay_trust(graphs, steps, run_graph),
-        warnings=() if found.silent else graph_warnings(trace, steps, on_cpu=found.on_cpu),
+        warnings=() if silent else graph_warnings(trace, steps, on_cpu=on_cpu),
     )

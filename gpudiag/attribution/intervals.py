@@ -15,8 +15,10 @@ NONE: Spans = np.empty((0, 2), dtype=np.int64)
 
 def of(frame: pl.DataFrame) -> Spans:
     """Return the union of the rows' [start_ns, end_ns); empty and backward rows add nothing."""
-    rows = frame.select("start_ns", "end_ns").drop_nulls()
-    return union(rows.to_numpy().astype(np.int64, copy=False))
+    times = [frame["start_ns"], frame["end_ns"]]
+    if any(column.null_count() for column in times):
+        times = frame.select("start_ns", "end_ns").drop_nulls().get_columns()
+    return union(np.stack([column.to_numpy() for column in times], axis=1).astype(np.int64, copy=False))
 
 
 def union(pairs: npt.NDArray[Any]) -> Spans:

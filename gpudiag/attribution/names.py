@@ -42,15 +42,17 @@ def matches(column: str, pattern: str) -> pl.Expr:
 
 def of_distinct(names: pl.Series, ask: Callable[[pl.Series], pl.Series]) -> pl.Series:
     """Return what `ask` says of the text of each name; null for none."""
-    distinct = names.drop_nulls().unique() if isinstance(names.dtype, pl.Categorical) else names
-    if distinct is names or not len(distinct):
+    if not isinstance(names.dtype, pl.Categorical) or names.null_count() == len(names):
         return ask(names.cast(pl.String))
+    distinct = names.to_frame().select(pl.all().drop_nulls().unique()).to_series()  # one query: each takes as long as a small table
     codes = distinct.to_physical().to_numpy()
     place = np.zeros(int(codes.max()) + 1, dtype=np.uint32)
     place[codes] = np.arange(len(codes))
     rows = names.to_physical()
-    found = pl.Series(place[rows.fill_null(int(codes[0])).to_numpy()])
     if rows.null_count():
+        found = pl.Series(place[rows.fill_null(int(codes[0])).to_numpy()])
         found = found.zip_with(rows.is_not_null(), pl.Series([None], dtype=pl.UInt32))
+    else:
+        found = pl.Series(place[rows.to_numpy()])
     result: pl.Series = ask(distinct.cast(pl.String)).gather(found).alias(names.name)
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -37,6 +38,8 @@ _INSTALLED = (
     r"|torch_geometric|torchrec|fbgemm_gpu|tqdm|rich|loguru|absl|wandb|tensorboard|tensorboardX|mlflow|comet_ml|neptune|clearml|aim|hydra"
     r"|omegaconf|fsspec|s3fs|boto3|botocore|requests|urllib3|yaml|orjson|msgpack|pydantic)/|^typing_extensions\.py\("
 )
+LIBRARY = re.compile(rf"(?:{_LIBRARY})(?:/|\.py\()|{_INSTALLED}", re.ASCII)
+"""Frames of the standard library and of such packages, by their beginning."""
 # Where such a package holds models, its line says more than the call of the model.
 _MODEL = r"/modeling_\w+\.py|/layers/|/nn/|^(?:timm|torchvision)/models/|^diffusers/models/(?:transformers|unets|autoencoders|attention)"
 # The training loop of `gpudiag demo` plays the user's script.

@@ -104,7 +104,8 @@ def unfused_chain_length(window: Window) -> float:
 def fusable_share(window: Window) -> float:
     """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
     require(window.busy_ns > 0, "the device did nothing in the analysed steps")
-    work = window.work().filter(
+    fusable = (
         pl.col("family").is_in(FUSABLE) & pl.col("phase").ne_missing("optimizer") & ~pl.col("name").str.contains(roofline_chains.GENERATED)
     )
-    return min(float(work["time_ns"].sum()) / window.busy_ns, 1.0)
+    time_ns = window.work().select(pl.col("time_ns").filter(fusable).sum()).item()
+    return min(float(time_ns) / window.busy_ns, 1.0)

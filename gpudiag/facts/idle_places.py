@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from gpudiag.attribution.names import text, texts
-from gpudiag.facts.spoken import event_words
+from gpudiag.facts.spoken import place_words
 from gpudiag.model.finding import Where
 
 if TYPE_CHECKING:
@@ -70,11 +70,6 @@ def _whole(place: str) -> pl.Expr:
     whole = pl.when(pl.col(place).str.contains(r"[/\\]")).then(place)
     same = ("cause", name)
     return pl.when(whole.n_unique().over(same) - whole.is_null().any().over(same) == 1).then(whole.max().over(same)).otherwise(place)
-
-
-def place_words(evidence: str | None, op: str | None) -> str:
-    """Return what happened at an idle place, as people say it; '' where nothing is known."""
-    return event_words(evidence) if evidence else f"near {op}" if op else ""
 
 
 def idle_places(window: Window, *causes: str) -> tuple[Where, ...]:

@@ -225,7 +225,7 @@ def length_time_correlation(window: Window) -> float:
     found = _balance(window)
     value = _lengths(window).follows_positions if found is None else found.correlation
     if value is None:
-        raise NotKnownError("all ranks have batches of one size, or take the same time")
+        raise NotKnownError("all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell")
     return value
 
 

@@ -34,6 +34,11 @@ def event_words(evidence: str) -> str:
     return said
 
 
+def place_words(evidence: str | None, op: str | None) -> str:
+    """Return what happened at an idle place, as people say it; '' where nothing is known."""
+    return event_words(evidence) if evidence else f"near {op}" if op else ""
+
+
 def _without_arguments(kernel: str) -> str:
     """Return a kernel's name without template arguments, which say little and are cut anywhere."""
     return kernel_label(kernel).partition("<")[0] or kernel

@@ -32,6 +32,9 @@ NOT_ASKED = (
 )  # fmt: skip
 """Columns that no fact asks of `kernels`: each choice of rows would copy them."""
 
+WORDS = ("kind", "bound", "provenance", "engine", "engine_by", "phase", "family", "dtype", "copy_kind")
+"""Columns of `kernels` that hold one of a few words: as codes they take a quarter of the memory of texts."""
+
 
 class Window:
     """An Analysis and what follows from it. Properties raise NotKnownError where the recording does not say."""
@@ -161,20 +164,23 @@ class Window:
         """Return the work of the device within the analysed steps: kernels (stage cost) without NOT_ASKED and with the columns added here.
 
         time_ns (the part within the steps; on a CPU self time of the ops of the steps), op_name, phase, thread, and the columns of
-        calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch.
+        calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch. WORDS are Categorical.
         """
-        frame = self._timed()
-        frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"))
-        ops = self.analysis.trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "signature", "thread")
-        frame = frame.join(ops, on="call", how="left")
+        frame = self._timed().with_columns(pl.coalesce("owner", "op").alias("call"))
+        ops = self.analysis.trace.ops  # an op's id is its row
+        asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
+        frame = frame.with_columns(ops[column].gather(frame["call"]).alias(name) for name, column in asked.items())
+        frame = frame.with_columns(text("op_name"), pl.col("phase").cast(pl.Categorical))
         pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
         described = calls.table(pairs.iter_rows(), self.analysis.trace.signatures)
+        described = described.with_columns(pl.col("family", "dtype", "copy_kind").cast(pl.Categorical))
         frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
         return frame.with_columns(pl.col("family").fill_null("other"))
 
     def _timed(self) -> pl.DataFrame:
         """Return the kernels of the analysed device and steps with their time_ns (> 0)."""
-        kernels = self.analysis.trace.kernels.drop(NOT_ASKED).with_columns(text("name"))
+        kernels = self.analysis.trace.kernels.drop(NOT_ASKED)
+        kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORDS if word in kernels.columns)
         if self.on_cpu:
             steps = self.steps["id"].implode()
             frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
@@ -184,7 +190,9 @@ class Window:
                 frame = frame.filter(pl.col("device") == self.analysis.device_index)
             starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
             frame = frame.with_columns(pl.Series("time_ns", spans.covered(self.step_spans, starts, ends), dtype=pl.Int64))
-        return frame.filter(pl.col("time_ns") > 0).sort("start_ns", "id")
+        frame = frame.drop("device").filter(pl.col("time_ns") > 0)
+        frame = frame if frame["start_ns"].is_sorted() else frame.sort("start_ns", "id")  # each copies all columns
+        return frame.with_columns(text("name"))
 
     def work(self, *, shapes: bool = False) -> pl.DataFrame:
         """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""

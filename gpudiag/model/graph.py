@@ -27,7 +27,7 @@ QUEUE_LIMIT = 1024
 (seen as 1,022 to 1,024 pending kernels in recordings; the guide of CUDA gives no figure). A recording may show another."""
 
 
-class Graph(msgspec.Struct, frozen=True):
+class Graph(msgspec.Struct, frozen=True, eq=False, weakref=True):
     """A step, or consecutive steps, as nodes and edges.
 
     A node begins at max over its incoming edges of (end of src + lag), and at `origin_ns` at the earliest.

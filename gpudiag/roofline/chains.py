@@ -34,7 +34,8 @@ def chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
     works = ((pl.col("bytes_moved").fill_null(0) > 0) & ~number) if on_cpu else pl.lit(True)
     lane = pl.col("thread") if on_cpu else pl.col("stream")
     columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
-    ordered = work.filter(works).select(*columns, link=link.fill_null(False), lane=lane).sort("lane", "start_ns", "id")
+    asked = work.select(*columns, link=link.fill_null(False), lane=lane, works=works)  # before rows are chosen, which copies all columns
+    ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
     key = pl.struct("lane", "link", "numel", "step", "phase").rle_id()
     linked = ordered.with_columns(run=key).filter("link")
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.attribution.names import text
 from gpudiag.model.cost import BOUNDS, OVER_ROOF_ABOVE, Provenance
 from gpudiag.model.trace import Trace
 
@@ -47,7 +46,7 @@ def op_rows(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         *[pl.col("busy_ns").filter(pl.col("bound") == bound).sum().alias(f"{bound}_ns") for bound in BOUNDS],
         *[pl.col("busy_ns").filter(pl.col("provenance") == word).sum().alias(f"by_{word}") for word in _PROVENANCES],
     )
-    rows = rows.rename({"op_name": "name"}).with_columns(
+    rows = _in_words(rows.rename({"op_name": "name"})).with_columns(
         bound=_largest({f"{bound}_ns": bound for bound in BOUNDS}), provenance=_largest({f"by_{word}": word for word in _PROVENANCES})
     )
     rows = _with_efficiency(rows.drop([f"by_{word}" for word in _PROVENANCES]))
@@ -57,7 +56,7 @@ def op_rows(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
 def op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     """Return (name, phase, module, signature, step, busy_ns): what each row of op_rows has in each analysed step where it has any."""
     frame = _work(trace, steps).filter(~pl.col("unlinked"))
-    return frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"})
+    return _in_words(frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"}))
 
 
 def _with_efficiency(rows: pl.DataFrame) -> pl.DataFrame:
@@ -113,10 +112,14 @@ def _work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     analysed = steps.filter(pl.col("analysed"))["id"].implode()
     unlinked = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
     frame = trace.kernels.select(_USED).filter(pl.col("step").is_in(analysed) | unlinked)
-    frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked"))
-    ops = trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "module", "signature", "recompute")
-    frame = frame.join(ops, on="call", how="left", maintain_order="left")
+    frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked")).drop("launch", "op", "owner")
+    called = {column: trace.ops[column].gather(frame["call"]) for column in ("name", "phase", "module", "signature", "recompute")}
+    frame = frame.with_columns(called.pop("name").alias("op_name"), *called.values())  # an op's id is its row
+    frame = frame.with_columns(pl.col(pl.String).cast(pl.Categorical))  # a quarter of the memory, and faster to group by
     return frame.with_columns(
-        pl.coalesce("op_name", text("name")).alias("op_name"),
-        pl.when("unlinked").then(pl.lit(BEFORE_WINDOW)).otherwise("phase").alias("phase"),
-    )
+        pl.coalesce("op_name", "name").alias("op_name"), pl.when("unlinked").then(pl.lit(BEFORE_WINDOW)).otherwise("phase").alias("phase")
+    ).drop("name")
+
+
+def _in_words(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(pl.col(pl.Categorical).cast(pl.String))

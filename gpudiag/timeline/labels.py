@@ -39,11 +39,11 @@ def labelled(
     """Return the `idle` table of `pieces` (in time order)."""
     known = bounds.unique("gap", keep="first").select("gap", "kind", "kernel", gap_op="op")
     frame = pieces.join(known, on="gap", how="left", maintain_order="left")
-    parts = (
-        _from_events(frame["event"], events), _held(frame, host), _from_syncs(frame["sync"], syncs, trace), _from_ranges(frame, host),
-        _from_calls(frame, trace),
-    )  # fmt: skip
-    frame = pl.concat([frame, *parts], how="horizontal")
+    held = _held(frame, host)
+    give_back()  # what held most is the largest question
+    charged = _from_events(frame["event"], events), _from_syncs(frame["sync"], syncs, trace)
+    frame = pl.concat([frame, held, *charged, _from_ranges(frame, host), _from_calls(frame, trace)], how="horizontal")
+    del held, charged
     give_back()  # the words that follow need the memory
     frame = pl.concat([frame, _from_pauses(frame, carried)], how="horizontal").with_columns(
         op=pl.coalesce("held_op", "gap_op"), on_host=pl.col("cause").is_in(ON_THE_HOST)

@@ -22,6 +22,9 @@ PARTS = {"loader": "loader_wait_ns", "host-to-device copies": "h2d_ns", "forward
 COLUMNS = ("step", "window", "wall_ns", "backward_ns", *PARTS.values(), "samples", "batch_elements", "written_bytes")
 """Columns of step_records that are compared."""
 
+_LEAST_FREE = 3
+"""Differences between ranks, less one in each step, from which a correlation says anything."""
+
 Floats = npt.NDArray[np.float64]
 
 
@@ -133,7 +136,13 @@ def uneven(work: Floats) -> Floats:
 
 
 def correlation(work: Floats, time: Floats) -> float | None:
-    """Return Pearson's correlation over steps and ranks (arrays of both), each less the mean of its step; None where one does not vary."""
+    """Return Pearson's correlation over steps and ranks (arrays of both), each less the mean of its step.
+
+    None where one does not vary, and where there are too few: that of one step of two ranks is always 1 or -1.
+    """
+    steps, ranks = work.shape
+    if steps * (ranks - 1) < _LEAST_FREE:
+        return None
     x = work - work.mean(axis=1, keepdims=True)
     y = time - time.mean(axis=1, keepdims=True)
     scale = float(np.sqrt((x * x).sum() * (y * y).sum()))

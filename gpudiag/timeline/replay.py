@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import polars as pl
 
 from gpudiag.model.graph import Graph, Ints, edge_kind, node_kind
 from gpudiag.model.replay import ReplayedStep, ReplayTrust
+from gpudiag.timeline.replay_order import AT_ONCE, ORIGIN, Order, ends, order_of
 from gpudiag.timeline.representatives import representatives
 from gpudiag.timeline.steadiness import steadiness
 from gpudiag.trace.garbage import give_back
@@ -32,10 +34,6 @@ TURNS = 2
 """Repetitions of REPEATS steps or more in a row: the first one brings the pipeline into its rhythm, the last one is measured."""
 
 
-AT_ONCE = 65_536
-"""Nodes that stand as Python numbers at a time: they take ten times the memory of a column."""
-
-
 class Replayed(NamedTuple):
     """The times of the nodes in the last repetition, in ns from the trace's base, and the time of a step in ns."""
 
@@ -44,10 +42,29 @@ class Replayed(NamedTuple):
     step_ns: float
 
 
-class _Edges(NamedTuple):
+class _Turn(NamedTuple):
+    """One repetition of a step: what its nodes wait for, in it and in the repetitions before."""
+
+    order: Order
+    """Its edges are those of `within`, then `queued`, then one from the origin to each of `targets`."""
+    within: Ints
+    """Edges of the graph."""
+    queued: int
+    targets: Ints
+    """Nodes that wait for repetitions before this one."""
+    earlier: tuple[_Earlier, ...]
+
+
+class _Earlier(NamedTuple):
+    """Edges from the repetition that lies `turns` back."""
+
+    turns: int
     src: Ints
-    dst: Ints
-    delay: Ints
+    target: Ints
+    """Index into the targets of the turn."""
+    edge: Ints | None
+    """Edges of the graph that have their delay; None: they have `delay_ns`."""
+    delay_ns: Ints
 
 
 def replay(
@@ -63,19 +80,17 @@ def replay(
     Repeated: the step follows itself, the host without a break and the streams behind their own work, with at most `queue_limit` launches
     ahead; step_ns is the time by which the last two repetitions end later than those before them, over two (over one of two).
     """
-    count, held = len(graph.kind), np.rint(graph.duration_ns if duration is None else duration).astype(np.int64)
+    held = np.rint(graph.duration_ns if duration is None else duration).astype(np.int64)
     delay = np.rint(graph.lag_ns + graph.free_ns if lag is None else lag).astype(np.int64)
-    kept = np.ones(len(graph.src), dtype=bool) if dropped_edges is None else ~dropped_edges
-    edges = _Edges(graph.src[kept], graph.dst[kept], delay[kept])
+    dropped = np.zeros(len(graph.src), dtype=bool) if dropped_edges is None else dropped_edges
     if repeats == 1:
-        end = _ends(edges, held, graph.origin_ns)
+        end = ends(order_of(graph.src, graph.dst, len(graph.kind)), held, delay, dropped, graph.origin_ns)
         return Replayed(end - held, end, float(end.max(initial=graph.origin_ns) - graph.origin_ns))
-    held = held.copy()
-    held[_carried(graph)] = 0
-    ends = _ends(_unrolled(graph, edges, graph.edge_kind[kept], repeats), np.tile(held, repeats), graph.origin_ns).reshape(repeats, count)
-    last = ends.max(axis=1, initial=graph.origin_ns)
+    held = np.where(_carried(graph), 0, held)
+    found = _repeated(graph, held, delay, dropped, repeats)
+    last = [int(end.max(initial=graph.origin_ns)) for end in found]
     back = 2 if repeats > 2 else 1
-    return Replayed(ends[-1] - held, ends[-1], float(last[-1] - last[-1 - back]) / back)
+    return Replayed(found[-1] - held, found[-1], float(last[-1] - last[-1 - back]) / back)
 
 
 def steady_step_ns(graph: Graph, duration: Numbers | None = None, lag: Numbers | None = None, dropped_edges: Bools | None = None) -> float:
@@ -136,63 +151,59 @@ def free_on_path(graph: Graph, replayed: Replayed) -> int:
     return int(total)
 
 
-def _ends(edges: _Edges, duration: Ints, origin_ns: int) -> Ints:
-    """Return the end of every node. One pass over plain lists: a node takes at most two predecessors, helpers take the others."""
-    count = len(duration)
-    order = np.argsort(edges.dst, kind="stable")
-    src, dst, delay = edges.src[order], edges.dst[order], edges.delay[order]
-    many = np.bincount(dst, minlength=count)
-    helpers = np.maximum(many - 2, 0)
-    place = np.arange(count) + np.cumsum(helpers) + 1  # 0: the origin
-    rank = np.arange(len(dst)) - (np.cumsum(many) - many)[dst]
-    # helper k of a node takes the helper before it (k = 0: edge 0) and edge k + 1; the node takes the last helper and the last edge
-    at = place[dst] - helpers[dst] + np.maximum(rank - 1, 0)
-    size = count + int(helpers.sum()) + 1
-    first, second = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    first_delay, second_delay, held = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    head = rank == 0
-    first[at[head]], first_delay[at[head]] = place[src[head]], delay[head]
-    second[at[~head]], second_delay[at[~head]] = place[src[~head]], delay[~head]
-    chained = at[rank > 1]
-    first[chained] = chained - 1
-    held[place] = duration
-    ends = [origin_ns]
-    add = ends.append
-    columns = (first, first_delay, second, second_delay, held)
-    for begin in range(1, size, AT_ONCE):
-        for one, one_delay, two, two_delay, own in zip(*(column[begin : begin + AT_ONCE].tolist() for column in columns), strict=True):
-            t, other = ends[one] + one_delay, ends[two] + two_delay
-            add((t if t > other else other) + own)
-    found: Ints = np.array(ends, dtype=np.int64)[place]
-    return found
-
-
 def _carried(graph: Graph) -> Bools:
     """Return which nodes are work that was issued before the step."""
     number = np.arange(len(graph.kind))
     return (number >= 1) & (number <= graph.carried)
 
 
-def _unrolled(graph: Graph, edges: _Edges, kinds: npt.NDArray[np.int8], repeats: int) -> _Edges:
-    """Return the edges of `repeats` steps that follow each other; node i of repetition r is r * len(nodes) + i."""
-    count, carried = len(graph.kind), _carried(graph)
-    from_before, to_before = carried[edges.src], carried[edges.dst]
-    within = ~from_before & ~to_before
+def _repeated(graph: Graph, held: Ints, delay: Ints, dropped: Bools, repeats: int) -> list[Ints]:
+    """Return the ends of the nodes in each of `repeats` steps that follow each other."""
+    turn, found = _turn(graph, repeats), list[Ints]()
+    kept = np.concatenate((dropped[turn.within], np.zeros(turn.queued + len(turn.targets), dtype=bool)))
+    for number in range(repeats):
+        waited = np.zeros(len(turn.targets), dtype=np.int64)
+        for part in turn.earlier:
+            if part.turns <= number:
+                over = found[number - part.turns][part.src] - graph.origin_ns
+                over += part.delay_ns if part.edge is None else delay[part.edge]
+                np.maximum.at(waited, part.target, over if part.edge is None else np.where(dropped[part.edge], 0, over))
+        delays = np.concatenate((delay[turn.within], np.zeros(turn.queued, dtype=np.int64), waited))
+        found.append(ends(turn.order, held, delays, kept, graph.origin_ns))
+    return found
+
+
+_TURNS: WeakKeyDictionary[Graph, dict[int, _Turn]] = WeakKeyDictionary()
+"""What the replays of a graph share, by the number of repetitions: a report replays a large graph ten times and more."""
+
+
+def _turn(graph: Graph, repeats: int) -> _Turn:
+    """Return one of `repeats` repetitions of `graph`."""
+    known = _TURNS.setdefault(graph, {})
+    if repeats not in known:
+        known[repeats] = _made_turn(graph, repeats)
+    return known[repeats]
+
+
+def _made_turn(graph: Graph, repeats: int) -> _Turn:
+    carried = _carried(graph)
+    from_before, to_before = carried[graph.src], carried[graph.dst]
+    within = np.flatnonzero(~from_before & ~to_before)
     # what the step needed of earlier steps it needs of its own last repetition; the order of streams is there without
-    needed = from_before & ~to_before & (kinds != edge_kind("stream"))
-    twin = _twins(graph, carried)[edges.src]
-    needed &= twin >= 0
-    across = [(twin[needed], edges.dst[needed], edges.delay[needed]), *_seams(graph, carried)]
-    parts = [(0, (edges.src[within], edges.dst[within], edges.delay[within])), *((1, seam) for seam in across)]
-    parts += [(turns, _queue(graph, carried, turns)) for turns in range(repeats)]
-    shifted = [_shifted(*part, turns, repeats, count) for turns, part in parts]
-    return _Edges(*(np.concatenate(column) for column in zip(*shifted, strict=True)))
-
-
-def _shifted(src: Ints, dst: Ints, delay: Ints, turns: int, repeats: int, count: int) -> tuple[Ints, Ints, Ints]:
-    """Return edges from a repetition to the one `turns` later, for each repetition that has one."""
-    later = np.arange(turns, repeats)[:, None] * count
-    return (src + later - turns * count).ravel(), (dst + later).ravel(), np.tile(delay, len(later))
+    twin = _twins(graph, carried)[graph.src]
+    needed = np.flatnonzero(from_before & ~to_before & (graph.edge_kind != edge_kind("stream")) & (twin >= 0))
+    earlier = [_Earlier(1, twin[needed], graph.dst[needed], needed, np.zeros(len(needed), dtype=np.int64))]
+    earlier += [_Earlier(1, src, dst, None, delay) for src, dst, delay in _seams(graph, carried)]
+    issued = _issued(graph, carried)
+    for turns in range(1, repeats):
+        src, dst = _queue(graph, *issued, turns)
+        earlier.append(_Earlier(turns, src, dst, None, np.zeros(len(src), dtype=np.int64)))
+    targets = np.unique(np.concatenate([part.target for part in earlier]))
+    src, dst = _queue(graph, *issued, 0)
+    sources = np.concatenate((graph.src[within], src, np.full(len(targets), ORIGIN)))
+    order = order_of(sources, np.concatenate((graph.dst[within], dst, targets)), len(graph.kind))
+    placed = tuple(part._replace(target=np.searchsorted(targets, part.target)) for part in earlier if len(part.src))
+    return _Turn(order, within, len(src), targets, placed)
 
 
 def _twins(graph: Graph, carried: Bools) -> Ints:
@@ -238,15 +249,14 @@ def _issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
     return launch, graph.dst[chosen][first]
 
 
-def _queue(graph: Graph, carried: Bools, turns: int) -> tuple[Ints, Ints, Ints]:
-    """Return the edges (work, launch, delay) by which a launch waits until the work `queue_limit` launches before it can begin.
+def _queue(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
+    """Return the edges (work, launch) by which a launch waits until the work `queue_limit` launches before it can begin.
 
-    That is when the work one further back is over. `turns`: how many steps back that lies.
+    That is when the work one further back is over. `launch`, `work`: see _issued. `turns`: how many steps back that lies.
     """
-    launch, work = _issued(graph, carried)
     number = np.arange(len(launch))
     before = number + turns * len(launch) - graph.queue_limit - 1
     waits = (before >= 0) & (before < len(launch))
     src, dst = work[before[waits]], launch[number[waits]]
     ordered = src < dst if turns == 0 else np.ones(len(src), dtype=bool)
-    return src[ordered], dst[ordered], np.zeros(int(ordered.sum()), dtype=np.int64)
+    return src[ordered], dst[ordered]

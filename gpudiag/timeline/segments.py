@@ -12,6 +12,9 @@ from gpudiag.attribution.intervals import Spans, distinct, meets, union
 
 Ints = npt.NDArray[np.int64]
 
+AT_ONCE = 16_384
+"""Pieces that are asked about at a time: what is made on the way grows with all that they hold."""
+
 
 class Layered(NamedTuple):
     """Pieces that fill the bounds they were cut from."""
@@ -94,6 +97,12 @@ def outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
 
 def most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     """Return (key, ns): which of `keys` holds most of each [start, end), -1 and 0 where none does. `spans`: disjoint, sorted."""
+    blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, max(len(start), 1), AT_ONCE)]
+    found = [_most_held(start[block], end[block], spans, keys) for block in blocks]
+    return np.concatenate([key for key, _ in found]), np.concatenate([held for _, held in found])
+
+
+def _most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     key, held = np.full(len(start), -1, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
     first = np.searchsorted(spans[:, 1], start, side="right")
     count = np.maximum(np.searchsorted(spans[:, 0], end, side="left") - first, 0)

@@ -222,10 +222,10 @@ def _sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:
 def _frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
     """Return the user's frame that is open on the calling thread at each call's start; only frames around some call are nested."""
     starts = calls["start_ns"].to_numpy()
-    around = np.searchsorted(starts, trace.frames["start_ns"].to_numpy()) < np.searchsorted(
-        starts, trace.frames["end_ns"].to_numpy(), "right"
-    )
-    frames = trace.frames.filter(pl.Series(around, dtype=pl.Boolean))
+    begun = np.searchsorted(starts, trace.frames["start_ns"].to_numpy()).astype(np.int32)  # of millions of frames
+    over = np.searchsorted(starts, trace.frames["end_ns"].to_numpy(), "right")
+    frames = trace.frames.filter(pl.Series(begun < over, dtype=pl.Boolean))
+    del begun, over
     threads = frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
     nesting = nest(frames)
     own = np.append(user_frames(frames, nesting), -1)[innermost(nesting, threads, starts)]

@@ -10,8 +10,7 @@ from factories import CPU
 from gpudiag.facts.mfu_references import MAX_REFERENCES, PUBLISHED, references
 from gpudiag.hardware.resolve import resolve
 from gpudiag.hardware.table import load_table
-from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice
 
 FLOP_PER_TOKEN = 6 * 8_030_261_248 + 12 * 32 * 32 * 128 * 8192
 """Llama-3.1-8B at 8192 tokens: 6N + 12LHQT."""

@@ -53,6 +53,19 @@ def test_an_unchanged_graph_replays_its_measured_times(graph: Graph) -> None:
     assert 0 <= free_on_path(graph, once) <= once.step_ns
 
 
+@given(random_graphs(), st.integers(1, 4), st.integers(2, 5))
+def test_a_dropped_edge_is_no_edge(graph: Graph, every: int, repeats: int) -> None:
+    """Whether the order of the nodes is made for it or is that of all edges; and no replay leaves a trace in the next."""
+    # launches and streams also tell the queue and the usual spacing of a run that goes on
+    dropped = ~np.isin(graph.edge_kind, [edge_kind("launch"), edge_kind("stream")]) & (np.arange(len(graph.src)) % every == 0)
+    edges = {name: getattr(graph, name)[~dropped] for name in ("src", "dst", "edge_kind", "lag_ns", "free_ns")}
+    without = msgspec.structs.replace(graph, **edges)
+    for times in (1, repeats):
+        before = replay(graph, repeats=times)
+        assert replay(graph, dropped_edges=dropped, repeats=times).end.tolist() == replay(without, repeats=times).end.tolist()
+        assert replay(graph, repeats=times).end.tolist() == before.end.tolist()
+
+
 @given(random_graphs())
 def test_the_step_is_at_least_as_long_as_every_chain(graph: Graph) -> None:
     longest = np.zeros(len(graph.kind), dtype=np.int64)

@@ -15,7 +15,9 @@ from gpudiag.roofline import calls
 from gpudiag.roofline.chains import chains
 from gpudiag.timeline.whatif.times import Bools, Floats
 
-_USED = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves", "op", "owner")
+_USED = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves")
+_DESCRIBED = ("family", "copy_kind", "numel", "item_bytes", "shapes")
+"""Columns of calls.SCHEMA that what-ifs ask of each kernel."""
 
 
 class Context:
@@ -62,14 +64,15 @@ class Context:
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Return _USED of `kernels` with name and bound as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA."""
-        frame = self.trace.kernels.select(_USED).with_columns(
-            text("name"), pl.col("bound").cast(pl.String), time_ns="busy_ns", call=pl.coalesce("owner", "op")
-        )
-        ops = self.trace.ops.select(pl.col("id").alias("call"), text("name").alias("op_name"), "phase", "signature", "thread")
-        frame = frame.join(ops, on="call", how="left", maintain_order="left")
+        """Return _USED of `kernels`, name as text, kind and bound as codes, with time_ns, op_name, phase, signature, thread, _DESCRIBED."""
+        kernels = self.trace.kernels.select(*_USED, pl.coalesce("owner", "op").alias("call"))
+        frame = kernels.drop("call").with_columns(text("name"), pl.col("kind", "bound").cast(pl.Categorical), time_ns="busy_ns")
+        asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
+        frame = frame.with_columns(self.trace.ops[column].gather(kernels["call"]).alias(name) for name, column in asked.items())
+        frame = frame.with_columns(text("op_name"), pl.col("phase").cast(pl.Categorical))
         pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
-        described = calls.table(pairs.iter_rows(), self.trace.signatures)
+        described = calls.table(pairs.iter_rows(), self.trace.signatures).select("op_name", "signature", *_DESCRIBED)
+        described = described.with_columns(pl.col("family", "copy_kind").cast(pl.Categorical))
         frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True, maintain_order="left")
         return frame.with_columns(pl.col("family").fill_null("other"))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudiag.errors import InputError
+from gpudiag.errors import InputError, nearest
+from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.timeline.whatif import batch, fused, host, kernels, kinds_of_time, lanes, launch, roof, syncs
 from gpudiag.timeline.whatif.setting import Kind, Setting, parted, shown
 
@@ -49,9 +50,16 @@ def _parse(text: str) -> Setting:
     setting = parted(text)
     kind = BY_NAME.get(setting.name)
     if kind is None or (setting.target and not kind.takes_target):
-        raise InputError(f"{shown(setting)}: there is no such what-if", f"there are {names()}")
+        raise InputError(f"{shown(setting)}: there is no such what-if{_meant(setting.name)}", f"there are {names()}")
     kind.words(setting)  # raises where the value is wrong
     return setting
+
+
+def _meant(name: str) -> str:
+    """Return what a person may have meant by the name of no what-if: a fix, which is tried and not replayed, or a name much like it."""
+    if name in FIX_BY_ID:
+        return f"; {name} is a fix: `gpudiag ab --fix {name} train.py` measures what it gives"
+    return nearest(name, BY_NAME)
 
 
 def names() -> str:
