@@ -10,9 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.api import Report, calibrate, diagnose, estimate_memory, profile
+    from gpudiag.api import Report, calibrate, diagnose, estimate_memory
     from gpudiag.api.door import ab, ab_script
     from gpudiag.api.experiment_result import ExperimentResult
+    from gpudiag.api.recorder import profile
     from gpudiag.capture.unmodified.marker import step
     from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
     from gpudiag.experiment.fixes.registered import register_fix
@@ -32,6 +33,7 @@ _HOMES = {
     "Task": "gpudiag.experiment.task",
     "ab": "gpudiag.api.door",
     "ab_script": "gpudiag.api.door",
+    "profile": "gpudiag.api.recorder",
     "register_fix": "gpudiag.experiment.fixes.registered",
     "step": "gpudiag.capture.unmodified.marker",
 }

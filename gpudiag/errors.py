@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -17,8 +18,8 @@ class GpudiagError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return the one line that is shown: the message, then the hint."""
-        return f"{self.message} ({self.hint})" if self.hint else self.message
+        """Return the one line that is shown: the message, then the hint; a value that is quoted may hold line ends."""
+        return " ".join((f"{self.message} ({self.hint})" if self.hint else self.message).splitlines())
 
 
 class InputError(GpudiagError):
@@ -40,6 +41,15 @@ class MissingDependencyError(GpudiagError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return '; did you mean ...?' with the most similar known name, '' where none is similar."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """Return '; did you mean ...?' with the known name that is most similar, or shares a word with it; '' where there is none."""
+    names = {one.lower(): one for one in known}
+    sharing = [one for one in names if _words(one) & _words(name)]
+    close = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6) or difflib.get_close_matches(
+        name.lower(), sharing, n=1, cutoff=0
+    )
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name that tell something: 'num_workers' and 'loader-workers' share one."""
+    return set(re.findall("[a-z]{4,}", name.lower()))

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 from fuzz.documents import Document, complete, cpu_training, distributed, gpu_training, work
-from fuzz.test_fuzz import survives
+from fuzz.survival import survives
+from unprivileged import ordinary_rights
 
 from gpudiag.cli import main
 
@@ -121,15 +122,16 @@ def test_paths_that_lead_nowhere(report: Run, tmp_path: Path) -> None:
     report("nosuch://bucket/trace.json").refuses("cannot be opened")
 
 
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may read every file")
 def test_a_file_that_may_not_be_read(report: Run, trace: Path) -> None:
     trace.chmod(0)
-    report(trace).refuses("permission denied")
-    trace.parent.chmod(0)
-    try:
+    with ordinary_rights():
         report(trace).refuses("permission denied")
-    finally:
-        trace.parent.chmod(0o700)
+        trace.parent.chmod(0)
+        try:
+            report(trace).refuses("permission denied")
+            report(trace.parent).refuses("Permission denied")
+        finally:
+            trace.parent.chmod(0o700)
 
 
 # -- bundles and folders of ranks
@@ -171,6 +173,15 @@ def test_a_bad_file_among_the_ranks_costs_only_its_rank(report: Run, tmp_path: P
     report(tmp_path / "rank0.json", "--rank", 0).refuses("leave --rank out")
 
 
+def test_a_current_folder_that_is_gone(report: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for path in (trace, "trace.json"):
+        report(path).refuses("the current folder does not exist any more", "cd")
+
+
 # -- outputs and rules
 
 
@@ -187,11 +198,39 @@ def test_targets_that_cannot_be_written(report: Run, trace: Path, tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.html", "trace.json"]
 
 
-@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write everywhere")
+def test_parts_of_a_bundle_that_may_not_be_read(report: Run, tmp_path: Path) -> None:
+    folder = bundle(tmp_path / "bundle")
+    lost = folder / "telemetry"
+    (lost / "rank0").mkdir(parents=True)
+    with ordinary_rights():
+        for place in (lost, lost / "rank0"):
+            place.chmod(0)
+            result = report(folder)
+            place.chmod(0o700)
+            assert result.code == 0, result.err
+            assert "telemetry/rank0 cannot be read" in " ".join(result.out.split())
+        for name in ("trace", "manifest.json"):
+            (folder / name).chmod(0)
+            report(folder).refuses(f"bundle/{name}: cannot be read (Permission denied)")
+            (folder / name).chmod(0o700)
+
+
+def test_a_rank_that_may_not_be_read_costs_only_itself(report: Run, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank{rank}.json").write_bytes(RECORDED)
+    (tmp_path / "rank1.json").chmod(0)
+    with ordinary_rights():
+        result = report(tmp_path)
+        assert result.code == 0, result.err
+        assert "permission denied" in result.out
+        report(tmp_path, "--rank", 1).refuses("permission denied")
+
+
 def test_a_folder_that_may_not_be_written(report: Run, trace: Path) -> None:
     trace.parent.chmod(0o500)
     try:
-        report(trace, "-o", trace.parent / "r.html").refuses("Permission denied")
+        with ordinary_rights():
+            report(trace, "-o", trace.parent / "r.html").refuses("Permission denied")
     finally:
         trace.parent.chmod(0o700)
 

@@ -14,7 +14,7 @@ from gpudiag.api import claims, outcomes
 from gpudiag.api.candidates import Candidate, named_by, report_of, tryable
 from gpudiag.api.flow import Flow
 from gpudiag.api.store import Named, NamedRow
-from gpudiag.capture.bundle import is_bundle
+from gpudiag.capture.folder import is_bundle
 from gpudiag.experiment import search
 from gpudiag.experiment.recording import record
 from gpudiag.model.experiment import FixCall

@@ -24,7 +24,8 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.bundle import is_bundle
+from gpudiag.capture.folder import is_bundle
+from gpudiag.model.decoding import UNREADABLE
 
 VERSION = 1
 """Raised when the layout of an entry changes; entries of older versions are removed when a new one is written."""
@@ -50,6 +51,8 @@ _SEAL, _MAX_SEAL_BYTES = "seal.json", 1 << 20
 _VERSION_FOLDER = re.compile(r"v(\d{1,6})")
 _STALE_S = 3600.0
 """Age at which a folder that was not finished is of a process that died."""
+_TRIES = 100
+"""To remove what others remove at the same time: each makes what is left smaller."""
 _READ_ONLY = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 """Neither through a link nor waiting for the writer of a pipe; not every system has all flags."""
 _MARKS = {
@@ -139,7 +142,7 @@ def place_of(path: str | Path) -> Path | None:
 
 def load(slot: Slot) -> dict[str, bytes] | None:
     """Return the files of an entry; None where there is none, or where anything about it is not as it was written."""
-    with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    with suppress(OSError, *UNREADABLE):
         _check_real(slot.place, slot.folder)
         seal = msgspec.json.decode(_read(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
         if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
@@ -200,10 +203,6 @@ def _make_folders(slot: Slot) -> None:
     """Make the folders down to the entry's parent. Raises OSError where that cannot be, or where one of them is a link."""
     if not writable(slot.place.parent):
         raise PermissionError(errno.EACCES, "not writable", str(slot.place.parent))
-    if not slot.place.exists():
-        slot.place.mkdir(exist_ok=True)
-        for name, text in _MARKS.items():
-            (slot.place / name).write_text(text)
     level = slot.place
     for part in ("", f"v{VERSION}", slot.kind, slot.subject):
         level = level / part
@@ -211,6 +210,9 @@ def _make_folders(slot: Slot) -> None:
             level.mkdir()
         if not stat.S_ISDIR(level.lstat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
+    for name, text in _MARKS.items():  # also where the process that made the folder was killed before it came to them
+        with suppress(FileExistsError), open(slot.place / name, "x") as file:
+            file.write(text)
 
 
 def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
@@ -248,9 +250,13 @@ def _versions(place: Path) -> dict[Path, int]:
 
 
 def _folders(inside: Iterable[Path]) -> list[Path]:
-    """Return the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError."""
-    real = [folder for folder in inside if folder.is_dir() and not folder.is_symlink()]
-    return sorted(path for folder in real for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    """Return the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError, not for what is removed meanwhile."""
+    found: list[Path] = []
+    for folder in inside:
+        if folder.is_dir() and not folder.is_symlink():
+            with suppress(FileNotFoundError):
+                found += [path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()]
+    return sorted(found)
 
 
 def _older(place: Path) -> list[Path]:
@@ -267,17 +273,32 @@ def listed(place: Path, subject: str | None = None) -> tuple[Kept, ...]:
 
 
 def _weight(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+    found = 0
+    with suppress(FileNotFoundError):  # another process is removing it
+        for path in folder.rglob("*"):
+            found += path.lstat().st_size if path.is_file() else 0
+    return found
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that other processes may be removing too. Raises OSError where that is not allowed."""
+    for _ in range(_TRIES):
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+            return
+        if not os.path.lexists(folder):
+            return
 
 
 def clear(place: Path, subject: str | None = None) -> int:
     """Remove what is kept in a cache folder, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
     kept = listed(place, subject)
     for one in kept:
-        shutil.rmtree(one.path)
+        _remove(one.path)
         for empty in (one.path.parent, one.path.parent.parent, one.path.parent.parent.parent):
             with suppress(OSError):
                 empty.rmdir()
-    if not place.is_symlink() and place.is_dir() and {path.name for path in place.iterdir()} <= set(_MARKS):
-        shutil.rmtree(place)
+    with suppress(FileNotFoundError):
+        if not place.is_symlink() and place.is_dir() and {path.name for path in place.iterdir()} <= set(_MARKS):
+            shutil.rmtree(place)
     return sum(one.size_bytes for one in kept)

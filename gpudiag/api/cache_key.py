@@ -17,13 +17,9 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-import msgspec
-import numpy as np
-import polars as pl
-
 from gpudiag.api.cache import BESIDE, IN_BUNDLE
 from gpudiag.api.installed import version
-from gpudiag.capture.bundle import is_bundle
+from gpudiag.capture.folder import is_bundle
 from gpudiag.hardware.peaks_cache import peaks_folder
 
 QUICK_ABOVE_BYTES = 1 << 30
@@ -155,8 +151,11 @@ def rule_files(folders: Iterable[str]) -> str | None:
 
 @cache
 def code() -> str:
-    """Return the digest of what computes: versions of gpudiag, Python and libraries; names, sizes and times of gpudiag's own files."""
-    libraries = (version("gpudiag"), sys.version, pl.__version__, np.__version__, msgspec.__version__)
+    """Return the digest of what computes: versions of gpudiag, Python and libraries; names, sizes and times of gpudiag's own files.
+
+    Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
+    """
+    libraries = (sys.version, *(version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
     return digest(libraries, sorted(entry for package in ("gpudiag", "gpudiag_rules") for entry in _sources(str(files(package)))))
 
 

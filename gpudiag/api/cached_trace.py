@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.api import cache, cache_key
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta, check
 from gpudiag.trace import read as read_trace
 
@@ -22,7 +23,7 @@ _LEVEL = 1
 is 31 MB, 0.12 s and 0.03 s, but then the page cache holds four times as much."""
 
 _NOT_OURS: tuple[type[BaseException], ...] = (
-    KeyError, AssertionError, msgspec.MsgspecError, UnicodeDecodeError, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError,
+    KeyError, AssertionError, *UNREADABLE, pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError,
 )  # fmt: skip
 """What reading tables raises that are whole, but not those of a trace."""
 

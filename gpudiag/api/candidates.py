@@ -14,6 +14,8 @@ from gpudiag.experiment.design import Arm
 from gpudiag.experiment.fixes import applier
 from gpudiag.experiment.search import DESCRIBED, conflicting
 from gpudiag.experiment.variants import Variant, varied
+from gpudiag.files import read_file
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.fixes import FIX_BY_ID, Fix, Parity
 from gpudiag.model.report import ReportData, from_json
@@ -105,10 +107,10 @@ def report_of(path: str) -> ReportData:
     try:
         if target.stat().st_size > MAX_REPORT_BYTES:
             raise InputError(f"{target}: larger than {MAX_REPORT_BYTES >> 20} MB, this is no report")
-        return from_json(target.read_bytes())
+        return from_json(read_file(target, MAX_REPORT_BYTES))
     except OSError as error:
         raise InputError(f"{target}: {error.strerror}", "give a report: gpudiag report BUNDLE -o report.json") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNREADABLE:
         raise InputError(f"{target}: no report", "give what `gpudiag report PATH -o report.json` wrote") from None
 
 

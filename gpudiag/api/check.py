@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpudiag.errors import InputError, UsageError
+from gpudiag.files import open_file
 from gpudiag.model.gates import CheckData, Gates, to_json
 from gpudiag.model.measured import Measured
 
@@ -109,7 +110,7 @@ def read_gates(path: AnyPath) -> Gates:
 
     target = Path(os.fspath(path))
     try:
-        with target.open("rb") as file:
+        with open_file(target) as file:
             data = file.read(MAX_BYTES + 1)
         text = data.decode("utf-8")
     except OSError as error:

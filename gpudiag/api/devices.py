@@ -14,8 +14,8 @@ from gpudiag.hardware.derate import derate, observed_clock_mhz
 from gpudiag.hardware.peaks_cache import cache_key, cached_peaks, peaks_key, store_cached
 from gpudiag.hardware.resolve import resolve
 from gpudiag.model.bundle import Manifest
-from gpudiag.model.hardware import Device, DeviceKind
-from gpudiag.model.trace import ObservedDevice, Trace
+from gpudiag.model.hardware import Device, DeviceKind, ObservedDevice
+from gpudiag.model.trace import Trace
 
 
 class Found(NamedTuple):

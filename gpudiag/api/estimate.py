@@ -12,6 +12,9 @@ from gpudiag.roofline.transformer import PRESETS, Estimate, Transformer, estimat
 
 DEFAULT_PRESET = "playbook"
 
+LARGEST = 10**12
+"""Of any size: a thousand times the largest batches in tokens that were ever trained with."""
+
 
 class Estimated(msgspec.Struct, frozen=True):
     """What `gpudiag memory --estimate --json FILE` writes: the model that was asked about, and its memory."""
@@ -59,6 +62,8 @@ def _read(setting: str, name: str, value: str) -> Any:
     field = next(item for item in msgspec.structs.fields(Transformer) if item.name == name)
     try:
         return msgspec.convert(value, field.type, strict=False)
+    except UnicodeEncodeError:  # an argument that is no UTF-8: half surrogate pairs, which msgspec cannot read
+        raise UsageError(f"--set {setting}: {name} takes no such text") from None
     except msgspec.ValidationError as error:
         choices = [str(choice) for choice in get_args(field.type)] if get_origin(field.type) is Literal else []
         if choices:
@@ -67,8 +72,10 @@ def _read(setting: str, name: str, value: str) -> Any:
 
 
 def _checked(model: Transformer) -> Transformer:
-    """Return `model`; raises UsageError for a size below 1."""
+    """Return `model`; raises UsageError for a size below 1, or beyond what any estimate can be written with."""
     for name, value in msgspec.to_builtins(model).items():
         if type(value) is int and value < (0 if name in ("zero_stage", "optimizer_bytes") else 1):
             raise UsageError(f"--set {name}={value}: must be at least 1")
+        if type(value) is int and value > LARGEST:
+            raise UsageError(f"--set {name}: must be at most {LARGEST:,}")
     return model

@@ -24,6 +24,7 @@ from gpudiag.api.store import Options, Planned, Store
 from gpudiag.capture import launch
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner
+from gpudiag.experiment.alone import alone
 from gpudiag.experiment.ending import ArmError
 from gpudiag.experiment.variants import Variant
 from gpudiag.experiment.variants import variants as variants_of
@@ -31,7 +32,7 @@ from gpudiag.model.experiment import ExperimentData, FixCall
 
 __all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "experiment"]
 
-_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown")
+_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
 """Options that may be others when experiments go on."""
 
 
@@ -68,27 +69,27 @@ def experiment(
     `fixes`: `ID` or `ID=VALUE`; `variants`: see experiment.variants; `auto`: those fixes that the findings of a fresh recording name.
     `progress` is told what is being done, `tell` what the pairs of a comparison say so far, `done` each outcome. All is kept in a
     bundle (options.output).
-    Raises InputError and UsageError for what cannot be asked for, InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps
-    experiments from going on.
+    Raises InputError and UsageError for what cannot be asked for, and while another experiment runs on this machine,
+    InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps experiments from going on.
     """
     chosen = options or Options()
     planned = _planned(command, fixes, variants, auto, chosen)
-    if chosen.resume:
-        store, planned = _resumed(planned, chosen)
-    else:
+    if not chosen.resume:
         _checked(planned)
-        store = stores.begin(Path(chosen.output) if chosen.output else launch.default_path(), planned)
-    with factory.turning(planned.command), runner.scratch() as folder:
-        flow = Flow(
-            store,
-            planned,
-            folder,
-            Budget(chosen.budget_s),
-            progress=progress or (lambda _: None),
-            tell=tell or (lambda _name, _found: None),
-            done=done or (lambda _: None),
-        )
-        return _done(flow, store)
+    say = progress or (lambda _: None)
+    with alone(shared_ok=chosen.shared_ok, wait=chosen.wait, tell=say) as note:
+        store, planned = _resumed(planned, chosen) if chosen.resume else _begun(planned, chosen)
+        with factory.turning(planned.command), runner.scratch() as folder:
+            budget = Budget(chosen.budget_s)
+            flow = Flow(
+                store, planned, folder, budget, progress=say, tell=tell or (lambda _name, _found: None), done=done or (lambda _: None)
+            )
+            flow.notes.extend([note] if note else [])
+            return _done(flow, store)
+
+
+def _begun(planned: Planned, options: Options) -> tuple[Store, Planned]:
+    return stores.begin(Path(options.output) if options.output else launch.default_path(), planned), planned
 
 
 def _done(flow: Flow, store: Store) -> ExperimentResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -261,6 +261,7 @@ class Flow:
         recipe = outcomes.recipe(self.tried, self.planned.command, checked=self.options.parity)
         if complete:
             notes.extend(outcomes.unchecked(self.tried) if self.options.parity else ())
+        notes.extend(self._wanting() if left else ())
         return ExperimentData(
             baseline=self.baseline,
             experiments=(*(one for _, one in self.tried), *self.screened),
@@ -268,6 +269,12 @@ class Flow:
             complete=complete and not left,
             notes=tuple(dict.fromkeys(notes)),
         )
+
+    def _wanting(self) -> Iterator[str]:
+        """Yield what one change takes up to its first look, so that a larger budget can be chosen; nothing where that is not known."""
+        least_s = SLACK * self.design.looks[0] * self._pair_s() / TIMING_SHARE
+        if least_s > 0:
+            yield f"one change may take {_minutes(least_s)} until anything can be said of it: --budget should allow that for each"
 
 
 def _open(found: Parity) -> bool:

@@ -10,8 +10,8 @@ import polars as pl
 
 from gpudiag.api.telemetry import of_device
 from gpudiag.attribution import intervals
-from gpudiag.capture.bundle import OpenedBundle, ranks_of, read_manifest, read_segment
-from gpudiag.capture.folder import SEGMENTS, manifest_name
+from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_segment
+from gpudiag.capture.folder import SEGMENTS, manifest_name, ranks_of
 from gpudiag.capture.telemetry.part import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
 from gpudiag.errors import InputError
 from gpudiag.model import tables

@@ -12,7 +12,8 @@ from gpudiag.api.ranks import RankInput, Recording, listed_ranks
 from gpudiag.api.unread import Answer, Unread
 from gpudiag.job.build import MOST_WORLD, find_job
 from gpudiag.job.wire import decode
-from gpudiag.model.job import Job, RankSummary
+from gpudiag.model.job import Job
+from gpudiag.model.rank import RankSummary
 
 SUMMARISE = "gpudiag.api.rank:summarise"
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import polars as pl
 
 from gpudiag.api.cache import IN_BUNDLE
 from gpudiag.api.growing import patience_s
-from gpudiag.capture.bundle import is_bundle, read_manifest
-from gpudiag.capture.folder import MANIFEST_PATTERN
+from gpudiag.capture.bundle import read_manifest
+from gpudiag.capture.folder import MANIFEST_PATTERN, is_bundle
+from gpudiag.capture.segment import NotASegmentError, rows
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 from gpudiag.trace.source import text_blocks
@@ -247,7 +247,7 @@ def _steps_so_far(bundle: Path, rank: int) -> int:
     count = 0
     for path in (bundle / "steps" / f"rank{rank}").glob("[!.]*.parquet"):
         try:
-            count += 0 if path.is_symlink() else int(pl.scan_parquet(path).select(pl.len()).collect().item())
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+            count += 0 if path.is_symlink() else rows(path)
+        except (NotASegmentError, OSError):
             continue  # being written, or damaged
     return count

@@ -17,7 +17,9 @@ from gpudiag.api.opened import Opened, Question, diagnosed
 from gpudiag.attribution import intervals
 from gpudiag.diagnosis.loader import rules_in_force
 from gpudiag.errors import InputError, UsageError
+from gpudiag.files import read_file
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.measured import Measured, OpKey
 from gpudiag.model.report import SCHEMA_VERSION, ReportData, Source, from_json
 from gpudiag.roofline.oprows import op_steps
@@ -117,12 +119,12 @@ def read_report(path: Path) -> ReportData | None:
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             return None
-        data = path.read_bytes()
+        data = read_file(path, MAX_REPORT_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "give a bundle, a trace or a report") from None
     try:
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
     if head.schema_version is None or head.source is None:
         return None
@@ -130,5 +132,5 @@ def read_report(path: Path) -> ReportData | None:
         raise InputError(f"{path}: a report of version {head.schema_version}, this gpudiag knows {SCHEMA_VERSION}", "upgrade gpudiag")
     try:
         return from_json(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path}: a report that cannot be read: {error}", "write it anew: gpudiag report PATH -o report.json") from None

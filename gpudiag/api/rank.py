@@ -17,6 +17,7 @@ from gpudiag.api.ranks import RankInput
 from gpudiag.diagnosis.config import Config
 from gpudiag.diagnosis.loader import SUFFIX, rules_in_force
 from gpudiag.errors import InputError
+from gpudiag.files import read_file
 from gpudiag.job.summary import summarise as summary_of
 from gpudiag.job.wire import encode
 from gpudiag.model.job import Job
@@ -81,7 +82,7 @@ def _text(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_RULE_BYTES:
             raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", "leave it out of the folder of rules")
-        return path.read_text(encoding="utf-8")
+        return read_file(path, MAX_RULE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({type(error).__name__})", "check its access rights, and that it is UTF-8") from None
 

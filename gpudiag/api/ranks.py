@@ -13,11 +13,13 @@ import msgspec
 
 from gpudiag.api.remote import listed
 from gpudiag.api.windows import common_window
-from gpudiag.capture.bundle import is_bundle, ranks_of
+from gpudiag.capture.folder import is_bundle, ranks_of
 from gpudiag.errors import InputError, UsageError
+from gpudiag.model.job import RANKS_UNTOLD
 from gpudiag.model.report import Source
 from gpudiag.trace.folder import rank_files, ranks_by_name, traces_among
 from gpudiag.trace.peek import peek
+from gpudiag.trace.source import shown
 
 _AT_ONCE = 16
 """Headers read at a time: behind a URL each is a wait for the network."""
@@ -89,6 +91,8 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
 
     Raises InputError where nothing is there, UsageError for a window of what is no bundle.
     """
+    for path in paths:
+        _check_text(path)
     bundles = [path for path in paths if "://" not in path and os.path.isdir(path) and is_bundle(Path(path))]
     if window is not None and len(bundles) < len(paths):
         other = next(path for path in paths if path not in bundles)
@@ -140,7 +144,16 @@ def _matching(pattern: str) -> list[str]:
     return found
 
 
+def _check_text(path: str) -> None:
+    """Raise InputError for a name that is no text: reports, which are UTF-8, could not say what they are of."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{shown(path)}: this name is no valid UTF-8", "rename it, or give another path to it") from None
+
+
 def _local(path: str) -> RankInput:
+    _check_text(path)
     try:
         size = os.path.getsize(path)
     except (OSError, ValueError):
@@ -176,7 +189,7 @@ def _numbered(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str, ...]
             told = own
     if set(told) == {None}:
         numbered = [msgspec.structs.replace(one, rank=place) for place, one in enumerate(traces)]
-        return numbered, ("neither names nor traces tell which rank they are of: they are numbered in the order of their names",)
+        return numbered, (f"{RANKS_UNTOLD}: they are numbered in the order of their names",)
     strays = [name for name, rank in zip(names, told, strict=True) if rank is None]
     numbered = [msgspec.structs.replace(one, rank=rank) for one, rank in zip(traces, told, strict=True) if rank is not None]
     return numbered, ((f"left out, their names tell no rank: {_listed(strays)}",) if strays else ())

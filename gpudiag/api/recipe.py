@@ -23,6 +23,7 @@ from gpudiag.experiment.fixes import applier
 from gpudiag.experiment.fixes.registered import REGISTERED, Registered, register_again, registered
 from gpudiag.experiment.importable import place
 from gpudiag.experiment.knobs import KnobFix
+from gpudiag.files import read_file
 from gpudiag.model.experiment import ExperimentData, FixCall, Recipe
 from gpudiag.model.fixes import Fix
 from gpudiag.report.files import write
@@ -139,7 +140,7 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
     try:
         if target.stat().st_size > MAX_BYTES:
             raise InputError(f"{path}: larger than {MAX_BYTES // 1_000_000} MB, this is no recipe")
-        found = msgspec.convert(_parsed(path, target.read_text(encoding="utf-8")), type=_File)
+        found = msgspec.convert(_parsed(path, read_file(target, MAX_BYTES).decode("utf-8")), type=_File)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
     except UnicodeDecodeError:

@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.api.claims import together
+from gpudiag.files import read_file
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.experiment import ExperimentData
 
 FOLDER = "experiments"
@@ -27,9 +29,9 @@ def stored(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
     warnings: list[str] = []
     for path in sorted((bundle / FOLDER).glob("*.json"), key=lambda path: path.stem)[-MAX_FILES:]:
         try:
-            if path.is_symlink() or path.stat().st_size > MAX_BYTES:
+            if path.is_symlink():
                 raise OSError
-            found.append(msgspec.json.decode(path.read_bytes(), type=ExperimentData))
-        except (OSError, msgspec.MsgspecError):
+            found.append(msgspec.json.decode(read_file(path, MAX_BYTES), type=ExperimentData))
+        except (OSError, *UNREADABLE):
             warnings.append(f"{FOLDER}/{path.name} could not be read and is left out")
     return together(found), tuple(warnings)

@@ -33,6 +33,17 @@ def query(path: str, text: str, *, rank: int | None = None, window: int | None =
         raise InputError(f"the query: {error}{_nearest(error)}", "gpudiag sql --help lists the tables") from None
 
 
+def columns() -> pl.DataFrame:
+    """Return every column that a query can name: its table, name, unit and meaning."""
+    import polars as pl
+
+    from gpudiag.facts.sql import TABLES
+    from gpudiag.model import tables
+
+    rows = [(name, column.name, column.unit, column.doc) for name in TABLES for column in tables.TABLES[name]]
+    return pl.DataFrame(rows, schema=["table", "column", "unit", "what it is"], orient="row")
+
+
 def _nearest(error: Exception) -> str:
     from gpudiag.errors import nearest
 

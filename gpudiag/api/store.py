@@ -16,6 +16,8 @@ from gpudiag.api.results import FOLDER, MAX_BYTES
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Design
 from gpudiag.experiment.variants import Variant
+from gpudiag.files import read_file
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Pair, Parity
 from gpudiag.report.files import write
 
@@ -45,6 +47,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Sandbox = "auto"
     steady_malloc: bool = False
     shared_ok: bool = False
+    wait: bool = False
+    """For the end of another experiment on this machine, instead of refusing."""
     clean_exit: bool = False
     parity: bool = True
     parity_only: bool = False
@@ -221,8 +225,8 @@ def resume(bundle: Path) -> tuple[Store, Planned]:
 
 def _complete(path: Path) -> bool:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ExperimentData).complete
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(path, MAX_BYTES), type=ExperimentData).complete
+    except (OSError, *UNREADABLE):
         return False
 
 
@@ -231,13 +235,13 @@ def _rows(path: Path) -> list[Row]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{path}: larger than {MAX_BYTES >> 20} MB, these are no experiments")
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
         whole, _, cut = data.rpartition(b"\n")
         rows: list[Row] = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
         if cut:
             write(path, whole + b"\n")
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise InputError(f"{path}: not the rows of an experiment of this version ({error})", "start anew without --resume") from None
     return rows

@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals
 from gpudiag.capture.bundle import OpenedBundle
-from gpudiag.capture.telemetry.sampler import GPU_COLUMNS
+from gpudiag.capture.telemetry.readings import GPU_COLUMNS
 from gpudiag.model.bundle import Manifest, TelemetryInfo
 from gpudiag.model.telemetry import Energy, Telemetry
 from gpudiag.timeline.energy import energy

@@ -13,6 +13,8 @@ from gpudiag.api.results import FOLDER, MAX_BYTES, MAX_FILES
 from gpudiag.api.store import BaselineRow, ComparisonRow, NamedRow, Options, PairRow, ParityRow, Planned, Row
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.stats import compared
+from gpudiag.files import open_file, read_file
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, Parity, outcome_of
 
 NO_SCIPY = "scipy is not installed here: pairs are shown, their interval is not computed (pip install 'gpudiag[train]')"
@@ -59,14 +61,14 @@ class _File:
         if self.damaged or state.st_size > MAX_BYTES:
             self.damaged = True
             return
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(self._offset)
             data = file.read(MAX_BYTES)
         whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
         try:
             self.rows += [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
             self._offset += len(whole)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self.damaged = True
 
 
@@ -146,10 +148,8 @@ def _stamp(path: Path) -> tuple[int, int]:
 def _result(path: Path) -> ExperimentData | None:
     """Return a result; None where there is none, or it cannot be read."""
     try:
-        if path.is_symlink() or path.stat().st_size > MAX_BYTES:
-            return None
-        return msgspec.json.decode(path.read_bytes(), type=ExperimentData)
-    except (OSError, msgspec.MsgspecError):
+        return None if path.is_symlink() else msgspec.json.decode(read_file(path, MAX_BYTES), type=ExperimentData)
+    except (OSError, *UNREADABLE):
         return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from gpudiag.api.growing import STALE_AFTER_S, Growing, Grown
-from gpudiag.capture.bundle import is_bundle, ranks_of
+from gpudiag.capture.folder import is_bundle, ranks_of
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest, Window
 from gpudiag.model.watch import Moment, WatchStatus

@@ -15,12 +15,13 @@ from gpudiag.model.bundle import UNFINISHED, Window
 from gpudiag.report.history import told
 from gpudiag.timeline.history import history
 
+_TOO_SHORT = "the loop ended before the profiled steps"
 _SIGNS = (
     ("was switched off", "mend that and record again"),
     ("another torch profiler", "leave out the other profiler, or record at steps where it does not run: at_steps="),
     (UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
     ("the training loop ended with", "the loop was left before the profiled steps: lower skip="),
-    ("steps recorded (", "the loop ended before the profiled steps: record more steps, or lower skip= and record="),
+    ("steps recorded (", f"{_TOO_SHORT}: record more steps, about 20 and better 50, or lower skip= and record="),
     ("the run ended before", "record more steps, or ask for earlier ones"),
     ("were not begun", "the loop ended before the profiled steps: record more steps, or lower skip="),
 )

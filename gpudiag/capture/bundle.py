@@ -9,11 +9,14 @@ from typing import Literal
 import msgspec
 import polars as pl
 
-from gpudiag.capture.folder import MANIFEST_PATTERN, MAX_MANIFEST_BYTES, inductor_name, manifest_name, other_ranks, trace_name
+from gpudiag.capture.folder import MAX_MANIFEST_BYTES, inductor_name, is_bundle, manifest_name, other_ranks, ranks_of, trace_name
 from gpudiag.capture.schedule import SITES_INDEX
+from gpudiag.capture.segment import NotASegmentError, decode
 from gpudiag.errors import InputError
+from gpudiag.files import read_file
 from gpudiag.model import tables
 from gpudiag.model.bundle import BUNDLE_VERSION, UNFINISHED, Manifest, Window
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.inductor import INDUCTOR_VERSION, InductorCode
 
 MAX_INDUCTOR_BYTES = 64 << 20
@@ -24,6 +27,9 @@ MAX_RANKS = 256
 
 _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 """Columns that every segment has; others came with later versions, or are not known on every device."""
+
+MAX_SEGMENT_BYTES = 256 << 20
+"""Ten minutes of a thousand steps a second take some 100 MB."""
 
 _TRACE = re.compile(r"rank(\d{1,9})-w(\d{1,9})\.json\.gz")
 _PLACE = re.compile(r" - at `(\$[\w.\[\]]+)`$")
@@ -96,28 +102,26 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
-def ranks_of(path: Path) -> tuple[int, ...]:
-    """Return the ranks that have a manifest in the folder `path`. Raises OSError."""
-    names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
-    return tuple(sorted(int(match.group(1) or 0) for match in names if match))
+def _entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, sorted; nothing where there is none. Raises OSError where it may not be looked into."""
+    try:
+        return sorted(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def traces_of(path: Path) -> dict[tuple[int, int], Path]:
     """Return the trace files of the bundle at `path` by rank and window, found by listing its folder."""
     found = {}
-    for entry in (path / "trace").glob("rank*.json.gz"):
+    try:
+        entries = _entries(path / "trace")
+    except OSError as error:
+        raise InputError(f"{path / 'trace'}: cannot be read ({error.strerror})", "check the path and its permissions") from None
+    for entry in entries:
         match = _TRACE.fullmatch(entry.name)
         if match and entry.is_file() and not entry.is_symlink():
             found[int(match.group(1)), int(match.group(2))] = entry
     return found
-
-
-def is_bundle(path: Path) -> bool:
-    """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
-    try:
-        return path.is_dir() and bool(ranks_of(path))
-    except OSError:
-        return False
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -125,7 +129,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             raise InputError(f"{path}: larger than {MAX_MANIFEST_BYTES >> 20} MB, this is no manifest", "give a bundle written by gpudiag")
-        data = path.read_bytes()
+        data = read_file(path, MAX_MANIFEST_BYTES)
         version = msgspec.json.decode(data, type=_Version).bundle_version
         if version > BUNDLE_VERSION:
             raise InputError(
@@ -134,7 +138,7 @@ def read_manifest(path: Path) -> Manifest:
         return msgspec.json.decode(data, type=Manifest)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise InputError(f"{path}: not the manifest of a bundle ({_fault(error)})", "give a bundle written by gpudiag") from None
 
 
@@ -145,19 +149,26 @@ def _fault(error: Exception) -> str:
 
 
 def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
-    """Return one segment of a table with the columns of `schema`; None where it is damaged."""
+    """Return one segment of a table with the columns of `schema`; None where it is damaged, no file, or not written by gpudiag."""
     try:
-        found = pl.read_parquet(path)
+        found = decode(read_file(path, MAX_SEGMENT_BYTES))
         optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
         return found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError):
+    except (pl.exceptions.PolarsError, NotASegmentError, OSError):
         return None
 
 
 def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.DataFrame:
     """Return the rows of all segments in `folder`, ordered by `order`."""
     frames, schema = [], tables.schema(table)
-    for path in sorted(folder.glob("*.parquet")):
+    try:
+        entries = _entries(folder)
+    except OSError as error:
+        warnings.append(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out")
+        entries = []
+    for path in entries:
+        if path.suffix != ".parquet":
+            continue
         frame = None if path.name.startswith(".") or path.is_symlink() else read_segment(path, schema)
         if frame is None:
             warnings.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
@@ -171,8 +182,8 @@ def _inductor(path: Path, warnings: list[str]) -> InductorCode | None:
     if not path.is_file() or path.is_symlink():
         return None
     try:
-        code = msgspec.json.decode(path.read_bytes(), type=InductorCode) if path.stat().st_size <= MAX_INDUCTOR_BYTES else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError):
+        code = msgspec.json.decode(read_file(path, MAX_INDUCTOR_BYTES), type=InductorCode)
+    except (OSError, *UNREADABLE):
         code = None
     if code is None or code.version > INDUCTOR_VERSION:
         warnings.append(f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes")

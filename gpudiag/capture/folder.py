@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpudiag.files import read_file
 from gpudiag.model.bundle import MANIFEST_NAME, Manifest, RankState
+from gpudiag.model.decoding import UNREADABLE
 
 SEGMENTS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
 
@@ -93,8 +95,8 @@ def _claimant(path: Path) -> str | None:
 
 def _begun(path: Path) -> Manifest | None:
     try:
-        return msgspec.json.decode((path / MANIFEST_NAME).read_bytes(), type=Manifest)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_file(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), type=Manifest)
+    except (OSError, *UNREADABLE):
         return None
 
 
@@ -142,6 +144,20 @@ def release_claim(path: Path) -> None:
         (path / CLAIM_NAME).unlink()
 
 
+def ranks_of(path: Path) -> tuple[int, ...]:
+    """Return the ranks that have a manifest in the folder `path`. Raises OSError."""
+    names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
+    return tuple(sorted(int(match.group(1) or 0) for match in names if match))
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
+    try:
+        return path.is_dir() and bool(ranks_of(path))
+    except OSError:
+        return False
+
+
 def other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
     """Return the ranks that record or recorded beside `rank`, and whether their manifests are finished."""
     found = []
@@ -156,8 +172,8 @@ def _finished(path: Path) -> bool:
     try:
         if path.stat().st_size > MAX_MANIFEST_BYTES:
             return False
-        return msgspec.json.decode(path.read_bytes(), type=_Finished).finished
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(read_file(path, MAX_MANIFEST_BYTES), type=_Finished).finished
+    except (OSError, *UNREADABLE):
         return False
 
 

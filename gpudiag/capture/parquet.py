@@ -17,12 +17,12 @@ from gpudiag.model import tables
 
 Cell = int | float | str | None
 
-_MAGIC = b"PAR1"
-_INT64, _DOUBLE, _BYTE_ARRAY = 2, 5, 6  # parquet.thrift: Type
-_PHYSICAL: dict[pl.DataType, int] = {pl.Int64(): _INT64, pl.Float64(): _DOUBLE, pl.String(): _BYTE_ARRAY}
+MAGIC = b"PAR1"
+INT64, DOUBLE, BYTE_ARRAY = 2, 5, 6  # parquet.thrift: Type
+_PHYSICAL: dict[pl.DataType, int] = {pl.Int64(): INT64, pl.Float64(): DOUBLE, pl.String(): BYTE_ARRAY}
 _OPTIONAL, _UTF8 = 1, 0  # FieldRepetitionType, ConvertedType
-_PLAIN, _RLE, _UNCOMPRESSED, _DATA_PAGE = 0, 3, 0, 0
-_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12  # Thrift compact protocol field types
+PLAIN, RLE, UNCOMPRESSED, DATA_PAGE = 0, 3, 0, 0
+I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12  # Thrift compact protocol field types
 
 
 def _varint(value: int) -> bytes:
@@ -64,53 +64,53 @@ def _page(values: Sequence[Cell], kind: int) -> bytes:
     bits = np.packbits(present, bitorder="little").tobytes()
     levels = _varint(len(bits) << 1 | 1) + bits
     found = [value for value in values if value is not None]
-    if kind == _BYTE_ARRAY:
+    if kind == BYTE_ARRAY:
         encoded = [str(value).encode("utf-8", "replace") for value in found]
         body = b"".join(struct.pack("<I", len(item)) + item for item in encoded)
     else:
-        body = np.asarray(found, dtype="<f8" if kind == _DOUBLE else "<i8").tobytes()
+        body = np.asarray(found, dtype="<f8" if kind == DOUBLE else "<i8").tobytes()
     data = struct.pack("<I", len(levels)) + levels + body
     size = _zigzag(len(data))
-    counts = _struct((1, _I32, _zigzag(len(values))), (2, _I32, _zigzag(_PLAIN)), (3, _I32, _zigzag(_RLE)), (4, _I32, _zigzag(_RLE)))
-    return _struct((1, _I32, _zigzag(_DATA_PAGE)), (2, _I32, size), (3, _I32, size), (5, _STRUCT, counts)) + data
+    counts = _struct((1, I32, _zigzag(len(values))), (2, I32, _zigzag(PLAIN)), (3, I32, _zigzag(RLE)), (4, I32, _zigzag(RLE)))
+    return _struct((1, I32, _zigzag(DATA_PAGE)), (2, I32, size), (3, I32, size), (5, STRUCT, counts)) + data
 
 
 def _chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
     """Return the ColumnChunk of a page of `size` bytes that starts at `offset`."""
     meta = _struct(
-        (1, _I32, _zigzag(kind)),
-        (2, _LIST, _list(_I32, [_zigzag(_PLAIN), _zigzag(_RLE)])),
-        (3, _LIST, _list(_BINARY, [_binary(name)])),
-        (4, _I32, _zigzag(_UNCOMPRESSED)),
-        (5, _I64, _zigzag(rows)),
-        (6, _I64, _zigzag(size)),
-        (7, _I64, _zigzag(size)),
-        (9, _I64, _zigzag(offset)),
+        (1, I32, _zigzag(kind)),
+        (2, LIST, _list(I32, [_zigzag(PLAIN), _zigzag(RLE)])),
+        (3, LIST, _list(BINARY, [_binary(name)])),
+        (4, I32, _zigzag(UNCOMPRESSED)),
+        (5, I64, _zigzag(rows)),
+        (6, I64, _zigzag(size)),
+        (7, I64, _zigzag(size)),
+        (9, I64, _zigzag(offset)),
     )
-    return _struct((2, _I64, _zigzag(offset)), (3, _STRUCT, meta))
+    return _struct((2, I64, _zigzag(offset)), (3, STRUCT, meta))
 
 
 def _element(name: str, kind: int) -> bytes:
-    fields = [(1, _I32, _zigzag(kind)), (3, _I32, _zigzag(_OPTIONAL)), (4, _BINARY, _binary(name))]
-    return _struct(*fields, *([(6, _I32, _zigzag(_UTF8))] if kind == _BYTE_ARRAY else []))
+    fields = [(1, I32, _zigzag(kind)), (3, I32, _zigzag(_OPTIONAL)), (4, BINARY, _binary(name))]
+    return _struct(*fields, *([(6, I32, _zigzag(_UTF8))] if kind == BYTE_ARRAY else []))
 
 
 def encode(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
     """Return `columns` as a Parquet file with the schema of `table` (model.tables; Int64, Float64 and String columns, nullable)."""
     schema = {name: _PHYSICAL[dtype] for name, dtype in tables.schema(table).items()}
     rows = len(next(iter(columns.values())))
-    out, chunks = bytearray(_MAGIC), []
+    out, chunks = bytearray(MAGIC), []
     for name, kind in schema.items():
         page = _page(columns[name], kind)
         chunks.append(_chunk(name, kind, rows, len(out), len(page)))
         out += page
-    root = _struct((4, _BINARY, _binary("schema")), (5, _I32, _zigzag(len(schema))))
-    group = _struct((1, _LIST, _list(_STRUCT, chunks)), (2, _I64, _zigzag(len(out) - len(_MAGIC))), (3, _I64, _zigzag(rows)))
+    root = _struct((4, BINARY, _binary("schema")), (5, I32, _zigzag(len(schema))))
+    group = _struct((1, LIST, _list(STRUCT, chunks)), (2, I64, _zigzag(len(out) - len(MAGIC))), (3, I64, _zigzag(rows)))
     footer = _struct(
-        (1, _I32, _zigzag(1)),
-        (2, _LIST, _list(_STRUCT, [root, *(_element(name, kind) for name, kind in schema.items())])),
-        (3, _I64, _zigzag(rows)),
-        (4, _LIST, _list(_STRUCT, [group])),
-        (6, _BINARY, _binary("gpudiag")),
+        (1, I32, _zigzag(1)),
+        (2, LIST, _list(STRUCT, [root, *(_element(name, kind) for name, kind in schema.items())])),
+        (3, I64, _zigzag(rows)),
+        (4, LIST, _list(STRUCT, [group])),
+        (6, BINARY, _binary("gpudiag")),
     )
-    return bytes(out + footer + struct.pack("<I", len(footer)) + _MAGIC)
+    return bytes(out + footer + struct.pack("<I", len(footer)) + MAGIC)

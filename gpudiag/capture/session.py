@@ -28,8 +28,7 @@ from gpudiag.capture.windows import Windows
 from gpudiag.capture.writer import write_atomic
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import Manifest, RankState
-from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice
 
 Batch = TypeVar("Batch")
 

@@ -5,12 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import traceback
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from gpudiag.cli import ab, cache, calibrate, check, compare, dashboard, demo, export, fixes, memory, ops, report, run, schema, sql, whatif
+from gpudiag.cli import (
+    ab,
+    cache,
+    calibrate,
+    check,
+    compare,
+    dashboard,
+    demo,
+    doctor,
+    export,
+    fixes,
+    memory,
+    ops,
+    report,
+    run,
+    schema,
+    scrub,
+    sql,
+    whatif,
+)
 from gpudiag.cli import rules as rule_commands
+from gpudiag.cli.plain import PlainCommand, PlainGroup
 from gpudiag.cli.terminal import say
 from gpudiag.errors import GpudiagError
 
@@ -19,26 +40,32 @@ DEBUG = "GPUDIAG_DEBUG"
 
 app = typer.Typer(
     name="gpudiag",
+    cls=PlainGroup,
     help="Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.",
+    epilog="To begin: gpudiag run train.py, gpudiag report trace.json.gz, or gpudiag demo. Options of a command: gpudiag COMMAND --help.",
+    context_settings={"help_option_names": ["--help", "-h"]},
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # `main` shows errors, in one line
     rich_markup_mode=None,  # plain help: importing rich's panels takes longer than the rest of --help
 )
-app.command("report")(report.report)
+_command = partial(app.command, cls=PlainCommand)
+_command("report")(report.report)
 app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
 app.command("ab", cls=run.ScriptCommand, context_settings=run.SETTINGS)(ab.ab)
-app.command("compare")(compare.compare)
-app.command("check")(check.check)
-app.command("ops")(ops.ops)
-app.command("whatif")(whatif.whatif)
-app.command("sql")(sql.sql)
-app.command("memory")(memory.memory)
-app.command("demo")(demo.demo)
-app.command("calibrate")(calibrate.calibrate)
-app.command("dashboard")(dashboard.dashboard)
-app.command("cache")(cache.cache)
-app.command("fixes")(fixes.fixes)
+_command("compare")(compare.compare)
+_command("check")(check.check)
+_command("ops")(ops.ops)
+_command("whatif")(whatif.whatif)
+_command("sql")(sql.sql)
+_command("memory")(memory.memory)
+_command("demo")(demo.demo)
+_command("calibrate")(calibrate.calibrate)
+_command("dashboard")(dashboard.dashboard)
+_command("cache")(cache.cache)
+_command("fixes")(fixes.fixes)
+_command("scrub")(scrub.scrub)
+_command("doctor")(doctor.doctor)
 app.add_typer(rule_commands.app, name="rules")
 app.add_typer(schema.app, name="schema")
 app.add_typer(export.app, name="export")
@@ -58,9 +85,12 @@ def main() -> int:
 
 
 def _unforeseen(error: Exception) -> int:
-    """Say what happened and return the exit code: 2 for a full disk behind a standard stream, else 3."""
+    """Say what happened and return the exit code: 2 for a full disk behind a standard stream or a folder that is gone, else 3."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         say(f"gpudiag: cannot write: {error.strerror} (write to another place)")
+        return 2
+    if isinstance(error, FileNotFoundError) and not _stands_somewhere():
+        say("gpudiag: the current folder does not exist any more (change to another one: cd)")
         return 2
     if os.environ.get(DEBUG):
         traceback.print_exc()
@@ -68,6 +98,14 @@ def _unforeseen(error: Exception) -> int:
         line = f"gpudiag: internal error: {type(error).__name__}: {error}"
         say(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
     return 3
+
+
+def _stands_somewhere() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _run() -> int:

@@ -71,7 +71,8 @@ _Sandbox = Annotated[
     str, typer.Option("--sandbox", metavar="KIND", help="Keep files safe: auto, overlay, block (saves do nothing) or off.")
 ]
 _SteadyMalloc = Annotated[bool, typer.Option("--steady-malloc", help="Keep host memory instead of returning it, in all arms: less noise.")]
-_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure although other processes use the GPU.")]
+_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure although others use the GPU, or experiment on this machine.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of another experiment on this machine.")]
 _CleanExit = Annotated[bool, typer.Option("--clean-exit", help="Leave the script by an exception, so that its own cleaning up runs.")]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE; - for stdout.", show_default=False)
@@ -83,7 +84,8 @@ def ab(
     report: _Report = "", combine: _Combine = False, search: _Search = "ordered", output: _Output = "", resume: _Resume = "",
     budget: _Budget = "", pairs: _Pairs = "4..12", min_effect: _MinEffect = "1%", quality: _Quality = False, parity: _Parity = True,
     parity_only: _ParityOnly = False, probe_only: _ProbeOnly = False, aa: _Aa = False, sandbox: _Sandbox = "auto",
-    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, clean_exit: _CleanExit = False, json: _Json = None,
+    steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False, clean_exit: _CleanExit = False,
+    json: _Json = None,
 ) -> None:  # fmt: skip
     """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
     _check_json(json)
@@ -96,7 +98,7 @@ def ab(
         output=output, resume=resume, report=report, combine=combine, search=_one_of("--search", search, _SEARCHES),
         budget_s=seconds(budget or None, "--budget"), looks=_looks(pairs), min_effect=_share(min_effect), quality=quality, parity=parity,
         parity_only=parity_only, probe_only=probe_only, aa=aa, sandbox=_one_of("--sandbox", sandbox, _MODES),
-        steady_malloc=steady_malloc, shared_ok=shared_ok, clean_exit=clean_exit,
+        steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait, clean_exit=clean_exit,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
     command = _command(words or [], module, resume)

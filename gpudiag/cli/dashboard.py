@@ -14,7 +14,7 @@ from gpudiag.errors import InputError, MissingDependencyError
 
 def dashboard(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Folder with bundles or traces, at any depth.", show_default=False)
+        Path, typer.Argument(metavar="DIR", help="Folder with bundles or traces, at any depth.", show_default=False)
     ] = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 asks for a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8050,

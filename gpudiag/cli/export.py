@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from gpudiag.cli import options, outputs, terminal
+from gpudiag.cli.plain import PlainCommand, PlainGroup
 from gpudiag.errors import InputError
 
-app = typer.Typer(help="Write the recording and what was found in it for other tools.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=PlainGroup, help="Write the recording and what was found in it for other tools.", no_args_is_help=True, rich_markup_mode=None
+)
+_command = partial(app.command, cls=PlainCommand)
 
 _PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
 _WINDOW = typer.Option(
@@ -19,7 +24,7 @@ _WINDOW = typer.Option(
 _FOLDER = typer.Option("--output", "-o", metavar="DIR", help="Folder for one file a table; made where it is missing.", show_default=False)
 
 
-@app.command()
+@_command()
 def perfetto(
     path: Annotated[str, _PATH],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE (.json or .json.gz) to write.", show_default=False)],
@@ -37,7 +42,7 @@ def perfetto(
     terminal.say(f"wrote {output}; open it in ui.perfetto.dev or chrome://tracing")
 
 
-@app.command()
+@_command()
 def csv(
     path: Annotated[str, _PATH],
     output: Annotated[Path, _FOLDER],
@@ -48,7 +53,7 @@ def csv(
     _tables(path, output, "csv", rank, window)
 
 
-@app.command()
+@_command()
 def parquet(
     path: Annotated[str, _PATH],
     output: Annotated[Path, _FOLDER],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def fixes(
-    identifier: Annotated[str | None, typer.Argument(metavar="[ID]", help="A fix, such as bf16.", show_default=False)] = None,
+    identifier: Annotated[str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False)] = None,
 ) -> None:
     """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, what has to show it."""
     from gpudiag.errors import UsageError, nearest

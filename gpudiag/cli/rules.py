@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudiag.cli import config, options, outputs, terminal
+from gpudiag.cli.plain import PlainCommand, PlainGroup
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.rule import RuleBase
     from gpudiag.report.rulepages import RulePage
 
-app = typer.Typer(name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
+app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
+_command = partial(app.command, cls=PlainCommand)
 
 _LONGEST = 65_536
 """Characters of a line: no text in a rule file is longer (diagnosis.source)."""
@@ -23,7 +26,7 @@ _NoConfig = Annotated[bool, options.NO_CONFIG]
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule files (*.yaml).")]
 
 
-@app.command("list")
+@_command("list")
 def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     """List every rule: id, kinds of device, maturity, title; and how many are judged."""
     from gpudiag.diagnosis.config import notes
@@ -37,7 +40,7 @@ def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     _print(("id", "device", "maturity", "title"), rows, ("", f"{len(base.all)} rules: {', '.join(counts)}", *changed))
 
 
-@app.command()
+@_command()
 def show(
     identifier: Annotated[str, typer.Argument(metavar="ID", help="Rule id, such as OVH-01.")],
     rules: _Dirs = None,
@@ -54,7 +57,7 @@ def show(
     _show(page_of(rule))
 
 
-@app.command()
+@_command()
 def docs(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The page to write.")] = Path("rules.html"),
     rules: _Dirs = None,
@@ -72,7 +75,7 @@ def docs(
     typer.echo(f"wrote {output}: {len(base.all)} rules")
 
 
-@app.command()
+@_command()
 def check(folder: _Folder) -> None:
     """Check the rule files of DIR: every key, name, fix id, number and query. Fails at the first mistake with file, line and key."""
     from gpudiag.diagnosis.loader import read_folder
@@ -81,7 +84,7 @@ def check(folder: _Folder) -> None:
     typer.echo(f"{len(found.all)} rule file{'' if len(found.all) == 1 else 's'} in {folder}: well formed")
 
 
-@app.command()
+@_command()
 def test(folder: _Folder) -> None:
     """Run the tests inside the rule files of DIR (exit code 1 where one fails)."""
     from gpudiag.diagnosis.loader import read_folder
@@ -97,7 +100,7 @@ def test(folder: _Folder) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@_command()
 def facts(
     words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Only facts whose name, unit or text has each WORD.")] = None,
 ) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from gpudiag.cli import config, options, terminal
+from gpudiag.cli.plain import PlainCommand
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ MOST_LISTED = 4
 """Bundles of further processes that are named; a pool of workers leaves one each."""
 
 
-class ScriptCommand(TyperCommand):
+class ScriptCommand(PlainCommand):
     """A command whose options end at the script: after `-m MODULE` too, where Python itself ends its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -114,7 +114,8 @@ def run(
     }  # fmt: skip
     ran = runner.run(command, output, options, shown=shown, environ=environ, fixes=fixes)
     if _speaks(ran):
-        _tell(ran, report=report, rules=rules or [], no_config=no_config, price=(gpu_hour_price, planned_steps))
+        price = (gpu_hour_price, planned_steps)
+        _tell(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
     raise typer.Exit(ran.exit_code)
 
 
@@ -148,8 +149,10 @@ def _speaks(ran: Ran, environ: Mapping[str, str] | None = None) -> bool:
     return env.get("RANK", "0") == "0" or (env.get("LOCAL_RANK", "0") == "0" and ran.bundle is not None)
 
 
-def _tell(ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None)) -> None:
-    """Say what was recorded, where it is and what speaks against it; show the report before that."""
+def _tell(
+    ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
+) -> None:
+    """Say what was recorded, where it is, what speaks against it, and what to do next; show the report before that."""
     from gpudiag.api.launched import launched, listed
     from gpudiag.api.run import nothing_because
 
@@ -172,26 +175,30 @@ def _tell(ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool 
     stepless = bool(notes) and {entry.rank for entry in ran.told("note")}.issuperset(ran.ranks)
     then = "" if stepless else f"; `gpudiag report {shlex.quote(place)}` reports on it"
     if report and not stepless:
-        reported = _report(ran, bundle, rules, no_config, price)
+        reported = _report(ran, bundle, rules, no_config, price, script)
         then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:
         terminal.say(f"gpudiag: other processes trained too: {_listed(ran.others)}")
     terminal.say(f"gpudiag: the recording is {place}{then}")
 
 
-def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price: Price) -> bool | None:
-    """Return whether there is a report, which has been shown then; None where it may be had later: this time it was broken off.
+def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price: Price, script: str) -> bool | None:
+    """Return whether there is a report, shown then with the next command; None where it may be had later: this time it was broken off.
 
     The exit code is the script's, whatever becomes of the report: nothing is raised.
     """
     from gpudiag.api.run import report_on
+    from gpudiag.report import proving
 
+    terminal.say("gpudiag: the script is over; the report follows (Ctrl-C leaves it out)")
     try:
         with terminal.progress("reading") as progress:
             chosen = None if no_config else config.find()
             found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
         width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
         terminal.aside("\n" + found.text(width=width, top=10, color=coloured))
+        if command := proving.command(found.data, script):
+            terminal.say(f"gpudiag: next: {command}")
     except KeyboardInterrupt:
         terminal.say("gpudiag: no report: interrupted")
         return None

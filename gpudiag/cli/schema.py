@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import typer
 
 from gpudiag.cli import terminal
+from gpudiag.cli.plain import PlainCommand, PlainGroup
 
-app = typer.Typer(help="Print the JSON Schema of what gpudiag writes.", no_args_is_help=True)
+app = typer.Typer(cls=PlainGroup, help="Print the JSON Schema of what gpudiag writes.", no_args_is_help=True)
+_command = partial(app.command, cls=PlainCommand)
 
 
-@app.command("report")
+@_command("report")
 def report_schema() -> None:
     """Print the schema of what `gpudiag report PATH -o report.json` writes."""
     from gpudiag import api
@@ -19,7 +22,7 @@ def report_schema() -> None:
     _print(api.report_schema())
 
 
-@app.command("whatif")
+@_command("whatif")
 def whatif_schema() -> None:
     """Print the schema of what `gpudiag whatif PATH --json out.json` writes."""
     from gpudiag.api.whatif import json_schema
@@ -27,7 +30,7 @@ def whatif_schema() -> None:
     _print(json_schema())
 
 
-@app.command("memory")
+@_command("memory")
 def memory_schema() -> None:
     """Print the schema of what `gpudiag memory PATH --json out.json` writes."""
     from gpudiag.api.memory import json_schema
@@ -35,7 +38,7 @@ def memory_schema() -> None:
     _print(json_schema())
 
 
-@app.command("experiments")
+@_command("experiments")
 def experiments_schema() -> None:
     """Print the schema of what `gpudiag ab --json out.json` writes."""
     import msgspec
@@ -45,7 +48,7 @@ def experiments_schema() -> None:
     _print(msgspec.json.schema(ExperimentData))
 
 
-@app.command("compare")
+@_command("compare")
 def compare_schema() -> None:
     """Print the schema of what `gpudiag compare A B --json` prints."""
     from gpudiag.model.compare import json_schema
@@ -53,7 +56,7 @@ def compare_schema() -> None:
     _print(json_schema())
 
 
-@app.command("check")
+@_command("check")
 def check_schema() -> None:
     """Print the schema of what `gpudiag check PATH --json` prints."""
     from gpudiag.model.gates import json_schema

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
 
 from gpudiag.diagnosis.convert import convert
+from gpudiag.diagnosis.document import Source
 from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
 from gpudiag.diagnosis.message import NUMBER_FORMATS, Message, MessageError, compile_message
 from gpudiag.diagnosis.rule import ADVISORY, RULE_SCHEMA, Advisory, AdvisoryFile, Rule, RuleFile
-from gpudiag.diagnosis.source import Source
 from gpudiag.errors import nearest
 from gpudiag.facts import CATALOGUE, sql
 from gpudiag.facts.places import PLACES
@@ -56,7 +57,7 @@ def _rule(source: Source) -> Rule:
     _check_filled(source, file, "message", "severity")
     _check_references(source, file)
     units = _units(source, file)
-    kinds = {name: _kind(unit) for name, unit in units.items()}
+    kinds = {**_kinds_of_facts(), **{name: _kind(units[name]) for name in (*file.params, *file.facts)}}
     rule = Rule(
         source=source.path,
         file=file,
@@ -140,8 +141,18 @@ def _units(source: Source, file: RuleFile) -> dict[str, str]:
             raise source.error(key, "says not where the number comes from", "fill `origin`")
         if param.unit and param.unit not in NUMBER_FORMATS:
             raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
-    facts = {name: fact.unit for name, fact in CATALOGUE.items()}
-    return {**facts, **_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+    return {**_units_of_facts(), **_own_facts(source, file), **{name: param.unit or "count" for name, param in file.params.items()}}
+
+
+@functools.cache
+def _units_of_facts() -> dict[str, str]:
+    """Return the units of the catalogue: asked for by each of its rules, and for each inline test of them."""
+    return {name: fact.unit for name, fact in CATALOGUE.items()}
+
+
+@functools.cache
+def _kinds_of_facts() -> dict[str, Kind]:
+    return {name: _kind(unit) for name, unit in _units_of_facts().items()}
 
 
 def _own_facts(source: Source, file: RuleFile) -> dict[str, str]:
@@ -218,8 +229,8 @@ def _check_tests(source: Source, file: RuleFile) -> None:
     missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
     if missing:
         raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
+    units = {**_units_of_facts(), **{name: own.unit for name, own in file.facts.items()}}
     for index, test in enumerate(file.tests):
-        units = {**{name: fact.unit for name, fact in CATALOGUE.items()}, **{name: own.unit for name, own in file.facts.items()}}
         for name, value in test.facts.items():
             _check_fact(source, f"$.tests[{index}].facts.{name}", units, value)
         patterns = {pattern: None for item in file.withholds for pattern in item.rules}

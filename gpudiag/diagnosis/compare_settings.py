@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from gpudiag.attribution.steps import WHOLE_TRACE
-from gpudiag.diagnosis.confidence import MEASUREMENT_RULE
 from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
+from gpudiag.model.judged import MEASUREMENT_RULE
 from gpudiag.model.measured import Measured
 from gpudiag.model.report import Recorded, ReportData
 

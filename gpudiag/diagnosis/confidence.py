@@ -8,13 +8,11 @@ from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.model.finding import Confidence, Missing
 from gpudiag.model.hardware import Device
+from gpudiag.model.judged import MEASUREMENT_RULE
 
 GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
 
 Measurement = Literal["sound", "weak", "invalid"]
-
-MEASUREMENT_RULE = "EFF-03"
-"""The rule on the measurement: critical = invalid, else weak (architecture.md section 6)."""
 
 _LOST: dict[Measurement, int] = {"sound": 0, "weak": 1, "invalid": 2}
 """Grades that a measurement costs. An invalid one leaves the times of kernels, but not their shares of a step that it stretched."""

@@ -8,8 +8,8 @@ from typing import TypeVar, get_args
 import msgspec
 
 from gpudiag.diagnosis import rule as schema
+from gpudiag.diagnosis.document import Source
 from gpudiag.diagnosis.rule import ADVISORY, AdvisoryFile, RuleFile, RuleTest
-from gpudiag.diagnosis.source import Source
 from gpudiag.errors import InputError, nearest
 from gpudiag.facts.registry import UNITS
 from gpudiag.model.finding import Severity

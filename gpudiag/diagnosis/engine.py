@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag.diagnosis.confidence import GRADES, MEASUREMENT_RULE, Measurement, confidence_of
+from gpudiag.diagnosis.confidence import GRADES, Measurement, confidence_of
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.slowdown import explained_by_profiler
@@ -16,6 +16,7 @@ from gpudiag.diagnosis.withhold import NEVER, withheld
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Ceiling, FactValue, Finding, Missing, RuleOutcome, Severity
+from gpudiag.model.judged import AT_RECORDED_PACE, HOLDS, MEASUREMENT_RULE, NO_GAIN, SWITCHED_OFF
 from gpudiag.units import format_share
 
 if TYPE_CHECKING:
@@ -28,25 +29,12 @@ larger part, which was not seen (replayed graphs, kernels without ops)."""
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
-NO_GAIN = 0.005
-"""Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
-half a percent)."""
-
 NOT_ABOUT_TIME = (NEVER, "CAP-")
 """How the ids of rules begin that matter without a gain of time: hardware that fails, memory that runs out."""
-
-AT_RECORDED_PACE = "at the recorded pace"
-"""Why a finding gains nothing, where nobody knows how much the profiler slowed the host: the plain step may be limited by other things."""
-
-HOLDS = "holds, but "
-"""How the reason of a rule begins that holds and would gain nothing."""
 
 FOLDED_UP_TO = 1.2
 """A symptom goes into its cause as long as it gives back no more than this times what the cause does: what one finding explains of another
 cannot be much larger than the whole (heuristic: two ceilings differ by what they assume; a replay is off by a tenth at times)."""
-
-SWITCHED_OFF = "switched off"
-"""How the reason of a rule begins that the user does not want judged."""
 
 LITTLE = 0.03
 MUCH = 0.20

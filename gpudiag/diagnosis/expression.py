@@ -195,13 +195,12 @@ def _strict(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
             return join_reasons(*missing)
         try:
             result = operation(*values)
+            finite = isinstance(result, str) or math.isfinite(result)
         except ZeroDivisionError:
             return Missing("division by zero")
-        except OverflowError:
+        except OverflowError:  # also of isfinite: a whole number that no float holds
             return Missing("a number too large")
-        if isinstance(result, float) and not math.isfinite(result):
-            return Missing("no finite number")
-        return result
+        return result if finite else Missing("no finite number")
 
     return evaluate
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpudiag.diagnosis.compare_findings import fired
-from gpudiag.diagnosis.engine import HOLDS
 from gpudiag.model.finding import Finding, RuleOutcome, Severity
 from gpudiag.model.gates import FindingGate, GateOutcome, GateResult
+from gpudiag.model.judged import HOLDS
 from gpudiag.model.report import ReportData
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")

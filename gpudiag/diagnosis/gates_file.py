@@ -91,11 +91,15 @@ def _number(file: _File, name: str, key: str, value: Any) -> float:
     unit = METRICS[name].unit if key != "tolerance_share" else "share"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise file.error(f"{name}.{key}: a number is needed", name, key, hint=_unit_hint(unit))
-    if not math.isfinite(value):
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
         raise file.error(f"{name}.{key}: a finite number is needed", name, key)
-    if unit == "share" and abs(value) > 1:
-        raise file.error(f"{name}.{key}: {value:g} is no share", name, key, hint=_unit_hint(unit))
-    return float(value)
+    if unit == "share" and abs(found) > 1:
+        raise file.error(f"{name}.{key}: {found:g} is no share", name, key, hint=_unit_hint(unit))
+    return found
 
 
 def _unit_hint(unit: str) -> str:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import fnmatch
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from gpudiag.diagnosis.check import make
 from gpudiag.diagnosis.config import Config, apply
+from gpudiag.diagnosis.document import Source
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
-from gpudiag.diagnosis.source import Source, parse
 from gpudiag.diagnosis.withhold import NEVER
 from gpudiag.errors import InputError, nearest
+from gpudiag.parsed import parsed
 
 SUFFIX = ".yaml"
 
@@ -82,14 +83,27 @@ def _builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
     root = files("gpudiag_rules")
     folders = sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name)
     found = [(folder, file) for folder in folders for file in sorted(folder.iterdir(), key=lambda item: item.name)]
-    sources = [parse(f"rules/{folder.name}/{file.name}", file.read_bytes()) for folder, file in found if file.name.endswith(SUFFIX)]
+    texts = {f"rules/{folder.name}/{file.name}": file.read_bytes() for folder, file in found if file.name.endswith(SUFFIX)}
+    reader = files("gpudiag.diagnosis").joinpath("source.py").read_bytes()
+    rows = parsed("rules", [reader, *(piece for path, text in texts.items() for piece in (path.encode(), text))], lambda: _read(texts))
+    sources = [Source(*row) for row in rows]
     return tuple((source, make(source)) for source in sources)
+
+
+def _read(texts: Mapping[str, bytes]) -> list[list[Any]]:
+    """Return path, values and lines of each rule file."""
+    from gpudiag.diagnosis.source import parse  # here: where the values are kept, nothing else needs PyYAML
+
+    sources = [parse(path, text) for path, text in texts.items()]
+    return [[source.path, source.values, source.lines] for source in sources]
 
 
 def _folder(directory: str) -> Iterator[Source]:
     """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
     if not directory.strip():
         raise InputError("the folder of rules is empty text", f"give a folder that holds files *{SUFFIX}")
+    from gpudiag.diagnosis.source import parse
+
     root = Path(directory)
     if not os.path.isdir(directory):
         raise InputError(f"{directory}: no such folder of rules")

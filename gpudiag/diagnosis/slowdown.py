@@ -5,14 +5,10 @@ from __future__ import annotations
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.diagnosis.verdict import Verdict, decide
+from gpudiag.facts.host_time import NOT_CORRECTED
 from gpudiag.model.finding import Missing
+from gpudiag.model.judged import SLOWED, WITHHELD
 from gpudiag.units import format_ns
-
-WITHHELD = "withheld: "
-"""How the reasons begin for which a finding about the measurement's fault is not made."""
-
-SLOWED = "with the profiler"
-"""What those reasons say that are the profiler's slow-down: reports count them."""
 
 
 def explained_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
@@ -21,8 +17,6 @@ def explained_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
     Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
     fired on what was recorded: what it looks at is not known to be fine.
     """
-    from gpudiag.facts.host_time import NOT_CORRECTED  # here: what prints a report needs the words above alone
-
     slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
     if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
         return ""

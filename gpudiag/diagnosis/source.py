@@ -1,12 +1,12 @@
-"""Rule files as plain values, with the line of every key for messages."""
+"""YAML to the values of a rule file, with the line of every key for messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import yaml
 
+from gpudiag.diagnosis.document import Lines, Source
 from gpudiag.errors import InputError
 
 MAX_BYTES = 65_536
@@ -15,37 +15,38 @@ MAX_BYTES = 65_536
 MAX_DEPTH = 20
 """Levels of nesting: a rule has 4. libyaml composes by recursion in C, where too deep a file ends the process."""
 
-Lines = dict[str, int]
-"""Path of a key, such as '$.tests[0].facts' -> line from 1."""
+
+_BITS = 63
+"""Of a whole number, besides its sign: what the tables hold."""
+
+_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads eight times as fast; builds without it lack the name
 
 
-class Source(msgspec.Struct, frozen=True):
-    """A rule file as read: where it stands, its values, its lines."""
+class _Loader(_Base):  # type: ignore[misc]
+    """Reads the values of a rule."""
 
-    path: str
-    values: dict[str, Any]
-    lines: Lines
-
-    def error(self, key: str, message: str, hint: str | None = None) -> InputError:
-        """Return the error that names file, line and key."""
-        return InputError(f"{self.path}:{self.line(key)}: {key.removeprefix('$.')}: {message}", hint)
-
-    def line(self, key: str) -> int:
-        """Return the line of `key`, or of the nearest key around it."""
-        while key not in self.lines and key not in ("$", ""):
-            key = key[: max(key.rfind("."), key.rfind("["))]
-        return self.lines.get(key, 1)
+    def whole_number(self, node: yaml.Node) -> int:
+        """Return a number; raises YAMLError for one beyond 64 bits, which no fact has and no message can be written with."""
+        found: int = self.construct_yaml_int(node)
+        if found.bit_length() > _BITS:
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1}: a whole number of more than 64 bits")
+        return found
 
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml reads eight times as fast; builds without it lack the name
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
 
 
 def _check_shape(text: str) -> None:
-    """Raise YAMLError for aliases, which can blow a small file up to any size, and for nesting that no rule has; without recursion."""
+    """Raise YAMLError for what no rule has and PyYAML cannot bear; without recursion.
+
+    Aliases can blow a small file up to any size, tags ('!!int x') make values of texts that are none, nesting fills the stack.
+    """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent):
             raise yaml.YAMLError(f"{_line(event)}aliases (*name) are not allowed")
+        if getattr(event, "tag", None) is not None:
+            raise yaml.YAMLError(f"{_line(event)}tags (!name) are not allowed")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise yaml.YAMLError(f"{_line(event)}nested deeper than {MAX_DEPTH} levels")

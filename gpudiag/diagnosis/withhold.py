@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from gpudiag.diagnosis.expression import Lookup
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.diagnosis.slowdown import WITHHELD
 from gpudiag.diagnosis.verdict import Verdict, with_params
+from gpudiag.model.judged import WITHHELD
 
 NEVER = "HW-"
 """Rules about broken hardware are never withheld (rules.md A.5)."""

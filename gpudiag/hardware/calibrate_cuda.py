@@ -10,8 +10,7 @@ import msgspec
 from gpudiag.hardware import benchmarks as bench
 from gpudiag.hardware.resolve import resolve
 from gpudiag.model.cost import OVER_ROOF_ABOVE
-from gpudiag.model.hardware import Device, device_key
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice, device_key
 from gpudiag.units import format_rate, format_share
 
 _DRAM_WORKING_SET = 1 << 30

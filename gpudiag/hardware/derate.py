@@ -9,14 +9,10 @@ import msgspec
 import polars as pl
 
 from gpudiag.hardware.peaks import VECTOR
-from gpudiag.model.hardware import Device
+from gpudiag.model.hardware import SCALED, Device
 
 MIN_CLOCK_MHZ = 100.0
 """Below this a reading is a sleeping device or a fault of the driver, not a clock that kernels ran at."""
-
-
-SCALED = "peaks scaled by SM clock"
-"""Stands in the source of a device whose peaks are not those of its row."""
 
 MAX_CLOCK_MHZ = 10_000.0
 """Above this it is a field that the driver did not fill."""

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from gpudiag.hardware.table import Chip, Row
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import ObservedDevice
 
 # Reported size / marketing size in GiB. Seen: 0.91 (T4, inline ECC) to 1.016 (GB200); the nearest other size is 12 % away (80 / 94).
 _LEAST_MEMORY, _MOST_MEMORY = 0.88, 1.03

@@ -10,8 +10,7 @@ import msgspec
 from gpudiag.hardware.evidence import evidence, is_capability
 from gpudiag.hardware.names import DeviceName
 from gpudiag.hardware.table import Links, Row, Table
-from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice
 
 GPU_LAUNCH_FLOOR_NS = 2000.0
 """A kernel shorter than about 2 us cannot be judged by a roofline: the time of an empty kernel on current GPUs, rounded up."""

@@ -12,7 +12,9 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.bundle import Machine, Manifest
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.hardware import Device
+from gpudiag.parsed import cache_folder
 
 _MAX_BYTES = 1 << 20  # a real entry has about 2 kB
 
@@ -49,9 +51,19 @@ def load_cached(key: str) -> Device | None:
     try:
         with path.open("rb") as file:
             entry = msgspec.json.decode(file.read(_MAX_BYTES), type=_Entry)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return None
     return entry.device if entry.key == key and entry.device.provenance == "measured" else None
+
+
+def measured_at(key: str) -> float | None:
+    """Return when (Unix time in s) the peaks under `key` were stored; None where there are none."""
+    path = _path(key)
+    if path is None or load_cached(key) is None:
+        return None
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return None
 
 
 def store_cached(device: Device, key: str) -> str | None:
@@ -80,16 +92,9 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def peaks_folder() -> Path | None:
-    """Return where measured peaks are kept: $XDG_CACHE_HOME (absolute, as the XDG base directory specification asks) or ~/.cache.
-
-    None where there is no home folder.
-    """
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    try:
-        root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return root / "gpudiag" / "peaks"
+    """Return where measured peaks are kept (see parsed.cache_folder); None where there is no home folder."""
+    folder = cache_folder()
+    return None if folder is None else folder / "peaks"
 
 
 def _path(key: str) -> Path | None:

@@ -10,8 +10,7 @@ from gpudiag.hardware.evidence import evidence
 from gpudiag.hardware.names import DeviceName, in_family, is_named, parse_name
 from gpudiag.hardware.peaks import device_from_rates, device_from_row, fit
 from gpudiag.hardware.table import Row, Table, load_table
-from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice
 
 # Below this difference it does not matter which of two devices it is: streaming kernels reach 85-93 % of a bandwidth anyway.
 _ALIKE = 0.06

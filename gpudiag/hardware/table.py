@@ -8,6 +8,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.parsed import parsed
+
 Confidence = Literal["datasheet", "derived", "unverified"]
 
 
@@ -111,4 +113,4 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_table() -> Table:
     """Return the device table (read and checked once per process)."""
     text = importlib.resources.files("gpudiag.hardware").joinpath("devices.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=Table)
+    return msgspec.convert(parsed("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)

@@ -28,9 +28,11 @@ analysed.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.breakdown import BUCKETS
@@ -121,7 +123,8 @@ def _warn(text: str) -> None:
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line that called log_...
     except Warning:  # under -W error a warning would stop the training run
-        sys.stderr.write(f"{text}\n")
+        with suppress(Exception):
+            logging.getLogger("gpudiag").warning(text)
 
 
 def _steps(data: ReportData) -> dict[str, float | None]:

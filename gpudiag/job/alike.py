@@ -15,7 +15,7 @@ import polars as pl
 from gpudiag.job.clocks import SYNCHRONISING, Aligned
 from gpudiag.job.groups import Group, Named
 from gpudiag.job.stack import CODES
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 
 SAMPLES = 32
 """Ends of each rank that are looked for among those of the others."""

@@ -13,7 +13,8 @@ import polars as pl
 from gpudiag.job.pipeline import is_pipeline
 from gpudiag.job.records import steps_of
 from gpudiag.job.spread import spread
-from gpudiag.model.job import Balance, RankSummary
+from gpudiag.model.job import Balance
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import Floats, RankSteps, correlation, uneven
 
 _BUSY = ("compute", "memory", "overhead", "unknown")

@@ -15,7 +15,8 @@ from gpudiag.job.spread import spread
 from gpudiag.job.straggler import find_straggler
 from gpudiag.job.traffic import find_traffic
 from gpudiag.job.waits import call_table, matched_table
-from gpudiag.model.job import Job, RankRow, RankSummary, Spread
+from gpudiag.model.job import Job, RankRow, Spread
+from gpudiag.model.rank import RankSummary
 
 MOST_WORLD = 2**20
 """More than any job has: a damaged header."""

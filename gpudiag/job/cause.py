@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from gpudiag.job.differences import COMMUNICATION, excess, of_writing
 from gpudiag.job.slower import Found, device_cause
 from gpudiag.model.breakdown import IDLE_BUCKETS
-from gpudiag.model.job import Difference, RankSummary
+from gpudiag.model.job import Difference
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import RankSteps
 from gpudiag.units import format_ns
 

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.job.stack import CODES
-from gpudiag.model.job import Clocks, RankSummary
+from gpudiag.model.job import Clocks
+from gpudiag.model.rank import RankSummary
 from gpudiag.units import format_ns
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")

@@ -9,7 +9,8 @@ import numpy as np
 import polars as pl
 
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import Difference, RankRow, RankSummary
+from gpudiag.model.job import Difference, RankRow
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import PARTS, Floats, RankSteps
 
 COMMUNICATION = "exposed_communication"

@@ -8,7 +8,8 @@ import polars as pl
 
 from gpudiag.facts.exchange import EMBEDDING, EXPERTS
 from gpudiag.job.spread import spread
-from gpudiag.model.job import Experts, RankSummary
+from gpudiag.model.job import Experts
+from gpudiag.model.rank import RankSummary
 
 ALL_TO_ALL = "all_to_all"
 

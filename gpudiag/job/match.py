@@ -12,7 +12,7 @@ from gpudiag.job.clocks import Aligned, align
 from gpudiag.job.groups import Group, decide
 from gpudiag.job.order import PLACE, with_places
 from gpudiag.job.stack import Stack
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 from gpudiag.model.tables import Column
 
 _I64, _TEXT = pl.Int64(), pl.String()

@@ -11,7 +11,8 @@ from gpudiag.facts.link_rate import ONE_MACHINE
 from gpudiag.job.match import Matches
 from gpudiag.job.stack import CODES
 from gpudiag.job.waits import group_text
-from gpudiag.model.job import MessageRow, RankSummary
+from gpudiag.model.job import MessageRow
+from gpudiag.model.rank import RankSummary
 from gpudiag.roofline.costs.collectives import bandwidths
 
 MOST_ROWS = 200

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from gpudiag.model.breakdown import IDLE_BUCKETS
-from gpudiag.model.job import Pipeline, RankSummary
+from gpudiag.model.job import Pipeline
+from gpudiag.model.rank import RankSummary
 
 POINT_TO_POINT = "point_to_point"
 

@@ -9,7 +9,8 @@ import polars as pl
 
 from gpudiag.job.clocks import Aligned
 from gpudiag.model.breakdown import BUCKETS, BucketsNs
-from gpudiag.model.job import RankRow, RankSummary
+from gpudiag.model.job import RankRow
+from gpudiag.model.rank import RankSummary
 from gpudiag.units import format_ns
 
 

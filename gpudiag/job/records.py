@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import COLUMNS, RankSteps, rank_steps, thinned
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpudiag.job.differences import excess, of_ops, of_telemetry, of_work
-from gpudiag.model.job import Difference, RankSummary
+from gpudiag.model.job import Difference
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import RankSteps
 from gpudiag.units import format_count, format_flop, format_ns
 

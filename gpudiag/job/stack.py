@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 from gpudiag.trace.message_kinds import KINDS
 
 BETWEEN = "\x1f"

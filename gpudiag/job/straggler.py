@@ -12,7 +12,8 @@ from gpudiag.job.cause import find_cause
 from gpudiag.job.differences import of_buckets, of_parts
 from gpudiag.job.lateness import Late, late_ranks, nobody
 from gpudiag.job.records import steps_of
-from gpudiag.model.job import RankRow, RankSummary, Straggler
+from gpudiag.model.job import RankRow, Straggler
+from gpudiag.model.rank import RankSummary
 from gpudiag.timeline.rank_steps import MIN_STEPS, Floats, RankSteps
 
 MIN_PROFILED = 3

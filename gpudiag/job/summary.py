@@ -10,7 +10,7 @@ from gpudiag.facts.window import Window
 from gpudiag.job.exposure import device_spans, with_exposure
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.breakdown import BUCKETS, Breakdown
-from gpudiag.model.job import MESSAGES, MOST_OPS, OPS, STEPS, RankSummary
+from gpudiag.model.rank import MESSAGES, MOST_OPS, OPS, STEPS, RankSummary
 from gpudiag.model.tables import Column
 from gpudiag.timeline.breakdown import step_breakdowns, unknown_breakdown
 from gpudiag.trace.kernel_names import STEP_MARK

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from gpudiag.model.job import MOST_SQUARE, RankSummary, Traffic
+from gpudiag.model.job import MOST_SQUARE, Traffic
+from gpudiag.model.rank import RankSummary
 
 _EVEN = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Parts of S/n that a rank has for each other rank of its group."""

@@ -9,7 +9,7 @@ import polars as pl
 from gpudiag.job.exposure import exposed_until
 from gpudiag.job.match import MATCHED, Matches
 from gpudiag.job.stack import CODES
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 
 FROM_ROOT = ("broadcast", "scatter")
 """The others wait for the root alone, and the root for nobody."""

@@ -10,7 +10,7 @@ import polars as pl
 from polars import selectors
 
 from gpudiag.errors import InputError
-from gpudiag.model.job import MESSAGES, OPS, STEPS, RankSummary
+from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
 from gpudiag.model.tables import Column
 
 WIRE_VERSION = 1

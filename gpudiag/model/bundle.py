@@ -6,13 +6,14 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.hardware import Device
+from gpudiag.model.hardware import Device, ObservedDevice
 from gpudiag.model.program import Program
-from gpudiag.model.trace import ObservedDevice
 
 BUNDLE_VERSION = 1
 """Major version of the bundle layout; readers refuse newer ones."""
 
+BREAKS_OFF = "the file breaks off or is malformed"
+"""How the warning about a trace begins that was read as far as it goes."""
 UNFINISHED = "the run is still recording or was killed: this is what it had written until then"
 """Warning about a bundle whose manifest was never finished."""
 

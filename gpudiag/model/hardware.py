@@ -10,6 +10,9 @@ import msgspec
 DeviceKind = Literal["gpu", "cpu"]
 PeakProvenance = Literal["datasheet", "derived", "unverified", "measured"]
 
+SCALED = "peaks scaled by SM clock"
+"""Stands in the source of a device whose peaks are not those of its row."""
+
 
 # Weights in a type that the matrix units do not know are converted first (weight-only fp8 and fp4 on an A100); integers and fp64 are not.
 _WIDER: dict[str, tuple[str, ...]] = {
@@ -32,6 +35,19 @@ def device_key(name: str, index: int, uuid: str | None, sm_count: int | None) ->
     if not uuid:
         return f"{name} #{index}"
     return f"{name} {hashlib.sha256(f'{uuid} {sm_count}'.encode()).hexdigest()[:16]}"
+
+
+class ObservedDevice(msgspec.Struct, frozen=True):
+    """What a recording says about a device; any field may be unknown (None or '')."""
+
+    index: int = 0
+    name: str = ""
+    sm_count: int | None = None
+    memory_bytes: int | None = None
+    compute_capability: str | None = None
+    warp_size: int | None = None
+    key: str | None = None
+    """Bundles only: tells this very device from others of its name (`device_key`)."""
 
 
 class Device(msgspec.Struct, frozen=True):

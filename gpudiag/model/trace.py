@@ -8,22 +8,10 @@ import msgspec
 import polars as pl
 
 from gpudiag.model import tables
+from gpudiag.model.hardware import ObservedDevice
 
 Recorder = Literal["torch", "nsys"]
 """What wrote a recording: PyTorch's profiler or Nsight Systems."""
-
-
-class ObservedDevice(msgspec.Struct, frozen=True):
-    """What a recording says about a device; any field may be unknown (None or '')."""
-
-    index: int = 0
-    name: str = ""
-    sm_count: int | None = None
-    memory_bytes: int | None = None
-    compute_capability: str | None = None
-    warp_size: int | None = None
-    key: str | None = None
-    """Bundles only: tells this very device from others of its name (model.hardware.device_key)."""
 
 
 class Thread(msgspec.Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpudiag.diagnosis.engine import NO_GAIN
 from gpudiag.model.finding import Finding, Where
+from gpudiag.model.judged import NO_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.report import words
 

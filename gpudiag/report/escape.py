@@ -6,8 +6,6 @@ import re
 import unicodedata
 from typing import Any
 
-import msgspec
-
 LONGEST = 300
 """Characters of one name that are shown; names in traces can be megabytes."""
 
@@ -71,6 +69,8 @@ def prose(text: str, limit: int = 2_000) -> str:
 
 def json_for_script(value: Any) -> str:
     """Return `value` as JSON that cannot end the script element that holds it: < > & and line separators are escaped."""
+    import msgspec  # here: every command cleans what it says, and few write a page
+
     return msgspec.json.encode(value).decode().translate(_FOR_SCRIPT)
 
 

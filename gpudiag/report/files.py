@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
+import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +16,12 @@ from gpudiag.errors import InputError, UsageError
 
 _NEW_FILE = 0o666
 """Mode of a new file before the process's mask, as open() has it."""
+
+_RANDOM = re.compile(r"[0-9a-f]{16}")
+"""How the name of a temporary file ends."""
+
+_STALE_S = 3600.0
+"""Age at which a temporary file is of a process that died: a report is written in seconds."""
 
 
 def write(target: Path, data: bytes) -> None:
@@ -38,7 +46,11 @@ def write_by(target: Path, put: Callable[[IO[bytes]], None]) -> None:
 
 
 def _replace(target: Path, put: Callable[[IO[bytes]], None]) -> None:
-    temporary = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}")
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "a folder, pipe, socket or device stands there")  # a rename would take its place
+    begins = f".{target.name[:40]}."
+    _tidy(target.parent, begins)
+    temporary = target.with_name(f"{begins}{os.urandom(8).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
     try:
         with os.fdopen(handle, "wb") as file:
@@ -48,6 +60,15 @@ def _replace(target: Path, put: Callable[[IO[bytes]], None]) -> None:
         temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path, begins: str) -> None:
+    """Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            ours = entry.name.startswith(begins) and _RANDOM.fullmatch(entry.name, len(begins))
+            if ours and time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_S:
+                os.unlink(entry.path)
 
 
 def save(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:

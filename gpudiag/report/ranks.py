@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
+from gpudiag.model.job import RANKS_UNTOLD, Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
 from gpudiag.model.report import ReportData
 from gpudiag.report import telemetry, words
 from gpudiag.report.escape import clean
@@ -30,6 +30,10 @@ _NAMES = {
 }
 """What a Difference names -> what people call it."""
 
+_STRANGERS = (
+    "Nothing in the files says that they are ranks of one job: if they are not, report on each file alone, and compare two by "
+    "gpudiag compare A B."
+)
 _ALIKE = 0.005
 """Spread over the ranks, as a share of the median, below which a figure is the same on all of them."""
 
@@ -46,7 +50,8 @@ def headline(report: ReportData) -> str:
     step = f"a step takes {_spread(job.wall, ('the slowest', 'the fastest'))}"
     own = "" if job.own is None or _same(job.own) else f"; without waiting for other ranks {_spread(job.own, ('', ''))}"
     reason = f": {clean(job.shown_reason, 200).rstrip('.')}" if job.shown_reason else ""
-    return f"{read} {words.plural(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
+    told = f"{read} {words.plural(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
+    return f"{told} {_STRANGERS}" if any(text.startswith(RANKS_UNTOLD) for text in report.trust.warnings) else told
 
 
 def read_ranks(job: Job) -> list[RankRow]:

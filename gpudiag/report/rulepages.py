@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudiag.diagnosis.engine import SWITCHED_OFF
 from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule
 from gpudiag.facts import CATALOGUE
 from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.judged import SWITCHED_OFF
 
 CATEGORIES = {
     "eff": "Efficiency and measurement",

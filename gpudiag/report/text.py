@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
-from gpudiag.report import chosen, history, memory, ranks_text, recorded, textops, trust, unsaid, waiting, words
+from gpudiag.report import chosen, history, memory, proving, ranks_text, recorded, textops, trust, unsaid, waiting, words
 from gpudiag.report.console import (
     QUIET,
     WIDEST_PROSE,
@@ -22,7 +22,6 @@ from gpudiag.report.console import (
     unbroken,
 )
 from gpudiag.report.escape import clean, tail
-from gpudiag.report.experiment import text as experiments
 from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
     _findings(console, report, everything)
     _waiting(console, report)
     _changes(console, report)
-    experiments.section(console, report.experiments)
+    _experiments(console, report)
     history.section(console, report)
     memory.section(console, report.memory)
     _trust(console, report)
@@ -71,6 +70,13 @@ def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool =
         line(console, clean(said, _LONGEST_REASON), QUIET)
     line(console, "A rule in full: gpudiag rules show ID. Everything, as one page: gpudiag report PATH -o report.html", QUIET)
     return finished(sink)
+
+
+def _experiments(console: Console, report: ReportData) -> None:
+    if report.experiments:
+        from gpudiag.report.experiment.text import section  # here: most reports hold none
+
+        section(console, report.experiments)
 
 
 def _title(console: Console, report: ReportData) -> None:
@@ -189,6 +195,8 @@ def _findings(console: Console, report: ReportData, everything: bool) -> None:
         item(console, f"{number}. ", clean(chosen.in_short(finding), 200), indent=_INDENT)
     if said := chosen.no_sum(report):
         line(console, said, QUIET)
+    if command := proving.command(report):
+        line(console, f"Measure it before you change the code: {command}")
 
 
 def _folded(console: Console, finding: Finding, report: ReportData, everything: bool) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gpudiag.diagnosis.engine import SWITCHED_OFF
-from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
-from gpudiag.hardware.derate import SCALED
-from gpudiag.model.bundle import UNFINISHED
+from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
+from gpudiag.model.hardware import SCALED
+from gpudiag.model.judged import SLOWED, SWITCHED_OFF, WITHHELD
 from gpudiag.model.report import Mfu, MfuReference, ReportData
 from gpudiag.report import history, ranks, telemetry, waiting
 from gpudiag.report.words import ROUNDS_TO_ZERO, has_steps, plural, step_ns, weak_measurement, work_word
@@ -30,6 +29,8 @@ COUNTED_ENOUGH = 0.95
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
 _CLASSES_TOLD = 5
+_WORTH_A_LINE = 1.1
+"""A slow-down from which a person who times the training would doubt the time of a step."""
 _FASTER = 0.95
 """A slow-down below this is noise that is worth a word."""
 # Two durations that differ by less are one to the reader.
@@ -38,7 +39,22 @@ _SKEWED = 0.1
 
 def headlines(report: ReportData) -> list[str]:
     """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
-    return [text for text in (ranks.headline(report), coverage_line(report), mfu_line(report)) if text]
+    return [
+        text for text in (_broken(report), _unprofiled(report), ranks.headline(report), coverage_line(report), mfu_line(report)) if text
+    ]
+
+
+def _broken(report: ReportData) -> str:
+    """Return that the recording is not whole, which changes what every figure means; '' where it is."""
+    return next((f"The recording is not whole: {text}." for text in report.trust.warnings if text.startswith(BREAKS_OFF)), "")
+
+
+def _unprofiled(report: ReportData) -> str:
+    """Return how long a step takes without the profiler, which is the time that a person knows; '' where it is unknown or much the same."""
+    slowdown, pace = report.trust.profiler_slowdown, report.history
+    if pace is None or pace.median_ns is None or slowdown is None or slowdown < _WORTH_A_LINE:
+        return ""
+    return f"Without the profiler a step takes {format_ns(pace.median_ns)} (median); the figures below are of the profiled steps."
 
 
 def trust_lines(report: ReportData) -> list[tuple[str, str]]:
@@ -71,8 +87,9 @@ def rules_line(report: ReportData) -> str:
 
 
 def warning_lines(report: ReportData) -> list[str]:
-    """Return the warnings without those that only repeat what a line above them says: how many steps there are."""
-    return [text for text in report.trust.warnings if text != NO_MARKS and not _FEW_STEPS.match(text)]
+    """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off."""
+    said = (BREAKS_OFF, NO_MARKS)
+    return [text for text in report.trust.warnings if not text.startswith(said) and not _FEW_STEPS.match(text)]
 
 
 def measurement_line(report: ReportData) -> str:

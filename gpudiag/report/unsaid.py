@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpudiag.diagnosis.engine import AT_RECORDED_PACE, HOLDS
-from gpudiag.diagnosis.slowdown import WITHHELD
 from gpudiag.model.finding import RuleOutcome
+from gpudiag.model.judged import AT_RECORDED_PACE, HOLDS, WITHHELD
 from gpudiag.model.report import ReportData
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import msgspec
 
-from gpudiag.facts.idle_places import place_words
+from gpudiag.facts.spoken import place_words
 from gpudiag.model.replay import WhatIf
 from gpudiag.model.report import IdleRow, ReportData, SyncRow
 from gpudiag.report import words

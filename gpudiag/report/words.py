@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpudiag.diagnosis.confidence import MEASUREMENT_RULE
-from gpudiag.diagnosis.engine import NO_GAIN
 from gpudiag.model.breakdown import BUSY_BUCKETS, IDLE_BUCKETS
 from gpudiag.model.cost import OVER_ROOF_ABOVE
 from gpudiag.model.finding import Evidence, Finding, Where
 from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.judged import MEASUREMENT_RULE, NO_GAIN
 from gpudiag.model.report import OpRow, ReportData
 from gpudiag.report.labels import placed
 from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpudiag.errors import InputError
+from gpudiag.files import open_file
 from gpudiag.model.trace import Trace
-from gpudiag.trace import nsys, reader
-from gpudiag.trace.nsys.database import MAGIC
+from gpudiag.trace import reader
 from gpudiag.trace.snapshot import is_old_pickle, is_pickle
 from gpudiag.trace.source import shown
+
+_SQLITE = b"SQLite format 3\0"
+"""The first bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
 
 _NSYS_REPORTS = (".nsys-rep", ".qdrep")
 """Nsight Systems' own format, which is not documented (.qdrep before 2021.4)."""
@@ -26,7 +29,11 @@ def read(path: str | Path) -> Trace:
         raise InputError(message, f"export it: nsys export --type sqlite {shown(source)}")
     if "://" not in source:
         _check_no_pickle(Path(source))
-    return nsys.read(source) if is_sqlite(source) else reader.read(path)
+    if not is_sqlite(source):
+        return reader.read(path)
+    from gpudiag.trace import nsys
+
+    return nsys.read(source)
 
 
 def _check_no_pickle(path: Path) -> None:
@@ -44,7 +51,7 @@ def is_sqlite(path: str) -> bool:
     if "://" in path:
         return False
     try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+        with open_file(path) as file:
+            return file.read(len(_SQLITE)) == _SQLITE
     except (OSError, ValueError):
         return False

@@ -14,11 +14,16 @@ KEPT_HEADERS = frozenset({"deviceProperties", "distributedInfo", "baseTimeNanose
 """Top-level keys whose value is looked at. All others (metadata blocks with environment variables and tokens) are skipped unread."""
 MAX_EVENT_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 20
+MAX_BAD = 1_000_000
+"""Entries that are no events, from which on a file is given up where they are most of it: each is tried by itself."""
+MAX_KEYS = 100_000
+"""Top-level keys: traces have some twenty."""
 _MAX_KEY_BYTES = 1 << 20
 
 _WHITE = b" \t\r\n"
 _SPACE = re.compile(rb"[ \t\r\n]*")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_IN_STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+"""From inside a string to its end, or to the last complete escape; without the quote it never has to go back."""
 _SCALAR = re.compile(rb'[^,\]}\[{"\s]*')
 _BETWEEN_EVENTS = re.compile(rb"\}([ \t\r\n]*),[ \t\r\n]*\{")
 _EVENTS_END = re.compile(rb"\}([ \t\r\n]*)\][ \t\r\n]*(?:[,}]|\Z)")
@@ -27,8 +32,15 @@ _OPEN_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET, _COMMA, _COLON, _QUOTE = b'{[],:"'
 _CLOSE_BRACE = ord("}")
 
 
+_UNPACK = "unpack it, and give the traces in it"
+
+
 class NotATraceError(Exception):
-    """The text is not a trace; the message is in plain words and holds nothing of the text."""
+    """The text is not a trace; the message is in plain words and holds nothing of the text. `hint`: what to do, where its kind tells."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class CutShortError(Exception):
@@ -66,8 +78,22 @@ class Share(NamedTuple):
     of: int
 
 
+def _other_kind(data: bytes | bytearray) -> NotATraceError:
+    """Return the error about a file that is no JSON, by what its beginning says that it is."""
+    if data[:4] == b"PK\x03\x04":
+        return NotATraceError("is a zip archive, not a trace", _UNPACK)
+    if data[257:262] == b"ustar":
+        return NotATraceError("is a tar archive, not a trace", _UNPACK)
+    if data[:512].lstrip()[:1] == b"<":
+        return NotATraceError("is a web page (HTML or XML), not a trace", "download the file itself")
+    return NotATraceError("is not a JSON trace")
+
+
 class Document:
     """Reads one trace document, or one reader's share of it, from blocks of text."""
+
+    keeps_all_headers = False
+    """Whether the values of all top-level keys are yielded, not those of KEPT_HEADERS alone."""
 
     def __init__(self, blocks: Iterator[bytes], decoder: EventDecoder, block_bytes: int = BLOCK_BYTES, share: Share | None = None) -> None:
         self.cuts: list[int] = []
@@ -94,40 +120,46 @@ class Document:
         elif first == _OPEN_BRACE:
             yield from self._members()
         else:
-            raise NotATraceError("is not a JSON trace")
+            raise _other_kind(self._data)
 
     def _members(self) -> Iterator[HeaderValue | EventChunk]:
         """Yield the parts of the top-level object."""
         seen_events = False
+        keys = 0
         self._at += 1
         while (byte := self._peek()) != _CLOSE_BRACE:
             if byte == _COMMA:
                 self._at += 1
                 continue
             key = self._key()
+            keys += 1
+            if keys > MAX_KEYS:
+                raise NotATraceError(f"is not a trace: it has more than {MAX_KEYS:,} top-level keys")
             if key == "traceEvents":
                 if self._peek() != _OPEN_BRACKET:
                     raise NotATraceError("is not a trace: its traceEvents are not a list")
                 seen_events = True
                 yield from self._events()
-            elif key in KEPT_HEADERS:
+            elif self.keeps_all_headers or key in KEPT_HEADERS:
                 yield HeaderValue(key, self._value(keep=True))
             else:
                 self._value(keep=False)
         if not seen_events:
             raise NotATraceError("is JSON but not a trace: it has no traceEvents")
 
-    def _more(self) -> bool:
-        """Append the next block to what is not consumed yet; False at the end of the text."""
-        block = next(self._blocks, b"")
-        self.bytes_read += len(block)
-        if not block:
-            self._ended = True
-            return False
-        # a new buffer: decoded events may still hold views of the old one
-        self._data = bytearray().join((memoryview(self._data)[self._at :], block))
-        self._at = 0
-        return True
+    def _more(self, wanted: int = 1) -> bool:
+        """Append blocks to what is not consumed yet, at least `wanted` bytes of them if there are as many; False at the end of the text."""
+        blocks, size = [], 0
+        while size < wanted and (block := next(self._blocks, b"")):
+            blocks.append(block)
+            size += len(block)
+        self.bytes_read += size
+        self._ended = self._ended or size < wanted
+        if blocks:
+            # a new buffer: decoded events may still hold views of the old one
+            self._data = bytearray().join((memoryview(self._data)[self._at :], *blocks))
+            self._at = 0
+        return bool(blocks)
 
     def _peek(self) -> int:
         """Return the next byte that is no white space, without taking it; raises CutShortError at the end of the text."""
@@ -174,11 +206,15 @@ class Document:
 
     def _string(self, limit: int) -> bytes:
         """Take the string that begins here; return it with its quotes."""
-        while not (match := _STRING.match(self._data, self._at)):
-            if len(self._data) - self._at > limit or not self._more():
+        length = 1
+        while True:
+            length = _IN_STRING.match(self._data, self._at + length).end() - self._at  # type: ignore[union-attr]
+            start, end = self._at, self._at + length
+            if self._data[end : end + 1] == b'"':
+                self._at = end + 1
+                return bytes(self._data[start : self._at])
+            if length > limit or not self._doubled(length):
                 raise CutShortError
-        self._at = match.end()
-        return match.group()
 
     def _container(self, keep: bool) -> bytes:
         """Take the object or array that begins here, in windows, so that skipping a large one needs no memory."""
@@ -270,6 +306,9 @@ class Document:
     def _salvaged(self, view: memoryview, items: Items) -> EventChunk:
         spans = zip(items.starts, items.ends, strict=True)
         text, events = self._decoder.salvage([bytes(view[start:end]) for start, end in spans])
+        bad = self._decoder.dropped.total()
+        if bad > MAX_BAD and 2 * bad > self._decoder.count:
+            raise NotATraceError(f"is not a trace: of its first {self._decoder.count:,} entries, {bad:,} are no events")
         return self._chunk(events, text)
 
     def _scanned(self) -> Iterator[EventChunk]:
@@ -292,11 +331,8 @@ class Document:
             raise CutShortError
 
     def _doubled(self, held: int) -> bool:
-        """Read until twice as much as `held` is there, so that a large event is not scanned again after every block."""
-        grown = False
-        while len(self._data) - self._at <= 2 * held and self._more():
-            grown = True
-        return grown
+        """Read until twice as much as `held` is there, so that a large event or string is not looked at again after every block."""
+        return self._more(max(1, 2 * held - (len(self._data) - self._at)))
 
     def _at_separator(self) -> None:
         if self._peek() not in (_COMMA, _CLOSE_BRACKET):

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import ObservedDevice
 from gpudiag.trace.columns import as_integer
 from gpudiag.trace.events import Number
 

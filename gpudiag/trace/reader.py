@@ -10,6 +10,7 @@ from typing import NamedTuple
 import polars as pl
 
 from gpudiag.errors import InputError
+from gpudiag.model.bundle import BREAKS_OFF
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import share
 from gpudiag.trace.assemble import assemble
@@ -130,7 +131,7 @@ def _collect(source: str, document: Document, take: Callable[[EventChunk], None]
     except CutShortError:
         truncated = True
     except NotATraceError as error:
-        raise InputError(f"{shown(source)} {error}", _HOW_TO_RECORD) from None
+        raise InputError(f"{shown(source)} {error}", error.hint or _HOW_TO_RECORD) from None
     return parse_header(values), truncated
 
 
@@ -148,7 +149,7 @@ def _nothing_found(source: str, collector: Collector, truncated: bool) -> InputE
 
 
 def _cut_warning(events: int) -> str:
-    return f"the file breaks off or is malformed after event {events}; what comes later is missing"
+    return f"{BREAKS_OFF} after event {events}; what comes later is missing"
 
 
 _NODE = r"^autograd::engine::evaluate_function|Backward\d*$"

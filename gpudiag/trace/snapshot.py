@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from gpudiag.errors import InputError
+from gpudiag.files import open_file, read_file
 from gpudiag.trace.source import shown
 from gpudiag.trace.unpickle import NotPlainDataError, plain_data
 
@@ -142,7 +143,7 @@ _OLD_STARTS = tuple(start + code for start, code in product((b"(d", b"(l", b"}",
 
 def _start(path: Path) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return file.read(3)
     except (OSError, ValueError):
         return b""
@@ -154,7 +155,7 @@ def read_snapshot(path: Path) -> Snapshot:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(f"{name} is larger than {MAX_BYTES >> 30} GiB", _FEWER)
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}", "check the path and its permissions") from None
     return decode(data, name)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 import zstandard
 
 from gpudiag.errors import InputError
+from gpudiag.files import open_file
 
 inflate_library: Any
 try:
@@ -25,7 +26,9 @@ BLOCK_BYTES = 2_000_000
 """Decompressed text handed on at a time; up to two blocks are decoded at once. Measured on 100 MB: larger ones only cost memory."""
 COMPRESSED_PIECE_BYTES = 1 << 20
 MAX_TEXT_BYTES = 64 << 30
-"""Stop here: no real trace is this large, but a compression bomb is."""
+"""Stop here: no real trace is this large."""
+MAX_RATIO, RATIO_FROM_BYTES = 500, 256 << 20
+"""Stop where a file of a few kB goes on for gigabytes. Real traces shrink to a thirtieth at most: each event has times of its own."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -59,7 +62,7 @@ def open_bytes(path: str) -> BinaryIO:
     if os.path.isdir(path):
         raise InputError(f"{shown(path)} is a directory, not a trace", "give a trace file (.json, .json.gz, .json.zst) or a gpudiag bundle")
     try:
-        return open(path, "rb")
+        return open_file(path)
     except FileNotFoundError:
         raise InputError(f"{shown(path)} does not exist", "check the path") from None
     except PermissionError:
@@ -122,9 +125,14 @@ def _decompressed(path: str, raw: io.BufferedReader, block_bytes: int) -> Iterat
     else:
         yield from _read(raw.read, block_bytes)
         return
-    for index, block in enumerate(blocks):
-        if index == 0 and block.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+    total = 0
+    for block in blocks:
+        if total == 0 and block.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
             raise InputError(f"{shown(path)} is compressed twice", "decompress it once, then give the result")
+        total += len(block)
+        if total > max(RATIO_FROM_BYTES, MAX_RATIO * raw.tell()):
+            message = f"{shown(path)} decompresses to over {MAX_RATIO} times its size"
+            raise InputError(message, "no trace of a training does; if it is one, decompress it first")
         yield block
 
 

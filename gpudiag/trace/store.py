@@ -26,10 +26,10 @@ class _Numbers:
 
     def add(self, column: pl.Series) -> None:
         """Append the values of a chunk."""
-        before = len(self._values)
-        if column.null_count() and self._known is None:
+        before, some_unknown = len(self._values), column.null_count() > 0
+        if some_unknown and self._known is None:
             self._known = array("B", b"\1") * before
-        self._values.frombytes(column.fill_null(0).to_numpy().view(np.uint8).data)
+        self._values.frombytes((column.fill_null(0) if some_unknown else column).to_numpy().view(np.uint8).data)
         if self._known is not None:
             self._known.frombytes(column.is_not_null().to_numpy().view(np.uint8).data)
 

@@ -29,7 +29,7 @@ def plain_data(data: bytes) -> Any:
     reader = _Reader(data)
     try:
         return reader.read()
-    except (IndexError, KeyError, TypeError, UnicodeDecodeError, struct.error, AttributeError):
+    except (IndexError, KeyError, TypeError, struct.error, AttributeError):
         raise NotPlainDataError(f"it is damaged or cut short at byte {reader.at:,}") from None
 
 
@@ -127,7 +127,8 @@ def _is_key(value: Any) -> bool:
 
 
 def _text(length: int) -> Callable[[_Reader], None]:
-    return lambda reader: reader.push(reader.taken(reader.number(length)).decode("utf-8", "surrogatepass"))
+    # a path that is no UTF-8 is pickled with half surrogate pairs, which no report could be written with
+    return lambda reader: reader.push(reader.taken(reader.number(length)).decode("utf-8", "replace"))
 
 
 def _bytes(length: int) -> Callable[[_Reader], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -69,6 +70,10 @@ def foreign_seal(folder: Path) -> None:
     (folder / "seal.json").write_text('{"files": 7}')
 
 
+def deep_seal(folder: Path) -> None:
+    (folder / "seal.json").write_bytes(b'{"x":' * 30_000)
+
+
 def huge_seal(folder: Path) -> None:
     (folder / "seal.json").write_bytes(b" " * (cache._MAX_SEAL_BYTES + 1) + b'{"files": {}}')
 
@@ -100,7 +105,7 @@ def negative(folder: Path) -> None:
     (folder / "seal.json").write_text(text.replace('"size":10', '"size":-10'))
 
 
-FAULTS = [negative, damage_bytes, cut, remove, no_seal, foreign_seal, huge_seal, leads_out, linked_file, linked_entry, pipe]
+FAULTS = [negative, damage_bytes, cut, remove, no_seal, foreign_seal, deep_seal, huge_seal, leads_out, linked_file, linked_entry, pipe]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -164,12 +169,15 @@ def test_older_versions_and_what_dead_processes_left_are_removed_and_nothing_els
         (place / name).mkdir(parents=True)
     os.utime(place / f"v{VERSION}/tables/t.json/.dead", (1, 1))
     assert store(slot(tmp_path), DATA.items())
-    assert {path.name for path in place.iterdir()} == {f"v{VERSION}", f"v{VERSION + 1}", "notes"}
+    assert {path.name for path in place.iterdir()} == {f"v{VERSION}", f"v{VERSION + 1}", "notes", "CACHEDIR.TAG", ".gitignore"}
     assert {path.name for path in (place / f"v{VERSION}/tables/t.json").iterdir()} == {".busy", "k"}
 
 
 def test_backup_programs_and_git_are_told_to_leave_it_out(kept: Slot) -> None:
     assert (kept.place / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
+    assert (kept.place / ".gitignore").read_text() == "*\n"
+    (kept.place / ".gitignore").unlink()  # as where the process was killed before it came to that
+    assert store(kept, DATA.items())
     assert (kept.place / ".gitignore").read_text() == "*\n"
 
 
@@ -252,3 +260,13 @@ def test_two_processes_at_once_never_see_a_mixture(tmp_path: Path) -> None:
     found = load(slot(tmp_path))
     assert found in (dict.fromkeys("ab", letter * 20_000) for letter in (b"x", b"y"))
     assert not list((tmp_path / BESIDE).glob("*/*/*/.*"))
+
+
+def test_what_another_process_clears_at_the_same_time_is_no_failure(kept: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(slot(tmp_path, "k", "u.json"), DATA.items())
+    there = listed(kept.place)
+    monkeypatch.setattr(cache, "listed", lambda *_: there)
+    shutil.rmtree(there[0].path)
+    clear(kept.place)
+    assert not kept.place.exists()
+    clear(kept.place)

@@ -176,7 +176,7 @@ def test_sources_and_libraries_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_key, "_sources", lambda folder: [(name, size, when + 1) for name, size, when in original(folder)])
     edited = cache_key.code.__wrapped__()
     monkeypatch.setattr(cache_key, "_sources", original)
-    monkeypatch.setattr(cache_key.pl, "__version__", "0")
+    monkeypatch.setattr(cache_key, "version", lambda _: "0")
     assert len({first, edited, cache_key.code.__wrapped__()}) == 3
 
 

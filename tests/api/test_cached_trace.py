@@ -171,6 +171,10 @@ def no_meta(tables: dict[str, bytes]) -> None:
     tables["meta.json"] = b'{"source": 1}'
 
 
+def deep_meta(tables: dict[str, bytes]) -> None:
+    tables["meta.json"] = b'{"x":' * 30_000
+
+
 def parquet(frame: pl.DataFrame) -> bytes:
     import io
 
@@ -179,7 +183,7 @@ def parquet(frame: pl.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-FOREIGN = [wrong_type, lacks_column, wrong_ids, no_parquet, lacks_table, no_meta]
+FOREIGN = [wrong_type, lacks_column, wrong_ids, no_parquet, lacks_table, no_meta, deep_meta]
 
 
 @pytest.mark.usefixtures("keeping")

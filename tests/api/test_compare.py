@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 import pytest
 from handmade import op, steps, write
+from segments import segment
 
 from gpudiag import api
 from gpudiag.api.check import check, read_gates
@@ -51,7 +52,8 @@ def _bundle(folder: Path, walls: list[int], mm: list[float]) -> Path:
         {"step": row, "start_unix_ns": 10**18 + row, "wall_ns": wall, "samples": 8, "window": "plain"} for row, wall in enumerate(walls)
     ]
     rows.append({"step": len(walls), "start_unix_ns": 10**18 + len(walls), "wall_ns": 77, "samples": 8, "window": "timing"})
-    pl.DataFrame(rows, schema=tables.schema("step_records")).write_parquet(folder / "steps" / "rank0" / "000000.parquet")
+    frame = pl.DataFrame(rows, schema=tables.schema("step_records"))
+    (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", frame))
     (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True, windows=(window,), steps=len(rows))))
     return folder
 

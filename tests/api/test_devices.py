@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from handmade import call, kernel, op, steps, write
 from handmade import trace as make_trace
+from segments import segment
 
 from gpudiag import api
 from gpudiag.api.devices import Found, at_observed_clock, find_device, peaks_key
@@ -20,8 +21,7 @@ from gpudiag.hardware.peaks import device_from_row
 from gpudiag.hardware.table import load_table
 from gpudiag.model import tables
 from gpudiag.model.bundle import Machine, Manifest, Settings, TelemetryInfo, Window
-from gpudiag.model.hardware import Device, device_key
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice, device_key
 
 UNIX = 1_700_000_000_000_000_000
 NAMES = {0: "NVIDIA A100-SXM4-80GB", 1: "NVIDIA A100-SXM4-80GB", 2: "NVIDIA H100 80GB HBM3"}
@@ -39,7 +39,7 @@ def bundle(folder: Path, **segments: pl.DataFrame) -> OpenedBundle:
     (folder / "telemetry" / "rank0").mkdir(parents=True)
     (folder / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
     for name, frame in segments.items():
-        frame.write_parquet(folder / "telemetry" / "rank0" / f"{name}.parquet")
+        (folder / "telemetry" / "rank0" / f"{name}.parquet").write_bytes(segment("telemetry", frame))
     return open_bundle(folder)
 
 

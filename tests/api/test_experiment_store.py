@@ -110,9 +110,10 @@ def test_results_come_back_in_their_order_and_what_is_none_is_named(tmp_path: Pa
     for fix in ("bf16", "compile"):
         begin(tmp_path, PLAN).finish(ExperimentData(experiments=(Outcome(fix=fix, verdict="faster"),)))
     (tmp_path / "experiments" / "zzz.json").write_text("[1, 2]")
+    (tmp_path / "experiments" / "zzzz.json").write_text('{"x":' * 30_000)
     found, warnings = stored(tmp_path)
     assert [data.experiments[0].fix for data in found] == ["bf16", "compile"]
-    assert warnings == ("experiments/zzz.json could not be read and is left out",)
+    assert warnings == tuple(f"experiments/{name}.json could not be read and is left out" for name in ("zzz", "zzzz"))
     assert stored(tmp_path / "nowhere") == ((), ())
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 import pytest
+from segments import segment
 
 from gpudiag.api import watching
 from gpudiag.capture.recording import encode_manifest
@@ -27,7 +28,7 @@ def _segment(folder: Path, table: str, number: int, rows: list[dict[str, object]
     place.mkdir(parents=True, exist_ok=True)
     schema = tables.schema(table)
     frame = pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema=schema, orient="row")
-    frame.write_parquet(place / f"{number:06d}.parquet")
+    (place / f"{number:06d}.parquet").write_bytes(segment(table, frame))
 
 
 def _steps(first: int, count: int, wall_ms: float) -> list[dict[str, object]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gpudiag.capture.bundle import is_bundle, open_bundle
+from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.folder import is_bundle
 from gpudiag.errors import InputError
 from gpudiag.model import tables
 
@@ -69,7 +70,7 @@ def test_a_newer_version_is_refused_in_one_line(recorded: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"steps": "many"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"steps": "many"}', b'{"x":' * 30_000])
 def test_a_manifest_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match="not the manifest of a bundle"):

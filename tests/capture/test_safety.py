@@ -342,4 +342,5 @@ def test_overhead_outside_windows_is_small(tmp_path: Path) -> None:
             for _ in prof.steps(batch for _ in range(2000)):
                 pass
             best = min(best, (time.thread_time() - begun) / 2000)
-    assert best < 30e-6, f"{best * 1e6:.1f} us a step"
+    # ten times what a slow processor takes: a file or a call of the driver at each step would show; figures: make bench-capture
+    assert best < 300e-6, f"{best * 1e6:.1f} us a step"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpudiag.api import experiment as api_experiment
 from gpudiag.api.results import stored
 from gpudiag.cli.ab import _looks, _share
 from gpudiag.errors import InputError
+from gpudiag.experiment.alone import alone
 from gpudiag.model.experiment import Comparison, ExperimentData
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -74,12 +76,12 @@ def test_modules_and_programs(
 def test_every_option_arrives(command: Callable[..., Any], asked: list[dict[str, Any]]) -> None:
     command(
         "ab", "--variant", "a=args:--x", "--combine", "--budget", "10m", "--pairs", "4..8", "--min-effect", "2%", "--quality",
-        "--no-parity", "--sandbox", "off", "--steady-malloc", "--shared-ok", "--clean-exit", "--search", "fractional", "train.py",
+        "--no-parity", "--sandbox", "off", "--steady-malloc", "--shared-ok", "--wait", "--clean-exit", "--search", "fractional", "train.py",
     )  # fmt: skip
     options = asked[0]["options"]
     assert (options.budget_s, options.looks, options.min_effect) == (600.0, (4, 6, 8), 0.02)
     assert (options.combine, options.quality, options.parity, options.search) == (True, True, False, "fractional")
-    assert (options.sandbox, options.steady_malloc, options.shared_ok, options.clean_exit) == ("off", True, True, True)
+    assert (options.sandbox, options.steady_malloc, options.shared_ok, options.wait, options.clean_exit) == ("off", True, True, True, True)
     assert asked[0]["variants"] == ["a=args:--x"]
 
 
@@ -130,6 +132,18 @@ def test_wrong_use_is_one_line_and_starts_nothing(command: Callable[..., Any], m
     assert said in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert machine.probed == 0
+
+
+def test_a_second_experiment_on_this_machine_is_refused_before_anything_is_written(command: Callable[..., Any], machine: Machine) -> None:
+    with alone():
+        done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
+        assert done.code == 2
+        assert f"another experiment runs on this machine (process {os.getpid()} of" in done.err
+        assert len(done.err.strip().splitlines()) == 1
+        assert (machine.probed, Path("b").exists()) == (0, False)
+        done = command("ab", "--fix", FUSED, "-o", "b", "--shared-ok", "train.py")
+        assert done.code == 0, done.err
+    assert "another experiment ran on this machine at the same time" in " ".join(stored(Path("b"))[0][0].notes)
 
 
 def test_ctrl_c_says_how_to_go_on_and_goes_on(command: Callable[..., Any], machine: Machine) -> None:

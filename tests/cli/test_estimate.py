@@ -43,6 +43,8 @@ def test_settings_are_laid_over_a_preset() -> None:
         ("playbook", "recompute=ful", "'ful' is none of none, selective, full; did you mean 'full'?"),
         ("playbook", "zero_stage=5", "'5' is none of 0, 1, 2, 3"),
         ("playbook", "batch=0", "at least 1"),
+        ("playbook", f"batch={'9' * 400}", "at most 1,000,000,000,000"),
+        ("playbook", "batch=1\udcec0", "batch takes no such text"),
     ],
 )
 def test_what_does_not_exist_is_named(preset: str, setting: str, text: str) -> None:

@@ -32,7 +32,7 @@ def test_every_fix_says_what_it_does_and_how_results_may_differ() -> None:
         assert fix.title
         assert fix.parity in get_args(Parity)
         assert fix.change
-        if fix.change.startswith(("model =", "torch.", "F.")):
+        if fix.id not in {"accumulation", "device-prefetch", "alloc-conf", "malloc"}:  # words about the loop, environment variables
             ast.parse(fix.change)
 
 

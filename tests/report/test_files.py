@@ -39,6 +39,31 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_what_a_killed_process_left_is_removed_once_it_is_old_and_nothing_else(tmp_path: Path) -> None:
+    dead, alive = (tmp_path / f".r.json.{letter * 16}" for letter in "ab")
+    others = [tmp_path / name for name in (".r.json.bak", f".r.html.{'a' * 16}", f".r.json.{'a' * 17}", f"r.json.{'a' * 16}")]
+    for path in (dead, alive, *others):
+        path.touch()
+        os.utime(path, (0, 0))
+    os.utime(alive)
+    files.write(tmp_path / "r.json", b"new")
+    assert sorted(tmp_path.iterdir()) == sorted((tmp_path / "r.json", alive, *others))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_file_stays_where_it_is(tmp_path: Path) -> None:
+    """A rename onto a link to a device would put a file in the place of the device."""
+    pipe, link = tmp_path / "pipe", tmp_path / "r.md"
+    os.mkfifo(pipe)
+    for leads_to in ("pipe", "missing/r.md", "r.md", "."):
+        link.symlink_to(leads_to)
+        with pytest.raises(InputError, match="cannot write"):
+            files.write(link, b"x")
+        link.unlink()
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path, mask: None) -> None:
     files.write(tmp_path / "r.md", b"x")
     assert _mode(tmp_path / "r.md") == 0o640

@@ -69,6 +69,14 @@ def test_a_run_that_became_faster_says_so_with_the_interval_in_order() -> None:
     assert "5 % to 9 %" in line
 
 
+def test_the_time_that_a_person_knows_stands_beside_a_profiled_one_that_is_longer() -> None:
+    def said(slowdown: float | None) -> bool:
+        report = sample.report(history=made(), trust=sample.trust(profiler_slowdown=slowdown))
+        return any(text.startswith("Without the profiler a step takes") for text in trust.headlines(report))
+
+    assert [said(slowdown) for slowdown in (None, 1.05, 2.5)] == [False, False, True]
+
+
 def test_many_slow_steps_are_no_exceptions() -> None:
     said = " ".join(history.lines(sample.report(history=made(slow_steps=2_000))))
     assert "The pace varies widely: 2,000 of 4,900" in said

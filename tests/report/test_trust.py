@@ -6,8 +6,8 @@ import msgspec
 import pytest
 import report_sample as sample
 
-from gpudiag.diagnosis.slowdown import SLOWED, WITHHELD
-from gpudiag.model.bundle import UNFINISHED
+from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
+from gpudiag.model.judged import SLOWED, WITHHELD
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import trust
 
@@ -54,6 +54,12 @@ def test_the_origin_of_the_peaks_is_said(provenance: str, words: str) -> None:
 def test_coverage_comes_first() -> None:
     assert trust.trust_lines(sample.report())[0][0] == "coverage"
     assert trust.headlines(sample.report())[0] == trust.coverage_line(sample.report())
+
+
+def test_what_changes_every_figure_stands_before_them() -> None:
+    whole = sample.report(trust=sample.trust(warnings=(f"{BREAKS_OFF} after event 7; what comes later is missing",)))
+    assert trust.headlines(whole)[0] == f"The recording is not whole: {BREAKS_OFF} after event 7; what comes later is missing."
+    assert not [text for text in trust.warning_lines(whole) if BREAKS_OFF in text]
 
 
 def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:

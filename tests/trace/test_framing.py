@@ -166,3 +166,14 @@ def test_events_are_decoded_in_bulk_not_one_by_one(monkeypatch: pytest.MonkeyPat
     wanted = [{"ph": "X", "name": str(number), "ts": number, "dur": 1} for number in range(3000)]
     names, _, _ = parse(json.dumps({"traceEvents": wanted, "traceName": "x"}, indent=1).encode(), 20_000)
     assert len(names) == 3000
+
+
+def test_what_goes_on_without_an_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "MAX_KEYS", 20)
+    monkeypatch.setattr(framing, "MAX_BAD", 20)
+    with pytest.raises(NotATraceError, match="more than 20 top-level keys"):
+        parse(b"{" + b'"a": 1,' * 21 + b'"traceEvents": []}')
+    with pytest.raises(NotATraceError, match="of its first 21 entries, 21 are no events"):
+        parse(b"[" + b"{}," * 20 + b"{}]")
+    names, _, decoder = parse(b"[" + b"{}," * 21 + json.dumps(events(40)).encode()[1:])
+    assert (len(names), decoder.dropped.total()) == (40, 21)

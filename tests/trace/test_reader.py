@@ -278,6 +278,9 @@ def test_a_cut_inside_the_header_after_the_events_is_a_truncation_too(write: Wri
     ("content", "message"),
     [
         (b"", "is empty"),
+        (b"PK\x03\x04\x14\0", "zip archive.*unpack it"),
+        (b"a/b.json" + b"\0" * 249 + b"ustar\0", "tar archive.*unpack it"),
+        (b"\n<!doctype html>", "web page"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is not a JSON trace"),
         (b'{"foo": []}', "it has no traceEvents"),
         (b'{"traceEvents": []}', "has no complete event"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,9 +64,26 @@ def _text(events: list[dict[str, Any]]) -> bytes:
 
 
 def _same(left: Trace, right: Trace) -> None:
+    """Threads are numbered as they come up in a chunk, so that chunks of another size may number them otherwise: then by name."""
+    if {(thread.pid, thread.tid) for thread in left.meta.threads} == {(thread.pid, thread.tid) for thread in right.meta.threads}:
+        left, right = _by_name(left), _by_name(right)
     assert msgspec.to_builtins(left.meta) == msgspec.to_builtins(right.meta)
     for table in TRACE_TABLES:
         assert getattr(left, table).equals(getattr(right, table)), table
+
+
+def _by_name(trace: Trace) -> Trace:
+    """Return `trace` with the threads in the order of their names, and the rows of each thread together, in their order."""
+    order = sorted(range(len(trace.meta.threads)), key=lambda row: (trace.meta.threads[row].pid, trace.meta.threads[row].tid))
+    number = {old: new for new, old in enumerate(order)}
+    tables = {name: getattr(trace, name) for name in TRACE_TABLES}
+    renumbered = {
+        name: table.with_columns(pl.col("thread").replace_strict(number, return_dtype=pl.Int64)).sort("thread", maintain_order=True)
+        for name, table in tables.items()
+        if "thread" in table.columns
+    }
+    meta = msgspec.structs.replace(trace.meta, threads=tuple(trace.meta.threads[row] for row in order))
+    return msgspec.structs.replace(trace, meta=meta, **renumbered)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshots import BASE, MIB, block, entry, segment, training
+from snapshots import BASE, MIB, block, entry, frame, segment, training
 
 from gpudiag.errors import InputError
 from gpudiag.trace import snapshot
@@ -107,6 +107,14 @@ def test_stacks_as_deep_as_the_file_says_are_passed_on_unread() -> None:
     data = written.replace(place, b"]" * 200_000 + b"a" * 199_999)
     (found,) = decode(data, "x").segments
     assert list(stack_of(found.blocks[0].frames)) == []
+
+
+def test_a_path_that_is_no_utf_8_can_be_reported() -> None:
+    """Python keeps such bytes as half surrogate pairs, which pickle writes and no report can."""
+    frames = [frame("/home/me/tr\udcffin.py", 3, "step")]
+    (found,) = decode(pickle.dumps({"segments": [segment(BASE, {**block(BASE, 512), "frames": frames}, kind="\ud800")]}), "x").segments
+    (line,) = stack_of(found.blocks[0].frames)
+    assert f"{line.filename} {found.segment_type}".encode()
 
 
 @pytest.mark.parametrize("protocol", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,19 @@ def test_a_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(source, "MAX_TEXT_BYTES", 1 << 20)
     with pytest.raises(InputError, match="more than"):
         _all(_file(tmp_path, gzip.compress(b" " * (1 << 24))))
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
+def test_a_file_that_unpacks_to_hundreds_of_times_its_size_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+) -> None:
+    """The limit asks for bytes that differ, as those of real traces do, and not for the same ones again and again."""
+    monkeypatch.setattr(source, "RATIO_FROM_BYTES", 1 << 20)
+    assert _all(_file(tmp_path, pack(TEXT * 2))) == TEXT * 2  # each event has a time of its own
+    same = b" " * (8 << 20)
+    assert _all(_file(tmp_path, same)) == same  # what is not packed is what it is
+    with pytest.raises(InputError, match=r"decompresses to over 500 times its size.*decompress it first"):
+        _all(_file(tmp_path, pack(same)))
 
 
 def test_urls_go_through_fsspec() -> None:

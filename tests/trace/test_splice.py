@@ -55,7 +55,9 @@ def test_a_trace_that_breaks_off_is_passed_on_as_far_as_it_goes(tmp_path: Path) 
     assert _spliced(path).endswith(b', {"ph": "X", "na')
 
 
-@pytest.mark.parametrize(("text", "message"), [('{"a": 1}', "no traceEvents"), ("<html>", "not a JSON trace"), ('{"a": ', "breaks off")])
+@pytest.mark.parametrize(
+    ("text", "message"), [('{"a": 1}', "no traceEvents"), ("html", "not a JSON trace"), ("<html>", "a web page"), ('{"a": ', "breaks off")]
+)
 def test_what_is_no_trace_is_one_clear_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)

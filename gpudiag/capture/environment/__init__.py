@@ -13,8 +13,7 @@ from gpudiag.capture.environment.optimizers import optimizer_settings
 from gpudiag.capture.environment.reading import count, read
 from gpudiag.capture.environment.settings import as_recorded, settings
 from gpudiag.model.bundle import Machine
-from gpudiag.model.hardware import device_key
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import ObservedDevice, device_key
 
 __all__ = [
     "as_recorded", "gpu_uuid", "loader_settings", "machine", "node", "observed_device", "optimizer_settings", "rank_and_world", "settings",

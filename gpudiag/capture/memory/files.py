@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from gpudiag.files import read_file
+from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.memory import MEMORY_VERSION, Owners
 
 MAX_OWNERS_BYTES = 256 << 20
@@ -37,8 +39,8 @@ def memory_files(bundle: Path, rank: int) -> MemoryFiles:
     if not path.is_file() or path.is_symlink():
         return MemoryFiles()
     try:
-        owners = msgspec.json.decode(path.read_bytes(), type=Owners) if path.stat().st_size <= MAX_OWNERS_BYTES else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError):
+        owners = msgspec.json.decode(read_file(path, MAX_OWNERS_BYTES), type=Owners)
+    except (OSError, *UNREADABLE):
         owners = None
     if owners is None or owners.version > MEMORY_VERSION:
         return MemoryFiles(warning=f"memory/{path.name} could not be read: parameters and optimizer state are not told from other memory")

@@ -12,6 +12,10 @@ from gpudiag.model import tables
 Answer = Mapping[str, Value | Exception]
 """Column -> its value, or why there is none."""
 
+COLUMNS = tuple(tables.schema("telemetry"))
+_CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes"})
+GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _CPU_COLUMNS)
+
 SECOND = 10**9
 
 RETRY_NS = 5 * SECOND

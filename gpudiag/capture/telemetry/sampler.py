@@ -13,10 +13,7 @@ from gpudiag.capture.telemetry.cpu import Cpu
 from gpudiag.capture.telemetry.device import DeviceIdentity
 from gpudiag.capture.telemetry.nvml import Nvml
 from gpudiag.capture.telemetry.protocol import Source, Value
-from gpudiag.capture.telemetry.readings import SECOND, said
-from gpudiag.model import tables
-
-COLUMNS = tuple(tables.schema("telemetry"))
+from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, said
 
 FULL_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
@@ -25,9 +22,6 @@ CALM_NS = SECOND
 
 MOST_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
-
-_CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes"})
-GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _CPU_COLUMNS)
 
 NOT_USED = "this process used no CUDA device"
 NO_HIP = "NVML knows NVIDIA devices only, and this run used an AMD one"

@@ -17,13 +17,12 @@ from typing import Any
 import polars as pl
 
 from gpudiag.errors import InputError
+from gpudiag.files import open_file
 from gpudiag.trace.source import MAX_TEXT_BYTES, shown
 
-MAGIC = b"SQLite format 3\0"
-"""The first bytes of every SQLite file (https://www.sqlite.org/fileformat.html)."""
-
 _HEADER_BYTES = 100
-"""Of these, 16 and 17 hold the size of a page (1 stands for 65,536) and 28 to 31 the number of pages (same source, section 1.3)."""
+"""Of these, 16 and 17 hold the size of a page (1 stands for 65,536) and 28 to 31 the number of pages
+(https://www.sqlite.org/fileformat.html, section 1.3)."""
 
 EXPORT_AGAIN = "export the recording again: nsys export --type sqlite REPORT.nsys-rep"
 
@@ -148,7 +147,7 @@ def _size(path: str) -> int:
 
 def _check_whole(path: str, size: int) -> None:
     """Raise InputError where the file is shorter than its header says: SQLite reads what is missing as empty pages."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         head = file.read(_HEADER_BYTES)
     page = int.from_bytes(head[16:18], "big")
     told = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import ObservedDevice
 from gpudiag.trace.nsys.database import Export
 from gpudiag.trace.nsys.processes import pid
 

@@ -21,8 +21,8 @@ from gpudiag.capture.telemetry import part as part_module
 from gpudiag.capture.telemetry import sampler as sampler_module
 from gpudiag.capture.telemetry.device import DeviceIdentity, cuda_device, stepped_device
 from gpudiag.capture.telemetry.part import Telemetry, checked_hz
-from gpudiag.capture.telemetry.readings import SECOND
-from gpudiag.capture.telemetry.sampler import GPU_COLUMNS, MOST_ROWS, Sampler, next_tick
+from gpudiag.capture.telemetry.readings import GPU_COLUMNS, SECOND
+from gpudiag.capture.telemetry.sampler import MOST_ROWS, Sampler, next_tick
 from gpudiag.errors import UsageError
 
 

@@ -1,0 +1,38 @@
+"""Files of unknown origin, opened so that none can hold the reader up: no pipe, socket or device, and no more bytes than are expected."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import BinaryIO
+
+_WITHOUT_WAITING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+"""open() would wait for the writer of a pipe, for ever. Not every system has all flags; files themselves never wait."""
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Return a file opened for reading. Raises OSError, also for what is no regular file; ValueError for a name with a null byte."""
+    descriptor = os.open(path, _WITHOUT_WAITING)
+    try:
+        _check_regular(os.fstat(descriptor).st_mode, os.fspath(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the bytes of a file. Raises OSError as open_file does, and for more than `most` bytes, however they came to be there."""
+    with open_file(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", os.fspath(path))
+    return data
+
+
+def _check_regular(mode: int, path: str) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "a pipe, socket or device, no file", path)

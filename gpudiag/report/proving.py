@@ -1,0 +1,29 @@
+"""The command that measures what the findings suggest, before anybody changes the training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpudiag.model.finding import Finding
+from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.report import ReportData
+from gpudiag.report import chosen
+
+SCRIPT = "train.py"
+"""Stands for the script where it is not known."""
+
+
+def command(report: ReportData, script: str = SCRIPT) -> str:
+    """Return the `gpudiag ab` with the first fix of each finding that is told; '' where an experiment can try none of them."""
+    found, _ = chosen.findings(report)
+    fixes = dict.fromkeys(fix for finding in found for fix in _first(finding))
+    return " ".join(["gpudiag ab", *(f"--fix {fix}" for fix in fixes), script]) if fixes else ""
+
+
+def _first(finding: Finding) -> Iterator[str]:
+    """Yield the first fix of `finding` that a running program takes by its name alone."""
+    for name in finding.fixes:
+        fix = FIX_BY_ID.get(name)
+        if fix is not None and fix.injected and not fix.needs_value:
+            yield name
+            return

@@ -1,0 +1,19 @@
+"""The command that measures what the findings suggest."""
+
+from __future__ import annotations
+
+import report_sample as sample
+
+from gpudiag.report import proving
+
+
+def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
+    first = sample.finding(rule="A-01", fixes=("accumulation", "fuse-region", "bf16", "tf32"))  # a loop's own; needs a value
+    second = sample.finding(rule="A-02", fixes=("loader-workers",))
+    report = sample.report(findings=(first, second))
+    assert proving.command(report, "-m train --lr 1") == "gpudiag ab --fix bf16 --fix loader-workers -m train --lr 1"
+
+
+def test_nothing_to_try_no_command() -> None:
+    report = sample.report(findings=(sample.finding(fixes=("accumulation", "of-a-rule-of-ones-own")),))
+    assert proving.command(report) == ""
