@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test test-slow check golden score bench bench-whatif bench-capture bench-experiments bench-live bench-pages clean
+.PHONY: help setup demo test test-slow test-matrix check golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,13 @@ check: setup ## linters and types alone (part of the tests too)
 golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
 	@cd tests && ../$(BIN)/python -m golden.update
 
+test-matrix: setup ## the tests on the oldest and newest Python, torch, polars, ... that are supported (gigabytes; ARGS="--cells 3.10-lowest")
+	@$(BIN)/python tests/matrix/run.py $(ARGS)
+
+fuzz: setup ## guided fuzzing of what reads foreign data, ten minutes a target (SECONDS=60 TARGETS="reader rule"); finds go to runs/fuzz
+	@$(PIP) -c constraints.txt -e '.[fuzz]'
+	@cd tests && ../$(BIN)/python -m fuzz.run --seconds $(or $(SECONDS),600) $(TARGETS)
+
 score: setup ## score the rules on planted bottlenecks, on the device that is there; writes samples/SCORE.md (ARGS="--runs 3")
 	@$(BIN)/python samples/score.py $(ARGS)
 
@@ -58,6 +65,18 @@ bench-live: setup ## experiments on live programs with known answers, twenty A/A
 
 bench-pages: setup ## callbacks of the dashboard on large recordings, and how soon a report is there in a browser
 	@$(BIN)/python tests/benchmarks/bench_pages.py
+
+soak: setup ## 100,000 steps with 400 windows: memory, files and threads stay as they are; then the bundle is read back (some ten minutes)
+	@$(BIN)/python tests/benchmarks/bench_soak.py $(ARGS)
+
+kill: setup ## kill -9 at 200 random moments of recordings, reports and experiments; fails where something is lost (some twenty minutes)
+	@$(BIN)/python tests/benchmarks/bench_kills.py $(ARGS)
+
+bench-load: setup ## 200 clients of the dashboard for 60 s on this machine alone: requests a second, waits, errors, memory (ARGS="--clients 20 --seconds 5")
+	@$(BIN)/python tests/benchmarks/bench_load.py $(ARGS)
+
+audit: setup ## what is installed against the known vulnerabilities (pip-audit); says so where it cannot be asked
+	@$(BIN)/python .ci/audit.py $(ARGS)
 
 clean: ## remove .venv and caches
 	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,9 +25,23 @@ for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
 # nothing is kept beside recordings that tests read, and no test sees what another one kept: the fixture `keeping` is for those that do
 os.environ.setdefault("GPUDIAG_NO_CACHE", "1")
 
+# experiments of tests that run at the same time do not refuse each other: what is measured there is planted, or far apart
+os.environ["GPUDIAG_LOCKS"] = tempfile.mkdtemp(prefix="gpudiag-locks-")
+atexit.register(shutil.rmtree, os.environ["GPUDIAG_LOCKS"], ignore_errors=True)
+
+WITHOUT_TORCH = [] if find_spec("torch") else ["capture", "gpu", "api/test_telemetry.py"]
+"""What cannot even be imported in an installation for analysis only; other tests that train skip by themselves."""
+
+collect_ignore = WITHOUT_TORCH
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell without job control starts what runs in the background so, and tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """Return what is left out for want of torch, if anything."""
+    return f"torch is not installed: {', '.join(WITHOUT_TORCH)} are left out" if WITHOUT_TORCH else ""
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ import polars as pl
 from gpudiag.job.match import MATCHED
 from gpudiag.model import tables
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import MESSAGES, OPS, STEPS, RankRow, RankSummary
+from gpudiag.model.job import RankRow
+from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
 from gpudiag.model.tables import Column
 
 MS = 1_000_000

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import MESSAGES, OPS, STEPS, RankSummary
+from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 BEGIN = 1_700_000_000 * S

@@ -120,6 +120,7 @@ def test_no_number_comes_out_of_nothing() -> None:
     assert run("a / b > 1", a=1, b=0) == Missing("division by zero")
     assert isinstance(run("a * b", a=1e300, b=1e300), Missing)
     assert isinstance(run("a / b", a=10**400, b=3), Missing)
+    assert run("a * b", a=10**200, b=10**200) == Missing("a number too large")
 
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)

@@ -57,7 +57,7 @@ def _help(*command: str) -> str:
 def _commands(*group: str) -> set[str]:
     """Return the names that the help of `group` lists under Commands."""
     listed = _help(*group).partition("Commands")[2]
-    return set(re.findall(r"^\W*([a-z][a-z-]*)(?=  | *\W*$)", listed, re.MULTILINE))
+    return set(re.findall(r"^ {2}([a-z][a-z-]*)(?=  |$)", listed, re.MULTILINE))  # deeper lines go on with a sentence
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ import pytest
 
 from gpudiag.hardware.evidence import evidence, gfx_major_minor, is_capability
 from gpudiag.hardware.table import load_table
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import ObservedDevice
 
 ROWS = {row.id: row for row in load_table().devices}
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from gpudiag.hardware.peaks import device_from_row
 from gpudiag.hardware.resolve import Resolution, resolve
 from gpudiag.hardware.table import Row, load_table
-from gpudiag.model.hardware import Device
-from gpudiag.model.trace import ObservedDevice
+from gpudiag.model.hardware import Device, ObservedDevice
 
 TABLE = load_table()
 ROWS = {row.id: row for row in TABLE.devices}

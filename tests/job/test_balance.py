@@ -7,7 +7,7 @@ import pytest
 from jobs import MS, Floats, frame, record_frames, steps, summary
 
 from gpudiag.job.balance import find_balance
-from gpudiag.model.job import MESSAGES, RankSummary
+from gpudiag.model.rank import MESSAGES, RankSummary
 
 
 def lengths(ranks: int = 4, count: int = 42) -> Floats:
@@ -70,6 +70,14 @@ def test_flop_that_do_not_decide_the_time_save_nothing() -> None:
     assert found is not None
     assert found.imbalance_share > 0.1
     assert (found.saved_ns, found.correlation) == (0, None)
+
+
+def test_two_ranks_in_one_step_correlate_with_anything_so_nothing_is_told() -> None:
+    """As two recordings that have nothing to do with each other, in one folder."""
+    work = np.array([[1e9, 2e9]])
+    found = find_balance(by_flops(work, np.array([[4.0, 383.0]])))
+    assert found is not None
+    assert found.correlation is None
 
 
 def test_no_measure_of_work_no_balance() -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpudiag.job.experts import find_experts
 from gpudiag.job.match import MATCHED, empty_matched
-from gpudiag.model.job import MESSAGES, RankSummary
+from gpudiag.model.rank import MESSAGES, RankSummary
 
 STEPS = 2
 

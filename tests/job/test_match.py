@@ -12,7 +12,7 @@ from plantedjobs import BEGIN, MS, US, Calls, Ints, S, job, summary
 
 from gpudiag.job.match import match
 from gpudiag.job.waits import matched_table
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 
 
 def arrivals(steps: int, per_step: int, ranks: int, *, seed: int = 0, step_ns: int = 100 * MS, vary_ns: int = 2 * MS) -> Ints:

@@ -11,7 +11,8 @@ from plantedjobs import BEGIN, MS, US, Calls, job
 from gpudiag.job.match import match
 from gpudiag.job.messages import message_rows
 from gpudiag.job.waits import call_table, matched_table
-from gpudiag.model.job import MessageRow, RankSummary
+from gpudiag.model.job import MessageRow
+from gpudiag.model.rank import RankSummary
 
 MIB = 1 << 20
 

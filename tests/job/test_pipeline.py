@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpudiag.job.balance import find_balance
 from gpudiag.job.match import MATCHED, empty_matched
 from gpudiag.job.pipeline import find_pipeline
-from gpudiag.model.job import MESSAGES, RankSummary
+from gpudiag.model.rank import MESSAGES, RankSummary
 
 STEPS = 3
 

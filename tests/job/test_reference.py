@@ -21,7 +21,7 @@ from gpudiag.job.match import match
 from gpudiag.job.summary import summarise
 from gpudiag.job.waits import matched_table
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 from gpudiag.model.report import Source
 
 US = 1_000

@@ -15,7 +15,7 @@ from gpudiag.job.exposure import exposed_until
 from gpudiag.job.summary import summarise
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.job import MESSAGES, MOST_OPS, OPS, STEPS, RankSummary
+from gpudiag.model.rank import MESSAGES, MOST_OPS, OPS, STEPS, RankSummary
 from gpudiag.model.report import Source
 from gpudiag.model.telemetry import ClockEvent, ColumnRange, Telemetry
 

@@ -9,7 +9,8 @@ import pytest
 from plantedjobs import MS, summary
 
 from gpudiag.job.traffic import find_traffic
-from gpudiag.model.job import RankSummary, Traffic
+from gpudiag.model.job import Traffic
+from gpudiag.model.rank import RankSummary
 from gpudiag.roofline.costs.collectives import bus_factor
 
 KIB = 1024

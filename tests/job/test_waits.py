@@ -15,7 +15,7 @@ from plantedjobs import BEGIN, MS, US, Calls, S, job
 from gpudiag.job.exposure import exposed_until
 from gpudiag.job.match import match
 from gpudiag.job.waits import matched_table
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 
 
 def table(summaries: Sequence[RankSummary]) -> pl.DataFrame:

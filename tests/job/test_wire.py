@@ -14,7 +14,7 @@ from polars.testing import assert_frame_equal
 from gpudiag.errors import InputError
 from gpudiag.job import wire
 from gpudiag.model import tables
-from gpudiag.model.job import RankSummary
+from gpudiag.model.rank import RankSummary
 
 
 def planted(calls: int = 20, ranks: int = 4) -> RankSummary:

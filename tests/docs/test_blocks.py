@@ -1,0 +1,198 @@
+"""Every fenced block of the documents is run as a reader would, in one folder from top to bottom; what cannot run stands in a list."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("README.md", "CONTRIBUTING.md", "rules/README.md", "samples/README.md", "samples/SCORE.md")
+LANGUAGES = {"bash", "python", "toml", "yaml", "text"}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+NOT_RUN = {
+    "make ": "sets up .venv anew; tests/docs/test_docs.py holds that the target exists",
+    "pip install ": "fetches packages; tests/architecture/test_packaging.py builds and installs a wheel",
+    "gpudiag ab ": "takes minutes; tests/experiment runs it, test_options_in_documents_exist holds its options",
+    "gpudiag run -o runs/ddp torchrun ": "wants eight processes; tests/capture/unmodified runs torchrun with two",
+    "gpudiag report traces/ --scheduler tcp": "wants a cluster; tests/api/test_cluster.py has one on this machine",
+    ".venv/bin/python samples/score.py ": "takes minutes; tests/samples runs it on less",
+}
+"""Beginnings of commands that no test runs as they stand, with the reason, and with what is tested instead."""
+
+TRAIN = """
+import argparse, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=40)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(parser.parse_args().steps):
+    optimizer.zero_grad()
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+"""
+"""What the documents call train.py."""
+
+
+class Block(NamedTuple):
+    """One fenced block."""
+
+    document: str
+    language: str
+    text: str
+
+    def commands(self) -> list[str]:
+        """Return the command lines without their comments."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line for line in (re.sub(r"\s+#.*", "", line).strip() for line in lines) if line and not line.startswith("#")]
+
+
+BLOCKS = [Block(name, *found) for name in NAMES for found in FENCE.findall((ROOT / name).read_text(encoding="utf-8"))]
+
+
+def of(language: str, *documents: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language and (not documents or block.document in documents)]
+
+
+def reason(command: str) -> str | None:
+    return next((why for start, why in NOT_RUN.items() if f"{command} ".startswith(start)), None)
+
+
+COMMANDS = [(block.document, command) for block in of("bash") for command in block.commands()]
+RUN = [(document, command) for document, command in COMMANDS if reason(command) is None]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the documents speak of: train.py, runs/first (by the README's own code), trace.json.gz, gates.toml, two runs."""
+    pytest.importorskip("torch", reason="torch is not installed: nothing can be recorded")
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "samples").symlink_to(ROOT / "samples")
+    recording = next(block for block in of("python", "README.md") if "gpudiag.profile(" in block.text)
+    done = shell(folder, f"{shlex.quote(sys.executable)} -c {shlex.quote(recording.text)}")
+    assert done.returncode == 0, done.stderr
+    window = next((folder / "runs" / "first" / "trace").glob("rank0-w0.json.gz"))
+    for target in ("trace.json.gz", "traces/rank0.json.gz"):
+        (folder / target).parent.mkdir(exist_ok=True)
+        shutil.copy(window, folder / target)
+    for name in ("base", "now"):
+        shutil.copytree(folder / "runs" / "first", folder / "runs" / name)
+    (folder / "gates.toml").write_text(next(block.text for block in of("toml", "README.md") if "step_median_ms" in block.text))
+    return folder
+
+
+def shell(folder: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line as a shell does, with `gpudiag` and `.venv/bin/` those of this Python."""
+    python = shlex.quote(sys.executable)
+    line = re.sub(r"^(?:\.venv/bin/)?gpudiag\b", f"{python} -m gpudiag", command)
+    line = re.sub(r"^\.venv/bin/python\b", python, line)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))}
+    return subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, text=True, check=False, timeout=300, env=environ)
+
+
+def test_every_block_is_of_a_kind_that_is_run() -> None:
+    assert {block.language for block in BLOCKS} <= LANGUAGES
+    assert all(any(f"{command} ".startswith(start) for _, command in COMMANDS) for start in NOT_RUN), "the list names what no document has"
+    assert len(RUN) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("document", "command"), RUN, ids=[command for _, command in RUN])
+def test_the_command_runs(place: Path, document: str, command: str) -> None:
+    done = shell(place, command)
+    fine = (0, 1) if command.startswith("gpudiag check") else (0,)  # 1: a limit was missed, which is an answer
+    assert done.returncode in fine, f"{document}: {command}\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}"
+    assert "Traceback" not in done.stderr
+    for written in re.findall(r"(?: -o|--junit) (\S+\.\w+)", command):
+        assert (place / written).stat().st_size
+
+
+def calls(code: str) -> Iterator[ast.Call]:
+    yield from (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call))
+
+
+def test_the_calls_of_gpudiag_in_python_blocks_have_the_arguments_that_they_are_given() -> None:
+    """`gpudiag.ab` takes ten minutes in the README: it is not run, but its arguments must be some that it takes."""
+    import gpudiag
+
+    named = [(block.text, call) for block in of("python") for call in calls(block.text) if ast.unparse(call.func).startswith("gpudiag.")]
+    assert {ast.unparse(call.func) for _, call in named} >= {"gpudiag.ab", "gpudiag.profile"}
+    for text, call in named:
+        function = getattr(gpudiag, ast.unparse(call.func).removeprefix("gpudiag."))
+        inspect.signature(function).bind(*call.args, **{str(keyword.arg): keyword.value for keyword in call.keywords}), text
+
+
+@pytest.mark.slow
+def test_the_callback_of_the_readme_is_made(place: Path) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed")
+    (block,) = [block for block in of("python", "README.md") if "GpudiagCallback" in block.text]
+    done = shell(place, f"{shlex.quote(sys.executable)} -c {shlex.quote(block.text + 'print(len(callbacks))')}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1"
+
+
+def test_tables_of_settings_parse() -> None:
+    assert all(tomllib.loads(block.text) for block in of("toml"))
+
+
+@pytest.mark.slow
+def test_the_settings_of_the_readme_are_heeded(place: Path) -> None:
+    (settings,) = [block.text for block in of("toml", "README.md") if "disable" in block.text]
+    project = place / "project"
+    project.mkdir()
+    (project / "gpudiag.toml").write_text(settings)
+    done = shell(project, "gpudiag report ../trace.json.gz -o report.json")
+    assert done.returncode == 0, done.stderr
+    told = {rule["id"]: rule["reason"] for rule in json.loads((project / "report.json").read_text())["rules"]}
+    assert [told[rule] for rule in tomllib.loads(settings)["disable"]] == ["switched off in gpudiag.toml"]
+
+
+@pytest.mark.slow
+def test_the_rule_the_fact_and_the_settings_of_the_guide_work_together(place: Path) -> None:
+    project = place / "lab"
+    folder = project / "our_rules"
+    folder.mkdir(parents=True)
+    rule, fact = (block.text for block in of("yaml", "rules/README.md"))
+    (settings,) = (block.text for block in of("toml", "rules/README.md"))
+    (folder / "LAB-01.yaml").write_text(rule + fact)
+    (project / "gpudiag.toml").write_text(settings)
+    for command in ("gpudiag rules test our_rules", "gpudiag rules check our_rules", "gpudiag report ../trace.json.gz -o report.json"):
+        done = shell(project, command)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    assert '"LAB-01"' in (project / "report.json").read_text()
+
+
+@pytest.mark.slow
+def test_the_report_of_the_readme_is_laid_out_as_one_is_today(place: Path) -> None:
+    """Its figures are of one machine; its headings, columns and the words of its margin are those of any report of that kind."""
+    shown = next(block.text for block in of("text", "README.md"))
+    today = shell(place, "gpudiag report runs/first --all-findings").stdout
+    headings = re.findall(r"(?<=\n\n)([A-Z][\w ]+?)(?: \(.*\))?\n", shown)
+    assert {"Where a step goes", "What matters most", "How far to trust this"} <= set(headings)
+    margin = re.findall(r"^(\w+) {2,}(?=[A-Z])", shown.partition("How far to trust this")[2], re.MULTILINE)
+    assert {"coverage", "device"} <= set(margin)
+    columns = re.findall(r"^(change +--set +step +gain|\s+time +share)$", shown, re.MULTILINE)
+    assert len(columns) == 2
+    for text in (*headings, *margin, *(" ".join(line.split()) for line in columns)):
+        assert text in " ".join(today.split()), text
