@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## train a small transformer for a few seconds and look at its report
 	@$(BIN)/gpudiag demo
 
-test: setup ## the tests that this machine can run, without those that are marked slow (some ten minutes on two cores)
+test: setup ## the tests that this machine can run, without those that are marked slow (some ten to fifteen minutes on two cores)
 	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow"
 
 test-slow: setup ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser

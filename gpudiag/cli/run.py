@@ -197,7 +197,8 @@ def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price
             found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
         width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
         terminal.aside("\n" + found.text(width=width, top=10, color=coloured))
-        if command := proving.command(found.data, script):
+        # a process of a launcher knows nothing of its command line
+        if "RANK" not in os.environ and (command := proving.command(found.data, script)):
             terminal.say(f"gpudiag: next: {command}")
     except KeyboardInterrupt:
         terminal.say("gpudiag: no report: interrupted")

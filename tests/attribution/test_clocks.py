@@ -87,6 +87,7 @@ def _shifted(text: str, us: float) -> str:
     return json.dumps(document)
 
 
+@pytest.mark.slow
 def test_no_real_recording_starts_work_before_its_launch(traces: Path) -> None:
     for path in sorted(traces.glob("*.json.gz")):
         assert on_one_clock(read(path))[1] == (), path.name

@@ -164,6 +164,7 @@ EXPECTED_UNNAMED = 0.06
 """Lookups of FBGEMM, whose node has another name, are at most this share of the nodes of a recommendation model."""
 
 
+@pytest.mark.slow
 def test_every_node_of_every_real_trace_finds_its_forward(traces: Path) -> None:
     seen = 0
     for path in sorted(traces.rglob("*.json.gz")):

@@ -16,6 +16,9 @@ from typing import NamedTuple
 RSS_BYTES = 1 if sys.platform == "darwin" else 1024
 """Unit of ru_maxrss: getrusage(2) of the system."""
 
+_NO_BYTE_CODE = "PYTHONDONTWRITEBYTECODE"
+"""Not handed on: all sources would be compiled at every start, of peers as well, as on no machine where they are installed."""
+
 LOOK_S = 0.1
 """Between two looks at the memory of the processes that a command starts."""
 
@@ -34,10 +37,10 @@ class Run(NamedTuple):
 
 
 def measure(command: Sequence[str], environ: Mapping[str, str] | None = None) -> Run | None:
-    """Return what `command` cost in a fresh process; None where it failed (said on stderr)."""
+    """Return what `command` cost in a fresh process; None where it failed (said on stderr). Its byte code is kept, as installed."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         load, began = os.getloadavg()[0], time.perf_counter()
-        env = None if environ is None else {**os.environ, **environ}
+        env = {name: text for name, text in os.environ.items() if name != _NO_BYTE_CODE} | dict(environ or {})
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=env)
         family = _Family(process.pid)
         _, status, usage = os.wait4(process.pid, 0)

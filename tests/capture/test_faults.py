@@ -48,6 +48,7 @@ def test_losses_weights_and_random_states_are_the_same_bit_for_bit(tmp_path: Pat
     assert (tmp_path / "x" / "run" / "memory" / "rank0-owners.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_training_goes_on_as_if_gpudiag_were_not_there(tmp_path: Path, bare: str, fault: str) -> None:
     output, warnings = train(tmp_path / "x", fault)

@@ -24,6 +24,7 @@ print("status", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="fork and Kineto's thread are those of Linux")
 def test_a_forked_child_ends_with_its_status_and_its_output(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]

@@ -71,6 +71,7 @@ def _sends_when_collected() -> weakref.ref[Any]:
     return weakref.ref(victim, partial(next, sends))
 
 
+@pytest.mark.slow
 def test_a_signal_in_a_collection_reaches_the_loop(tmp_path: Path) -> None:
     """Python delivers it at the next line of Python, which must not be one of ours: what is raised there is printed and forgotten."""
 

@@ -44,6 +44,7 @@ def check_readable(bundle: OpenedBundle) -> None:
         assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_at_once_leaves_what_was_finished(tmp_path: Path) -> None:
     body = """
         ends = [lambda: os._exit(5), lambda: os.kill(os.getpid(), signal.SIGTERM), os.abort]
@@ -137,6 +138,7 @@ def killed(tmp_path: Path, count: int, seed: int) -> None:
         assert bool(closed) == bool(bundle.step_records.height)
 
 
+@pytest.mark.slow
 def test_kill_9_at_a_dozen_random_moments(tmp_path: Path) -> None:
     killed(tmp_path, 12, seed=1)
 
@@ -159,6 +161,7 @@ def interrupted(tmp_path: Path, *delays_s: float) -> None:
         assert [window.steps for window in after.recorded().values()] == [6, 2]  # nothing is left that stands in its way
 
 
+@pytest.mark.slow
 def test_ctrl_c_anywhere(tmp_path: Path) -> None:
     interrupted(tmp_path, 0.001, 0.007, 0.02, 0.055)
 

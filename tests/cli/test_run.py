@@ -299,6 +299,7 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.slow
 def test_output_files_and_losses_are_those_of_the_bare_script(tmp_path: Path) -> None:
     folders = [tmp_path / "bare", tmp_path / "ours"]
     for folder in folders:

@@ -194,5 +194,8 @@ def test_the_report_of_the_readme_is_laid_out_as_one_is_today(place: Path) -> No
     assert {"coverage", "device"} <= set(margin)
     columns = re.findall(r"^(change +--set +step +gain|\s+time +share)$", shown, re.MULTILINE)
     assert len(columns) == 2
+    columns = (
+        columns if "--set" in today.replace("--set NAME=VALUE", "") else columns[:1]
+    )  # a step of 2 ms may hold nothing that a change would give
     for text in (*headings, *margin, *(" ".join(line.split()) for line in columns)):
         assert text in " ".join(today.split()), text

@@ -178,6 +178,7 @@ def test_a_hostile_name_costs_no_more_than_its_length() -> None:
     assert len(kernel_classes(names)) == 4
 
 
+@pytest.mark.slow
 def test_real_traces_hardly_hold_an_unknown_name(traces: Path) -> None:
     worst = 0.0
     for path in [*sorted(traces.glob("*.json.gz")), traces / "v100_dlrm_train_8ranks" / "rank0.json.gz"]:

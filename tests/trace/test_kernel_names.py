@@ -71,6 +71,7 @@ def test_collectives_by_name(name: str, expected: bool) -> None:
     assert pl.Series([name]).str.contains(kernel_names.COLLECTIVE).to_list() == [expected]  # the engine that is used
 
 
+@pytest.mark.slow
 def test_on_real_traces_only_the_kernels_of_nccl_are_collectives(traces: Path) -> None:
     found = set()
     for path in sorted(traces.glob("*.json.gz")):

@@ -138,7 +138,7 @@ _DAMAGES = st.sampled_from(
     st.none() | st.integers(0, 30_000),
     st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_whatever_the_text_two_find_what_one_finds(
     tmp_path_factory: pytest.TempPathFactory, count: int, seed: int, damages: list[tuple[int, bytes]], cut: int | None, nested: bool
 ) -> None:
