@@ -1,10 +1,12 @@
-"""Files of unknown origin, opened so that none can hold the reader up: no pipe, socket or device, and no more bytes than are expected."""
+"""Files of unknown origin, opened so that none can hold the reader up; files of our own, replaced whole or not at all."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 _WITHOUT_WAITING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
@@ -12,7 +14,7 @@ _WITHOUT_WAITING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLO
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Return a file opened for reading. Raises OSError, also for what is no regular file; ValueError for a name with a null byte."""
+    """Return a file opened for reading. Raises OSError, also for a pipe or a device; ValueError for a name with a null byte."""
     descriptor = os.open(path, _WITHOUT_WAITING)
     try:
         _check_regular(os.fstat(descriptor).st_mode, os.fspath(path))
@@ -29,6 +31,21 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"larger than {most >> 20} MiB", os.fspath(path))
     return data
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file of our own whole or not at all; only its user may read it. Raises OSError."""
+    import tempfile  # takes as long to load as all of this module, and files are seldom written
+
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _check_regular(mode: int, path: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.files import read_file
+from gpudiag.files import read_file, replace_file
 
 MAX_BYTES = 16 << 20
 """Largest file that is read back: forty times what the built-in rules take."""
@@ -73,10 +73,4 @@ def _keep(path: Path, kept: _Kept) -> None:
     if msgspec.msgpack.decode(data, type=_Kept) != kept:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    replace_file(path, data)

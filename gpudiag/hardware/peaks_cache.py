@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from gpudiag.files import replace_file
 from gpudiag.model.bundle import Machine, Manifest
 from gpudiag.model.decoding import UNREADABLE
 from gpudiag.model.hardware import Device
@@ -73,22 +72,10 @@ def store_cached(device: Device, key: str) -> str | None:
         return "measured peaks are not kept: there is no home folder (set XDG_CACHE_HOME)"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, msgspec.json.encode(_Entry(2, key, device)))
+        replace_file(path, msgspec.json.encode(_Entry(2, key, device)))
     except OSError as error:
         return f"measured peaks are not kept: {path.parent}: {error.strerror or error}"
     return None
-
-
-def _replace(path: Path, content: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".peaks-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def peaks_folder() -> Path | None:
