@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup demo test test-slow test-matrix check golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-matrix check golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,13 +23,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
+# tests start hundreds of programs: none of them compiles gpudiag anew where Python is told to write no byte code
+bytecode: setup
+	@$(BIN)/python -m compileall -q gpudiag dashboard rules
+
 demo: setup ## train a small transformer for a few seconds and look at its report
 	@$(BIN)/gpudiag demo
 
-test: setup ## the tests that this machine can run, without those that are marked slow (some ten to fifteen minutes on two cores)
+test: bytecode ## the tests that this machine can run, without those that are marked slow (some ten to fifteen minutes on two cores)
 	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow"
 
-test-slow: setup ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser
+test-slow: bytecode ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser
 	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m slow --reruns 1 -rR
 
 check: setup ## linters and types alone (part of the tests too)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -39,11 +40,13 @@ def protect(server: flask.Flask, app: dash.Dash) -> None:
 
 
 def _body() -> Any:
-    """Return the request's JSON, None where it is none."""
+    """Return the request's JSON, None where it is none that could be written again."""
     try:
-        return flask.request.get_json(silent=True)
-    except RecursionError:  # nested deeper than any value of ours
+        body = flask.request.get_json(silent=True)
+        json.dumps(body, ensure_ascii=False).encode()
+    except (RecursionError, UnicodeEncodeError):  # nested deeper than any value of ours, or half a character that nothing can write
         return None
+    return body
 
 
 def _fault(body: Any, app: dash.Dash) -> str | None:

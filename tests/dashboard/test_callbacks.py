@@ -107,6 +107,17 @@ def attack(client: Client, examples: int) -> None:
     check()
 
 
+@pytest.mark.parametrize("half", [b'"\\ud800"', b'"\xed\xa0\x80"'], ids=["escaped", "as-it-is"])
+def test_half_a_surrogate_pair_is_refused(client: Client, half: bytes) -> None:
+    values = {"timeline-search.data": "HALF", "address.search": "?bundle=one"}
+    body = json.dumps(client.body("timeline-found.data", values, reads="timeline-search"))
+    assert '"HALF"' in body
+    data = body.encode().replace(b'"HALF"', half)
+    answer = client.http.post("/_dash-update-component", data=data, content_type="application/json", headers=client.headers)
+    assert answer.status_code == 400
+    assert answer.get_data(as_text=True).startswith("gpudiag: ")
+
+
 def test_malformed_callbacks_are_answered(client: Client) -> None:
     attack(client, 40)
 
