@@ -19,7 +19,7 @@ from gpudiag.api.devices import at_observed_clock, find_device
 from gpudiag.api.inputs import Input
 from gpudiag.api.memory import find_memory
 from gpudiag.api.telemetry import find_telemetry
-from gpudiag.api.timeline import Found, explained, timeline
+from gpudiag.api.timeline import Explained, Found, explained, timeline
 from gpudiag.attribution import cpu, gaps, intervals
 from gpudiag.attribution.clocks import on_one_clock
 from gpudiag.attribution.device import kind_of_run
@@ -77,6 +77,11 @@ class _Costed(NamedTuple):
         """Return whether the ops themselves are the device's work."""
         return self.run.startswith("cpu")
 
+    @property
+    def silent(self) -> bool:
+        """Return whether the device's work was not recorded."""
+        return self.run.endswith(("without events", "without ops"))
+
 
 def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames: bool = True) -> tuple[Analysis, Sites]:
     """Return the analysis of one window and the call sites of its ops. `modules`: tell op rows apart by nn.Module where it is known.
@@ -85,23 +90,16 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
     """
     costed = _costed(chosen, tell, modules=modules)
     steps, number = costed.steps.table, costed.found.number
-    frames = Frames(costed.trace.frames)
     give_back()  # before and after what needs most memory at once
-    sites = find_sites(costed.trace, steps, costed.site_window, frames)
     marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
-    give_back()
     tell("replaying")
-    silent = costed.run.endswith(("without events", "without ops"))
-    host = explained(
-        Found(costed.trace, steps, costed.gaps, costed.work, costed.spans, sites, costed.site_window, marks, costed.on_cpu, silent, frames)
-    )
-    del frames
+    host, sites = _explained(costed, marks)
     memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=number)
     if not keep_frames:
         costed = costed._replace(trace=_with_names_of_frames(costed.trace))
     give_back()  # the graphs that follow need the memory
     trace = costed.trace
-    told = timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=silent)
+    told = timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=costed.silent)
     give_back()
     sampled = find_telemetry(chosen.bundle, steps, trace.meta.unix_base_ns, number)
     analysis = Analysis(
@@ -144,6 +142,41 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         ),
     )
     return analysis, sites
+
+
+def analyse_for_job(chosen: Input) -> Analysis:
+    """Return of the analysis of one window what a rank tells to its job (job.summary): no graphs, no replay, no memory, no warnings."""
+    costed = _costed(chosen, lambda _: None, modules=False)
+    bundle, steps = chosen.bundle, costed.steps.table
+    host, _ = _explained(costed, bundle.host_marks if bundle else None)
+    return Analysis(
+        trace=costed.trace,
+        device_kind=costed.found.kind,
+        device=costed.device,
+        device_index=costed.found.number,
+        steps=steps,
+        steps_source=costed.steps.source,
+        idle=host.idle,
+        breakdown=host.breakdown,
+        telemetry=find_telemetry(bundle, steps, costed.trace.meta.unix_base_ns, costed.found.number).telemetry,
+        device_time=None,
+        coverage=coverage(costed.trace),
+        op_rows=costed.op_rows,
+        manifest=bundle.manifest if bundle else None,
+        step_records=bundle.step_records if bundle else None,
+    )
+
+
+def _explained(costed: _Costed, marks: pl.DataFrame | None) -> tuple[Explained, Sites]:
+    """Return where the time of the window went, and the call sites of its ops; `marks`: the bundle's."""
+    frames = Frames(costed.trace.frames)
+    sites = find_sites(costed.trace, costed.steps.table, costed.site_window, frames)
+    give_back()
+    found = Found(
+        costed.trace, costed.steps.table, costed.gaps, costed.work, costed.spans, sites, costed.site_window, marks, costed.on_cpu,
+        costed.silent, frames,
+    )  # fmt: skip
+    return explained(found), sites
 
 
 def _costed(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:

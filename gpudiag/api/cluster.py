@@ -160,6 +160,7 @@ def _version_there() -> Any:
     def told() -> str | None:
         from gpudiag.api.installed import version as installed
         from gpudiag.api.rank import summarise  # noqa: F401 -- all that the work needs is there
+        from gpudiag.api.rank_report import report  # noqa: F401
 
         return installed("gpudiag")
 

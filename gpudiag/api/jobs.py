@@ -11,6 +11,7 @@ from gpudiag.api.inputs import Input, input_of
 from gpudiag.api.ranks import RankInput, Recording, listed_ranks
 from gpudiag.api.unread import Answer, Unread
 from gpudiag.job.build import MOST_WORLD, find_job
+from gpudiag.job.stack import Pile
 from gpudiag.job.wire import decode
 from gpudiag.model.job import Job
 from gpudiag.model.rank import RankSummary
@@ -30,18 +31,18 @@ def find(recording: Recording, tell: Callable[[str], None], mapped: Map | None =
     A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.
     """
     requests = [msgspec.json.encode(item) for item in recording.ranks]
-    summaries: list[RankSummary] = []
+    pile = Pile()
     unread = {rank: Unread(why) for rank, why in recording.unread.items()}
     tell(progress(0, len(requests)))
     for done, (place, found) in enumerate((mapped or on_this_machine)(SUMMARISE, recording.ranks, requests), start=1):
         if isinstance(found, Unread):
             unread[recording.ranks[place].rank] = found
         else:
-            summaries.append(decode(found))
+            pile.add(decode(found))
         tell(progress(done, len(requests)))
+    summaries = pile.stack()
     if not summaries:
         raise unread[min(unread)].error()
-    summaries.sort(key=lambda summary: summary.rank)
     job = find_job(summaries, {rank: _why(found) for rank, found in sorted(unread.items())})
     return msgspec.structs.replace(job, warnings=(*recording.warnings, *_gaps(summaries, unread), *job.warnings))
 

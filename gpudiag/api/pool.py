@@ -24,8 +24,9 @@ TEXT_PER_BYTE = 15
 MEMORY_A_RANK, MEMORY_A_TEXT_BYTE = 200 << 20, 0.5
 """What a process takes with its libraries, and at most for each byte of uncompressed text (the target of a whole report)."""
 
-RANKS_A_PROCESS = 32
-"""A process is replaced after so many ranks: what libraries keep to themselves does not add up."""
+RANKS_A_PROCESS = 128
+"""A process is replaced after so many ranks: what libraries keep to themselves does not add up (over 48 ranks of 1 MB nothing did), and the
+second that a new one takes to begin is little beside them."""
 
 LOOK_S = 0.5
 """Between two looks at whether the user has pressed Ctrl-C: a signal that another thread is given does not wake the waiting one."""

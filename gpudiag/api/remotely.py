@@ -10,14 +10,14 @@ import msgspec
 from gpudiag.api import jobs
 from gpudiag.api.cluster import Cluster
 from gpudiag.api.opened import Question
-from gpudiag.api.rank import ReportRequest, packed_rules
+from gpudiag.api.rank_report import ReportRequest, packed_rules
 from gpudiag.api.ranks import RankInput, Recording
 from gpudiag.api.unread import Unread
 from gpudiag.diagnosis.config import Config
 from gpudiag.model.job import Job
 from gpudiag.model.report import ReportData, from_json
 
-REPORT = "gpudiag.api.rank:report"
+REPORT = "gpudiag.api.rank_report:report"
 
 
 def report(

@@ -38,7 +38,7 @@ class Apart(msgspec.Struct, frozen=True):
 
 
 def told_apart(rows: pl.DataFrame, named: Mapping[int, Named], aligned: Aligned, summaries: Sequence[RankSummary]) -> Apart:
-    """Return the groups behind the parties `named` of `rows` (table STACK).
+    """Return the groups behind the parties `named` of `rows` (see Matches.rows).
 
     A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`doubtful`).
     """

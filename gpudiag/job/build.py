@@ -12,6 +12,7 @@ from gpudiag.job.messages import message_rows
 from gpudiag.job.pipeline import find_pipeline
 from gpudiag.job.ranks import rank_rows, shown_rank
 from gpudiag.job.spread import spread
+from gpudiag.job.stack import stacked
 from gpudiag.job.straggler import find_straggler
 from gpudiag.job.traffic import find_traffic
 from gpudiag.job.waits import call_table, matched_table
@@ -30,10 +31,12 @@ def find_job(summaries: Sequence[RankSummary], unread: Mapping[int, str]) -> Job
 
     Raises InputError where no rank holds a complete step, or a rank comes twice.
     """
-    summaries = sorted(summaries, key=lambda summary: summary.rank)
+    summaries = stacked(summaries)
     _check(summaries)
     matches = match(summaries)
     matched = matched_table(summaries, matches)
+    summaries.forget("exposed_by", "start", "end", "seq", "number")  # what the job needs of them stands in `matched`
+    matches = matches._replace(rows=matches.rows.select("call", "kind", "group", "step"))
     calls = call_table(matched)
     rows = rank_rows(summaries, matched, calls, matches.aligned, unread)
     if all(row.wall_ns is None for row in rows):

@@ -64,7 +64,7 @@ class Aligned(msgspec.Struct, frozen=True):
 
 
 def align(called: pl.DataFrame, summaries: Sequence[RankSummary]) -> Aligned:
-    """Return the clocks told by the rows of `called` (table STACK with group and call) that have a call of a synchronising kind."""
+    """Return the clocks told by the rows of `called` (see Matches.rows) that have a call of a synchronising kind."""
     codes = [CODES[kind] for kind in SYNCHRONISING]
     rows = called.filter(pl.col("call").is_not_null() & pl.col("kind").is_in(codes)).select("call", "rank", "group", "end")
     if not rows.height:

@@ -8,6 +8,7 @@ import polars as pl
 
 from gpudiag.facts.exchange import EMBEDDING, EXPERTS
 from gpudiag.job.spread import spread
+from gpudiag.job.stack import CODES, Stack, stacked
 from gpudiag.model.job import Experts
 from gpudiag.model.rank import RankSummary
 
@@ -16,11 +17,12 @@ ALL_TO_ALL = "all_to_all"
 
 def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Experts | None:
     """Return what all-to-alls of experts take; None where there are none, or they carry something else (rows of embedding tables)."""
-    sent = _all_to_alls(summaries)
-    walls = {summary.rank: summary.wall_ns for summary in summaries if summary.wall_ns}
-    if not sent.height or not walls or not _carry_tokens(summaries, sent):
+    stack = stacked(summaries)
+    sent = _all_to_alls(stack)
+    walls = {summary.rank: summary.wall_ns for summary in stack if summary.wall_ns}
+    if not sent.height or not walls or not _carry_tokens(stack):
         return None
-    loads = _loads(summaries, sent)
+    loads = _loads(stack, sent)
     most = max(loads.values(), default=0.0)
     return Experts(
         all_to_all_share=_mean_share(sent.group_by("rank").agg(pl.col("exposed_ns").sum().alias("time")), walls),
@@ -30,25 +32,20 @@ def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Exp
     )
 
 
-def _all_to_alls(summaries: Sequence[RankSummary]) -> pl.DataFrame:
+def _all_to_alls(stack: Stack) -> pl.DataFrame:
     """Return the all-to-alls of the analysed steps with rank, and turn: which of its step."""
-    names = ("step", "sent", "received", "in_splits", "out_splits", "exposed_ns")
-    frames = [
-        summary.messages.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null()).select(
-            pl.lit(summary.rank, dtype=pl.Int64).alias("rank"), *names
-        )
-        for summary in summaries
-    ]
-    return pl.concat(frames).with_columns(turn=pl.int_range(pl.len()).over("rank", "step"))
+    found = stack.messages.filter((pl.col("kind") == CODES[ALL_TO_ALL]) & pl.col("step").is_not_null())
+    found = found.select(pl.col("rank", "step", "sent", "received", "exposed_ns").cast(pl.Int64))
+    return found.with_columns(turn=pl.int_range(pl.len()).over("rank", "step"))
 
 
-def _carry_tokens(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> bool:
+def _carry_tokens(stack: Stack) -> bool:
     """Return whether the exchanges are those of experts: by the operators around them, else by uneven splits without embedding tables."""
-    names = pl.concat([summary.ops["name"] for summary in summaries]).unique()
+    names = pl.concat([summary.ops["name"] for summary in stack]).unique()
     if names.str.contains(EMBEDDING).any():
         return False
-    uneven = sent["in_splits"].is_not_null().any() or sent["out_splits"].is_not_null().any()
-    return bool(names.str.contains(EXPERTS).any()) or bool(uneven)
+    uneven = any(found.uneven for found in stack.splits.values())
+    return bool(names.str.contains(EXPERTS).any()) or uneven
 
 
 def _loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict[int, float]:

@@ -9,7 +9,7 @@ import polars as pl
 
 from gpudiag.facts.link_rate import ONE_MACHINE
 from gpudiag.job.match import Matches
-from gpudiag.job.stack import CODES
+from gpudiag.job.stack import CODES, Stack, stacked
 from gpudiag.job.waits import group_text
 from gpudiag.model.job import MessageRow
 from gpudiag.model.rank import RankSummary
@@ -47,17 +47,19 @@ def message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.D
             pl.col("row").first(),
         )
     )
-    single = _unmatched(summaries, matches)
+    found = found.with_columns(pl.col("kind", "group").cast(pl.String))
+    single = _unmatched(matches)
     found = found.join(single, on=["kind", "group"], how="full", coalesce=True, nulls_equal=True)
     time = (pl.col("waiting") + pl.col("transfer")) * pl.col("count")
     found = found.sort([time.fill_null(-1), pl.col("unmatched"), pl.col("kind"), pl.col("group")], descending=[True, True, False, False])
-    of_rank = {summary.rank: summary for summary in summaries}
+    stack = stacked(summaries)
+    of_rank = {summary.rank: summary for summary in stack}
     error = matches.aligned.clocks.error_ns
-    rows = tuple(_row(row, of_rank, error) for row in found.head(MOST_ROWS).iter_rows(named=True))
+    rows = tuple(_row(row, of_rank, _name(row, stack), error) for row in found.head(MOST_ROWS).iter_rows(named=True))
     return rows, max(0, found.height - MOST_ROWS)
 
 
-def _unmatched(summaries: Sequence[RankSummary], matches: Matches) -> pl.DataFrame:
+def _unmatched(matches: Matches) -> pl.DataFrame:
     """Return (kind, group, unmatched): calls of single ranks in the analysed steps without a partner on every other rank."""
     single = matches.rows.filter(pl.col("call").is_null() & pl.col("step").is_not_null())
     counted = single.group_by("kind", "group").agg(pl.len().alias("unmatched"))
@@ -69,7 +71,14 @@ def _unmatched(summaries: Sequence[RankSummary], matches: Matches) -> pl.DataFra
     return counted.group_by("kind", "group").agg(pl.col("unmatched").sum())
 
 
-def _row(found: dict[str, Any], of_rank: dict[int, RankSummary], error_ns: int | None) -> MessageRow:
+def _name(found: dict[str, Any], stack: Stack) -> str:
+    """Return the name of the first of the messages; '' where none was matched."""
+    if not found["count"]:
+        return ""
+    return stack.messages["name"][stack.first[found["rank"]] + int(found["row"])] or ""
+
+
+def _row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:
     text = found["group"] or ""
     members = tuple(int(rank) for rank in text.replace(">", ",").split(",")) if text else ()
     kind, unmatched = found["kind"] or _NO_KIND, int(found["unmatched"] or 0)
@@ -80,7 +89,7 @@ def _row(found: dict[str, Any], of_rank: dict[int, RankSummary], error_ns: int |
     link = _link(members, of_rank)
     return MessageRow(
         kind=kind,
-        name=of_rank[found["rank"]].messages["name"][int(found["row"])] or "",
+        name=name,
         group=text,
         members=members,
         count=int(found["count"]),

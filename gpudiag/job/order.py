@@ -1,6 +1,6 @@
 """The place of each message in the sequence of its group: by sequence number, else by step, else by what fits.
 
-A place is (way, slot, turn): rows of different ranks at the same place of the same group are one message.
+A place is (way, slot, turn): rows of different ranks at the same place of the same group, of one kind and size, are one message.
 """
 
 from __future__ import annotations
@@ -11,82 +11,118 @@ import numpy as np
 import polars as pl
 
 from gpudiag.job.groups import Group
+from gpudiag.job.keys import NONE, Ints, Whole, counts, keys, runs, turns, values
 from gpudiag.job.shift import find_shift
 
-PLACE = ["group", "way", "kind", "bytes", "slot", "turn"]
-"""What the rows of one message have in common."""
-
 _BY_SEQ, _BY_STEP, _BY_FIT = 0, 1, 2
+
+NOWHERE = -1
+"""Place of a message that has none: it cannot be told where it belongs."""
 
 APART = 0.5
 """Steps that bear one number but end further apart than this part of a step are not the same one, where clocks are Unix time."""
 
 
-def with_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int], step_ns: Mapping[int, int]) -> pl.DataFrame:
-    """Return `rows` (table STACK with `group`, in the order of their start) with way, slot and turn; slot is null where none is known.
+def places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int], step_ns: Mapping[int, int]) -> Ints:
+    """Return the place of each of `rows` (messages with `group`, in the order of their start) as a number; NOWHERE: none is known.
 
     `unix`: the ranks whose clock is Unix time; `step_ns`: the length of a step on each rank that has steps.
     """
-    rows = rows.with_columns(_way(rows, groups).alias("way"))
-    turn = pl.int_range(pl.len(), dtype=pl.Int32)
-    by_seq = rows.filter(pl.col("way") == _BY_SEQ)
-    by_seq = by_seq.with_columns(slot=pl.col("seq"), turn=turn.over("rank", "group", "seq"), bytes=pl.lit(0, dtype=pl.Int64))
-    by_step = _by_step(rows.filter(pl.col("way") == _BY_STEP))
-    doubtful = _elsewhere(by_step, unix, step_ns)
-    moved = by_step.join(doubtful, on="group", how="semi")
-    if moved.height:
-        refit = _by_fit(moved, groups, unix)
-        kept = moved.join(refit.drop_nulls("slot").select("group").unique(), on="group", how="anti")
-        again = refit.join(kept.select("group").unique(), on="group", how="anti")
-        by_step = pl.concat([by_step.join(doubtful, on="group", how="anti"), kept, again])
-    by_fit = _by_fit(rows.filter(pl.col("way") == _BY_FIT), groups, unix)
-    order = [*rows.columns, "slot", "turn"]
-    return pl.concat([frame.select(order) for frame in (by_seq, by_step, by_fit)])
+    if not rows.height:
+        return np.empty(0, dtype=np.int64)
+    way = _ways(rows, groups)
+    slot, turn = np.full(rows.height, NONE), np.zeros(rows.height, dtype=np.int32)
+    _by_seq(rows, np.flatnonzero(way == _BY_SEQ), slot, turn)
+    by_step = np.flatnonzero(way == _BY_STEP)
+    _by_step(rows, by_step, slot, turn)
+    found = _numbered(rows, way, slot, turn)
+    again = _elsewhere(rows, by_step[found[by_step] != NOWHERE], found, unix, step_ns)
+    moved = by_step[np.isin(values(rows["group"][by_step]), again)] if len(again) else by_step[:0]
+    refit = [at for at in (moved, np.flatnonzero(way == _BY_FIT)) if len(at)]
+    for at in refit:
+        _refitted(rows, at, (way, slot, turn), groups, unix, sure=at is not moved)
+    return _numbered(rows, way, slot, turn) if refit else found
 
 
-def _way(rows: pl.DataFrame, groups: Mapping[int, Group]) -> pl.Expr:
+def _numbered(rows: pl.DataFrame, way: Whole, slot: Ints, turn: Whole) -> Ints:
+    """Return a number for each place."""
+    size = rows["bytes"].set(pl.Series(way == _BY_SEQ), 0)
+    found = keys(values(column) for column in (rows["group"], way, rows["kind"], size, slot, turn))
+    found[slot == NONE] = NOWHERE
+    return found
+
+
+def _ways(rows: pl.DataFrame, groups: Mapping[int, Group]) -> Whole:
     """Return how the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there."""
     pairs = [number for number, group in groups.items() if group.pair]
     lacking = rows.group_by("group", "rank").agg(seq=pl.col("seq").count(), number=pl.col("number").count())
-    by_seq = lacking.group_by("group").agg(pl.col("seq").min()).filter((pl.col("seq") > 0) & ~pl.col("group").is_in(pairs))["group"]
-    by_step = lacking.group_by("group").agg(pl.col("number").min()).filter(pl.col("number") > 0)["group"]
-    told = pl.col("seq").is_not_null() & pl.col("group").is_in(by_seq.implode())
-    numbered = pl.col("group").is_in(by_step.implode())
-    return pl.when(told).then(_BY_SEQ).when(numbered).then(_BY_STEP).otherwise(_BY_FIT).cast(pl.Int8)
+    least = lacking.group_by("group").agg(pl.col("seq", "number").min())
+    by_seq = least.filter((pl.col("seq") > 0) & ~pl.col("group").is_in(pairs))["group"]
+    by_step = least.filter(pl.col("number") > 0)["group"]
+    told = rows["seq"].is_not_null() & rows["group"].is_in(by_seq.implode())
+    numbered = rows["group"].is_in(by_step.implode())
+    ways = np.array((_BY_FIT, _BY_STEP, _BY_SEQ), dtype=np.int8)
+    return ways[np.where(told.to_numpy(), 2, numbered.to_numpy())]
 
 
-def _by_step(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows placed by the number of their step and their turn among its calls of one kind and size.
+def _by_seq(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
+    """Place the rows `at` by their sequence number, and by their turn where a rank has several of one."""
+    chosen = rows.select("rank", "group", "seq")[at] if len(at) < rows.height else rows
+    slot[at] = values(chosen["seq"])
+    turn[at] = turns(runs(keys(values(chosen[name]) for name in ("rank", "group", "seq"))))
+
+
+def _by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
+    """Place the rows `at` by the number of their step and their turn among its calls of one kind and size.
 
     A rank that has more or fewer of them in a step than another leaves all of these without a place: which is missing cannot be told.
     """
-    same = ["group", "number", "kind", "bytes"]
-    count = pl.len().over("rank", *same)
-    rows = rows.with_columns(slot=pl.col("number"), turn=pl.int_range(pl.len(), dtype=pl.Int32).over("rank", *same), count=count)
-    uneven = pl.col("count").min().over(same) < pl.col("count").max().over(same)
-    return rows.with_columns(pl.when(~uneven).then("slot").alias("slot")).drop("count")
+    chosen = rows.select("rank", "group", "number", "kind", "bytes")[at]
+    same = keys(values(chosen[name]) for name in ("group", "number", "kind", "bytes"))
+    of_rank = runs(keys((values(chosen["rank"]), same)))
+    count, of_all = counts(of_rank), runs(same)
+    ordered = count[of_all.order]
+    uneven = np.empty(len(at), dtype=bool)
+    if len(at):
+        differ = np.minimum.reduceat(ordered, of_all.starts) < np.maximum.reduceat(ordered, of_all.starts)
+        uneven[of_all.order] = np.repeat(differ, of_all.lengths)
+    slot[at] = np.where(uneven, NONE, values(chosen["number"]))
+    turn[at] = turns(of_rank)
 
 
-def _elsewhere(rows: pl.DataFrame, unix: set[int], step_ns: Mapping[int, int]) -> pl.DataFrame:
-    """Return the groups (column group) whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
-    known = rows.filter(pl.col("slot").is_not_null() & pl.col("rank").is_in(list(unix & set(step_ns))))
+def _elsewhere(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int], step_ns: Mapping[int, int]) -> list[int]:
+    """Return the groups whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
+    known = rows.select("group", "rank", "end")[at].with_columns(place=pl.Series(place[at]))
+    known = known.filter(pl.col("rank").is_in(list(unix & set(step_ns))))
     if not known.height:
-        return pl.DataFrame(schema={"group": rows.schema["group"]})
+        return []
     length = float(np.median(list(step_ns.values())))
-    late = known.with_columns(late=pl.col("end") - pl.col("end").min().over(PLACE)).group_by("group", "rank").agg(pl.col("late").median())
-    return late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > APART * length).select("group")
+    late = known.with_columns(late=pl.col("end") - pl.col("end").min().over("place")).group_by("group", "rank").agg(pl.col("late").median())
+    found: list[int] = late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > APART * length)["group"].to_list()
+    return found
+
+
+def _refitted(
+    rows: pl.DataFrame, at: Ints, placed: tuple[Whole, Ints, Whole], groups: Mapping[int, Group], unix: set[int], *, sure: bool
+) -> None:
+    """Place the rows `at` (way, slot, turn of all rows) by what fits; not `sure`: groups of which nothing fits keep the place they have."""
+    way, slot, turn = placed
+    fits = _by_fit(rows[at].with_columns(at=pl.Series(at)), groups, unix)
+    if not sure:
+        fits = fits.filter(pl.col("slot").is_not_null().any().over("group"))
+    rows_of = fits["at"].to_numpy()
+    way[rows_of], slot[rows_of], turn[rows_of] = _BY_FIT, values(fits["slot"]), 0
 
 
 def _by_fit(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int]) -> pl.DataFrame:
     """Return the rows placed by their place in the sequence of the group's rank with the most calls; null where that is not known."""
-    rows = rows.with_columns(way=pl.lit(_BY_FIT, dtype=pl.Int8), turn=pl.lit(0, dtype=pl.Int32))
     found = [_fitted(frame, groups[int(group)].members, unix) for (group,), frame in rows.group_by("group", maintain_order=True)]
     return pl.concat([rows.clear().with_columns(slot=pl.lit(None, dtype=pl.Int64)), *found])
 
 
 def _fitted(rows: pl.DataFrame, members: tuple[int, ...], unix: set[int]) -> pl.DataFrame:
     """Return the rows of one group with their slots."""
-    rows = rows.with_columns(sign=(pl.col("bytes") * 16 + pl.col("kind")))
+    rows = rows.with_columns(sign=pl.col("bytes").cast(pl.Int64) * 16 + pl.col("kind"))
     parts = {int(rank): frame for (rank,), frame in rows.group_by("rank", maintain_order=True)}
     longest = max(parts.values(), key=lambda frame: frame.height)
     first = _sequence(longest)

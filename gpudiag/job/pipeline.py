@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import polars as pl
 
+from gpudiag.job.stack import CODES, Stack, stacked
 from gpudiag.model.breakdown import IDLE_BUCKETS
 from gpudiag.model.job import Pipeline
 from gpudiag.model.rank import RankSummary
@@ -51,7 +52,7 @@ def is_pipeline(summaries: Sequence[RankSummary]) -> bool:
 def _sent(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> pl.DataFrame:
     """Return the point-to-point messages of the analysed steps, each once (rank, source, target, step, bytes, phase)."""
     pairs = matched.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())
-    ends = pl.col("group").str.split_exact(">", 1).struct.rename_fields(["source", "target"])
+    ends = pl.col("group").cast(pl.String).str.split_exact(">", 1).struct.rename_fields(["source", "target"])
     pairs = pairs.with_columns(ends.alias("ends")).unnest("ends").with_columns(pl.col("source", "target").cast(pl.Int64, strict=False))
     pairs = pairs.filter(pl.col("rank") == pl.col("source")).select("rank", "source", "target", "step", "bytes", "phase")
     return pairs if pairs.height else _recorded(summaries)
@@ -59,14 +60,16 @@ def _sent(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> pl.DataFra
 
 def _recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
     """Return the sends of the analysed steps as each rank recorded them; receives of ranks that were not read too."""
-    frames = [
-        summary.messages.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())
-        .drop_nulls(["source", "target"])
-        .select(pl.lit(summary.rank, dtype=pl.Int64).alias("rank"), "source", "target", "step", "bytes", "phase")
-        for summary in summaries
-    ]
-    known = {summary.rank for summary in summaries}
-    return pl.concat(frames).filter((pl.col("source") == pl.col("rank")) | ~pl.col("source").is_in(list(known)))
+    stack = stacked(summaries)
+    known = [summary.rank for summary in stack]
+    sends = _of_pairs(stack).drop_nulls(["source", "target"]).filter((pl.col("source") == pl.col("rank")) | ~pl.col("source").is_in(known))
+    whole = pl.col("rank", "source", "target", "step", "bytes").cast(pl.Int64)
+    return sends.select(whole, "phase")
+
+
+def _of_pairs(stack: Stack) -> pl.DataFrame:
+    """Return the point-to-point messages of the analysed steps."""
+    return stack.messages.filter((pl.col("kind") == CODES[POINT_TO_POINT]) & pl.col("step").is_not_null())
 
 
 def _chains(edges: Edges) -> list[tuple[int, ...]]:
@@ -130,9 +133,10 @@ def _times(summaries: Sequence[RankSummary], ranks: set[int]) -> pl.DataFrame:
 
     Busy is what is neither idle nor filled by sends and receives alone.
     """
-    rows = []
-    for summary in (summary for summary in summaries if summary.rank in ranks and summary.steps.height):
-        alone = summary.messages.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())["exposed_ns"].sum()
+    stack, rows = stacked(summaries), []
+    sums = dict(_of_pairs(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
+    for summary in (summary for summary in stack if summary.rank in ranks and summary.steps.height):
+        alone = sums.get(summary.rank, 0)
         wall = float((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
         idle = float(sum(summary.steps[bucket].sum() for bucket in IDLE_BUCKETS))
         rows.append((summary.rank, wall / summary.steps.height, max(0.0, wall - idle - float(alone)) / summary.steps.height))

@@ -8,6 +8,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.job.clocks import Aligned
+from gpudiag.job.waits import of_ranks
 from gpudiag.model.breakdown import BUCKETS, BucketsNs
 from gpudiag.model.job import RankRow
 from gpudiag.model.rank import RankSummary
@@ -58,13 +59,14 @@ def _row(summary: RankSummary, times: Mapping[str, int] | None, last_share: floa
 
 def _in_messages(matched: pl.DataFrame) -> pl.DataFrame:
     """Return (rank, wait, exposed, transfer): time of the analysed steps spent in matched messages; of several at once only once."""
-    rows = matched.filter(pl.col("step").is_not_null() & pl.col("wait_ns").is_not_null())
     until = pl.col("arrival_ns") + pl.col("wait_ns")
-    return rows.group_by("rank").agg(
+    sums = (
         _union("arrival_ns", until).alias("wait"),
         pl.col("exposed_wait_ns").sum().alias("exposed"),
         _union(until, "end_ns").alias("transfer"),
     )
+    rows = (part.lazy().filter(pl.col("step").is_not_null() & pl.col("wait_ns").is_not_null()) for part in of_ranks(matched))
+    return pl.concat([part.group_by("rank").agg(sums).collect() for part in rows])
 
 
 def _union(start: pl.Expr | str, end: pl.Expr | str) -> pl.Expr:
@@ -80,13 +82,10 @@ def _union(start: pl.Expr | str, end: pl.Expr | str) -> pl.Expr:
 def _arrived_last(matched: pl.DataFrame, calls: pl.DataFrame) -> dict[int, float]:
     """Return the share of each rank's matched messages in which it came last; of ranks that came together the lowest one counts."""
     of_call = calls.drop_nulls("last").select("call", "last")
-    shares = (
-        matched.select("call", "rank")
-        .join(of_call, on="call")
-        .group_by("rank")
-        .agg((pl.col("rank") == pl.col("last")).mean().alias("share"))
-    )
-    return dict(shares.iter_rows())
+    rows = matched.select("call", "rank")
+    rows = rows if of_call.height == calls.height else rows.join(of_call, on="call", how="semi")
+    last = dict(of_call.group_by("last").len().iter_rows())
+    return {rank: last.get(rank, 0) / count for rank, count in rows.group_by("rank").len().iter_rows()}
 
 
 def shown_rank(rows: Sequence[RankRow]) -> tuple[int, str]:

@@ -60,11 +60,11 @@ def _by_records(found: RankSteps | str) -> _Source | str:
 
 def _by_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> _Source | str:
     """Return the own times of the profiled steps: wall less the exposed waits in matched messages; why there are none."""
-    waits = matched.filter(pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
+    waits = matched.select("rank", "step", "exposed_wait_ns").drop_nulls()
     if not waits.height:
         return "no message of the analysed steps could be matched between the ranks"
     steps = _profiled_steps(summaries)
-    waits = waits.group_by("rank", "step").agg(waits=pl.col("exposed_wait_ns").sum())
+    waits = waits.group_by("rank", "step").agg(waits=pl.col("exposed_wait_ns").sum()).with_columns(pl.col("rank", "step").cast(pl.Int64))
     exposed = pl.min_horizontal(pl.col("waits").fill_null(0), "exposed_communication")
     steps = steps.join(waits, on=["rank", "step"], how="left").with_columns(own=pl.col("wall") - exposed)
     ranks: list[int] = sorted(steps["rank"].unique().to_list())

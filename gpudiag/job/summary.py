@@ -44,7 +44,6 @@ def summarise(analysis: Analysis, *, rank: int, path: str, host: str = "") -> Ra
         power_w=_median(analysis, "power_w"),
         temperature_c=_median(analysis, "temperature_c"),
         throttled=_throttled(analysis),
-        warnings=analysis.warnings,
         messages=_messages(analysis, base, rank),
         steps=steps,
         ops=_ops(analysis),

@@ -8,19 +8,41 @@ messages have what was recorded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
+from gpudiag.job.splits import Splits, sent_bytes
+from gpudiag.job.stack import BETWEEN, CODES, NO_KIND, Stack, stacked
 from gpudiag.model.job import MOST_SQUARE, Traffic
 from gpudiag.model.rank import RankSummary
+from gpudiag.trace.message_kinds import KINDS
 
 _EVEN = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Parts of S/n that a rank has for each other rank of its group."""
 
 _ROOTED = ("broadcast", "scatter", "reduce", "gather")
-_KEYS = ("kind", "members", "source", "target")
+_KEYS = ("rank", "kind", "party", "source", "target")
+
+Ranks = npt.NDArray[np.int64]
+
+_NOBODY: Ranks = np.empty(0, dtype=np.int64)
+
+
+class _Sent(NamedTuple):
+    """Bytes that one rank recorded."""
+
+    rank: int
+    begin: int
+    """The sender: this rank, or one that was not read."""
+    others: Ranks
+    size: float
+    """For each of `others`, in all steps."""
+    untold: int
+    """Messages that do not tell whom or how much they send."""
 
 
 def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic | None:
@@ -28,16 +50,19 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
 
     `world`: ranks of the job. Each rank tells what it sends; what it receives counts where the sender was not read.
     """
-    read = {summary.rank for summary in summaries}
+    stack = stacked(summaries)
+    read = {summary.rank for summary in stack}
     ranks = max(world or 0, max(read, default=0) + 1)
     block = _block(ranks)
     square, missing = np.zeros((-(-ranks // block),) * 2), 0
-    for summary in summaries:
-        parts, untold = _told(summary, read)
+    steps = {summary.rank: summary.steps.height for summary in stack}
+    for rank, begin, others, size, untold in (*_even(stack, read), *_uneven(stack.splits)):
+        if not steps[rank]:
+            continue
         missing += untold
-        for begin, end, size in parts:
-            if max(begin, end) < ranks:
-                square[begin // block, end // block] += size
+        there = others[(others >= 0) & (others < ranks)]
+        if 0 <= begin < ranks:
+            square[begin // block] += np.bincount(there // block, minlength=len(square)) * (size / steps[rank])
     if not square.any():
         return None
     names = (_name(first, min(first + block, ranks)) for first in range(0, ranks, block))
@@ -57,70 +82,63 @@ def _name(first: int, after: int) -> str:
     return str(first) if after == first + 1 else f"{first}-{after - 1}"
 
 
-def _told(summary: RankSummary, read: set[int]) -> tuple[list[tuple[int, int, float]], int]:
-    """Return (sender, receiver, bytes of a mean step) by one rank, and how many of its messages do not tell whom or how much they send."""
-    steps = summary.steps.height
-    rows = summary.messages.filter(pl.col("step").is_not_null() & pl.col("kind").is_not_null() & (pl.col("kind") != "barrier"))
-    if not steps or not rows.height:
-        return [], 0
-    rows = _sent_bytes(_own(rows, summary.rank, read))
-    parts, missing = _uneven(rows.filter(pl.col("uneven").is_not_null()), summary.rank)
-    even = rows.filter(pl.col("uneven").is_null()).group_by(_KEYS)
-    summed = even.agg(pl.col("bytes").sum(), pl.col("bytes").null_count().alias("untold"), pl.len().alias("count"))
-    for kind, members, source, target, size, untold, count in summed.iter_rows():
-        group = [int(rank) for rank in members.split(",")] if members else []
-        sent = _sent(summary.rank, kind, group, (source, target))
-        missing += count if sent is None else untold
-        parts += [(begin, end, part * size) for (begin, end), part in (sent or {}).items()]
-    return [(begin, end, size / steps) for begin, end, size in parts], missing
+def _uneven(splits: Mapping[int, Splits]) -> Iterator[_Sent]:
+    """Yield what each rank sends in uneven all-to-alls."""
+    for rank, found in splits.items():
+        yield _Sent(rank, rank, _NOBODY, 0.0, found.missing)
+        for other, size in found.sent:
+            yield _Sent(rank, rank, np.array([other]), size, 0)
 
 
-def _own(rows: pl.DataFrame, rank: int, read: set[int]) -> pl.DataFrame:
-    """Return the rows without what other ranks that were read sent to `rank` alone: they tell it."""
-    received = (pl.col("kind") == "point_to_point") & (pl.col("source") != rank) & pl.col("source").is_in(list(read))
-    return rows.filter(~received.fill_null(False))
+def _even(stack: Stack, read: set[int]) -> Iterator[_Sent]:
+    """Yield what each rank sends in all other messages, those of one kind and group together."""
+    groups = [_members(text) for text in stack.parties]
+    for rank, kind, party, source, target, size, untold, count in _sums(stack.messages, read).iter_rows():
+        sent = _sent(rank, KINDS[kind], groups[party] if party >= 0 else _NOBODY, (source, target))
+        if sent is None:
+            yield _Sent(rank, rank, _NOBODY, 0.0, count)
+        else:
+            begin, others, part = sent
+            yield _Sent(rank, begin, others, part * size, untold)
 
 
-def _sent_bytes(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with `uneven` (rows for each member, null: even); bytes of an all_to_all are those that this rank sends."""
-    exchange = pl.col("kind") == "all_to_all"
-    share = (pl.col("sent") / pl.max_horizontal("sent", "received", 1)).fill_null(1.0)
-    return rows.with_columns(
-        pl.when(exchange & pl.col("members").is_not_null()).then("in_splits").alias("uneven"),
-        (pl.col("bytes") * pl.when(exchange).then(share).otherwise(1.0)).alias("bytes"),
-    )
+def _members(party: str) -> Ranks:
+    """Return the ranks of a group as recorded; none for a pair."""
+    sort, rest = party.split(BETWEEN, 1)
+    members = rest.rsplit(BETWEEN, 2)[1] if sort == "G" else ""
+    return np.array([int(rank) for rank in members.split(",")], dtype=np.int64) if members else _NOBODY
 
 
-def _uneven(rows: pl.DataFrame, rank: int) -> tuple[list[tuple[int, int, float]], int]:
-    """Return (rank, other, bytes) of uneven all_to_alls by the rows that it has for each member, and how many do not fit their group."""
-    split = rows.select(
-        pl.col("uneven").str.split(",").cast(pl.List(pl.Int64), strict=False).alias("rows"),
-        pl.col("members").str.split(",").cast(pl.List(pl.Int64), strict=False).alias("other"),
-        "bytes",
-    )
-    fits = (pl.col("rows").list.len() == pl.col("other").list.len()) & pl.col("bytes").is_not_null()
-    split = split.with_columns(whole=pl.col("rows").list.sum()).filter(fits)
-    parts = split.filter(pl.col("whole") > 0).explode("rows", "other").filter(pl.col("other") != rank)
-    sums = parts.group_by("other").agg((pl.col("bytes") * pl.col("rows") / pl.col("whole")).sum().alias("bytes"))
-    return [(rank, other, size) for other, size in sums.iter_rows()], rows.height - split.height
+def _sums(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:
+    """Return (rank, kind, party, source, target, bytes, untold, count) of the analysed steps, without uneven all-to-alls.
+
+    And without what other ranks that were read sent to this one alone: they tell it.
+    """
+    asked = messages.select(*_KEYS, "bytes", "step", "uneven", "sent", "received")
+    asked = asked.filter(pl.col("step").is_not_null() & ~pl.col("kind").is_in([NO_KIND, CODES["barrier"]]) & ~pl.col("uneven"))
+    received = (pl.col("kind") == CODES["point_to_point"]) & (pl.col("source") != pl.col("rank")) & pl.col("source").is_in(list(read))
+    asked = asked.filter(~received.fill_null(False))
+    size = pl.when(pl.col("kind") == CODES["all_to_all"]).then(sent_bytes()).otherwise(pl.col("bytes").cast(pl.Float64)).alias("bytes")
+    sums = (pl.col("bytes").sum(), pl.col("bytes").null_count().alias("untold"), pl.len().alias("count"))
+    return asked.with_columns(size).group_by(_KEYS).agg(sums).sort(_KEYS)
 
 
-def _sent(rank: int, kind: str, group: list[int], ends: tuple[int | None, int | None]) -> dict[tuple[int, int], float] | None:
-    """Return the part of S that goes from rank to rank by what `rank` recorded; None where it does not tell."""
+def _sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:
+    """Return (sender, receivers, the part of S that each gets) by what `rank` recorded; None where it does not tell."""
     source, target = ends
     if kind == "point_to_point":
-        return None if source is None or target is None or source == target else {(source, target): 1.0}
+        return None if source is None or target is None or source == target else (source, np.array([target]), 1.0)
     if rank not in group:
         return None
-    others = [other for other in group if other != rank]
+    others = group[group != rank]
     if kind in _EVEN:
-        return {(rank, other): _EVEN[kind] / len(group) for other in others}
+        return rank, others, _EVEN[kind] / len(group)
     if kind not in _ROOTED or source is None:
         return None
     part = 1.0 if kind in ("broadcast", "reduce") else 1 / len(group)
     if kind in ("broadcast", "scatter"):
-        return {(rank, other): part for other in others} if rank == source else {}
-    return {(rank, source): part} if rank != source else {}
+        return rank, others if rank == source else _NOBODY, part
+    return rank, np.array([source]) if rank != source else _NOBODY, part
 
 
 def _note(unread: int, missing: int) -> str:

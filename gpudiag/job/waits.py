@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import polars as pl
 
 from gpudiag.job.exposure import exposed_until
-from gpudiag.job.match import MATCHED, Matches
-from gpudiag.job.stack import CODES
+from gpudiag.job.match import Matches, empty_matched
+from gpudiag.job.stack import BATCH_ROWS, CODES, NO_KIND, Stack, stacked
 from gpudiag.model.rank import RankSummary
+from gpudiag.trace.message_kinds import KINDS
 
 FROM_ROOT = ("broadcast", "scatter")
 """The others wait for the root alone, and the root for nobody."""
@@ -18,15 +20,29 @@ TO_ROOT = ("reduce", "gather")
 """The root waits for all, the others for nobody."""
 
 
+_RECORDED = ("rank", "step", "kind", "bytes", "source", "phase", "exposed_ns", "exposed_by", "start", "end")
+
+
 def matched_table(summaries: Sequence[RankSummary], matches: Matches) -> pl.DataFrame:
     """Return the table MATCHED: each matched message on each rank, on the clock of the job's first rank."""
-    rows = matches.rows.drop_nulls("call").drop("party", "seq", "number", "bytes")
-    rows = _with_waits(matches.aligned.common(rows, "start", "end"))
-    texts = {number: group_text(group.members, pair=group.pair) for number, group in matches.groups.items()}
-    parts = rows.partition_by("rank", as_dict=True, include_key=True)
-    frames = [_of_rank(parts[summary.rank,], summary, texts, matches.base_ns) for summary in summaries if (summary.rank,) in parts]
-    schema = {column.name: column.dtype for column in MATCHED}
-    return pl.concat([pl.DataFrame(schema=schema), *frames], rechunk=True)
+    stack = stacked(summaries)
+    texts = pl.Series(
+        "group", [group_text(group.members, pair=group.pair) for _, group in sorted(matches.groups.items())], dtype=pl.Categorical
+    )
+    arrivals = _arrivals(stack, matches)
+    frames = [_of_ranks(stack, matches, at, arrivals, texts) for at in stack.batches()]
+    return pl.concat([empty_matched(), *frames])
+
+
+def of_ranks(matched: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the rows of MATCHED of whole ranks, some BATCH_ROWS at a time."""
+    matched = matched if matched["rank"].is_sorted() else matched.sort("rank", maintain_order=True)
+    rank = matched["rank"].to_numpy()
+    begin = 0
+    for end in (*(np.flatnonzero(rank[1:] != rank[:-1]) + 1).tolist(), matched.height):
+        if end - begin >= BATCH_ROWS or end == matched.height:
+            yield matched.slice(begin, end - begin)
+            begin = end
 
 
 def call_table(matched: pl.DataFrame) -> pl.DataFrame:
@@ -53,14 +69,29 @@ def group_text(members: Sequence[int], *, pair: bool = False) -> str:
     return (">" if pair else ",").join(map(str, members))
 
 
-def _with_waits(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return `rows` (start and end on one clock, else null) with size, wait and fresh: the wait less what earlier ones held."""
-    arrivals = rows.group_by("call").agg(
-        pl.len().alias("size"),
-        pl.when(pl.col("start").null_count() == 0).then(pl.col("start").max()).alias("last"),
-        pl.col("start").filter(pl.col("rank") == pl.col("source")).first().alias("root"),
+def _batch(stack: Stack, matches: Matches, at: tuple[int, int]) -> pl.DataFrame:
+    """Return the matched messages of some ranks (first row, number of rows), start and end on one clock (else null)."""
+    recorded = stack.messages.slice(*at).select(_RECORDED)
+    rows = recorded.with_columns(matches.rows.slice(*at).select("call", "group")).with_columns(
+        pl.col("start").alias("start_ns"), pl.col("end").alias("end_ns"), pl.int_range(pl.len(), dtype=pl.Int32).over("rank").alias("row")
     )
-    rows = rows.join(arrivals, on="call", how="left")
+    return matches.aligned.common(rows.drop_nulls("call"), "start", "end")
+
+
+def _arrivals(stack: Stack, matches: Matches) -> pl.DataFrame:
+    """Return of each call size, last (arrival; null: clocks cannot be compared) and root (when that arrived), by the number of the call."""
+    rows = matches.rows.select("call", "rank", "source", "start").drop_nulls("call")
+    rows = matches.aligned.common(rows, "start")
+    found = rows.group_by("call").agg(
+        pl.len().alias("size"), pl.when(pl.col("start").null_count() == 0).then(pl.col("start").max()).alias("last")
+    )
+    roots = rows.filter(pl.col("rank") == pl.col("source")).unique("call", keep="first", maintain_order=True)
+    return found.join(roots.select("call", root="start"), on="call", how="left").sort("call")
+
+
+def _with_waits(rows: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
+    """Return `rows` with size, wait and fresh: the wait less what earlier ones held."""
+    rows = rows.with_columns(arrivals.select(pl.col("size", "last", "root").gather(rows["call"])))
     known = pl.col("source").is_not_null()
     from_root, to_root = (known & pl.col("kind").is_in([CODES[kind] for kind in kinds]) for kinds in (FROM_ROOT, TO_ROOT))
     is_root = pl.col("rank") == pl.col("source")
@@ -76,24 +107,25 @@ def _with_waits(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(fresh=(until - pl.max_horizontal("start", held)).clip(lower_bound=0))
 
 
-def _of_rank(rows: pl.DataFrame, summary: RankSummary, texts: dict[int, str], base_ns: int) -> pl.DataFrame:
-    """Return the rows of one rank as in MATCHED, with the text of its own messages."""
-    own = summary.messages[rows["row"].cast(pl.Int64).to_numpy()]
-    exposed = own.with_columns(rows["wait"], rows["fresh"]).select(_exposed(own))["exposed_wait_ns"]
+def _of_ranks(stack: Stack, matches: Matches, at: tuple[int, int], arrivals: pl.DataFrame, texts: pl.Series) -> pl.DataFrame:
+    """Return the rows of some ranks (first row, number of rows) as in MATCHED; `texts`: of the groups."""
+    rows = _with_waits(_batch(stack, matches, at), arrivals)
+    kinds = pl.Series(KINDS, dtype=pl.Categorical)
+    rows = rows.with_columns(exposed_wait_ns=_exposed(rows))
     return rows.select(
         "call",
-        pl.col("rank").cast(pl.Int64),
-        pl.col("row").cast(pl.Int64),
-        pl.col("step").cast(pl.Int64),
-        own["kind"],
-        pl.col("group").replace_strict(texts, return_dtype=pl.String),
-        pl.col("size").cast(pl.Int64),
-        own["bytes"],
-        own["phase"],
-        (pl.col("start") + base_ns).alias("arrival_ns"),
-        (pl.col("end") + base_ns).alias("end_ns"),
+        "rank",
+        "row",
+        pl.col("step").cast(pl.Int32),
+        kinds.gather(rows["kind"].replace(NO_KIND, None)).alias("kind"),
+        texts.gather(rows["group"]),
+        pl.col("size").cast(pl.Int32),
+        pl.col("bytes").cast(pl.Int64),
+        "phase",
+        (pl.col("start") + stack.base_ns).alias("arrival_ns"),
+        (pl.col("end") + stack.base_ns).alias("end_ns"),
         pl.col("wait").alias("wait_ns"),
-        exposed,
+        "exposed_wait_ns",
         (pl.col("end") - pl.col("start") - pl.col("wait")).alias("transfer_ns"),
     )
 
@@ -102,4 +134,4 @@ def _exposed(messages: pl.DataFrame) -> pl.Expr:
     """Return the exposed part of each wait; of waits in several messages at once, what the earlier one holds counts there."""
     share = pl.when(pl.col("wait") > 0).then(pl.col("fresh") / pl.col("wait")).otherwise(0.0)
     found = (exposed_until(messages, pl.col("wait")) * share).round().cast(pl.Int64)
-    return pl.when(pl.col("wait").is_not_null()).then(found).alias("exposed_wait_ns")
+    return pl.when(pl.col("wait").is_not_null()).then(found)

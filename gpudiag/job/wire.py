@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 import polars as pl
-from polars import selectors
 
 from gpudiag.errors import InputError
 from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
 from gpudiag.model.tables import Column
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Changes with what the bytes hold: both ends must be of one version."""
 
 
@@ -49,25 +48,14 @@ def _table_bytes(value: Any) -> bytes:
     if not isinstance(value, pl.DataFrame):
         raise TypeError(f"a summary holds no {type(value).__name__}")
     buffer = io.BytesIO()
-    value.with_columns(selectors.string().as_expr().cast(pl.Categorical)).write_ipc(buffer, compression="zstd")  # each distinct text once
+    value.write_ipc(buffer, compression="zstd")
     return buffer.getvalue()
 
 
 def _table(kind: type, value: bytes) -> pl.DataFrame:
     if kind is not pl.DataFrame:
         raise TypeError(f"a summary holds no {kind.__name__}")
-    frame = pl.read_ipc(io.BytesIO(value))
-    return frame.with_columns(_shared_text(frame[name]) for name in selectors.expand_selector(frame, selectors.categorical()))
-
-
-def _shared_text(codes: pl.Series) -> pl.Series:
-    """Return a column of codes as text whose equal values share memory: the members of a large group are long, and stand in each row."""
-    distinct = codes.unique().drop_nulls()
-    if not len(distinct):
-        return pl.Series(codes.name, [None] * len(codes), dtype=pl.String)
-    place = codes.to_physical().replace_strict(distinct.to_physical(), pl.int_range(len(distinct), eager=True), default=None)
-    found: pl.Series = distinct.cast(pl.String).gather(place).alias(codes.name)
-    return found
+    return pl.read_ipc(io.BytesIO(value))
 
 
 def _check(columns: tuple[Column, ...], frame: pl.DataFrame) -> None:

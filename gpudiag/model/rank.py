@@ -13,30 +13,30 @@ import polars as pl
 from gpudiag.model.breakdown import BUCKETS, BucketsNs
 from gpudiag.model.tables import Column
 
-_I64, _F64, _TEXT, _BOOL = pl.Int64(), pl.Float64(), pl.String(), pl.Boolean()
+_I64, _F64, _TEXT, _NAME = pl.Int64(), pl.Float64(), pl.String(), pl.Categorical()
 
 MESSAGES: tuple[Column, ...] = (
     Column("step", _I64, "", "row of `steps`; null: outside the analysed steps"),
     Column(
         "kind",
-        _TEXT,
+        _NAME,
         "",
         "all_reduce | reduce_scatter | all_gather | all_to_all | broadcast | reduce | point_to_point ...; null: not told",
     ),
-    Column("name", _TEXT, "", "name of the kernel, or of the back end's work on a CPU"),
-    Column("group", _TEXT, "", "process group as this rank names it; null: not recorded"),
-    Column("members", _TEXT, "", "ranks of the group, '0,1,2,3'; null: not recorded"),
+    Column("name", _NAME, "", "name of the kernel, or of the back end's work on a CPU"),
+    Column("group", _NAME, "", "process group as this rank names it; null: not recorded"),
+    Column("members", _NAME, "", "ranks of the group, '0,1,2,3'; null: not recorded"),
     Column("size", _I64, "ranks", "group size; null: not recorded"),
     Column("seq", _I64, "", "sequence number in the group; null: not recorded"),
     Column("bytes", _I64, "B", "message: the whole tensor (roofline.costs.collectives); null: not recorded"),
     Column("sent", _I64, "elements", "of this rank"),
     Column("received", _I64, "elements", "by this rank"),
-    Column("dtype", _TEXT, "", "element type as recorded"),
+    Column("dtype", _NAME, "", "element type as recorded"),
     Column("source", _I64, "", "sending rank of a point-to-point message or root; null: not recorded"),
     Column("target", _I64, "", "receiving rank of a point-to-point message; null: not recorded"),
     Column("in_splits", _TEXT, "rows", "what each member gets of an uneven all-to-all, '3,4,5'; null: even, or not recorded"),
     Column("out_splits", _TEXT, "rows", "what comes from each member; null: even, or not recorded"),
-    Column("phase", _TEXT, "", "forward | backward | optimizer | ...; null: not told"),
+    Column("phase", _NAME, "", "forward | backward | optimizer | ...; null: not told"),
     Column("called_ns", _I64, "ns", "call on the host, absolute; null: not recorded"),
     Column("start_ns", _I64, "ns", "absolute"),
     Column("end_ns", _I64, "ns", "absolute"),
@@ -99,7 +99,6 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     temperature_c: float | None = None
     throttled: tuple[str, ...] = ()
     """Reasons for which the clocks were held down while the steps were recorded."""
-    warnings: tuple[str, ...] = ()
     messages: pl.DataFrame
     """Schema MESSAGES."""
     steps: pl.DataFrame

@@ -255,7 +255,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
     ),
     "host_marks": (
         Column("kind", _TEXT, "", "gc | save | file_write | loader"),
-        Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', the file's base name"),
+        Column("name", _TEXT, "", "what: 'gen 2', 'torch.save', 'os.fsync', the file's base name"),
         Column("start_unix_ns", _I64, "ns", "Unix time"),
         Column("duration_ns", _I64, "ns", "0 where only the start is known"),
         Column("site", _TEXT, "", "file:line of the caller where known"),

@@ -24,7 +24,7 @@ from gpudiag.model.trace import Trace
 from gpudiag.roofline.costs.registry import attempt
 from gpudiag.roofline.costs.shapes import size_of
 from gpudiag.roofline.grades import Rows
-from gpudiag.roofline.owners import Owners, signatures
+from gpudiag.roofline.owners import Owners
 
 _INDEX = re.compile(r"\bindex_elementwise_kernel<(\d{1,5}), ?(\d{1,5}),")
 _GATHER = re.compile(r"\bvectorized_gather_kernel<(\d{1,3}),")
@@ -55,7 +55,7 @@ def with_geometry(trace: Trace, owners: Owners) -> Owners:
         pl.Series("row", rows), pl.Series("call", owners.call[rows]), signature.alias("signature"), pl.Series("owner", owners.owner[rows])
     )
     distinct = frame.select("call", "signature", "name", "grid", "block").unique(maintain_order=True).drop_nulls("signature")
-    parsed, costs, names, found = signatures(trace), list(owners.costs), list(owners.names), list[tuple[object, ...]]()
+    parsed, costs, names, found = owners.parsed, list(owners.costs), list(owners.names), list[tuple[object, ...]]()
     for call, number, name, grid, block in distinct.iter_rows():
         cost = attempt(_by_grid, owners.names[call], parsed[number], (name, grid, block))
         if isinstance(cost, Cost):

@@ -19,7 +19,7 @@ from gpudiag.model.cost import Cost
 from gpudiag.model.signature import DTYPES, ITEM_BYTES
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.costs.optimizers import ASSUMED_BYTES
-from gpudiag.roofline.owners import Owners, signatures
+from gpudiag.roofline.owners import Owners
 from gpudiag.roofline.shape_types import result_bytes, tensor_bytes
 
 _TYPE = r"(?:[\w:() ]*OpaqueType<(?P<width>\d{1,2})u?>|(?P<type>(?:c10::|signed |unsigned |long |short )?\w+(?:<\w+>)?))[,>]"
@@ -55,7 +55,7 @@ def with_list_types(trace: Trace, owners: Owners) -> Owners:
     chosen = [call for call, (name, cost) in enumerate(zip(owners.names, owners.costs, strict=True)) if _assumed(name, cost)]
     frame = pl.DataFrame({"call": owners.call, "owner": owners.owner}).with_columns(texts(trace.kernels["name"]))
     frame = frame.filter(pl.col("call").is_in(chosen))
-    parsed = signatures(trace)
+    parsed = owners.parsed
     listed = {row for row, signature in parsed.items() if signature.inputs and signature.inputs[0].tensors}
     frame = frame.with_columns(trace.ops["signature"].gather(frame["owner"])).filter(pl.col("signature").is_in(list(listed)))
     if not frame.height:

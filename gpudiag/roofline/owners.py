@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ class Owners(NamedTuple):
     """One for each distinct (name, signature, delegates) that owns a kernel."""
     names: tuple[str, ...]
     """Op name of each row of `costs`."""
+    parsed: Mapping[int, Signature] = MappingProxyType({})
+    """The signatures of the trace by id; empty where no op was recorded."""
 
 
 def signatures(trace: Trace) -> dict[int, Signature]:
@@ -62,7 +65,7 @@ def find_owners(trace: Trace, *, on_cpu: bool, known: Known | None = None) -> Ow
     parsed = signatures(trace)
     found = _costs(ops.with_columns(borrowed=borrowed), calls, owner, parsed, merged(known, sparse_costs(ops, parsed)), on_cpu=on_cpu)
     backward.complete(ops, kernels, parsed, found, start)
-    return Owners(found.owner, found.call, tuple(found.costs), tuple(found.names))
+    return Owners(found.owner, found.call, tuple(found.costs), tuple(found.names), parsed)
 
 
 def _own_rows(calls: Calls, start: Rows) -> Rows:

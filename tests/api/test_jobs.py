@@ -13,7 +13,7 @@ from handmade import op, steps, write
 from gpudiag import api
 from gpudiag.api import jobs, pool
 from gpudiag.api.opened import Question, open_recording
-from gpudiag.api.rank import ReportRequest, packed_rules, report
+from gpudiag.api.rank_report import ReportRequest, packed_rules, report
 from gpudiag.api.ranks import RankInput, find_ranks
 from gpudiag.api.unread import Answer, Unread
 from gpudiag.errors import GpudiagError, InputError

@@ -94,6 +94,7 @@ def summed_up(folder: Path, workers: int) -> Job:
     from gpudiag.api.unread import Unread
     from gpudiag.api.worker import function
     from gpudiag.job.build import find_job
+    from gpudiag.job.stack import Pile
     from gpudiag.job.wire import decode
 
     recording = find_ranks([str(folder)])
@@ -107,7 +108,10 @@ def summed_up(folder: Path, workers: int) -> Job:
     if unread:
         raise SystemExit(f"{len(unread)} ranks were not read: {unread[0].message}")
     begun = time.process_time()
-    find_job([decode(answer) for answer in found if isinstance(answer, bytes)], {})
+    pile = Pile()
+    for answer in found:
+        pile.add(decode(answer))
+    find_job(pile.stack(), {})
     compare_s = time.process_time() - begun
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     parent_mb = own.ru_maxrss * 1024 / 1e6

@@ -1,0 +1,36 @@
+"""Rows told apart by several columns: against the tuples of their values."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpudiag.job.keys import NONE, counts, keys, runs, turns, values
+
+FAR = st.sampled_from([NONE, -(2**62), -3, 0, 1, 2, 2**40, 2**63 - 1])
+TABLES = st.integers(1, 5).flatmap(lambda width: st.lists(st.tuples(*[FAR] * width), min_size=1, max_size=40))
+
+
+@given(TABLES)
+def test_keys_are_equal_and_ordered_as_the_rows_are(rows: list[tuple[int, ...]]) -> None:
+    found = keys(np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)).tolist()
+    place = {row: number for number, row in enumerate(sorted(set(rows)))}
+    assert np.unique(found, return_inverse=True)[1].tolist() == [place[row] for row in rows]
+
+
+@given(st.lists(st.integers(0, 4), max_size=40))
+def test_turns_and_counts_of_equal_keys(given_keys: list[int]) -> None:
+    found = runs(np.array(given_keys, dtype=np.int64))
+    assert turns(found).tolist() == [given_keys[:place].count(key) for place, key in enumerate(given_keys)]
+    assert counts(found).tolist() == [Counter(given_keys)[key] for key in given_keys]
+    assert sorted(given_keys) == [given_keys[row] for row in found.order]
+
+
+def test_null_is_a_value_of_its_own() -> None:
+    assert values(pl.Series([3, None], dtype=pl.Int8)).tolist() == [3, NONE]
+    words = values(pl.Series(["b", None, "b"], dtype=pl.Categorical), -1)
+    assert (words[0] == words[2], words[1]) == (True, -1)
