@@ -189,6 +189,21 @@ def nulled(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
     return found
 
 
+def with_parents(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Return which rows are one of `rows` (-1: none) or lie around one of them. Each row is entered once."""
+    reached, place = np.zeros(len(parent), dtype=np.bool_), np.empty(len(parent), dtype=np.int64)
+    rows = rows[rows >= 0]
+    while rows.size:
+        number = np.arange(rows.size)
+        place[rows] = number  # of equal rows one stays: a sort would take most of the time here
+        rows = rows[place[rows] == number]
+        reached[rows] = True
+        rows = parent[rows]
+        rows = rows[rows >= 0]
+        rows = rows[~reached[rows]]
+    return reached
+
+
 def nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
     """Return for each row the first `wanted` row at or above it, -1 where there is none.
 

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import matches, text, texts
+from gpudiag.attribution.names import contains, matches, text, texts
 from gpudiag.facts.messages import GRADIENT_KINDS, exposed_ns, gradient_messages
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
@@ -74,8 +74,9 @@ def gradient_start_share(window: Window) -> float:
     found = gradient_messages(window)
     work = window.analysis.trace.kernels.select("op", "step", "start_ns", "end_ns", "collective")
     work = work.filter(~pl.col("collective") & pl.col("step").is_in(found["step"].unique().implode()))
-    ops = window.analysis.trace.ops.select(pl.col("id").alias("op"), "phase", text("name").alias("op_name"))
-    work = work.join(ops, on="op", how="left").filter((pl.col("phase") == "backward") & ~pl.col("op_name").str.contains("reducer"))
+    ops = window.analysis.trace.ops
+    backward = (ops["phase"] == "backward") & ~contains(ops["name"], "reducer")
+    work = work.filter(backward.gather(work["op"]))  # an op's id is its row
     spent = work.group_by("step").agg(pl.col("start_ns").min().alias("first"), pl.col("end_ns").max().alias("last"))
     sent = found.group_by("step").agg(pl.col("start_ns").min().alias("sent"))
     both = sent.join(spent, on="step").filter(pl.col("last") > pl.col("first"))

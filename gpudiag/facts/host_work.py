@@ -7,6 +7,7 @@ import polars as pl
 
 from gpudiag.attribution import intervals as spans
 from gpudiag.attribution.names import matches
+from gpudiag.attribution.nesting import with_parents
 from gpudiag.facts.host_copies import LARGE_COPY_BYTES
 from gpudiag.facts.registry import fact, require
 from gpudiag.facts.window import Window
@@ -61,14 +62,7 @@ def cpu_tensor_work(window: Window) -> pl.DataFrame:
 
 def _with_parents(ops: pl.DataFrame, ids: pl.Series) -> pl.Series:
     """Return `ids` and the ids of all ops around them."""
-    parents = ops["parent"].fill_null(-1).to_numpy()
-    reached = np.zeros(len(parents), dtype=np.bool_)
-    now = ids.to_numpy()
-    while now.size:
-        reached[now] = True
-        up = np.unique(parents[now])
-        up = up[up >= 0]
-        now = up[~reached[up]]
+    reached = with_parents(ops["parent"].fill_null(-1).to_numpy(), ids.to_numpy())
     return pl.Series(np.flatnonzero(reached), dtype=pl.Int64)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import text, texts
 from gpudiag.facts.registry import require
 from gpudiag.model.analysis import Analysis
 from gpudiag.roofline.costs.collectives import message_bytes
@@ -82,14 +82,14 @@ def _of_kernels(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
 
 def _around(frame: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
     """Return `frame` with the phase, the names of the ops above the launch and the annotation of the back end around it."""
-    ops = analysis.trace.ops.select("id", "parent", "phase", text("name").alias("op_name"))
-    frame = frame.join(ops.rename({"id": "op", "op_name": "above"}), on="op", how="left", maintain_order="left")
+    ops, rows = analysis.trace.ops, frame["op"]  # an op's id is its row; messages are few, ops are many
+    frame = frame.with_columns(ops["phase"].gather(rows), texts(ops["name"].gather(rows)).alias("above"))
     for _ in range(_ANCESTORS):
-        higher = ops.select(pl.col("id").alias("parent"), pl.col("parent").alias("next"), "op_name")
-        frame = frame.join(higher, on="parent", how="left", maintain_order="left")
+        rows = ops["parent"].gather(rows)
+        frame = frame.with_columns(texts(ops["name"].gather(rows)).alias("op_name"))
         call = pl.when(pl.col("op_name").str.contains("c10d")).then("op_name")  # a node of autograd is named after its forward message
         joined = pl.concat_str("above", call, separator=" ", ignore_nulls=True)
-        frame = frame.with_columns(joined.alias("above")).drop("parent", "op_name").rename({"next": "parent"})
+        frame = frame.with_columns(joined.alias("above")).drop("op_name")
     marks = analysis.trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=text("name"))
     marks = marks.filter(pl.col("mark").str.contains(_BACK_END_MARK)).rename({"end_ns": "mark_end"}).sort("called_ns")
     frame = frame.sort("called_ns", nulls_last=True).join_asof(marks, on="called_ns", by="thread", check_sortedness=False)

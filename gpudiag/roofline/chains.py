@@ -36,8 +36,9 @@ def chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
     columns = ("id", "start_ns", "numel", "step", "phase", "time_ns", "bytes_moved", "item_bytes", "op_name", "shapes")
     asked = work.select(*columns, link=link.fill_null(False), lane=lane, works=works)  # before rows are chosen, which copies all columns
     ordered = asked.filter("works").drop("works").sort("lane", "start_ns", "id")
-    key = pl.struct("lane", "link", "numel", "step", "phase").rle_id()
-    linked = ordered.with_columns(run=key).filter("link")
+    same = ("lane", "link", "numel", "step", "phase")
+    begins = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift()) for name in same)  # rle_id of a struct encodes all rows
+    linked = ordered.with_columns(run=begins.cum_sum()).filter("link")
     runs = linked.filter(pl.len().over("run") >= 2).group_by("run", maintain_order=True)
     between = 2 * (pl.col("numel") * pl.col("item_bytes")).slice(0, pl.len() - 1).sum()
     return runs.agg(

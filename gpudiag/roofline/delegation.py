@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from gpudiag.attribution.nesting import with_parents
 from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.roofline.grades import COMPILED, FORMULA_WRAPPER, FRAMEWORK, VIEW, WORK, WRAPPER, Calls, Rows, climb
@@ -70,13 +71,7 @@ def _kind(cost: Cost | Missing) -> int:
 
 def _around(calls: Calls, rows: Rows) -> Mask:
     """Return for every op whether one of `rows` lies below it."""
-    inside = np.zeros(len(calls.parent), dtype=bool)
-    above = calls.parent[rows]
-    while len(above := np.unique(above[above >= 0])):
-        above = above[~inside[above]]  # each row is entered once
-        inside[above] = True
-        above = calls.parent[above]
-    return inside
+    return with_parents(calls.parent, calls.parent[rows])
 
 
 def _covered(calls: Calls, rows: Rows, costs: Sequence[Cost | Missing], passing: Mask) -> Mask:

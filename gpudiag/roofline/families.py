@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _NAMES = {
     "gemm": """
         mm addmm bmm baddbmm linear matmul _addmm_activation _scaled_mm _int_mm addbmm
@@ -46,6 +48,9 @@ _NAMES = {
 
 _BY_NAME = {name if name.startswith("_") else name.rstrip("_"): family for family, names in _NAMES.items() for name in names.split()}
 
+_MOST_NAMES = 4096
+"""Operators that are remembered: a trace names some hundred, each in thousands of rows; a broken file any number."""
+
 MATRIX = ("gemm", "conv", "attention")
 """Families whose work runs on matrix engines."""
 
@@ -56,6 +61,7 @@ _ATTENTION_PREFIXES = ("_scaled_dot_product_", "_flash_attention", "_efficient_a
 _ATTENTION_WRAPPERS = ("_scaled_dot_product_attention_math",)  # its children carry the work
 
 
+@lru_cache(maxsize=_MOST_NAMES)
 def base_name(name: str) -> str:
     """Return the operator without its namespace and in-place mark: 'aten::mul_' -> 'mul'; '' for no ATen operator."""
     if not name.startswith("aten::"):
@@ -64,6 +70,7 @@ def base_name(name: str) -> str:
     return short if short.startswith("_") else short.rstrip("_")
 
 
+@lru_cache(maxsize=_MOST_NAMES)
 def family(name: str) -> str:
     """Return the family of an operator, 'other' where it has none.
 

@@ -215,7 +215,9 @@ def _edges(run: _Run, nodes: Nodes, chains: dict[int, int], first_work: int, dev
     np.maximum.at(ready, known.dst, nodes.end[known.src] + known.lag)
     events = _shifted(event_edges(device, run.work, run.trace.launches, ready[first_work:])[0], first_work)
     found = joined([threads, passed, issued, ordered, waiting, events])
-    late = np.setdiff1d(np.arange(1, len(nodes.kind)), found.dst)
+    free = np.ones(len(nodes.kind), dtype=bool)
+    free[0] = free[found.dst] = False
+    late = np.flatnonzero(free)
     late = late[(nodes.start[late] > nodes.start[0]) | (late < first_work)]
     roots = [edges_of(np.zeros(int(part.sum()), dtype=np.int64), late[part], kind, 0)
              for kind, part in (("thread", late < first_work), ("stream", late >= first_work))]  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.attribution import nesting
-from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, self_ns, self_spans
+from gpudiag.attribution.nesting import Nesting, innermost, nearest, nest, self_ns, self_spans, with_parents
 
 Row = tuple[int, int, int]  # thread, start, end
 
@@ -149,6 +149,18 @@ def test_nearest_climbs_to_the_first_wanted_row(items: list[tuple[int, bool]]) -
         assert found == row
 
 
+@given(st.lists(st.integers(-1, 30), max_size=20), st.lists(st.integers(-1, 19), max_size=30))
+def test_rows_with_parents_are_those_that_climbing_from_each_meets(above: list[int], asked: list[int]) -> None:
+    parent = np.array([min(holder, row - 1) for row, holder in enumerate(above)], dtype=np.int64)
+    rows = np.array([row for row in asked if row < len(above)], dtype=np.int64)
+    met = set()
+    for row in rows.tolist():
+        while row >= 0:
+            met.add(row)
+            row = int(parent[row])
+    assert set(np.flatnonzero(with_parents(parent, rows)).tolist()) == met
+
+
 def test_ops_nested_as_deep_as_the_file_is_long_cost_no_square() -> None:
     depth = 200_000
     found = tree([(0, row, 2 * depth - row) for row in range(depth)])
@@ -157,6 +169,7 @@ def test_ops_nested_as_deep_as_the_file_is_long_cost_no_square() -> None:
     wanted = np.zeros(depth, dtype=bool)
     wanted[0] = True
     assert (nearest(found.parent, wanted) == 0).all()  # one level at a time would be 2e10 steps here
+    assert with_parents(found.parent, np.full(2, depth - 1)).all()
 
 
 def test_looking_up_moments_in_such_a_file_costs_no_square_either() -> None:

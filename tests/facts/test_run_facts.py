@@ -21,12 +21,18 @@ MS = 1_000_000
 def run(
     walls: list[float], *, device: Any = CPU, marks: Sequence[tuple[str, int, float]] = (), samples: list[int] | None = None
 ) -> Analysis:
-    """A run with steps of `walls` ms and marks (kind, step, ms)."""
+    """A run with steps of `walls` ms and marks (kind, step, ms); kind sync: os.fsync."""
     rows = [
         {"step": step, "start_unix_ns": 0, "wall_ns": round(wall * MS), "window": "plain", "samples": samples[step] if samples else None}
         for step, wall in enumerate(walls)
     ]
-    found = [{"kind": kind, "name": "x", "start_unix_ns": 0, "duration_ns": round(ms * MS), "step": step} for kind, step, ms in marks]
+    found = [
+        {
+            "kind": "save" if kind == "sync" else kind, "name": "os.fsync" if kind == "sync" else "x",
+            "start_unix_ns": 0, "duration_ns": round(ms * MS), "step": step,
+        }
+        for kind, step, ms in marks
+    ]  # fmt: skip
     made = analysis([kernel("aten::mm", 0, 1000)], device=device)
     return msgspec.structs.replace(made, step_records=table("step_records", rows), host_marks=table("host_marks", found))
 
@@ -39,6 +45,22 @@ def test_a_checkpoint_every_20_steps_is_found_though_no_window_saw_it() -> None:
     assert facts.value("run_stall_share") == pytest.approx(4 * 50 / (96 * 10 + 4 * 60))  # the excess: the files hold up more than the save
     assert facts.value("stalled_step_share") == pytest.approx(0.04)
     assert facts.value("without_run_stalls_ns") == pytest.approx(200 / 1200 * 1000 * US)
+
+
+@pytest.mark.parametrize("kind", ["save", "sync"])
+def test_what_is_written_in_every_step_costs_its_own_time(kind: str) -> None:
+    facts = Facts(run([10.0] * 102, marks=[(kind, step, 2) for step in range(102)]))
+    assert facts.value("io_share") == pytest.approx(0.2)
+
+
+def test_a_step_that_waits_for_the_disk_is_not_blamed_for_what_else_made_it_long() -> None:
+    walls = [10.0 if step % 2 else 15.0 for step in range(102)]
+    marks = [("sync", step, 0.1) for step in range(0, 102, 2)]
+    assert Facts(run(walls, marks=marks)).value("io_share") == 0  # below 1 % of a step
+    longer = [("sync", step, 1) for step in range(0, 102, 2)]
+    assert Facts(run(walls, marks=longer)).value("io_share") == pytest.approx(0.5 / 12.5)
+    hidden = run([10.0] * 102, marks=longer, device=A100)
+    assert Facts(hidden).value("io_share") == 0  # the GPU had work meanwhile
 
 
 def test_collections_under_a_busy_device_cost_nothing() -> None:

@@ -61,8 +61,10 @@ def _unissued(graph: Graph, times: Times, gone: Bools, context: Context) -> Time
     launches[graph.src[launched & to]] = True
     launches[graph.src[launched & ~to]] = False  # a graph launch that also starts work that stays
     ops = context.trace.kernels["op"].fill_null(-1).to_numpy()
-    unneeded = np.setdiff1d(ops[gone[:-1]], ops[~gone[:-1]])
-    host = host_nodes(graph) & (graph.op >= 0) & np.isin(graph.op, unneeded)
+    unneeded = np.zeros(context.trace.ops.height + 1, dtype=np.bool_)
+    unneeded[ops[gone[:-1]]] = True
+    unneeded[ops[~gone[:-1]]] = False
+    host = host_nodes(graph) & (graph.op >= 0) & unneeded[graph.op]
     times = scaled(times, launches | host, 0.0)
     spacing = to & (graph.edge_kind == edge_kind("stream"))
     return msgspec.structs.replace(

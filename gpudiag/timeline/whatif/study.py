@@ -69,6 +69,7 @@ class Study:
         self._names = step_names
         self._notes = notes
         self._alone = run is None
+        self._known: dict[tuple[Setting, ...], WhatIf] = {}
 
     @cached_property
     def step_ns(self) -> tuple[float, ...]:
@@ -118,6 +119,13 @@ class Study:
         return self._result("sync", "these calls do not wait for the device", times, 1.0)
 
     def _what_if(self, settings: Sequence[Setting]) -> WhatIf:
+        """Return the steps with all `settings`; each is replayed once, for facts and the table of standard what-ifs ask for the same."""
+        key = tuple(settings)
+        if key not in self._known:
+            self._known[key] = self._replayed(settings)
+        return self._known[key]
+
+    def _replayed(self, settings: Sequence[Setting]) -> WhatIf:
         times = self._changed(self.graphs, settings)
         changed = [changed_step_ns(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
         words = "; ".join(registry.BY_NAME[setting.name].words(setting) for setting in settings)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import msgspec
 import numpy as np
 import polars as pl
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device
+from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif.context import Context
 from gpudiag.timeline.whatif.registry import KINDS, parse
 from gpudiag.timeline.whatif.study import Study, kernel_times
@@ -60,6 +63,15 @@ def test_a_change_gives_the_step_that_follows_by_hand(text: str, step: float) ->
 def test_a_fused_chain_is_one_kernel_of_its_outer_bytes_with_one_launch() -> None:
     # 24,000 bytes less 2 x 4,000 between the two: 16,000 at 0.85 GB/s are 18.8 us; op 1 and its launch are gone; its end is waited for
     assert step_us("fused") == pytest.approx(160 + 5 + 16 / 0.85 + 10 + 5, abs=0.01)
+
+
+def test_what_facts_asked_for_is_not_replayed_again_for_the_table() -> None:
+    asked, replayed = study(), mock.Mock(side_effect=steady_step_ns)
+    with mock.patch("gpudiag.timeline.whatif.study.steady_step_ns", replayed):
+        first = [one for one in asked.standard() if one.name.startswith("sync")]
+        count = replayed.call_count
+        assert asked.saved_share(parse(["sync=0"])) == pytest.approx(first[0].share)
+        assert replayed.call_count == count
 
 
 def test_several_changes_at_once_give_at_least_as_much_as_the_best_alone() -> None:
