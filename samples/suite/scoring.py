@@ -62,7 +62,10 @@ def score(sample: Sample, options: Options, tell: Tell) -> Row:
             found = gains.measure(sample, options.pairs, _made(scratch / "twin"), lambda text: tell(f"{sample.name}: {text}"))
             gain, note = (None, f"gain not measured: {found}") if isinstance(found, str) else (found, "")
         if options.record is not None and not failed:
-            keep(options.record / sample.name, scratch / "0" / BUNDLE_FOLDER, gain)
+            try:
+                keep(options.record / sample.name, scratch / "0" / BUNDLE_FOLDER, gain)
+            except GpudiagError as error:  # a bundle that is too large takes nothing from the score
+                note = "; ".join(filter(None, (note, f"not kept: {error}")))
     seconds = time.monotonic() - begun
     return Row(
         name=sample.name,

@@ -63,6 +63,9 @@ class Training:
 
 SIZES: dict[str, tuple[int, int]] = {"small": (64, 2), "large": (256, 4)}
 
+TRAININGS = {**SIZES, "wide": (2048, 8)}
+"""`wide` keeps a data-centre GPU busy; samples/gpu/validate.py asks for it."""
+
 
 def _timed(training: Training, batches: Iterator[Any], after: Callable[[], object] | None = None) -> list[int]:
     """Return the nanoseconds from the start of each step's body to that of the next."""
@@ -123,7 +126,7 @@ def turns(size: str, rounds: int) -> dict[str, list[float]]:
     """Return for each arm the median step in ns of every turn; the order is reversed from turn to turn."""
     import torch
 
-    training = Training(*SIZES[size], "cuda" if torch.cuda.is_available() else "cpu")
+    training = Training(*TRAININGS[size], "cuda" if torch.cuda.is_available() else "cpu")
     found: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for turn in range(rounds + 1):
         for arm in list(ARMS)[:: 1 if turn % 2 else -1]:

@@ -1,0 +1,1 @@
+"""What gpudiag says, checked on a real device: one file for each part; `samples/gpu/validate.py` runs them."""
