@@ -11,6 +11,7 @@ from gpudiag_dashboard.library import Library
 
 from gpudiag.api import offers
 from gpudiag.api.growing import Growing
+from gpudiag.api.recorded_command import recorded_words
 from gpudiag.errors import GpudiagError, InputError
 
 _PLACEHOLDER = ("train.py", "ARGS")
@@ -52,7 +53,7 @@ def plan(library: Library, name: str, fix: str) -> Plan:
         shown = shlex.join(["gpudiag", "ab", "--fix", str(offer.call), *_PLACEHOLDER])
         return Plan(offer, (), shown, "a trace does not tell which program it was recorded from", "type the command with your program")
     try:
-        words = offers.recorded_words(Growing(path).read().manifest)
+        words = recorded_words(Growing(path).read().manifest)
     except GpudiagError as error:
         return Plan(offer, (), _shown(offer, path, ()), error.message, error.hint or "")
     if not words:

@@ -46,11 +46,15 @@ class Report(Rendered):
         self.data = data
         self._rules = rules
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False) -> str:
-        """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full."""
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
+        """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full.
+
+        `script`: the program and its arguments, named in the command that tries the fixes; '' where they are not known.
+        """
         from gpudiag.report import text
 
-        return text.render(self.data, width=100 if width is None else width, top=top, color=color, everything=everything)
+        columns = 100 if width is None else width
+        return text.render(self.data, width=columns, top=top, color=color, everything=everything, script=script)
 
     def markdown(self, top: int = 20) -> str:
         """Return the report as GitHub Markdown with the `top` ops."""

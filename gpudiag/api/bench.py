@@ -110,7 +110,7 @@ class Bench:
         pairs = self._store.pairs(self.running) if self.running else ()
         if not pairs:
             return None
-        return compared(pairs, self.design, notes=(f"broken off after {len(pairs)} pairs",))
+        return compared(pairs, self.design, notes=(f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}",))
 
 
 def _cut_short(found: Comparison, design: Design) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,15 +12,11 @@ import msgspec
 from gpudiag.api.candidates import named_by, tryable
 from gpudiag.api.run import command_of
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.model.bundle import Manifest
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.fixes import FIX_BY_ID, Fix
 from gpudiag.model.report import ReportData
 
 NOT_RECORDED = "the recording does not hold the command that was run: only `gpudiag run` keeps it, gpudiag.profile does not know it"
-
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_MOST_WORDS, _LONGEST = 500, 8_000
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -61,26 +56,6 @@ def chosen(found: Sequence[Offer], fix: str) -> Offer:
 
 
 # -- the recorded command ----------------------------------------------------------------------------------------------------
-
-
-def recorded_words(manifest: Manifest) -> tuple[str, ...]:
-    """Return the program and its arguments as `gpudiag run` was given them; () where they were not recorded.
-
-    A manifest is untrusted: raises InputError for words that are no program with its arguments, such as options of gpudiag.
-    """
-    words = manifest.command or ()
-    if not words:
-        return ()
-    if len(words) > _MOST_WORDS or sum(map(len, words)) > _LONGEST:
-        raise InputError("the recorded command is too long to be looked at: it is not run from here")
-    if not all(word.isprintable() for word in words):  # what is shown must be all that is run
-        raise InputError("the recorded command holds characters that cannot be shown: it is not run from here")
-    if words[0] == "-m":
-        if len(words) < 2 or not _MODULE.fullmatch(words[1]):
-            raise InputError("the recorded command names no module after -m: it is not run from here")
-    elif not words[0] or words[0].startswith("-"):
-        raise InputError("the recorded command begins with an option, not with a program: it is not run from here")
-    return words
 
 
 def missing_here(words: Sequence[str]) -> str:

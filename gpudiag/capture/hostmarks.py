@@ -50,7 +50,7 @@ def caller_site(frame: FrameType | None) -> str | None:
     return None
 
 
-def _own(frame: FrameType | None) -> bool:
+def own(frame: FrameType | None) -> bool:
     """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
     for _ in range(_MAX_FRAMES):
         if frame is None:
@@ -153,7 +153,7 @@ class HostMarks:
             return
         name = os.fsdecode(path)
         frame = sys._getframe(2)
-        if not name.startswith((*_NO_FILES, self._ignore)) and not _own(frame):
+        if not name.startswith((*_NO_FILES, self._ignore)) and not own(frame):
             self.add("file_write", os.path.basename(name), time.time_ns(), 0, caller_site(frame))
 
 

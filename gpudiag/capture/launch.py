@@ -12,6 +12,9 @@ from pathlib import Path
 _NAMELESS = ("", "none")
 """torchrun's --rdzv-id without a value of its own is 'none' (torch/distributed/run.py)."""
 
+TRIAL = "GPUDIAG_TRIAL"
+"""Environment variable of each process that `gpudiag ab` measures (MARK of experiment/guard.py, which imports nothing)."""
+
 _RUN_ID = "TORCHELASTIC_RUN_ID"
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 

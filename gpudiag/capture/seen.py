@@ -1,7 +1,8 @@
-"""What a session learns on the way, through wrappers round a few functions of torch."""
+"""What a session learns on the way, through wrappers round a few functions of torch, and os.fsync."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from gpudiag.capture import environment
 from gpudiag.capture.events import Listener
-from gpudiag.capture.hostmarks import HostMarks, caller_site
+from gpudiag.capture.hostmarks import FLOOR_NS, HostMarks, caller_site, own
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.samples import samples_of
 from gpudiag.capture.untraced import skip_frame
@@ -87,6 +88,26 @@ def _save_of(seen: Seen) -> Callable[[Any], Any]:
     return make
 
 
+def _sync_of(seen: Seen) -> Callable[[Any], Any]:
+    """Time os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with this call."""
+
+    def make(original: Any) -> Any:
+        def timed_sync(*args: Any, **kwargs: Any) -> Any:
+            begun, unix = time.perf_counter_ns(), time.time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                duration = time.perf_counter_ns() - begun
+                if duration >= FLOOR_NS and seen.marks.on and threading.get_ident() == seen.thread:
+                    frame = sys._getframe(1)
+                    if not own(frame):
+                        _quietly(lambda: seen.marks.add("save", "os.fsync", unix, duration, caller_site(frame)))
+
+        return timed_sync
+
+    return make
+
+
 def _autocast_of(seen: Seen) -> Callable[[Any], Any]:
     def note(region: Any) -> None:
         if region._enabled:
@@ -110,5 +131,6 @@ def install(patches: Patches, seen: Seen) -> None:
     from torch.amp import autocast_mode
 
     patches.wrap(torch, "save", _save_of(seen), homes=(torch.serialization,))
+    patches.wrap(os, "fsync", _sync_of(seen))
     skip_frame(_quietly, inner=True)
     patches.wrap(autocast_mode.autocast, "__enter__", _autocast_of(seen))

@@ -16,7 +16,7 @@ import msgspec
 
 from gpudiag.capture import environment, folder, inductor, options
 from gpudiag.capture.batches import Leaving, batches_of
-from gpudiag.capture.launch import launch_id
+from gpudiag.capture.launch import TRIAL, launch_id
 from gpudiag.capture.loop import Loop
 from gpudiag.capture.parts import Part, Parts
 from gpudiag.capture.recording import Recording, encode_manifest
@@ -73,7 +73,8 @@ class Session:
     `given`: when to profile, the fields of options.Options (gpudiag.profile says what each does). Mark the steps with `steps(loader)` or
     with `step()`. The run is never altered: a failure of the recording is one warning, and training goes on. Only a wrong call raises:
     UsageError, and MissingDependencyError without torch. `peaks` looks up measured peaks when the bundle is finished; nothing is measured
-    here. `gives_way`: another session of this process may begin; this one then ends first.
+    here. `gives_way`: another session of this process may begin; this one then ends first. In a process that `gpudiag ab` measures any
+    other session records nothing: it would slow some steps of a trial down, and end the recording that a search begins with.
     """
 
     def __init__(
@@ -112,6 +113,9 @@ class Session:
     # -- entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
+        if TRIAL in os.environ and not self._gives_way:
+            self._entered = True
+            return self
         self._take_over()
         try:
             self._start()

@@ -77,6 +77,7 @@ def report(
         """Analyse, write the files, print."""
         with terminal.progress("reading") as tell, frugal():
             from gpudiag import api  # polars is loaded here
+            from gpudiag.api.recorded_command import recorded_script
 
             found = api.diagnose(
                 path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,
@@ -86,7 +87,8 @@ def report(
                 tell(f"writing {target}")
                 files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
         most = _TOP_TEXT if top is None else top
-        terminal.out(found.text(width=terminal.table_columns(), top=most, color=terminal.coloured(), everything=all_findings))
+        width, coloured, script = terminal.table_columns(), terminal.coloured(), recorded_script(path)
+        terminal.out(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
         for target in targets:
             terminal.say(f"wrote {target}")
 

@@ -196,7 +196,7 @@ def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price
             chosen = None if no_config else config.find()
             found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
         width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
-        terminal.aside("\n" + found.text(width=width, top=10, color=coloured))
+        terminal.aside("\n" + found.text(width=width, top=10, color=coloured, script=script))
         # a process of a launcher knows nothing of its command line
         if "RANK" not in os.environ and (command := proving.command(found.data, script)):
             terminal.say(f"gpudiag: next: {command}")

@@ -69,7 +69,8 @@ def ended(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
     steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
-    return ArmError("ended", f"{name} was over {steps} after its steps were known, before its trial was: it must train for longer", tail)
+    why = f"{name}: over {steps} after its steps were known; it must train for longer (epochs, samples), for a trial takes some seconds"
+    return ArmError("ended", why, tail)
 
 
 def _refused_late(words: Died | None, tail: str) -> NotAppliedArmError | None:

@@ -21,12 +21,16 @@ WORTH = 0.01
 
 TWICE = 2
 
+SYNC = "os.fsync"
+"""Name of the marks of that call (capture/seen.py)."""
+
 
 def stalled_steps(window: Window) -> pl.DataFrame:
     """Return the plain steps of the run with gc_ns and io_ns: what collections, saves and file writes cost each of them.
 
     A collection costs its own time, on a GPU at most what the step takes beyond the median of those without a mark: the device may have had
-    work. Writing a file costs that excess, on a CPU at least the time of torch.save. Raises NotKnownError where the records do not say.
+    work. Writing a file costs that excess, on a CPU at least the time of torch.save; os.fsync its own time, on a GPU at most that excess.
+    Raises NotKnownError where the records do not say.
     """
     records, marks = window.analysis.step_records, window.analysis.host_marks
     if records is None or marks is None:
@@ -38,16 +42,20 @@ def stalled_steps(window: Window) -> pl.DataFrame:
         [records.filter(pl.col("window") == "export").select(step=pl.col("step") + later) for later in range(AFTER_EXPORT + 1)]
     )
     plain = plain.join(exported, on="step", how="anti")
-    marked = plain.join(_by_step(marks), on="step", how="left").with_columns(pl.col("gc_ns", "save_ns", "writes").fill_null(0))
+    marked = plain.join(_by_step(marks), on="step", how="left").with_columns(pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0))
     free = marked.filter((pl.col("gc_ns") + pl.col("save_ns") + pl.col("writes")) == 0)["wall_ns"]
     usual = free.median() if len(free) >= MIN_FOR_PACE else None
     if usual is None and (not window.on_cpu or marked.filter((pl.col("writes") > 0) & (pl.col("save_ns") == 0)).height):
         raise NotKnownError("nearly every step collects garbage or writes files, so what a step without takes is not known")
-    excess = pl.col("wall_ns") if usual is None else (pl.col("wall_ns") - usual).clip(lower_bound=0)
+    # where every step saves, no more is known to come of it than the time of torch.save
+    excess = pl.col("save_ns") if usual is None else (pl.col("wall_ns") - usual).clip(lower_bound=0)
     gc_ns = pl.min_horizontal("gc_ns", excess if not window.on_cpu else "wall_ns")
     untimed = (pl.col("writes") > 0) & (pl.col("save_ns") == 0)
     written = pl.when(untimed | (pl.col("save_ns") > 0)).then(excess).otherwise(0)
-    saved_ns = pl.max_horizontal("save_ns", written) if window.on_cpu else written
+    if window.on_cpu:
+        saved_ns = pl.max_horizontal("save_ns", written, "sync_ns")
+    else:
+        saved_ns = pl.max_horizontal(written, pl.min_horizontal("sync_ns", excess))
     io_ns = pl.min_horizontal(saved_ns, (pl.col("wall_ns") - gc_ns).clip(lower_bound=0))
     found = marked.with_columns(gc_ns=gc_ns.cast(pl.Float64), io_ns=io_ns.cast(pl.Float64))
     return _recurring(_recurring(found, "gc_ns"), "io_ns")
@@ -60,11 +68,12 @@ def _recurring(steps: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def _by_step(marks: pl.DataFrame) -> pl.DataFrame:
-    """Return for each step that has marks: gc_ns, save_ns and the number of files written."""
-    kind = pl.col("kind")
+    """Return for each step that has marks: gc_ns, save_ns, sync_ns and the number of files written."""
+    kind, sync = pl.col("kind"), pl.col("name").eq_missing(SYNC)
     return marks.group_by("step").agg(
         gc_ns=pl.col("duration_ns").filter(kind == "gc").sum(),
-        save_ns=pl.col("duration_ns").filter(kind == "save").sum(),
+        save_ns=pl.col("duration_ns").filter((kind == "save") & ~sync).sum(),
+        sync_ns=pl.col("duration_ns").filter((kind == "save") & sync).sum(),
         writes=(kind == "file_write").sum(),
     )
 

@@ -37,7 +37,6 @@ _PHASES = (
 _GREW = {
     "loader": "waiting for its batch",
     "gc": "garbage collection",
-    "save": "in torch.save",
     "h2d": "more in copies to the device",
     "forward": "more in forward",
     "backward": "more in backward",
@@ -151,6 +150,8 @@ def _had(step: SlowStep, most: int) -> str:
 def _part(part: SlowPart) -> str:
     if part.what == "file_write":
         return f"wrote {part.name or 'a file'}"
+    if part.what == "save":
+        return f"{format_ns(part.ns)} in {part.name or 'torch.save'}"
     return f"{format_ns(part.ns)} {_GREW[part.what]}"
 
 

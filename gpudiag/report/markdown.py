@@ -124,6 +124,7 @@ def _finding(number: int, finding: Finding, report: ReportData) -> str:
     for title, change, effect in words.fix_lines(finding):
         effect_text = f" ({effect})" if effect else ""
         lines.append(f"- Try: {markdown(title)}{effect_text}" + (f": {code(change)}" if change else ""))
+    lines += [f"- What to know: {markdown(finding.why)}"] if finding.why and not finding.fixes else []
     lines += [f"- Explains also {markdown(rule, 40)}: {markdown(said)}" for rule, said in chosen.folded(finding, report)]
     facts = ", ".join(f"{code(item.fact)} = {markdown(words.evidence_text(item))}" for item in finding.evidence)
     lines += [f"- Evidence: {facts}"] if facts else []

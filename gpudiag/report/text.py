@@ -40,22 +40,24 @@ _IN_BRIEF = (1, 1)
 """Places and fixes that are shown of the first finding, and of those behind it: what to do first must not scroll away."""
 _LONGEST_PATH = 200
 _LONGEST_REASON = 1_000
+_LONGEST_COMMAND = 8_000
 _NARROW = 60
 """Columns below which a table drops what is not needed to act on it."""
 _ROOMY = 92
 """Columns from which the op table has room for bandwidth and intensity too."""
 
 
-def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False) -> str:
+def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
     """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours; `everything`: all findings in full.
 
+    `script`: the recorded program and its arguments, for the command that tries the fixes; '' where they are not known.
     Beyond WIDEST_PROSE columns only the table of ops is wider.
     """
     console, sink = new_console(min(width, WIDEST_PROSE), color)
     _title(console, report)
     _breakdown(console, report)
     ranks_text.section(console, report, top)
-    _findings(console, report, everything)
+    _findings(console, report, everything, script)
     _waiting(console, report)
     _changes(console, report)
     _experiments(console, report)
@@ -173,7 +175,7 @@ def _changes(console: Console, report: ReportData) -> None:
     line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
-def _findings(console: Console, report: ReportData, everything: bool) -> None:
+def _findings(console: Console, report: ReportData, everything: bool, script: str) -> None:
     """Print the first findings, the first of them with most detail, and the others in one line each; with `everything` all in full."""
     found, rest = chosen.findings(report)
     if everything:
@@ -195,7 +197,7 @@ def _findings(console: Console, report: ReportData, everything: bool) -> None:
         item(console, f"{number}. ", clean(chosen.in_short(finding), 200), indent=_INDENT)
     if said := chosen.no_sum(report):
         line(console, said, QUIET)
-    if command := proving.command(report):
+    if command := proving.command(report, clean(script, _LONGEST_COMMAND)):
         line(console, f"Measure it before you change the code: {command}")
 
 
@@ -220,6 +222,8 @@ def _finding(console: Console, number: int, finding: Finding, report: ReportData
     line(console, f"{words.ceiling_line(finding, report)} Confidence: {finding.confidence}.".strip(), "bold", _INDENT)
     for place in chosen.places(finding, report, most[0]):
         line(console, f"Where: {clean(words.where_text(place, report))}", indent=_INDENT)
+    if not finding.fixes and finding.why:
+        line(console, f"What to know: {clean(finding.why, _LONGEST_REASON)}", indent=_INDENT)
     for title_text, change, effect in words.fix_lines(finding)[: most[1]]:
         line(console, f"Try: {title_text}" + (f" ({effect})" if effect else ""), indent=_INDENT)
         if change:

@@ -183,9 +183,11 @@ def idle_note(report: ReportData) -> str:
         )
     if unexplained / wall < UNEXPLAINED_MUCH:
         return ""
+    unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
+    may = unlike if report.source.kind == "bundle" else "Python stacks (with_stack=True) or a recording with gpudiag.profile may"
     return (
         f"For {format_share(unexplained / wall)} of {span_phrase(report)} nothing that was recorded tells why the {device_word(report)} "
-        "was idle; Python stacks (with_stack=True) or a recording with gpudiag.profile may."
+        f"was idle; {may}."
     )
 
 

@@ -8,48 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpudiag.api import offers
-from gpudiag.api.offers import ab_words, argv, chosen, digest, missing_here, recorded_words
+from gpudiag.api.offers import ab_words, argv, chosen, digest, missing_here
 from gpudiag.errors import InputError
-from gpudiag.model.bundle import Manifest
 from gpudiag.model.experiment import FixCall
-
-
-def recorded(*words: str) -> Manifest:
-    return Manifest(command=words)
-
-
-def test_a_script_a_module_and_a_program_are_taken_as_they_were_given() -> None:
-    for words in (
-        ("train.py", "--lr", "1e-3", "--", "-x"),
-        ("-m", "pkg.train", "--output", "x"),
-        ("torchrun", "--nproc-per-node", "2", "t.py"),
-    ):
-        assert recorded_words(recorded(*words)) == words
-    assert recorded_words(Manifest()) == ()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--output", "/etc", "train.py"),
-        ("-o", "x"),
-        ("",),
-        ("-m",),
-        ("-m", "--output"),
-        ("-m", "pkg;rm"),
-        ("-mpkg", "x"),
-        ("train.py", "a\nb"),
-        ("train.py", "a\x00b"),
-        ("train.py", "x\u202egnp.exe"),
-        ("train.py", "\x1b[2J"),
-        ("train.py", "\ud800"),
-        ("train.py", "x" * 9_000),
-        ("train.py", *["x"] * 600),
-    ],
-)
-def test_what_is_no_program_with_arguments_that_can_be_seen_is_refused(words: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match="not run from here"):
-        recorded_words(recorded(*words))
 
 
 def parsed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:

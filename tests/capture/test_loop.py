@@ -156,6 +156,17 @@ def test_a_session_that_gives_way_ends_whole_when_another_begins(tmp_path: Path)
     assert any("session of its own" in text for text in first.warnings)
 
 
+def test_in_a_process_that_is_measured_only_the_recording_that_gives_way_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUDIAG_TRIAL", "experiment.arm")
+    with Session(tmp_path / "outer", gives_way=True) as outer:
+        with Session(tmp_path / "inner") as inner:
+            assert list(inner.steps(range(4))) == [0, 1, 2, 3]
+            inner.step()
+        list(outer.steps(range(5)))
+    assert not (tmp_path / "inner").exists()
+    assert open_bundle(outer.path).step_records.height == 5
+
+
 # -- iterators ----------------------------------------------------------------------------------------------------------------
 
 

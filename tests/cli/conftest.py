@@ -22,8 +22,9 @@ class FakeReport:
     def __init__(self, data: Any = None) -> None:
         self.data = data
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False) -> str:
-        return f"text width={width} top={top} color={color}{' everything' if everything else ''}\n"
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
+        given = [f"width={width}", f"top={top}", f"color={color}", *["everything"] * everything, *[f"script={script}"] * bool(script)]
+        return f"text {' '.join(given)}\n"
 
     def markdown(self, top: int = 20) -> str:
         return f"markdown top={top}\n"
@@ -46,6 +47,7 @@ class FakeApi(types.ModuleType):
 
     def __init__(self) -> None:
         super().__init__("gpudiag.api")
+        self.__path__ = [str(Path(gpudiag.__file__).parent / "api")]  # modules that stand in for nothing are the real ones
         self.calls: list[dict[str, Any]] = []
         self.failure: BaseException | None = None
         self.data: Any = None

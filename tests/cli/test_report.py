@@ -28,6 +28,11 @@ def test_options_reach_the_analysis(command, api, trace: Path) -> None:
     assert api.calls == [{"path": str(trace), "rank": 2, "rules_dirs": ["a", "b"]}]
 
 
+def test_a_bundle_tells_which_program_it_was_recorded_from(command, api, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"command": ["finetune.py", "--lr", "1"]}')
+    assert command("report", tmp_path).out == "text width=100 top=10 color=False script=finetune.py --lr 1\n"
+
+
 def test_files_are_written_by_suffix(command, api, trace: Path) -> None:
     targets = [trace.with_name(name) for name in ("r.html", "r.md", "r.JSON")]
     result = command("report", trace, *(part for target in targets for part in ("-o", target)))

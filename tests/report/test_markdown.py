@@ -79,3 +79,8 @@ def test_roofline_figures() -> None:
     assert "| over roof |" in made
     assert "33 % recomputed" in made
     assert made.index("Cost models cover") < made.index("## Where a step goes")
+
+
+def test_a_finding_that_no_fix_mends_says_what_to_know() -> None:
+    told = [markdown.render(sample.report(findings=(sample.finding(fixes=fixes),))) for fixes in ((), ("compile",))]
+    assert ["What to know: A kernel that is launched" in text for text in told] == [True, False]

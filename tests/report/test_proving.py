@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import report_sample as sample
 
-from gpudiag.report import proving
+from gpudiag.report import proving, text
 
 
 def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
@@ -17,3 +17,9 @@ def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
 def test_nothing_to_try_no_command() -> None:
     report = sample.report(findings=(sample.finding(fixes=("accumulation", "of-a-rule-of-ones-own")),))
     assert proving.command(report) == ""
+
+
+def test_the_command_of_the_report_names_the_recorded_script_or_what_stands_for_it() -> None:
+    report = sample.report(findings=(sample.finding(fixes=("bf16",)),))
+    assert "gpudiag ab --fix bf16 train.py ARGS" in text.render(report)
+    assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in text.render(report, script="finetune.py --lr 1")

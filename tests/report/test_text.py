@@ -211,3 +211,8 @@ def test_warnings_that_repeat_the_steps_are_left_out() -> None:
     repeated = ("no ProfilerStep marks: the whole trace counts as one step", "only 3 complete steps: the first and the last one count too")
     plain = text.render(sample.report(trust=sample.trust(warnings=(*repeated, "only 3 ranks"))))
     assert [line for line in plain.splitlines() if line.startswith("!")] == ["! only 3 ranks"]
+
+
+def test_a_finding_that_no_fix_mends_says_what_to_know() -> None:
+    told = [" ".join(text.render(sample.report(findings=(sample.finding(fixes=fixes),))).split()) for fixes in ((), ("compile",))]
+    assert ["What to know: A kernel that is launched after the device fell idle" in plain for plain in told] == [True, False]

@@ -144,6 +144,8 @@ def test_idle_time_without_causes_says_what_to_record() -> None:
     assert words.idle_note(sample.report(breakdown=idle)).startswith("Nothing was recorded on the host in the idle time, so its causes are")
     split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
     assert words.idle_note(sample.report(breakdown=split)).startswith("For 20 % of a step nothing that was recorded tells why the GPU was")
+    bundle = msgspec.structs.replace(sample.report().source, kind="bundle")  # gpudiag.profile made it: to advise that again helps nobody
+    assert "gpudiag.profile" not in words.idle_note(sample.report(breakdown=split, source=bundle))
     little = sample.breakdown({"compute": 200, "idle_unexplained": 20, "idle_launch": 80})
     assert words.idle_note(sample.report(breakdown=little)) == ""
 
