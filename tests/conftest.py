@@ -40,6 +40,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs a library which an installation for analysis only leaves out."""
+    for marker in item.iter_markers("needs"):
+        if not find_spec(marker.args[0]):
+            pytest.skip(f"{marker.args[0]} is not installed")
+
+
 def pytest_report_header() -> str:
     """Return what is left out for want of torch, if anything."""
     return f"torch is not installed: {', '.join(WITHOUT_TORCH)} are left out" if WITHOUT_TORCH else ""

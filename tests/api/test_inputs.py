@@ -120,6 +120,7 @@ class Folder(os.PathLike[str]):
 
 
 @pytest.mark.parametrize("kind", [str, Path, Folder])
+@pytest.mark.needs("torch")
 def test_the_public_names_take_every_kind_of_path(tmp_path: Path, kind: Any) -> None:
     trace = write(tmp_path / "t.json", *EVENTS)
     rules = tmp_path / "rules"

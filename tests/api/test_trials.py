@@ -22,6 +22,7 @@ def begun(bundle: Path) -> Store:
     return stores.begin(bundle, PLAN)
 
 
+@pytest.mark.needs("scipy")
 def test_pairs_stream_in(tmp_path: Path) -> None:
     reader = Trials(tmp_path)
     assert reader.read() == ((), ())

@@ -139,6 +139,7 @@ def test_a_bundle_without_windows_says_why(tmp_path: Path, warnings: tuple[str, 
     assert told in why_none(path)
 
 
+@pytest.mark.needs("torch")
 def test_a_recording_without_windows_tells_what_its_records_say_of_the_run(tmp_path: Path) -> None:
     with Session(tmp_path / "run", repeat=0, on_slow=0.5) as prof:
         list(prof.steps(range(30)))
@@ -147,6 +148,7 @@ def test_a_recording_without_windows_tells_what_its_records_say_of_the_run(tmp_p
     assert "30 steps: an unprofiled one takes" in text
 
 
+@pytest.mark.needs("torch")
 def test_a_recording_that_was_switched_off_says_so_and_keeps_its_records(tmp_path: Path) -> None:
     with pytest.warns(RuntimeWarning, match="switched off"), Session(tmp_path / "run", skip=100) as prof:  # noqa: PT031
         for index, _ in enumerate(prof.steps(range(30))):

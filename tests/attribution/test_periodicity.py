@@ -84,10 +84,10 @@ def test_two_periods_or_a_part_of_the_sequence_are_not_enough() -> None:
     assert lengths([]) == lengths([1]) == lengths([1, 2]) == lengths([7] * 100) == []
 
 
-def test_a_million_entries_take_less_than_two_seconds() -> None:
+def test_the_work_does_not_grow_with_the_square_of_a_million_entries() -> None:
     rng = np.random.default_rng(1)
     periodic = np.tile(np.append(rng.integers(0, 300, 999), 300), 1000)
     for codes in (periodic, rng.integers(0, 300, 1_000_000), np.arange(1_000_000)):
-        before = time.perf_counter()
+        before = time.process_time()
         periods(codes, np.ones(len(codes), dtype=np.int64))
-        assert time.perf_counter() - before < 2
+        assert time.process_time() - before < 60  # under a second here; the square would take hours

@@ -159,6 +159,7 @@ def test_an_update_that_was_written_without_no_grad_is_the_optimizers() -> None:
     assert named(NODE, mark("Optimizer.step#Mine.step", 70, 90), op("aten::mul_", 72, 80, seq=9))["aten::mul_"] == "optimizer"
 
 
+@pytest.mark.needs("torch")
 def test_lbfgs_as_torch_records_it(tmp_path: Path) -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile

@@ -103,6 +103,7 @@ def network() -> Any:
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.needs("torch")
 def test_checkpointing_repeats_each_layer_once(network: Any, reentrant: bool, tmp_path: Path) -> None:
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -115,6 +116,7 @@ def test_checkpointing_repeats_each_layer_once(network: Any, reentrant: bool, tm
     assert not any("backward" in name.lower() for name in names)
 
 
+@pytest.mark.needs("torch")
 def test_a_gradient_penalty_repeats_nothing(network: Any, tmp_path: Path) -> None:
     import torch
 

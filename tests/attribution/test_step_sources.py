@@ -226,6 +226,7 @@ def _inference(count: int) -> None:
     ("work", "source"),
     [(_gan, "optimizer steps, 3 updates in each"), (_own_update, "period of the op sequence"), (_inference, "loader iterations")],
 )
+@pytest.mark.needs("torch")
 def test_recordings_of_torch(work: Any, source: str, tmp_path: Path) -> None:
     from torch.profiler import ProfilerActivity, profile
 

@@ -57,6 +57,7 @@ def _imports(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
 
 
+@pytest.mark.needs("torch")
 def test_what_a_function_makes_is_estimated_and_written(script: Path, tmp_path: Path) -> None:
     out = tmp_path / "estimate.json"
     done = CliRunner().invoke(app, ["memory", "--estimate", f"{script}:full", "--json", str(out)])
@@ -68,6 +69,7 @@ def test_what_a_function_makes_is_estimated_and_written(script: Path, tmp_path: 
     assert json.loads(out.read_bytes())["optimizer_bytes"] == 0
 
 
+@pytest.mark.needs("torch")
 def test_settings_are_laid_over_it(script: Path) -> None:
     done = CliRunner().invoke(
         app, ["memory", "--estimate", f"{script}:full", "--set", "optimizer=AdamW,device=cpu", "--set", "autocast=none"]
@@ -77,6 +79,7 @@ def test_settings_are_laid_over_it(script: Path) -> None:
     assert "on the CPU" in done.output
 
 
+@pytest.mark.needs("torch")
 def test_a_model_larger_than_any_memory(script: Path) -> None:
     """10^12 weights: 4 TB, as much gradient; the loss is the model's single output... of which there are a million."""
     done = CliRunner().invoke(app, ["memory", "--estimate", f"{script}:huge"])
@@ -96,6 +99,7 @@ def test_a_model_larger_than_any_memory(script: Path) -> None:
         (":pair", "optimiser=SGD", "did you mean 'optimizer'?"),
     ],
 )
+@pytest.mark.needs("torch")
 def test_what_is_wrong_is_said_in_one_line(script: Path, function: str, settings: str, text: str) -> None:
     arguments = ["memory", "--estimate", f"{script}{function}", *(("--set", settings) if settings else ())]
     done = CliRunner().invoke(app, arguments)

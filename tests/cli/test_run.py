@@ -358,6 +358,7 @@ def test_too_few_steps_are_told_in_one_line(tmp_path: Path) -> None:
     assert recorded(tmp_path).manifest.finished
 
 
+@pytest.mark.needs("torch")
 def test_torch_without_training_leaves_no_bundle(tmp_path: Path) -> None:
     done = run("-o", "run", write(tmp_path, "import torch; print(torch.ones(2).sum().item())"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "2.0\n")

@@ -144,7 +144,7 @@ def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -
         ("fixes: [compile]", sql_fact("select max(id) from kernel", "own"), "no table is named 'kernel'; did you mean 'kernels'?"),
         ("fixes: [compile]", sql_fact("select max(busy) from kernels", "own"), "no column is named 'busy'; did you mean 'busy_ns'?"),
         ("fixes: [compile]", sql_fact("select max(name) from kernels", "own"), "facts.own.sql: yields string, which is no number"),
-        ("fixes: [compile]", sql_fact("select id, id + 1 from kernels", "own"), "facts.own.sql: yields 2 columns, a fact is one"),
+        ("fixes: [compile]", sql_fact("select id, id + 1 as next from kernels", "own"), "facts.own.sql: yields 2 columns, a fact is one"),
         ("fixes: [compile]", sql_fact("select a from read_csv('x')", "own"), "facts.own.sql: read_csv is not allowed"),
         ("fixes: [compile]", sql_fact("select a from read_csv /* a */ ('x')", "own"), "facts.own.sql: read_csv is not allowed"),
     ],

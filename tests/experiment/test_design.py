@@ -31,6 +31,7 @@ def test_a_block_is_long_enough_in_steps_in_time_and_for_the_queue_of_the_loader
 
 
 @pytest.mark.parametrize("looks", [(4, 6, 8, 12), (3, 4, 5, 6, 8, 10, 12), (5, 8, 12), (4, 8), (6,), (4, 7, 9)])
+@pytest.mark.needs("scipy")
 def test_looking_often_finds_an_effect_that_is_none_in_one_of_twenty_experiments(looks: tuple[int, ...]) -> None:
     from scipy.special import stdtrit
 

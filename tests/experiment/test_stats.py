@@ -18,6 +18,7 @@ def pair(ratios: Sequence[float]) -> Pair:
     return Pair(tuple(100.0 for _ in ratios), tuple(100.0 * ratio for ratio in ratios), "samples")
 
 
+@pytest.mark.needs("scipy")
 def test_the_interval_of_student_s_own_sleep_data() -> None:
     # Student 1908, Biometrika 6(1), table 1: additional hours of sleep; R's t.test gives p = 0.002833 and [0.70, 2.46]
     mean, low, high, p = mean_interval([1.2, 2.4, 1.3, 1.3, 0.0, 1.0, 1.8, 0.8, 4.6, 1.4], 0.05)
@@ -34,6 +35,7 @@ def test_an_empty_block_is_left_out() -> None:
     assert log_ratios(Pair((0.0, 10.0), (10.0, 20.0), "samples")) == [pytest.approx(math.log(2))]
 
 
+@pytest.mark.needs("scipy")
 def test_four_pairs_have_an_interval_over_pairs_at_the_level_of_a_look() -> None:
     ratios = [1.04, 1.05, 1.06, 1.07]
     found = compared([pair([ratio] * 6) for ratio in ratios], Design())
@@ -46,6 +48,7 @@ def test_four_pairs_have_an_interval_over_pairs_at_the_level_of_a_look() -> None
     assert found.verdict == "faster"
 
 
+@pytest.mark.needs("scipy")
 def test_fewer_pairs_have_an_interval_over_blocks_and_say_so() -> None:
     found = compared([pair([1.5, 1.4, 1.6, 1.5])], Design(looks=(1,)))
     assert found.over == "blocks"
@@ -76,12 +79,14 @@ def test_verdicts(low: float, middle: float, high: float, last: bool, expected: 
     assert verdict(low, middle, high, Design(), last=last) == expected
 
 
+@pytest.mark.needs("scipy")
 def test_unsteady_steps_claim_nothing() -> None:
     found = compared([pair([1.5] * 4)], Design(looks=(1,)), steady=False)
     assert found.verdict == "unstable"
     assert not decided(found)
 
 
+@pytest.mark.needs("scipy")
 def test_equal_arms_are_seldom_called_different_and_a_small_effect_is_found() -> None:
     noise, design, wrong, hits = np.random.default_rng(1), Design(), 0, 0
     for _ in range(300):
@@ -92,6 +97,7 @@ def test_equal_arms_are_seldom_called_different_and_a_small_effect_is_found() ->
     assert hits >= 270
 
 
+@pytest.mark.needs("scipy")
 def test_p_counts_the_looks() -> None:
     ratios = [1.04, 1.05, 1.06, 1.07]
     _, _, _, alone = mean_interval([math.log(ratio) for ratio in ratios], 0.05)
@@ -102,6 +108,7 @@ def test_p_counts_the_looks() -> None:
     assert over_looks(0.05, (4, 6, 8, 12)) == pytest.approx(0.139, abs=0.001)  # 13 % of experiments that peek at 0.05 claim something
 
 
+@pytest.mark.needs("scipy")
 def test_pairs_that_count_something_else_are_left_out_and_that_is_said() -> None:
     samples = [pair([ratio] * 3) for ratio in (1.5, 1.51, 1.52, 1.49)]
     found = compared([*samples, Pair((10.0,), (1.0,), "steps")], Design(), notes=("before",))

@@ -78,6 +78,7 @@ MODEL_FLOP = 6 * TOKENS * (BLOCKS * BLOCK_WEIGHTS + WIDTH * VOCABULARY) + 3 * BL
 SCORES_AGAIN = BLOCKS * ATTENTION_FORWARD // 2
 
 
+@pytest.mark.needs("torch")
 def test_a_transformer_step_counts_6n_per_token_and_the_attention_that_its_mask_leaves(tmp_path: Path) -> None:
     """6N + 12LHQT per token (PaLM, appendix B): N without embedding, norms and biases, half of T for the causal mask."""
     per_token = 6 * (BLOCKS * BLOCK_WEIGHTS + WIDTH * VOCABULARY) + 12 * BLOCKS * WIDTH * LENGTH / 2
@@ -86,6 +87,7 @@ def test_a_transformer_step_counts_6n_per_token_and_the_attention_that_its_mask_
     assert _numbers(found, "matrix_flop", "recompute_flop", "matrix_known_share") == (MODEL_FLOP, SCORES_AGAIN, 1.0)
 
 
+@pytest.mark.needs("torch")
 def test_full_checkpointing_adds_a_forward_of_every_block(tmp_path: Path) -> None:
     found = _recorded(_gpt(True), tmp_path / "t.json")
     forward = 2 * TOKENS * BLOCKS * BLOCK_WEIGHTS + BLOCKS * ATTENTION_FORWARD

@@ -34,6 +34,7 @@ def _told(found: Found, plant: Plant) -> bool:
 
 
 @pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.needs("torch")
 def test_a_planted_reason_is_the_largest_cause_at_its_line(name: str, tmp_path: Path) -> None:
     """In one of three recordings: where the system runs other programs meanwhile, their time is idle time that nothing explains."""
     for attempt in range(3):
@@ -59,6 +60,7 @@ def test_recompiles_are_compilation_at_the_call_of_the_compiled_model(tmp_path: 
     assert found.place in found.lines, found
 
 
+@pytest.mark.needs("torch")
 def test_a_quiet_loop_has_no_cause_but_python(tmp_path: Path) -> None:
     found = analysed(tmp_path, Plant("idle_launch", "enumerate(prof.steps"))
     sums = found.analysis.idle.group_by("cause").agg(time=(pl.col("end_ns") - pl.col("start_ns")).sum())

@@ -300,6 +300,7 @@ def test_files_that_are_no_traces_give_one_line_with_a_way_on(write: Writer, con
     assert caught.value.hint
 
 
+@pytest.mark.needs("torch")
 def test_a_training_thread_that_the_profiler_did_not_see_is_named_as_the_reason(tmp_path: Path) -> None:
     import threading
 

@@ -192,9 +192,9 @@ def test_files_of_the_system(tmp_path: Path, check: Any, files: dict[str, str], 
 
 
 def test_libraries_below_their_lower_bound_fail(tmp_path: Path, installed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_for = ["polars>=1.30", "rich>=13.7", "numpy>=1.26", 'tomli>=2; python_version < "3"', "torch>=9; extra == 'train'"]
+    asked_for = ["polars>=1.30", "rich>=13.7", "numpy>=1.26", 'tomli>=2; python_version < "3.11"', "torch>=9; extra == 'train'"]
     monkeypatch.setattr(software.metadata, "requires", lambda _: asked_for)
-    installed |= {"polars": "1.29.9", "numpy": "1.26.0", "rich": None}
+    installed |= {"polars": "1.29.9", "numpy": "1.26.0", "rich": None, "tomli": "2.0"}
     found = examine([], _seen(tmp_path, TORCH))
     assert "gpudiag's libraries" in found.failed
     assert found.checks[0].found == "polars 1.29.9 is older than 1.30; rich is not installed"

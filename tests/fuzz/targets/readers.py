@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import zstandard
 from fuzz.documents import SHAPES
@@ -101,9 +103,11 @@ INSERT INTO NVTX_EVENTS VALUES (1, 20, 59, 'aten::mm, seq = 3, sizes = [[2, 3], 
 
 def _export() -> bytes:
     """Return a small export of Nsight Systems with pages of 512 bytes."""
-    with closing(sqlite3.connect(":memory:")) as export:
-        export.executescript(_EXPORT)
-        return export.serialize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "export.sqlite")
+        with closing(sqlite3.connect(path)) as export:
+            export.executescript(_EXPORT)
+        return path.read_bytes()
 
 
 _WORDS = (

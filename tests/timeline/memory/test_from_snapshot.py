@@ -40,6 +40,7 @@ def test_the_planted_step() -> None:
     assert found.pools == (PoolRow("large", 0, 2, 40 * MIB, 26 * MIB, 12 * MIB),)
 
 
+@pytest.mark.needs("torch")
 def test_torch_reads_the_same() -> None:
     from torch.cuda import _memory_viz
 
