@@ -12,8 +12,8 @@ from gpudiag.capture.environment.settings import sdp_backends, settings
 from gpudiag.capture.patches import Patches
 from gpudiag.model.bundle import Settings
 
-_ENTERED = "_cur_sdpa_kernel_backends"
-"""What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back."""
+_ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
+"""What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4."""
 
 
 class Switches:
@@ -32,8 +32,8 @@ class Switches:
         """Hear of sdpa_kernel regions. Where this torch has none there is nothing to hear of."""
         from torch.nn import attention
 
-        if hasattr(attention, _ENTERED):
-            patches.wrap(attention, _ENTERED, self._entered)
+        for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
+            patches.wrap(attention, name, self._entered)
 
     def backward_began(self) -> None:
         """Look inside a step."""

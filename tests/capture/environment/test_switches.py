@@ -91,11 +91,12 @@ def test_what_is_learnt_on_the_way_is_as_of_the_end() -> None:
 
 
 def test_the_region_works_as_before_and_the_function_is_put_back() -> None:
-    original = torch.nn.attention._cur_sdpa_kernel_backends
+    entered = "_cur_sdpa_kernel_backends" if hasattr(torch.nn.attention, "_cur_sdpa_kernel_backends") else "math_sdp_enabled"
+    original = getattr(torch.nn.attention, entered)
     part, patches = Inventory(), Patches()
     part._switches.install(patches)
     with sdpa_kernel(SDPBackend.MATH):
         assert environment.settings().sdp_backends == ("math",)
     assert "flash" in (environment.settings().sdp_backends or ())
     patches.restore()
-    assert torch.nn.attention._cur_sdpa_kernel_backends is original
+    assert getattr(torch.nn.attention, entered) is original

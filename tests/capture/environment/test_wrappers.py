@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import torch.distributed.fsdp
 from torch import nn
 
 from gpudiag.capture.environment.alive import alive, checkpointing
@@ -53,6 +54,7 @@ def test_ddp_has_its_arguments(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="torch has fully_shard since 2.6")
 def test_fully_shard_has_its_units_mesh_and_types(tmp_path: Path) -> None:
     found = in_a_process(
         "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard\n"
