@@ -262,13 +262,14 @@ def test_a_killed_run_leaves_a_readable_bundle(tmp_path: Path) -> None:
         assert process.poll() is None, "the script ended by itself"
         assert time.monotonic() < deadline, "no segments were written"
         time.sleep(0.05)
+    written = len(list((tmp_path / "run").glob("steps/rank0/*.parquet")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     bundle = open_bundle(tmp_path / "run")
     assert not bundle.manifest.finished
     assert any("killed" in text for text in bundle.warnings)
     assert bundle.step_records["step"].to_list() == list(range(bundle.step_records.height))
-    assert bundle.step_records.height >= 20
+    assert bundle.step_records.height >= written >= 2  # a segment holds a step at least, on a slow machine a few
     assert bundle.window("timing") is not None
 
 
