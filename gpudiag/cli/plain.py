@@ -55,9 +55,9 @@ class PlainGroup(TyperGroup):
 
 
 def _spared(parameters: list[Any]) -> list[Any]:
-    """Return `parameters`, each of which converts nothing that is already what it should be."""
+    """Return `parameters`, each of which converts nothing that is already what it should be; those of an older typer as they are."""
     for parameter in parameters:
-        if "process_value" not in vars(parameter):
+        if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
             parameter.process_value = _process(parameter)
     return parameters
 
@@ -65,7 +65,7 @@ def _spared(parameters: list[Any]) -> list[Any]:
 def _process(parameter: Any) -> Any:
     """Return what takes the place of `parameter.process_value`."""
     convert = parameter.process_value
-    make, several = _TEXT.get(getattr(getattr(parameter, "type_descriptor", None), "annotation", None), (None, False))
+    make, several = _TEXT.get(getattr(parameter.type_descriptor, "annotation", None), (None, False))
 
     def process(ctx: Any, value: Any) -> Any:
         if not parameter.required and _is_default(ctx, parameter):
