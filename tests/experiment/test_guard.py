@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpudiag.capture import launch
 from gpudiag.experiment import guard
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
@@ -35,6 +36,10 @@ def family(mark: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", PARENT], env={**os.environ, guard.MARK: f"{mark}.0"}, start_new_session=True)
     assert until(lambda: len(guard.marked(f"{mark}.")) == 2)
     return process
+
+
+def test_sessions_know_a_trial_by_the_mark_of_the_guard() -> None:
+    assert launch.TRIAL == guard.MARK  # the guard runs without gpudiag, and a recording knows nothing of experiments
 
 
 def test_a_family_is_found_and_ended_also_where_it_is_frozen() -> None:
