@@ -52,7 +52,7 @@ class Guard:
         return None
 
     def _knows_host(self, host: str) -> bool:
-        name = _host_name(host)
+        name, _ = _host_and_port(host)
         return name in self.names or (self.everywhere and _is_address(name))  # a rebound name is a name, never an address
 
     def has_token(self, request: flask.Request) -> bool:
@@ -71,11 +71,7 @@ def cookie_name(host: str) -> str:
 
     Behind an SSH tunnel that is another than ours, and tunnels to two machines lead to the same port of both.
     """
-    try:
-        port = urlsplit(f"//{host}").port
-    except ValueError:
-        port = None
-    return f"{COOKIE}_{port or 80}"
+    return f"{COOKIE}_{_host_and_port(host)[1] or 80}"
 
 
 def run_refusal() -> str | None:
@@ -131,12 +127,17 @@ def _with_cookie(guard: Guard) -> Response:
     return answer
 
 
-def _host_name(host: str) -> str:
-    """Return the name of a Host header without its port and brackets, in lower case."""
+def _host_and_port(host: str) -> tuple[str, int | None]:
+    """Return the name of a Host header without brackets, in lower case, and its port; ('', None) where it holds anything else.
+
+    Two headers that a server joined, '127.0.0.1:80, evil.example', are none: not every version of waitress and Werkzeug refuses them.
+    """
     try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
+        parts = urlsplit(f"//{host}")
+        known = ("", None) if "@" in host or parts.netloc != host else ((parts.hostname or "").lower(), parts.port)
     except ValueError:
-        return ""
+        return "", None
+    return known
 
 
 def _is_address(name: str) -> bool:
@@ -151,7 +152,7 @@ def _same_origin(request: flask.Request) -> bool:
     """Return whether a request comes from a page of this server. Every browser sends Origin with a POST; without one nothing is changed."""
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
     origin = request.headers.get("Origin", "")
-    return site == "same-origin" and bool(origin) and urlsplit(origin).netloc.lower() == request.host.lower()
+    return site == "same-origin" and bool(origin) and origin.partition("://")[2].lower() == request.host.lower()
 
 
 def _loads_itself(request: flask.Request) -> bool:

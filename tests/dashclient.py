@@ -34,6 +34,8 @@ class Client:
     def written(self, output: str, values: dict[str, Any], changed: str | None = None, reads: str = "") -> dict[str, Any]:
         """Return what a callback wrote, by id: {'main': {'children': ...}}."""
         answer = self.callback(output, values, changed, reads)
+        if answer.status_code == 204:  # how dash before 3.1 answers where nothing is to be changed
+            return {}
         assert answer.status_code == 200, answer.get_data(as_text=True)
         return answer.get_json()["response"]
 

@@ -73,6 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         ("GET / HTTP/1.1", ["Host: evil.example", "Host: 127.0.0.1:80"], 400),
         ("GET / HTTP/1.1", ["Host: 127.0.0.1:80", "Host: evil.example"], 400),
         ("GET / HTTP/1.1", ["Host: 127.0.0.1:80, evil.example"], 400),
+        ("GET / HTTP/1.1", ["Host: ["], 400),
         ("GET / HTTP/1.1", ["Host: 127.0.0.1:80", " evil.example"], 400),  # one header on two lines
         ("GET / HTTP/1.1", ["Host: evil.example", "X-Forwarded-Host: 127.0.0.1"], 400),
         ("GET http://127.0.0.1/ HTTP/1.1", ["Host: evil.example"], 400),

@@ -50,7 +50,18 @@ def test_the_pages_of_this_server_are_answered(local: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8050", "127.0.0.1.evil.example", "", "192.0.2.7", "[::2]:80", "[", "localhost@evil.example"]
+    "host",
+    [
+        "evil.example",
+        "evil.example:8050",
+        "127.0.0.1.evil.example",
+        "",
+        "192.0.2.7",
+        "[::2]:80",
+        "localhost@evil.example",
+        "evil.example@localhost",
+        "127.0.0.1/evil.example",
+    ],
 )
 def test_a_name_that_is_not_this_servers_is_refused(local: Any, host: str) -> None:
     client = Client(local, {"Host": host})
@@ -71,6 +82,7 @@ def test_loopback_is_known_by_its_names_at_any_port(local: Any, host: str) -> No
         {"Origin": "null"},
         {"Origin": None},
         {"Origin": "http://127.0.0.1:8051"},
+        {"Origin": "http://["},
         {"Origin": f"http://{HOST}@evil.example"},
         {"Sec_Fetch_Site": "cross-site"},
         {"Sec_Fetch_Site": "same-site"},
