@@ -22,7 +22,7 @@ from gpudiag.experiment.stats import spread
 from gpudiag.experiment.variants import Variant
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity
 
-AS_IT_IS = "as it is"
+AS_IT_IS = "the program as it is"
 """Name of the program without any change."""
 
 AGAIN = Candidate((), Variant("A/A", (), "exact"))

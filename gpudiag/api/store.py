@@ -220,7 +220,9 @@ def resume(bundle: Path) -> tuple[Store, Planned]:
         if rows and isinstance(rows[0], Planned):
             return Store(bundle, path.stem, rows), rows[0]
     there = "all experiments in it are complete" if complete else "it holds no experiments"  # or none with a plan, when it was killed
-    raise InputError(f"nothing to resume in {bundle}: {there}", "start anew: gpudiag ab -o BUNDLE ... train.py")
+    inside = bundle.name == FOLDER and any(bundle.glob("*.jsonl"))
+    wanted = f"name the bundle that it lies in: --resume {bundle.parent}" if inside else "start anew: gpudiag ab -o BUNDLE ... train.py"
+    raise InputError(f"nothing to resume in {bundle}: {there}", wanted)
 
 
 def _complete(path: Path) -> bool:

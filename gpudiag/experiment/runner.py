@@ -35,6 +35,8 @@ as they are: an arm that is killed while it compiles may leave half a file."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
+MORE_MEMORY = "the program fails without any change too: measure again when more of the machine's memory is free"
+
 
 def compare(
     first: Arm,
@@ -98,7 +100,7 @@ def _failed(
         return _found(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
     said = (error.message, *([error.detail] if error.detail else []), *notes)
     if error.arm is first and error.reason in ("crash", "oom", "hang"):
-        said = (*said, "the program fails without any change")
+        said = (*said, MORE_MEMORY if error.crowded else "the program fails without any change")
     found = _found(pairs, design, said, evidence) if pairs else Comparison(verdict="failed", notes=said)
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
     return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)

@@ -67,6 +67,9 @@ def test_nothing_to_resume_is_said_so(tmp_path: Path) -> None:
     begin(tmp_path, PLAN).finish(ExperimentData())
     with pytest.raises(InputError, match="all experiments in it are complete"):
         resume(tmp_path)
+    with pytest.raises(InputError, match="it holds no experiments") as inside:
+        resume(tmp_path / "experiments")
+    assert f"name the bundle that it lies in: --resume {tmp_path}" in str(inside.value)
 
 
 @pytest.mark.parametrize("there", [b"", b'{"type": "pla'])

@@ -111,6 +111,8 @@ def test_a_crash_says_whose_it_is_and_keeps_the_pairs(monkeypatch: pytest.Monkey
     assert changed.notes == ("B ended with exit code 1", "Traceback ...", "a note")
     itself = compare(monkeypatch, Planned([ArmError("crash", "A ended with exit code 1")]))
     assert itself.notes == ("A ended with exit code 1", "the program fails without any change")
+    filled = compare(monkeypatch, Planned([ArmError("oom", "A was ended: the machine had 80 MB left", crowded=True)]))
+    assert filled.notes[-1].endswith("measure again when more of the machine's memory is free")
 
 
 def test_a_fix_that_shows_nothing_is_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
