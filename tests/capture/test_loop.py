@@ -122,7 +122,10 @@ def test_a_loop_that_moves_when_its_thread_has_ended_goes_on(tmp_path: Path) -> 
             prof.step()
     bundle = open_bundle(prof.path)
     assert bundle.step_records["step"].to_list() == list(range(4 + 11))
-    assert [window.steps for window in bundle.recorded().values()] == [3]
+    if torch.__version__ < (2, 5):  # its profiler belongs to the thread that began it
+        assert bundle.manifest.warnings == ("profiling was switched off: RuntimeError",)
+    else:
+        assert [window.steps for window in bundle.recorded().values()] == [3]
     assert not torch._C._autograd._profiler_enabled()
 
 

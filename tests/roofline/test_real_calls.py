@@ -78,7 +78,10 @@ def test_a_product_with_a_sparse_operand_is_not_known(record: Record) -> None:
 
 def test_overload_names_change_nothing(record: Record) -> None:
     layer, x = nn.Linear(32, 16), torch.randn(8, 32)
-    config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
+    try:
+        config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
+    except TypeError:
+        pytest.skip("this torch records no names of overloads")
 
     def step() -> None:
         layer(x).pow(2).mean().backward()

@@ -14,6 +14,9 @@ from gpudiag.capture.untraced import skip_frame
 _DYNAMO_KEEPS = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
 _KEPT = "unpatched_nn_module_call"
 
+_GENERATED = "<eval_with_key>"
+"""File name of code that torch.fx generates: the graph that Dynamo of torch 2.4 made of a function calls modules by themselves."""
+
 QUIET_CALLS = 200
 """Calls without another root after which all are taken to be known: where nobody asks a rank for evidence, nobody ends the finder."""
 
@@ -105,6 +108,8 @@ class RootFinder:
 
         if id(module) in self._inside or not module.training or not torch.is_grad_enabled() or _in_backward():
             return False
+        if sys._getframe(3).f_code.co_filename.startswith(_GENERATED):
+            return False
         weights = list(module.parameters())  # a lazy module makes its own in its first call: then the second one finds it
         return any(weight.requires_grad for weight in weights) and not any(is_lazy(weight) for weight in weights)
 
@@ -116,11 +121,13 @@ class RootFinder:
 
 
 def _traced() -> bool:
-    """Return whether a module is called to be traced by jit or fx, not to train."""
+    """Return whether a module is called to be traced by jit, fx or Dynamo (torch 2.4 calls it with fake tensors), not to train."""
     import torch
 
-    tracing = sys.modules.get("torch.fx._symbolic_trace")
-    return torch._C._get_tracing_state() is not None or bool(getattr(tracing, "_is_fx_tracing_flag", False))
+    tracing, guards = sys.modules.get("torch.fx._symbolic_trace"), sys.modules.get("torch._guards")
+    if torch._C._get_tracing_state() is not None or getattr(tracing, "_is_fx_tracing_flag", False):
+        return True
+    return guards is not None and guards.TracingContext.try_get() is not None
 
 
 def _in_backward() -> bool:

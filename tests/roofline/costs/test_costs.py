@@ -50,6 +50,8 @@ def test_views_and_wrappers_are_apart() -> None:
 def test_names_are_torch_names() -> None:
     """A misspelt name would never match: every name exists in torch, but for older torch's and other libraries' ops."""
     torch = pytest.importorskip("torch")
+    if torch.__version__ < (2, 13):
+        pytest.skip("the tables also name operators of later torch")
     known = {schema.name for schema in torch._C._jit_get_all_schemas()}
     older = ("convolution_backward", "conv2d_backward", "conv3d_backward", "conv_dilated2d_backward", "conv_depthwise2d_backward")
     older += ("conv_depthwise3d_backward", "depthwise2d_backward", "_backward_input", "_backward_weight", "transpose_backward", "::_cat")

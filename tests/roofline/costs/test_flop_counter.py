@@ -122,6 +122,8 @@ def test_every_level_of_a_convolution_has_the_same_cost(arguments: dict[str, Any
 
 @pytest.mark.parametrize(("heads", "kv_heads", "queries", "keys"), [(4, 4, 16, 16), (4, 2, 8, 16), (2, 1, 1, 32)])
 def test_attention(heads: int, kv_heads: int, queries: int, keys: int, tmp_path: Path) -> None:
+    if heads != kv_heads and torch.__version__ < (2, 5):
+        pytest.skip("this torch reads past the end of keys of fewer heads")
     q_shape, kv_shape = (2, heads, queries, 16), (2, kv_heads, keys, 16)
 
     def step() -> None:
@@ -143,6 +145,7 @@ META = [
 ]
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 5), reason="this torch has no attention on meta tensors")
 @pytest.mark.parametrize(("name", "rest", "keywords"), META)
 def test_attention_on_meta_tensors(name: str, rest: tuple[Any, ...], keywords: dict[str, Any], recorded: Callable[..., Signature]) -> None:
     tensors = [torch.empty(2, 4, 32, 64, device="meta", dtype=torch.bfloat16) for _ in range(3)]
