@@ -13,8 +13,12 @@ _WITHOUT_WAITING = os.O_RDONLY | sum(getattr(os, flag, 0) for flag in ("O_NONBLO
 """open() would wait for the writer of a pipe, for ever. Not every system has all flags; files themselves never wait."""
 
 
+class NoFileError(OSError):
+    """A pipe, socket or device stands where a file was asked for."""
+
+
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Return a file opened for reading. Raises OSError, also for a pipe or a device; ValueError for a name with a null byte."""
+    """Return a file opened for reading. Raises OSError, NoFileError for a pipe or a device; ValueError for a name with a null byte."""
     descriptor = os.open(path, _WITHOUT_WAITING)
     try:
         _check_regular(os.fstat(descriptor).st_mode, os.fspath(path))
@@ -52,4 +56,4 @@ def _check_regular(mode: int, path: str) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "a pipe, socket or device, no file", path)
+        raise NoFileError(errno.EINVAL, "a pipe, socket or device, no file", path)

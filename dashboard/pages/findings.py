@@ -29,8 +29,8 @@ class Findings(ContentPage):
         report = opened.report
         full, rest = chosen.findings(report)
         shown = [_card(values, finding, opened, view) for values, finding in zip(cards.cards(report), (*full, *rest), strict=True)]
-        no_sum = chosen.no_sum(report)
-        page: list[Component] = [html.H1("What was found"), *([parts.quiet(no_sum)] if no_sum else []), *shown[: len(full)]]
+        gains = chosen.on_gains(report)
+        page: list[Component] = [html.H1("What was found"), *([parts.quiet(gains)] if gains else []), *shown[: len(full)]]
         if not shown:
             page = [html.H1("Nothing was found"), html.P(parts.prose(words.nothing_found(report)))]
         if rest:

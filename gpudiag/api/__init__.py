@@ -46,10 +46,10 @@ class Report(Rendered):
         self.data = data
         self._rules = rules
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str | None = "") -> str:
         """Return the report for a terminal of `width` columns (default 100) with the `top` ops; `everything`: all findings in full.
 
-        `script`: the program and its arguments, named in the command that tries the fixes; '' where they are not known.
+        `script`: the program and its arguments, named in the command that tries the fixes; '' where not known, None: no command is named.
         """
         from gpudiag.report import text
 

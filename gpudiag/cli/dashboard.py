@@ -34,7 +34,7 @@ def dashboard(
         if (error.name or "").partition(".")[0] not in {"dash", "flask", "waitress", "plotly"}:
             raise
         raise MissingDependencyError(
-            f"the dashboard needs {error.name}, which is not installed", "pip install gpudiag[dashboard]"
+            f"the dashboard needs {error.name}, which is not installed", "pip install 'gpudiag[dashboard]'"
         ) from None
     with stopping():  # an experiment that it runs is ended in order too
         serve(folder, host=host, port=port, allow_run=allow_run, open_browser=open_browser, say=terminal.say)

@@ -90,6 +90,9 @@ def run(
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Apply the fixes of a recipe.toml of `gpudiag ab`.", show_default=False)
     ] = None,
+    fix: Annotated[
+        list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="Apply a fix (`gpudiag fixes` lists them); may be repeated.")
+    ] = None,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges of steps and phases, for Nsight Systems.")] = False,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,
@@ -105,7 +108,7 @@ def run(
     from gpudiag.api import run as runner
 
     command = runner.command_of(given, module)
-    fixes = _fixes(recipe, command)
+    fixes = _fixes(recipe, fix or [], command)
     shown = [*(["-m", module] if module is not None else []), *given]
     options: dict[str, Option] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
@@ -119,14 +122,16 @@ def run(
     raise typer.Exit(ran.exit_code)
 
 
-def _fixes(recipe: str | None, command: Sequence[str]) -> tuple[FixCall, ...]:
-    """Return the fixes of a recipe, which are then named; () without one. Raises InputError for what is no recipe."""
-    if recipe is None:
+def _fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
+    """Return the fixes of a recipe and those `given`, which are then named; () without any. Raises InputError for what is none."""
+    if recipe is None and not given:
         return ()
+    from gpudiag.api.candidates import check_together, fix_call
     from gpudiag.api.recipe import read_recipe
 
-    fixes = read_recipe(recipe, command)
-    terminal.say(f"gpudiag: recipe: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
+    fixes = (*(read_recipe(recipe, command) if recipe is not None else ()), *map(fix_call, given))
+    check_together(fixes)
+    terminal.say(f"gpudiag: fixes: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
     return fixes
 
 
@@ -196,10 +201,10 @@ def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price
             chosen = None if no_config else config.find()
             found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
         width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
-        terminal.aside("\n" + found.text(width=width, top=10, color=coloured, script=script))
+        terminal.aside("\n" + found.text(width=width, top=10, color=coloured, script=None))  # the command stands last, in one line
         # a process of a launcher knows nothing of its command line
         if "RANK" not in os.environ and (command := proving.command(found.data, script)):
-            terminal.say(f"gpudiag: next: {command}")
+            terminal.say(f"gpudiag: measure it before you change the code: {command}")
     except KeyboardInterrupt:
         terminal.say("gpudiag: no report: interrupted")
         return None

@@ -52,7 +52,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise MissingDependencyError("peaks cannot be measured without torch", "pip install gpudiag[train]") from error
+        raise MissingDependencyError("peaks cannot be measured without torch", "pip install 'gpudiag[train]'") from error
     return torch
 
 

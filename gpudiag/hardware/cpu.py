@@ -9,6 +9,12 @@ from pathlib import Path
 
 _CPUINFO = Path("/proc/cpuinfo")
 _SYSTEM = Path("/sys/devices/system/cpu")
+_FLAGS = {
+    "bfloat16": frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"}),
+    "float16": frozenset({"avx512_fp16", "amx_fp16", "asimdhp"}),
+}
+"""Flags of processors that compute with a type (Linux: arch/x86/include/asm/cpufeatures.h, Documentation/arch/arm64/elf_hwcaps.rst).
+F16C and AVX-NE-CONVERT only convert."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -20,6 +26,15 @@ def cpu_model_name() -> str:
         text = ""
     found = re.search(r"^model name\s*:\s*(\S.*)$", text, re.MULTILINE)
     return " ".join((found[1] if found else platform.processor() or platform.machine()).split())
+
+
+def computes_in(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
+    """Return whether the CPU has instructions for products in `dtype`, "bfloat16" or "float16"; None where the system does not say."""
+    try:
+        found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else not _FLAGS[dtype].isdisjoint(found[1].split())
 
 
 def last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:

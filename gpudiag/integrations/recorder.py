@@ -111,8 +111,8 @@ class Recorder:
 
 
 def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    except Warning:  # under -W error a warning would stop the training run
-        with suppress(Exception):
+    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        except Warning:  # under -W error a warning would stop the training run
             logging.getLogger("gpudiag").warning(text)

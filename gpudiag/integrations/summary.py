@@ -120,10 +120,10 @@ def _tried(tracker: str, send: Callable[[], None]) -> bool:
 
 
 def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line that called log_...
-    except Warning:  # under -W error a warning would stop the training run
-        with suppress(Exception):
+    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line that called log_...
+        except Warning:  # under -W error a warning would stop the training run
             logging.getLogger("gpudiag").warning(text)
 
 

@@ -15,6 +15,9 @@ become steady in its warm-up; `not_applied`: the change left no evidence of itse
 Failure = Literal["", "oom", "crash", "hang", "timeout", "ended", "no_steps"]
 """`ended`: the script was over before its trial was; `no_steps`: it trained, but no step was found."""
 
+NO_INSTRUCTIONS = "this processor has no instructions for products in"
+"""How evidence of a lower precision says, before the type, why it may well be slower."""
+
 Unit = Literal["samples", "steps"]
 
 ParityVerdict = Literal["same", "differs", "not_comparable", "not_checked"]
@@ -52,7 +55,7 @@ class Pair(msgspec.Struct, frozen=True):
 def log_ratios(pair: Pair) -> list[float]:
     """Return log(throughput of the second / of the first) of each block and the one beside it. Blocks without any steps are left out."""
     beside = zip(pair.first, pair.second, strict=False)  # a file may hold anything; the engine writes as many of both
-    return [math.log(second / first) for first, second in beside if first > 0 and second > 0]
+    return [math.log(second / first) for first, second in beside if first > 0 and 0 < second / first < math.inf]
 
 
 def pair_log_ratio(pair: Pair) -> float | None:

@@ -100,7 +100,7 @@ FIXES: tuple[Fix, ...] = (
         "batch-size",
         "Another batch size",
         "semantics",
-        "DataLoader(..., batch_size=...)",
+        "DataLoader(..., batch_size=...)  # adjust accumulation or learning rate",
         values="a factor (x2, the default) or a number of samples",
     ),
     Fix(

@@ -50,6 +50,10 @@ class ObservedDevice(msgspec.Struct, frozen=True):
     """Bundles only: tells this very device from others of its name (`device_key`)."""
 
 
+_LEAST_RATE, _MOST = 1e5, 1e20
+"""FLOP/s, B/s, B, ns: one slow core does 1e9 FLOP/s, a rack of accelerators 1e18, and a slow host link 1e8 B/s."""
+
+
 class Device(msgspec.Struct, frozen=True):
     """One device as torch enumerates it, with dense peak rates. Unknown figures are None or absent from `peaks`."""
 
@@ -91,6 +95,18 @@ class Device(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     key: str | None = None
     """Tells this very device from others of its name (see device_key); measured peaks are kept under it."""
+
+    @property
+    def believable(self) -> bool:
+        """Return whether all figures are within what devices have: those of a file of unknown origin may be anything."""
+        links = (self.pcie_byte_per_s, self.link_byte_per_s, *self.host_copy_byte_per_s.values())
+        memory = (self.bandwidth_byte_per_s, self.cache_bandwidth_byte_per_s, self.inner_cache_byte_per_s)
+        rates = (*self.peaks.values(), *memory, *links)
+        clocks = (self.boost_clock_mhz, self.tensor_clock_mhz)
+        others = (self.sm_count, self.memory_bytes, self.cache_bytes, self.inner_cache_bytes, self.launch_floor_ns, *clocks)
+        return all(rate is None or _LEAST_RATE <= rate <= _MOST for rate in rates) and all(
+            figure is None or 0 <= figure <= _MOST for figure in others
+        )
 
     def matrix_engine(self, dtype: str) -> str | None:
         """Return the key of `peaks` that holds for matrix work of `dtype`; None where no known engine can run it.

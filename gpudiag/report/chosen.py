@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpudiag.model.finding import Finding, Where
 from gpudiag.model.judged import NO_GAIN
 from gpudiag.model.report import ReportData
@@ -11,6 +13,7 @@ WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
 NO_SUM = "These gains do not add up: each is what one change gives by itself, and two may save the same time."
+ORDER = "Those of severity info stand last, also where they could give more: gpudiag rules show ID says when a rule is info."
 
 
 def findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
@@ -34,10 +37,19 @@ def folded(finding: Finding, report: ReportData) -> tuple[tuple[str, str], ...]:
     return tuple((rule, said.get(rule, "")) for rule in finding.folded)
 
 
-def no_sum(report: ReportData) -> str:
-    """Return that gains do not add up, '' where fewer than two findings have one."""
+def on_gains(report: ReportData) -> str:
+    """Return that gains do not add up, and why a larger one stands behind a smaller; '' where fewer than two findings have one."""
     gains = [finding for finding in words.told(report) if finding.ceiling is not None and finding.ceiling.share >= NO_GAIN]
-    return NO_SUM if len(gains) > 1 else ""
+    if len(gains) < 2:
+        return ""
+    return f"{NO_SUM} {ORDER}" if _larger_behind(gains) else NO_SUM
+
+
+def _larger_behind(found: Sequence[Finding]) -> bool:
+    """Return whether a finding of severity info could give more than one before it."""
+    shares = [(finding.severity, finding.ceiling.share) for finding in found if finding.ceiling is not None]
+    least = min((share for severity, share in shares if severity != "info"), default=1.0)
+    return any(severity == "info" and share > least for severity, share in shares)
 
 
 def places(finding: Finding, report: ReportData, most: int) -> tuple[Where, ...]:

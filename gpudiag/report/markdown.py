@@ -106,7 +106,7 @@ def _findings(report: ReportData) -> Iterator[str]:
         for number, finding in enumerate(rest, len(found) + 1):
             yield _finding(number, finding, report)
         yield "</details>"
-    if said := chosen.no_sum(report):
+    if said := chosen.on_gains(report):
         yield said
 
 

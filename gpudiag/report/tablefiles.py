@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import IO, Literal
 
+import msgspec
 import polars as pl
 
 from gpudiag.model import tables
@@ -33,6 +34,8 @@ _SUFFIXES = {"share": "_share", "B": "_bytes", "FLOP": "_flop", "B/s": "_bytes_p
 """Unit -> what a column of it ends in; of other units it is their own name (`_ns`, `_mhz`, `_ranks`)."""
 _TOLD_BY = {"B": "bytes", "FLOP": "flops", "samples": "samples", "elements": "elements"}
 """Unit -> what in a name tells it as well."""
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+"""What a terminal would obey; tab and line feed stay, as quoted cells may hold them."""
 _FORMULA = r"^([=+\-@\t\r])"
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
 
@@ -70,9 +73,29 @@ def explained(written: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
 
 
 def put(frame: pl.DataFrame, file: IO[bytes], form: Format) -> None:
-    """Write `frame` to `file`; in CSV a text that a spreadsheet would run as a formula gets an apostrophe in front."""
+    """Write `frame` to `file`, as CSV in the form of `harmless`."""
     if form == "parquet":
         frame.write_parquet(file)
-        return
-    texts = [name for name, dtype in frame.schema.items() if dtype in (pl.String, pl.Categorical)]
-    frame.with_columns(pl.col(name).cast(pl.String).str.replace(_FORMULA, "'${1}") for name in texts).write_csv(file)
+    else:
+        harmless(frame).write_csv(file)
+
+
+def harmless(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` as CSV can hold it, and spreadsheets and terminals may show it.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front, control characters are left out, and what CSV has no form
+    for (lists, durations) is JSON.
+    """
+    told = frame.with_columns(_as_json(column) for column in frame.iter_columns() if _has_no_form(column.dtype))
+    texts = [name for name, dtype in told.schema.items() if dtype in (pl.String, pl.Categorical)]
+    shown = (pl.col(name).cast(pl.String).str.replace_all(_CONTROL, "").str.replace(_FORMULA, "'${1}") for name in texts)
+    return told.with_columns(shown)
+
+
+def _has_no_form(dtype: pl.DataType) -> bool:
+    return dtype.is_nested() or dtype in (pl.Duration, pl.Binary)
+
+
+def _as_json(column: pl.Series) -> pl.Series:
+    texts = [None if value is None else msgspec.json.encode(value).decode().strip('"') for value in column.to_list()]
+    return pl.Series(column.name, texts, dtype=pl.String)

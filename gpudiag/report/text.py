@@ -47,10 +47,12 @@ _ROOMY = 92
 """Columns from which the op table has room for bandwidth and intensity too."""
 
 
-def render(report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
+def render(
+    report: ReportData, *, width: int = 100, top: int = 10, color: bool = False, everything: bool = False, script: str | None = ""
+) -> str:
     """Return the report as text of at most `width` columns; `top` ops; `color`: with ANSI colours; `everything`: all findings in full.
 
-    `script`: the recorded program and its arguments, for the command that tries the fixes; '' where they are not known.
+    `script`: the recorded program and its arguments, for the command that tries the fixes; '' where not known, None: no command is named.
     Beyond WIDEST_PROSE columns only the table of ops is wider.
     """
     console, sink = new_console(min(width, WIDEST_PROSE), color)
@@ -175,7 +177,7 @@ def _changes(console: Console, report: ReportData) -> None:
     line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
-def _findings(console: Console, report: ReportData, everything: bool, script: str) -> None:
+def _findings(console: Console, report: ReportData, everything: bool, script: str | None) -> None:
     """Print the first findings, the first of them with most detail, and the others in one line each; with `everything` all in full."""
     found, rest = chosen.findings(report)
     if everything:
@@ -195,9 +197,9 @@ def _findings(console: Console, report: ReportData, everything: bool, script: st
         line(console, f"And {len(rest)} more (in full: gpudiag report PATH --all-findings):")
     for number, finding in enumerate(rest, len(found) + 1):
         item(console, f"{number}. ", clean(chosen.in_short(finding), 200), indent=_INDENT)
-    if said := chosen.no_sum(report):
+    if said := chosen.on_gains(report):
         line(console, said, QUIET)
-    if command := proving.command(report, clean(script, _LONGEST_COMMAND)):
+    if script is not None and (command := proving.command(report, clean(script, _LONGEST_COMMAND))):
         line(console, f"Measure it before you change the code: {command}")
 
 

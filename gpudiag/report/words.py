@@ -184,7 +184,8 @@ def idle_note(report: ReportData) -> str:
     if unexplained / wall < UNEXPLAINED_MUCH:
         return ""
     unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
-    may = unlike if report.source.kind == "bundle" else "Python stacks (with_stack=True) or a recording with gpudiag.profile may"
+    stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
+    may = unlike if report.source.kind == "bundle" else f"{stacks}a recording with gpudiag.profile may"
     return (
         f"For {format_share(unexplained / wall)} of {span_phrase(report)} nothing that was recorded tells why the {device_word(report)} "
         f"was idle; {may}."
@@ -279,7 +280,7 @@ def nothing_found(report: ReportData) -> str:
     reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
     most = reasons.most_common(1)
     often = f" Most often because: {most[0][0].rstrip('.')}." if most else ""
-    return f"No rule fired: none found a cause that is worth changing. {rules_line(report)}{often}"
+    return f"No cause that is worth changing was found among what could be judged. {rules_line(report)}{often}"
 
 
 def per_second(amount: float | None, ns: int) -> float | None:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 import zstandard
 
 from gpudiag.errors import InputError
-from gpudiag.files import open_file
+from gpudiag.files import NoFileError, open_file
 
 inflate_library: Any
 try:
@@ -35,6 +35,9 @@ ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _GZIP_WINDOW_BITS = 31  # zlib manual, inflateInit2: 15 bits of window + 16 for a gzip header
 _INFLATE_ERRORS: tuple[type[Exception], ...] = (zlib.error, inflate_library.error)
 
+
+_AS_FILE = "give the file itself: .json.gz and .json.zst are read as they are; write what comes from a pipe into a file first"
+"""A trace is read in parts and by several processes, so that a pipe would have to be kept as a file all the same."""
 
 _WATCHER: ContextVar[Callable[[float], None] | None] = ContextVar("_WATCHER", default=None)
 
@@ -64,11 +67,14 @@ def open_bytes(path: str) -> BinaryIO:
     try:
         return open_file(path)
     except FileNotFoundError:
+        if path == "-":
+            raise InputError("stdin is not read", _AS_FILE) from None
         raise InputError(f"{shown(path)} does not exist", "check the path") from None
     except PermissionError:
         raise InputError(f"{shown(path)} cannot be read: permission denied", "check its access rights") from None
     except (OSError, ValueError) as error:
-        raise InputError(f"{shown(path)} cannot be opened: {_reason(error)}", "check the path") from None
+        hint = _AS_FILE if isinstance(error, NoFileError) else "check the path"
+        raise InputError(f"{shown(path)} cannot be opened: {_reason(error)}", hint) from None
 
 
 def text_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Generator[bytes, None, None]:

@@ -110,8 +110,8 @@ def test_a_recipe_is_applied_to_a_run_that_saves_and_ends_as_ever(script: Path, 
     ]
     done = subprocess.run([*gpudiag, str(script), "100"], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
-    assert "gpudiag: recipe: fused-optimizer\n" in done.stderr
-    assert "recipe: fused-optimizer in effect: " in done.stderr
+    assert "gpudiag: fixes: fused-optimizer\n" in done.stderr
+    assert "fix: fused-optimizer in effect: " in done.stderr
     assert (script.parent / "model.pt").exists()
     bundle = open_bundle(tmp_path / "run")
     assert bundle.manifest.finished

@@ -11,6 +11,7 @@ from gpudiag.api import outcomes
 from gpudiag.api.candidates import Candidate
 from gpudiag.experiment.variants import parsed
 from gpudiag.model.experiment import Comparison, FixCall, Outcome, Pair, Parity
+from gpudiag.model.fixes import FIX_BY_ID
 
 BF16, FUSED = Candidate((FixCall("bf16"),)), Candidate((FixCall("fused-optimizer"),))
 
@@ -74,4 +75,4 @@ def test_a_change_that_cannot_be_set_side_by_side_may_be_the_recipe_and_one_of_a
     changed = Candidate((FixCall("batch-size", "x2"),), parsed("big=env:K=V"))
     found = outcomes.recipe([(changed, one(parity=Parity(kind="semantics", verdict="not_comparable")))], ("python", "train.py"))
     assert found.proved
-    assert found.changes == ("DataLoader(..., batch_size=...)  # batch-size=x2", "export K=V")
+    assert found.changes == (f"{FIX_BY_ID['batch-size'].change}  # batch-size=x2", "export K=V")

@@ -22,7 +22,7 @@ class FakeReport:
     def __init__(self, data: Any = None) -> None:
         self.data = data
 
-    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str = "") -> str:
+    def text(self, width: int | None = None, top: int = 10, color: bool = False, everything: bool = False, script: str | None = "") -> str:
         given = [f"width={width}", f"top={top}", f"color={color}", *["everything"] * everything, *[f"script={script}"] * bool(script)]
         return f"text {' '.join(given)}\n"
 

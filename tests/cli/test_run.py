@@ -20,8 +20,9 @@ import pytest
 from gpudiag.api.run import Ran, command_of
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.unmodified.plan import Entry
-from gpudiag.cli.run import _end_of_module, _speaks, _tell
+from gpudiag.cli.run import _end_of_module, _fixes, _speaks, _tell
 from gpudiag.errors import InputError
+from gpudiag.model.experiment import FixCall
 
 AWKWARD = Path(__file__).parents[1] / "awkward"
 GPUDIAG = [sys.executable, "-m", "gpudiag", "run"]
@@ -80,7 +81,8 @@ def test_the_exit_code_is_the_script_s_own(tmp_path: Path, code: str, expected: 
     done = run(write(tmp_path, code), cwd=tmp_path)
     assert done.returncode == expected
     assert done.stdout == ""
-    assert "nothing was recorded: no Python of the command" in done.stderr
+    why = f"the script ended with exit code {expected} before a training step" if expected else "no Python of the command"
+    assert f"gpudiag: nothing was recorded: {why}" in done.stderr
 
 
 def test_a_script_sees_the_process_that_it_would_see_without(tmp_path: Path) -> None:
@@ -219,6 +221,19 @@ def test_scripts_and_programs_are_told_apart(tmp_path: Path, monkeypatch: pytest
         command_of(["no_suffix"])
 
 
+def test_fixes_by_name_are_applied_beside_those_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "recipe.toml").write_text('schema = 1\n[[fix]]\nid = "tf32"\n')
+    assert _fixes(None, [], []) == ()
+    assert _fixes(str(tmp_path / "recipe.toml"), ["bf16", "batch-size=x2"], []) == (
+        FixCall("tf32"), FixCall("bf16"), FixCall("batch-size", "x2"),
+    )  # fmt: skip
+    assert capsys.readouterr().err == "gpudiag: fixes: tf32, bf16, batch-size=x2\n"
+    with pytest.raises(InputError, match="bf16 and fp16 cannot be combined"):
+        _fixes(None, ["bf16", "fp16"], [])
+    with pytest.raises(InputError, match="b16"):
+        _fixes(None, ["b16"], [])
+
+
 # -- what is said afterwards --------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +338,7 @@ def test_the_report_follows_on_stderr_and_lies_in_the_bundle(tmp_path: Path) -> 
     assert f"gpudiag: the recording is runs/{folder.name}; the page is runs/{folder.name}/report.html\n" in done.stderr
     assert "\nWhere a step goes\n" in done.stderr
     assert {"report.html", "report.json"} <= {path.name for path in folder.iterdir()}
+    assert done.stderr.count("gpudiag ab ") <= 1  # what a report asks to measure, once
     assert "USDT" not in done.stderr
 
 

@@ -67,3 +67,18 @@ def test_this_machines_cache_is_at_least_its_l1() -> None:
     size = cpu.last_level_cache_bytes()
     assert size is not None
     assert size >= 16 * 2**10 * len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "bf16", "fp16"),
+    [
+        ("flags\t\t: fpu f16c avx512f avx512_bf16 amx_tile\n", True, False),
+        ("flags\t\t: fpu f16c avx2\n", False, False),
+        ("Features\t: fp asimd asimdhp bf16\n", True, True),
+        ("cpu\t\t: POWER9\n", None, None),
+    ],
+)
+def test_which_low_types_a_cpu_computes_in(tmp_path: Path, text: str, bf16: bool | None, fp16: bool | None) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    assert [cpu.computes_in(dtype, tmp_path / "cpuinfo") for dtype in ("bfloat16", "float16")] == [bf16, fp16]
+    assert cpu.computes_in("bfloat16", tmp_path / "missing") is None

@@ -45,3 +45,14 @@ def test_places_with_next_to_none_of_the_time_are_not_shown() -> None:
     finding = msgspec.structs.replace(sample.finding(), where=where)
     assert [place.what for place in chosen.places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
     assert [place.what for place in chosen.places(finding, sample.report(), 2)] == ["first"]
+
+
+def test_why_a_larger_gain_stands_behind_a_smaller_one_is_said_where_it_does() -> None:
+    def shown(*findings: tuple[float, str]) -> str:
+        made = [msgspec.structs.replace(_with(share, f"A-0{at}"), severity=severity) for at, (share, severity) in enumerate(findings)]
+        return chosen.on_gains(sample.report(findings=tuple(made)))
+
+    assert shown((0.3, "warning")) == ""
+    assert shown((0.3, "warning"), (0.2, "info")) == chosen.NO_SUM
+    assert shown((0.2, "critical"), (0.3, "info")) == f"{chosen.NO_SUM} {chosen.ORDER}"
+    assert shown((0.3, "warning"), (0.1, "warning"), (0.2, "info")) == f"{chosen.NO_SUM} {chosen.ORDER}"

@@ -23,3 +23,4 @@ def test_the_command_of_the_report_names_the_recorded_script_or_what_stands_for_
     report = sample.report(findings=(sample.finding(fixes=("bf16",)),))
     assert "gpudiag ab --fix bf16 train.py ARGS" in text.render(report)
     assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in text.render(report, script="finetune.py --lr 1")
+    assert "gpudiag ab" not in text.render(report, script=None)

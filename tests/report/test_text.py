@@ -95,7 +95,7 @@ def test_a_weak_measurement_stands_in_trust_and_an_invalid_one_first() -> None:
     plain = text.render(sample.report(findings=(sample.finding(), weak)))
     assert "The recording distorts" not in plain
     assert plain.index("How far to trust this") < plain.index("Steps analysed: 1.")
-    assert "No rule fired" in text.render(sample.report(findings=(weak,)))
+    assert "No cause that is worth changing" in text.render(sample.report(findings=(weak,)))
     assert "1. The recording distorts  critical  EFF-03" in text.render(sample.report(findings=(measured, sample.finding())))
 
 
@@ -150,7 +150,7 @@ def test_a_finding_shows_ceiling_and_code_change() -> None:
 
 def test_a_report_without_findings_says_what_was_judged() -> None:
     plain = " ".join(text.render(REPORTS["nothing found"]).split())
-    assert "No rule fired: none found a cause" in plain
+    assert "No cause that is worth changing was found among what could be judged" in plain
     assert "1 could not be judged" in plain
     assert "no attention op was recorded" in plain
 

@@ -146,6 +146,9 @@ def test_idle_time_without_causes_says_what_to_record() -> None:
     assert words.idle_note(sample.report(breakdown=split)).startswith("For 20 % of a step nothing that was recorded tells why the GPU was")
     bundle = msgspec.structs.replace(sample.report().source, kind="bundle")  # gpudiag.profile made it: to advise that again helps nobody
     assert "gpudiag.profile" not in words.idle_note(sample.report(breakdown=split, source=bundle))
+    stacks = msgspec.structs.replace(sample.report().trust, site_match_share=0.9)
+    assert "Python stacks" in words.idle_note(sample.report(breakdown=split))
+    assert "Python stacks" not in words.idle_note(sample.report(breakdown=split, trust=stacks))
     little = sample.breakdown({"compute": 200, "idle_unexplained": 20, "idle_launch": 80})
     assert words.idle_note(sample.report(breakdown=little)) == ""
 

@@ -169,3 +169,11 @@ def test_giving_up_half_way_leaves_no_thread_behind(tmp_path: Path) -> None:
     assert any(thread.name.startswith("gpudiag-read") for thread in threading.enumerate())
     blocks.close()
     assert not any(thread.name.startswith("gpudiag-read") for thread in threading.enumerate())
+
+
+def test_what_to_do_about_a_pipe_is_said(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("-", str(tmp_path / "pipe")):
+        with pytest.raises(InputError) as refused:
+            source.open_bytes(path)
+        assert refused.value.hint.endswith("write what comes from a pipe into a file first")

@@ -52,8 +52,11 @@ def device_events(seen: Seen) -> Check:
         fix = "record a training with torch.profiler alone, and look for kernels"
         return unknown("kernels in recordings", seen.torch.why("profile"), fix, "gpu")
     costs = "recordings hold no kernel: what the GPU did stays unknown"
-    fix = "end other profilers on this GPU (DCGM profiling, Nsight); in a container allow CUPTI: docker run --cap-add SYS_ADMIN"
-    return missing("kernels in recordings", "none in a test recording (CUPTI gave no event)", costs, fix, "gpu")
+    others, library, allow = ("DCGM profiling, Nsight", "CUPTI", "allow CUPTI: docker run --cap-add SYS_ADMIN")
+    if not seen.nvidia:
+        others, library, allow = ("rocprof", "roctracer", "hand the GPU over: docker run --device=/dev/kfd --device=/dev/dri")
+    fix = f"end other profilers on this GPU ({others}); in a container {allow}; with KINETO_LOG_LEVEL=1 a recording says why"
+    return missing("kernels in recordings", f"none in a test recording ({library} gave no event)", costs, fix, "gpu")
 
 
 def telemetry(seen: Seen) -> Check:
@@ -69,7 +72,7 @@ def telemetry(seen: Seen) -> Check:
         return idle("telemetry", _NO_GPU)
     costs = "no clocks, power, temperature or throttling beside the steps; peaks are taken at the boost clock"
     if version("nvidia-ml-py") is None:
-        return missing("telemetry", "nvidia-ml-py is not installed", costs, "pip install gpudiag[train]", "telemetry")
+        return missing("telemetry", "nvidia-ml-py is not installed", costs, "pip install 'gpudiag[train]'", "telemetry")
     driver = seen.nvml.get("nvml", "driver")
     if driver is None:
         fix = "nvidia-smi must work; in a container: NVIDIA_DRIVER_CAPABILITIES=all"
@@ -102,7 +105,7 @@ def mode(seen: Seen) -> Check:
     """Return whether the GPU is cut into parts, or sleeps between programs."""
     devices = seen.nvml.get("counters", "devices")
     if not devices:
-        return idle("GPU mode", "NVML says nothing")
+        return idle("GPU mode", "NVML says nothing" if seen.nvidia else "no driver of NVIDIA")
     if any(device["mig"] for device in devices):
         costs = "power, clocks and temperature are those of the whole board, which others share"
         return limited("GPU mode", "MIG is on", costs, "measure on a whole GPU where figures must be exact")

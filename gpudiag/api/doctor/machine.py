@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpudiag.api.doctor.check import Check, idle, limited, ok, unknown
+from gpudiag.api.doctor.check import Check, idle, limited, ok
 from gpudiag.api.doctor.seen import Seen
 from gpudiag.units import format_bytes
 
@@ -33,7 +33,8 @@ def processors(seen: Seen) -> Check:
         + (f"; torch uses {threads} threads" if threads else "")
     )
     if threads and threads > granted + 0.5:
-        costs = "more threads than cores: the container is halted for parts of each 100 ms, and every host time scatters"
+        halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
+        costs = f"more threads than cores: {halts}, and every host time scatters"
         return limited("processors", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
     return ok("processors", told)
 
@@ -91,7 +92,7 @@ def frequency(seen: Seen) -> Check:
     """Return what decides about the frequency of the cores."""
     governor = seen.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if not governor:
-        return idle("CPU frequency", "the system does not tell (a virtual machine)")
+        return idle("CPU frequency", "the system does not tell, as in a virtual machine")
     turbo = ", turbo off" if seen.number("/sys/devices/system/cpu/intel_pstate/no_turbo") == 1 else ""
     if governor == "performance":
         return ok("CPU frequency", f"governor {governor}{turbo}")
@@ -124,7 +125,7 @@ def tracing(seen: Seen) -> Check:
     """Return whether debuggers and perf may look into a process; gpudiag needs neither."""
     scope, perf = seen.number("/proc/sys/kernel/yama/ptrace_scope"), seen.number("/proc/sys/kernel/perf_event_paranoid")
     if scope is None and perf is None:
-        return unknown("debuggers", "the system does not tell who may use them")
+        return idle("debuggers", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")
     told = f"ptrace_scope {'not there' if scope is None else scope}, perf_event_paranoid {'not there' if perf is None else perf}"
     if scope is not None and scope >= 2:
         return limited(

@@ -89,9 +89,9 @@ def training_tools(_: Seen) -> Check:
     lacking = [name for name in ("scipy", "nvtx") if version(name) is None]
     if "scipy" in lacking:
         costs = "gpudiag ab has no statistics" + ("; recordings have no NVTX ranges" if "nvtx" in lacking else "")
-        return missing("experiments", f"{' and '.join(lacking)} not installed", costs, "pip install gpudiag[train]", "train")
+        return missing("experiments", f"{' and '.join(lacking)} not installed", costs, "pip install 'gpudiag[train]'", "train")
     if lacking:
-        return limited("experiments", "nvtx is not installed", "steps have no ranges in Nsight Systems", "pip install gpudiag[train]")
+        return limited("experiments", "nvtx is not installed", "steps have no ranges in Nsight Systems", "pip install 'gpudiag[train]'")
     return ok("experiments", f"scipy {version('scipy')}, nvtx {version('nvtx')}")
 
 
@@ -195,5 +195,5 @@ def cluster(_: Seen) -> Check:
 def _extra(name: Literal["dashboard", "cluster"], packages: tuple[str, ...], costs: str) -> Check:
     lacking = [package for package in packages if version(package) is None]
     if lacking:
-        return missing(name, f"{' and '.join(lacking)} not installed", costs, f"pip install gpudiag[{name}]", name)
+        return missing(name, f"{' and '.join(lacking)} not installed", costs, f"pip install 'gpudiag[{name}]'", name)
     return ok(name, ", ".join(f"{package} {version(package)}" for package in packages))

@@ -71,7 +71,8 @@ def calibration(seen: Seen) -> Check:
         costs = "a CPU is measured after the first recording; rooflines of a GPU take the datasheet's peaks"
         return limited("measured peaks", "none of this device and torch", costs, "gpudiag calibrate (about a minute)")
     days = max(0, int((time.time() - at) // _DAY_S))
-    told = f"{days} day{'s' if days != 1 else ''} old"
+    ago = "today" if days == 0 else f"{days} day{'s' if days > 1 else ''} ago"
+    told = f"of this device, measured {ago}"
     if days > OLD_DAYS:
         return limited("measured peaks", told, "driver and libraries may have changed since", "gpudiag calibrate")
     return ok("measured peaks", told)

@@ -8,9 +8,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.quiet import keep_quiet
 from gpudiag.capture.unmodified.boundary import Boundary
 from gpudiag.capture.unmodified.plan import Plan, tell
-from gpudiag.capture.unmodified.quiet import keep_quiet
 from gpudiag.capture.unmodified.sentinel import Sentinel
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Driver(Part):
         from torch import amp
 
         self.events = context.events
-        keep_quiet(context.patches)
+        keep_quiet(context.patches, errors_too=True)
         if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
             context.patches.wrap(amp.GradScaler, "step", self._scaled)
 

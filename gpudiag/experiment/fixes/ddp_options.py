@@ -65,7 +65,7 @@ def _read(value: str | None) -> dict[str, Any]:
     wanted: dict[str, Any] = {}
     for word in (value if value is not None else f"bucket={BUCKET_MIB},view,static").split(","):
         name, _, number = word.partition("=")
-        if name == "bucket" and number.isascii() and number.isdigit() and int(number) > 0:
+        if name == "bucket" and number.isascii() and number.isdigit() and len(number) < 10 and int(number) > 0:
             wanted["bucket_cap_mb"] = int(number)
         elif word == "view":
             wanted["gradient_as_bucket_view"] = True

@@ -11,6 +11,9 @@ from gpudiag.experiment.fixes.values import whole
 MOST_BY_DEFAULT = 4
 """Workers without a value of one's own: enough to hide most loaders, few enough for any machine."""
 
+MOST = 1024
+"""Workers that can be asked for: four times the cores of the largest hosts. A recipe of unknown origin starts no million processes."""
+
 _WITH_WORKERS = ("prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
 """Arguments that a DataLoader without workers refuses."""
 
@@ -23,7 +26,7 @@ class LoaderWorkers(LoaderArgument):
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self._workers = whole(self.id, value, 0)
+        self._workers = whole(self.id, value, 0, MOST)
 
     def change(self, made: Made, arguments: dict[str, Any]) -> str:
         """Set the number of workers, but where a stream would be read once by each of them."""

@@ -79,7 +79,7 @@ class _CarefulSite(Site):
     def _say(self, text: str) -> None:
         if text not in self.refused:
             self.refused.append(text)
-            tell(self._plan, "warned", f"recipe: a change was not made: {text}")
+            tell(self._plan, "warned", f"fix: a change was not made: {text}")
 
 
 def put_in_place(plan: RecordPlan) -> Applied | None:
@@ -92,7 +92,7 @@ def put_in_place(plan: RecordPlan) -> Applied | None:
         applied.site = _CarefulSite(applied.site.patches, plan.plan)
         applied.install()
     except Exception as error:  # noqa: BLE001 - the training run comes first
-        tell(plan.plan, "warned", f"recipe: not applied: {type(error).__name__}: {error}")
+        tell(plan.plan, "warned", f"fix: not applied: {type(error).__name__}: {error}")
         return None
     return applied
 
@@ -101,7 +101,7 @@ def tell_evidence(plan: RecordPlan, applied: Applied) -> None:
     """Say of each fix what shows that it is in effect, or that nothing does."""
     for row in applied.evidence():
         shown = f"in effect: {row.found}" if row.found else f"not in effect: {row.reason}"
-        tell(plan.plan, "warned", f"recipe: {row.fix} {shown}")
+        tell(plan.plan, "warned", f"fix: {row.fix} {shown}")
 
 
 class _Counted:

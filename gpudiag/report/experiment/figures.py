@@ -26,7 +26,9 @@ _LEAST = math.log(1.02)
 """The axis shows 2 % to both sides of 1 at least."""
 _BEYOND = math.log(1.5)
 """Ends of intervals and promises further than this beyond the largest effect are cut."""
-_STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+_WIDEST = math.log(1000)
+"""The axis ends at a thousandfold: no change of a training comes near, and a file of unknown origin may claim any ratio."""
+_STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 _MOST_TICKS = 8
 _LONGEST = 60
 MOST_ROWS = 60
@@ -43,8 +45,12 @@ def intervals(outcomes: Sequence[Outcome]) -> Figure | None:
 
 
 def pair_ratios(pairs: Sequence[Pair]) -> list[float]:
-    """Return the ratio of each pair: the median of its blocks, as in the verdict. A pair without a block with steps has none."""
-    return [math.exp(ratio) for pair in pairs if (ratio := pair_log_ratio(pair)) is not None]
+    """Return the ratio of each pair, within a thousandfold: the median of its blocks, as in the verdict. Without steps it has none."""
+    return [math.exp(_bounded(ratio)) for pair in pairs if (ratio := pair_log_ratio(pair)) is not None]
+
+
+def _bounded(log_ratio: float) -> float:
+    return min(max(log_ratio, -_WIDEST), _WIDEST)
 
 
 def _middles(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
@@ -143,7 +149,7 @@ def _layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
 
 def _span(drawn: Sequence[Outcome]) -> tuple[float, float]:
     """Return the ends of the axis: it holds all ratios, and of intervals and promises what does not make them small."""
-    middles = [math.log(_of(found)) for found in drawn]
+    middles = [_bounded(math.log(_of(found))) for found in drawn]
     most = max(map(abs, middles)) + _BEYOND
     ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
     promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]

@@ -17,6 +17,9 @@ from gpudiag.units import format_bytes, format_ns, format_share
 AS_IS = "the program as it is"
 BUNDLE = "BUNDLE"
 """In place of a bundle that is not known."""
+PROGRAM = "train.py ARGS"
+"""In place of a program that is not known, or too long to stand in a sentence."""
+_LONGEST_PROGRAM = 150
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _SHORT_S = 90
@@ -128,7 +131,24 @@ def leads(data: ExperimentData, bundle: str = "") -> list[str]:
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
     count = len(seconds)
     took = f"{count} experiment{'' if count == 1 else 's'} in {duration(sum(seconds))}." if seconds else ""
-    return [text for text in (*([] if data.complete else [resume]), took, *map(words.brief, data.notes)) if text]
+    slower = [_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and words.is_proof(found)]
+    return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(words.brief, data.notes)) if text]
+
+
+def _slower(found: Outcome, baseline: Baseline | None) -> str:
+    """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
+    what = words.name(found)
+    if known := words.known_reason(found):
+        return f"One reason why {what} is slower: {known}."
+    calls = found.fix.split("+")
+    if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
+        return f"Why {what} is slower was not looked for."
+    fixes, program = " ".join(f"--fix {_shown(call)}" for call in calls), _program(baseline)
+    program = program if len(program) <= _LONGEST_PROGRAM else PROGRAM
+    return (
+        f"Why {what} is slower was not looked for; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
+        f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -201,12 +221,16 @@ def further(recipe: Recipe) -> list[str]:
 
 def as_it_is(data: ExperimentData, bundle: str = "") -> str:
     """Return how the program is run with the recipe in `bundle` and without a change of its code, '' where that cannot be done."""
-    recipe, command = data.recipe, data.baseline.command if data.baseline else ()
+    recipe = data.recipe
     if not recipe.proved or not recipe.fixes or further(recipe):
         return ""
-    words_of = command[1:] if command and _PYTHON.match(command[0]) else command  # `gpudiag run` starts Python by itself
-    program = " ".join(map(_shown, words_of)) or "train.py ARGS"
-    return f"Without a change of the code: gpudiag run --recipe {_shown(f'{bundle or BUNDLE}/recipe.toml')} {program}"
+    return f"Without a change of the code: gpudiag run --recipe {_shown(f'{bundle or BUNDLE}/recipe.toml')} {_program(data.baseline)}"
+
+
+def _program(baseline: Baseline | None) -> str:
+    """Return the program and its arguments as words of a `gpudiag run`, which starts Python by itself."""
+    command = baseline.command if baseline else ()
+    return " ".join(map(_shown, command[1:] if command and _PYTHON.match(command[0]) else command)) or PROGRAM
 
 
 def _shown(path: str) -> str:

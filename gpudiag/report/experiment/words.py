@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpudiag.model.experiment import Outcome, Parity, Verdict
+from gpudiag.model.experiment import NO_INSTRUCTIONS, Outcome, Parity, Verdict
 
 Interval = tuple[float, float]
 
@@ -260,6 +260,12 @@ def why(outcome: Outcome) -> str:
     note = brief(outcome.notes[0]) if outcome.notes else ""
     told = [text for text in ("" if known in note or (note and outcome.reason == "timeout") else known, note) if text]  # it says which time
     return ": ".join(told) or "the reason was not kept"
+
+
+def known_reason(outcome: Outcome) -> str:
+    """Return the reason for a slower change that its evidence holds, '' where it holds none."""
+    parts = (part for said in outcome.evidence for part in said.split("; "))
+    return next((part[part.index(NO_INSTRUCTIONS) :] for part in parts if NO_INSTRUCTIONS in part), "")
 
 
 def notes(outcome: Outcome) -> list[str]:

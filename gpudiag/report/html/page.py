@@ -44,7 +44,7 @@ def context(report: ReportData) -> dict[str, Any]:
         "findings": cards.cards(report),
         "program": cards.PROGRAM,
         "matter_most": cards.in_full(report),
-        "no_sum": chosen.no_sum(report),
+        "on_gains": chosen.on_gains(report),
         "nothing_found": prose(words.nothing_found(report)),
         "gauges": _gauges(report),
         "trust": [(topic, prose(text)) for topic, text in (*trust.trust_lines(report), *_notes(report))],

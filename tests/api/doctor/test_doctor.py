@@ -117,6 +117,9 @@ def test_recordings_without_kernels_fail(tmp_path: Path) -> None:
     found = gpu.device_events(_seen(tmp_path, _with(TORCH, "profile", device_events=0), NVML, NVIDIA))
     assert (found.status, found.needs) == ("missing", ("gpu",))
     assert "CUPTI" in found.found
+    amd = _seen(tmp_path / "amd", _with(TORCH, "profile", device_events=0), files={"/dev/kfd": ""})
+    assert "roctracer" in gpu.device_events(amd).found
+    assert "CUPTI" not in gpu.device_events(amd).fix
 
 
 def _telemetry(seen: Seen) -> tuple[str, str]:
@@ -151,6 +154,9 @@ def test_more_threads_than_the_container_grants(tmp_path: Path) -> None:
         assert found.status == "limited"
         assert f"the container grants {granted:g}" in found.found
         assert f"OMP_NUM_THREADS={max(1, int(granted))}" in found.fix
+    bare = machine.processors(_seen(tmp_path / "bare", _with(TORCH, "versions", threads=10_000)))
+    assert bare.status == "limited"
+    assert "container" not in bare.costs
     few = _with(TORCH, "versions", threads=1)
     for text in ("max 100000", "", "nonsense", "-1 0"):
         assert machine.processors(_seen(tmp_path / "free", few, files={"/sys/fs/cgroup/cpu.max": text})).status == "ok"
@@ -180,7 +186,7 @@ CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
         (machine.numa, {"/sys/devices/system/node/online": "0-1\n"}, "ok", "nodes 0-1"),
         (machine.tracing, {"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, "limited", "ptrace_scope 3"),
         (machine.tracing, {"/proc/sys/kernel/perf_event_paranoid": "-1\n"}, "ok", "perf_event_paranoid -1"),
-        (machine.tracing, {}, "unknown", "does not tell"),
+        (machine.tracing, {}, "not applicable", "does not tell"),
         (machine.memory, {"/sys/fs/cgroup/memory.max": "1000000\n"}, "ok", "granted to the container"),
         (machine.memory, {"/sys/fs/cgroup/memory.max": "max\n"}, "ok", "GB"),
     ],
@@ -226,7 +232,7 @@ def test_peaks_that_were_measured_have_an_age(tmp_path: Path, monkeypatch: pytes
     device = Device(id="x", name="x", kind="gpu", provenance="measured", source="")
     key = cache_key(Machine(**MACHINE), threads=8, gpu="NVIDIA H100 80GB HBM3")  # type: ignore[arg-type]
     store_cached(device, key)
-    assert storage.calibration(seen).found == "0 days old"
+    assert storage.calibration(seen).found == "of this device, measured today"
     assert storage.calibration(_seen(tmp_path)).status == "unknown"
 
 

@@ -155,6 +155,13 @@ def test_a_python_without_gpudiag_runs_the_script_as_ever(tmp_path: Path) -> Non
     assert python("-c", code, cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == "ran\n"
 
 
+def test_a_script_called_gpudiag_runs_once(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    script = tmp_path / "gpudiag.py"
+    script.write_text("import torch; print('ran')")
+    assert python(script, cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == "ran\n"
+
+
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E"])
 def test_pythons_that_cannot_be_watched_are_not_disturbed(tmp_path: Path, flag: str) -> None:
     assert python(flag, "-c", "print('ran')", cwd=tmp_path, plan=Plan(str(tmp_path / "run"))) == "ran\n"

@@ -13,8 +13,9 @@ from applied_fixes import applied
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.capture.patches import Patches  # noqa: E402
+from gpudiag.experiment.fixes import autocast  # noqa: E402
 from gpudiag.experiment.trial.applied import Applied  # noqa: E402
-from gpudiag.model.experiment import FixCall  # noqa: E402
+from gpudiag.model.experiment import NO_INSTRUCTIONS, FixCall  # noqa: E402
 
 nn = torch.nn
 X = torch.linspace(-1, 1, 512).reshape(16, 32)
@@ -75,7 +76,16 @@ def test_products_are_low_outputs_are_float32_and_the_loss_is_near(fix: str, dty
     assert after != before
     assert after == pytest.approx(before, rel=0.03)
     assert f"{str(dtype).removeprefix('torch.')} tensors in the forward pass of Net" in shown.found
-    assert int(shown.found.split()[0]) > 4
+    assert int(shown.found.split()[0]) >= 3  # two products and what lies between them at least
+
+
+@pytest.mark.parametrize(("computes", "told"), [(False, True), (True, False), (None, False)])
+def test_a_cpu_without_instructions_for_the_type_is_told(monkeypatch: pytest.MonkeyPatch, computes: bool | None, told: bool) -> None:
+    monkeypatch.setattr(autocast, "computes_in", lambda dtype: computes)
+    with applied("bf16") as evidence:
+        Net()(X).sum().backward()
+        shown = evidence()
+    assert shown.found.endswith(f"; {NO_INSTRUCTIONS} bfloat16") == told
 
 
 @pytest.mark.parametrize(

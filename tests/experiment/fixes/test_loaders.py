@@ -181,8 +181,12 @@ def test_a_size_that_is_none_is_refused(call: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "call", ["loader-workers=many", "loader-workers=-1", "loader-prefetch=0", "loader-prefetch=2.5", "loader-workers="]
-)
+    "call",
+    [
+        "loader-workers=many", "loader-workers=-1", "loader-prefetch=0", "loader-prefetch=2.5", "loader-workers=",
+        "loader-workers=1025", f"loader-prefetch={'9' * 5000}",
+    ],
+)  # fmt: skip
 def test_a_number_that_is_none_is_refused(call: str) -> None:
     name, _, value = call.partition("=")
     with pytest.raises(InputError, match=f"{name} takes a whole number from"):

@@ -41,7 +41,7 @@ def test_what_a_fix_refuses_or_fails_at_is_told_once_and_the_program_goes_on(pla
     for _ in range(3):
         site.found_root("module")
         site.made_optimizer("optimizer")
-    assert said(plan) == ["recipe: a change was not made: no convolution in it", "recipe: a change was not made: KeyError: 'weight'"]
+    assert said(plan) == ["fix: a change was not made: no convolution in it", "fix: a change was not made: KeyError: 'weight'"]
     assert seen == ["module", "optimizer"] * 3
     assert (len(site.roots), len(site.optimizers)) == (3, 3)
 
@@ -64,9 +64,9 @@ class Shown(Applier):
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("1", "recipe: fused-optimizer=1 in effect: fused=True"),
-        (None, "recipe: fused-optimizer not in effect: nothing was fused"),
-        ("broken", "recipe: not applied: RuntimeError: broken"),
+        ("1", "fix: fused-optimizer=1 in effect: fused=True"),
+        (None, "fix: fused-optimizer not in effect: nothing was fused"),
+        ("broken", "fix: not applied: RuntimeError: broken"),
     ],
 )
 def test_each_fix_says_what_it_has_to_show(plan: RecordPlan, monkeypatch: pytest.MonkeyPatch, value: str | None, expected: str) -> None:

@@ -13,6 +13,7 @@ import report_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.model.experiment import Pair
 from gpudiag.report.experiment.figures import intervals, pair_ratios, ticks
 
 
@@ -43,12 +44,23 @@ def test_the_ratio_of_a_pair_is_the_median_of_its_blocks() -> None:
     assert pair_ratios([made.pair(1.5)]) == pytest.approx([1.5])  # the disturbed block has no say
     empty = made.pair(1.5, blocks=0)
     assert pair_ratios([empty]) == []
+    far = (Pair((1e-300,), (1e300,), "samples"), Pair((1e300,), (1e-300,), "samples"), Pair((1e-9,), (1.0,), "samples"))
+    assert pair_ratios(far) == pytest.approx([1000])
 
 
 def test_a_promise_far_away_does_not_make_the_intervals_small() -> None:
     figure = intervals((made.outcome(ratio=1.05, interval=(1.03, 1.07), ceiling_share=0.9, measured=()),))
     assert figure is not None
     assert 10 ** figure["layout"]["xaxis"]["range"][1] < 2
+
+
+@pytest.mark.parametrize("ratio", [1e-300, 1e-9, 5e5, 1e12, 1e300])
+def test_a_ratio_that_no_training_has_costs_neither_time_nor_memory(ratio: float) -> None:
+    figure = intervals((made.outcome(ratio=ratio, interval=(ratio / 2, ratio * 2), ceiling_share=1 - 2**-53), made.outcome()))
+    assert figure is not None
+    axis = figure["layout"]["xaxis"]
+    assert len(axis["tickvals"]) <= 10
+    assert -4 < axis["range"][0] < 0 < axis["range"][1] < 4
 
 
 def test_the_rows_are_named_from_top_to_bottom_and_names_are_escaped() -> None:
@@ -65,7 +77,7 @@ def test_without_a_ratio_there_is_no_chart() -> None:
     assert intervals(()) is None
 
 
-@given(st.floats(0.05, 0.98), st.floats(1.02, 40))
+@given(st.floats(0.0006, 0.98), st.floats(1.02, 1700))
 def test_ticks_are_few_round_and_hold_1(low: float, high: float) -> None:
     found = ticks(low, high)
     assert 1.0 in found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import outcomes as made
 import pytest
 
-from gpudiag.model.experiment import ExperimentData, FixCall, Parity, Recipe
+from gpudiag.model.experiment import NO_INSTRUCTIONS, ExperimentData, FixCall, Parity, Recipe
 from gpudiag.report.experiment import summary
 
 
@@ -75,6 +75,20 @@ def test_what_is_missing_stands_beside_the_headline() -> None:
     assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
     assert "--resume BUNDLE goes on" in summary.leads(data)[0]
     assert summary.leads(ExperimentData()) == []
+
+
+def test_why_a_change_is_slower_is_told_where_its_evidence_does_and_else_how_to_see_it() -> None:
+    def told(fix: str, **changes: object) -> str:
+        found = made.plain(fix, **({"verdict": "slower", "ratio": 0.8, "interval": (0.7, 0.9), "pairs": 4} | changes))
+        return " ".join(summary.leads(made.experiments(experiments=(found,), notes=(), complete=True)))
+
+    shown = told("bf16", evidence=(f"bf16: 9 bfloat16 tensors in the forward pass of Net; {NO_INSTRUCTIONS} bfloat16",))
+    assert shown == "One reason why bf16 is slower: this processor has no instructions for products in bfloat16."
+    looked = told("bf16+batch-size=x2")
+    assert looked.startswith("Why bf16+batch-size=x2 is slower was not looked for; two recordings show which ops changed: gpudiag run -o ")
+    assert "; gpudiag run -o runs/after --fix bf16 --fix batch-size=x2 train.py --name 'a b'; gpudiag compare runs/before " in looked
+    assert told("accumulation=2") == "Why accumulation=2 is slower was not looked for."  # `gpudiag run` cannot apply it
+    assert told("bf16", verdict="inconclusive") == told("bf16", screening=True) == told("bf16", over="blocks") == ""
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0.4 s"), (85, "85 s"), (200, "3 min 20 s"), (3_900, "1 h 05 min")])
