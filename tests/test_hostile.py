@@ -155,12 +155,14 @@ def test_a_bundle_with_a_fault_is_refused_in_one_line(report: Run, tmp_path: Pat
         {"peaks": {"fp32": 0.0}, "bandwidth_byte_per_s": 0.0},
         {"peaks": {"fp32": -1.0, "tf32": 1e-300}, "bandwidth_byte_per_s": -5.0, "launch_floor_ns": -1.0},
         {"peaks": {}, "bandwidth_byte_per_s": 1e308, "cache_bytes": -1, "cache_bandwidth_byte_per_s": 0.0, "sm_count": 0},
+        {"peaks": {"fp32": 1e-300}, "bandwidth_byte_per_s": 1e300},
     ],
 )
 def test_a_manifest_with_impossible_peaks_costs_no_report(report: Run, tmp_path: Path, peaks: dict[str, Any]) -> None:
     device = {"id": "x", "name": "x", "kind": "gpu", "provenance": "measured", "source": "x", **peaks}
-    result = report(bundle(tmp_path / "bundle", peaks=device))
+    result = report(bundle(tmp_path / "bundle", peaks=device), "-o", tmp_path / "page.html")
     assert result.code == 0, result.err
+    assert "beyond what devices have: they are not used" in result.out
 
 
 def test_a_bad_file_among_the_ranks_costs_only_its_rank(report: Run, tmp_path: Path) -> None:

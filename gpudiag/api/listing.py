@@ -114,9 +114,12 @@ class Lister:
         """Return what is known of one recording; None where the file turns out to be something else, or is gone."""
         name = path.relative_to(self.root).as_posix()
         try:
+            name.encode("utf-8")
             if not path.is_dir():
                 return self._trace(path, name)
             return self._bundle(path, name) if is_bundle(path) else self._folder(path, name)
+        except UnicodeEncodeError:  # no address of a page could name it
+            return Entry(name, "trace", "unreadable", note="its name is no valid UTF-8: rename it")
         except OSError as error:
             return Entry(name, "trace", "unreadable", note=f"cannot be read ({error.strerror})")
 

@@ -156,12 +156,15 @@ def nothing_because(ran: Ran) -> str:
         return f"the recording failed: {failed[0].text}"
     if ran.told("aside"):
         return "the script records itself with gpudiag.profile: the bundle is where that put it"
+    if ran.exit_code:
+        return f"nothing was recorded: the script ended with exit code {ran.exit_code} before a training step was seen"
     if ran.told("torch"):
         why = "torch was imported, but no backward pass and no optimizer step was seen"
         return f"nothing was recorded: {why} (in a loop without them, such as inference, call gpudiag.step() after each batch)"
     return (
         "nothing was recorded: no Python of the command that has gpudiag installed imported torch, or it was kept from being watched "
-        "(python -S, -I and -E ignore PYTHONPATH; so does a process that is started with an environment or a PYTHONPATH of its own)"
+        "(python -S, -I and -E ignore PYTHONPATH; so does a process that is started with an environment or a PYTHONPATH of its own; "
+        "a gpudiag.py beside the script hides gpudiag)"
     )
 
 

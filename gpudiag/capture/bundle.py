@@ -25,8 +25,13 @@ MAX_INDUCTOR_BYTES = 64 << 20
 MAX_RANKS = 256
 """Ranks whose steps are compared; more would take seconds to read and tell nothing new."""
 
+UNBELIEVABLE = "the measured peaks of the manifest are beyond what devices have: they are not used"
+
 _REQUIRED = ("step", "start_unix_ns", "wall_ns", "t_ns", "kind", "name")
 """Columns that every segment has; others came with later versions, or are not known on every device."""
+
+_FIRST_NS, _LAST_NS = -(2**61), 2**62
+"""Unix times of the years 1896 and 2116: no clock tells others, and differences of these fit into 64 bits."""
 
 MAX_SEGMENT_BYTES = 256 << 20
 """Ten minutes of a thousand steps a second take some 100 MB."""
@@ -142,6 +147,13 @@ def read_manifest(path: Path) -> Manifest:
         raise InputError(f"{path}: not the manifest of a bundle ({_fault(error)})", "give a bundle written by gpudiag") from None
 
 
+def _believed(manifest: Manifest) -> Manifest:
+    """Return `manifest`, without peaks that no device has."""
+    if manifest.peaks is None or manifest.peaks.believable:
+        return manifest
+    return msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
+
+
 def _fault(error: Exception) -> str:
     """Return where the fault is, without what stands there: msgspec's own message may quote a value of the file."""
     place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
@@ -153,7 +165,9 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
     try:
         found = decode(read_file(path, MAX_SEGMENT_BYTES))
         optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
-        return found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
+        frame = found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
+        times = [pl.col(name).is_between(_FIRST_NS, _LAST_NS).all() for name in schema if name.endswith("_ns")]
+        return frame if all(frame.select(times).row(0)) else None
     except (pl.exceptions.PolarsError, NotASegmentError, OSError):
         return None
 
@@ -203,7 +217,7 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
-    manifest = read_manifest(path / manifest_name(chosen))
+    manifest = _believed(read_manifest(path / manifest_name(chosen)))
     warnings = list(manifest.warnings)
     if not manifest.finished:
         warnings.append(UNFINISHED)

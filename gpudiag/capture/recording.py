@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -96,15 +97,22 @@ class Recording:
         if error is not None and self._failed:
             return
         self._failed = self._failed or error is not None
-        text = f"gpudiag: {message}" + (f" ({type(error).__name__}: {error})" if error is not None else "")
-        self.say(text)
+        self.say(f"gpudiag: {message}" + (f" ({_told(error)})" if error is not None else ""))
+
+
+def _told(error: BaseException) -> str:
+    """Return the kind of an error and its text, where it can be told: one that the program defines may fail at that."""
+    with suppress(Exception):
+        return f"{type(error).__name__}: {error}"
+    return type(error).__name__
 
 
 def _warn(text: str) -> None:
-    try:
-        warnings.warn(text, RuntimeWarning, stacklevel=stack_level())
-    except Warning:  # under -W error a warning would stop the training run
-        logging.getLogger("gpudiag").warning(text)
+    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails: the manifest has it all the same
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=stack_level())
+        except Warning:  # under -W error a warning would stop the training run
+            logging.getLogger("gpudiag").warning(text)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

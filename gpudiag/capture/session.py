@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from gpudiag.capture.batches import Leaving, batches_of
 from gpudiag.capture.launch import TRIAL, launch_id
 from gpudiag.capture.loop import Loop
 from gpudiag.capture.parts import Part, Parts
+from gpudiag.capture.quiet import keep_quiet
 from gpudiag.capture.recording import Recording, encode_manifest
 from gpudiag.capture.schedule import Schedule
 from gpudiag.capture.seen import Seen, install
@@ -201,9 +203,12 @@ class Session:
 
     def _begin_listening(self) -> None:
         patches = self._recording.patches
+        atexit.register(self._at_exit)
+        patches.on_restore(lambda: atexit.unregister(self._at_exit))
         self._events.install(patches)
         install(patches, self._seen)
         self._windows.guard.install(patches)
+        keep_quiet(patches, errors_too=False)
         self._events.add(Leaving(lambda: self._mark("notice")))
         self._events.add(self._seen)
         self._parts.start(self._recording)
@@ -211,6 +216,11 @@ class Session:
         self._marks.install(patches)
         self._marks.attach()
         self._flushed_ns, _ = now()
+
+    def _at_exit(self) -> None:
+        """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
+        if threading.get_ident() == self._events.thread and self._recording.remember("the program ended inside the recording"):
+            self.__exit__(None, None, None)
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording

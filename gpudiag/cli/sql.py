@@ -38,7 +38,12 @@ def sql(
         return
     with terminal.progress("reading") as tell:
         found = ask(path, query, rank=rank, window=window, progress=tell)
-    terminal.out(found.write_csv() if csv else _table(found))
+    if csv:
+        from gpudiag.report.tablefiles import harmless
+
+        terminal.out(harmless(found).write_csv())
+    else:
+        terminal.out(_table(found))
 
 
 def _by_table(found: pl.DataFrame) -> pl.DataFrame:

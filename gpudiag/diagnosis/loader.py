@@ -16,6 +16,7 @@ from gpudiag.diagnosis.document import Source
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
 from gpudiag.diagnosis.withhold import NEVER
 from gpudiag.errors import InputError, nearest
+from gpudiag.files import open_file
 from gpudiag.parsed import parsed
 
 SUFFIX = ".yaml"
@@ -102,7 +103,7 @@ def _folder(directory: str) -> Iterator[Source]:
     """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
     if not directory.strip():
         raise InputError("the folder of rules is empty text", f"give a folder that holds files *{SUFFIX}")
-    from gpudiag.diagnosis.source import parse
+    from gpudiag.diagnosis.source import MAX_BYTES, parse
 
     root = Path(directory)
     if not os.path.isdir(directory):
@@ -112,7 +113,9 @@ def _folder(directory: str) -> Iterator[Source]:
         raise InputError(f"{directory}: no rule files", f"they end in {SUFFIX}")
     for path in found:
         try:
-            yield parse(path.as_posix(), path.read_bytes())
+            with open_file(path) as file:
+                data = file.read(MAX_BYTES + 1)
+            yield parse(path.as_posix(), data)
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 

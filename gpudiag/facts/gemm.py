@@ -64,7 +64,7 @@ def _softly_misaligned(window: Window) -> pl.DataFrame:
 def _prefers_128_bytes(window: Window) -> bool:
     """Return whether the device is an NVIDIA A100 or later, where 128 bytes are the ideal alignment."""
     major = (window.device.compute_capability or "").split(".")[0]
-    return window.device.vendor == "nvidia" and major.isdigit() and int(major) >= 8
+    return window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
 
 
 @fact("softly_misaligned_product_share", unit="share")

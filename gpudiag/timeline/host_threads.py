@@ -31,6 +31,9 @@ CLOSE_FACTOR = 10
 CLOSE_MOST_NS = 1_000_000
 """... but never longer than this: in a millisecond a thread may as well have slept."""
 
+_OWN, _DEMO = r"(^|/)gpudiag/(?:capture|integrations)/", r"(^|/)gpudiag/capture/demo\.py\("
+"""Frames of what records a training; the demo's loop is a training."""
+
 NOBODY = -1
 
 _NOTHING = (intervals.NONE, np.empty(0, dtype=np.int64))
@@ -130,11 +133,16 @@ class Host:
 
 
 def plain_frame(column: str) -> pl.Expr:
-    """Return the name of a frame as people say it: '<built-in function sleep>' is 'sleep()', 'a/b.py(3): f' is 'f() of b.py'."""
+    """Return the name of a frame as people say it: '<built-in function sleep>' is 'sleep()', 'a/b.py(3): f' is 'f() of b.py'.
+
+    What records a training is called gpudiag's: nobody knows it for a part of the program.
+    """
     name = pl.col(column)
     builtin = name.str.extract(r"^<built-in (?:function|method) ([\w.]+)")
     function, file = name.str.extract(r"\(\d+\): (.+)$"), name.str.extract(r"([^/]+)\(\d+\): ")
-    return pl.coalesce(pl.format("{}()", builtin), pl.format("{}() of {}", function, file), name)
+    own = name.str.contains(_OWN) & ~name.str.contains(_DEMO)
+    said = pl.format("{}() of {}", function, pl.when(own).then(pl.format("gpudiag's {}", file)).otherwise(file))
+    return pl.coalesce(pl.format("{}()", builtin), said, name)
 
 
 def _ranges(trace: Trace) -> pl.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,11 @@ def test_a_hidden_folder_of_kept_tables_is_not_listed(tmp_path: Path) -> None:
     trace = small_trace(tmp_path / "t.json")
     assert cache.store(cache.Slot(tmp_path / cache.BESIDE, "report", "t.json", "k"), [("data.json", trace.read_bytes())])
     assert [entry.name for entry in Lister(tmp_path).entries()] == ["t.json"]
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="its file systems hold names that are text only")
+def test_a_name_that_no_address_can_hold_is_told_and_not_offered(tmp_path: Path) -> None:
+    small_trace(tmp_path / "a.json")
+    os.rename(tmp_path / "a.json", os.fsencode(tmp_path) + b"/\xff.json")
+    (entry,) = Lister(tmp_path).entries()
+    assert (entry.status, entry.note) == ("unreadable", "its name is no valid UTF-8: rename it")

@@ -12,6 +12,7 @@ import pytest
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.folder import is_bundle
+from gpudiag.capture.parquet import encode
 from gpudiag.errors import InputError
 from gpudiag.model import tables
 
@@ -51,6 +52,17 @@ def test_damaged_segments_and_leftovers_cost_only_themselves(recorded: Path) -> 
         f"steps/rank0/00000{number}.parquet could not be read and is left out" for number in (1, 2, 3)
     ]
     assert len(bundle.windows()) == 2
+
+
+@pytest.mark.parametrize("time", [2**63 - 1, -(2**63), 2**62 + 1])
+def test_a_segment_with_a_time_that_no_clock_has_is_left_out(recorded: Path, time: int) -> None:
+    before = open_bundle(recorded)
+    row = {name: [None] for name in tables.schema("telemetry")} | {"t_ns": [time]}
+    (recorded / "telemetry" / "rank0").mkdir(parents=True, exist_ok=True)
+    (recorded / "telemetry" / "rank0" / "000077.parquet").write_bytes(encode("telemetry", row))
+    bundle = open_bundle(recorded)
+    assert bundle.telemetry.equals(before.telemetry)
+    assert bundle.warnings == (*before.warnings, "telemetry/rank0/000077.parquet could not be read and is left out")
 
 
 def test_missing_folders_give_empty_tables(recorded: Path) -> None:

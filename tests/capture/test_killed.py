@@ -69,8 +69,8 @@ def test_a_process_that_ends_at_once_leaves_what_was_finished(tmp_path: Path) ->
         check_readable(bundle)
 
 
-@pytest.mark.parametrize("where", ["inside", "in atexit"])
-def test_sys_exit_and_an_end_in_atexit_finish_the_bundle(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("where", ["inside", "in atexit", "never"])
+def test_sys_exit_and_an_end_in_atexit_or_none_at_all_finish_the_bundle(tmp_path: Path, where: str) -> None:
     body = {
         "inside": """
             with prof:
@@ -97,12 +97,24 @@ def test_sys_exit_and_an_end_in_atexit_finish_the_bundle(tmp_path: Path, where: 
             atexit.register(finish)
             sys.exit(3)
             """,
+        "never": """
+            def training():
+                with prof:
+                    for _ in prof.steps(range(30)):
+                        yield torch.ones(8).sum()
+
+            steps = training()
+            for _ in range(26):
+                next(steps)
+            sys.exit(3)
+            """,
     }[where]
     code, errors, bundle = ended(tmp_path, body)
     assert code == 3, errors
     assert "Traceback" not in errors
     assert bundle.manifest.finished
-    assert bundle.step_records.height == (25 if where == "inside" else 30)
+    assert bundle.step_records.height == (30 if where == "in atexit" else 25)
+    assert ("the program ended inside the recording" in bundle.warnings) == (where == "never")
     assert [window.steps for window in bundle.recorded().values()][:2] == [3, 1]
     check_readable(bundle)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import pytest
+
 from gpudiag.capture.recording import Recording
 from gpudiag.capture.session import Session
 
@@ -31,3 +33,24 @@ def test_a_warning_points_at_the_line_of_the_program(tmp_path: Path) -> None:
         with Session(tmp_path / "file" / "run"):
             pass
     assert [item.filename for item in caught] == [__file__]
+
+
+class _Mute(Exception):  # noqa: N818 - a name as programs have them
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [OSError("full"), _Mute()])
+@pytest.mark.parametrize("failure", [ValueError("I/O operation on closed file"), _Mute()])
+def test_a_warning_that_cannot_be_said_reaches_the_manifest_and_not_the_training(
+    tmp_path: Path, error: Exception, failure: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    recording = Recording(tmp_path, 0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = fail
+        recording.note("a was switched off", error)
+    assert recording.warnings == [f"a was switched off: {type(error).__name__}"]

@@ -63,6 +63,13 @@ def write(folder: Path, text: str = RULE, name: str = "TST-01.yaml") -> str:
     return str(folder)
 
 
+def test_of_a_file_without_end_only_the_beginning_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge.yaml").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(InputError, match="larger than 65536 bytes"):
+        read_folder(str(tmp_path))
+
+
 def test_a_rule_of_ones_own_is_loaded_beside_the_built_in_ones(tmp_path: Path) -> None:
     rules = load_rules([write(tmp_path)])
     assert [rule.id for rule in rules] == sorted(rule.id for rule in rules)

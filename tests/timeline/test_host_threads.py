@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import polars as pl
+import pytest
 from handmade import Event, call, kernel, linked, op, steps
 
 from gpudiag.attribution import intervals
 from gpudiag.attribution.gaps import gaps
 from gpudiag.attribution.sites import Frames
 from gpudiag.attribution.steps import find_steps
-from gpudiag.timeline.host_threads import MAX_THREADS, Host, crew
+from gpudiag.timeline.host_threads import MAX_THREADS, Host, crew, plain_frame
 from gpudiag.timeline.idle import explain
 from gpudiag.timeline.spacing import with_flight
 
@@ -77,3 +78,18 @@ def test_no_more_threads_of_autograd_are_asked_than_a_machine_has() -> None:
     assert len(found) == MAX_THREADS + 1
     last = int(trace.ops.sort("start_ns")["thread"][-1])
     assert last in found
+
+
+@pytest.mark.parametrize(
+    ("frame", "told"),
+    [
+        ("<built-in function sleep>", "sleep()"),
+        ("a/b.py(3): f", "f() of b.py"),
+        ("site-packages/gpudiag/capture/unmodified/boundary.py(86): _noted", "_noted() of gpudiag's boundary.py"),
+        ("/x/gpudiag/capture/demo.py(57): forward", "forward() of demo.py"),
+        ("/x/gpudiag/train.py(5): main", "main() of train.py"),
+        ("what else", "what else"),
+    ],
+)
+def test_frames_are_named_as_people_say_them(frame: str, told: str) -> None:
+    assert pl.DataFrame({"text": [frame]}).select(plain_frame("text")).item() == told
