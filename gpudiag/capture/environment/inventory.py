@@ -27,8 +27,9 @@ from gpudiag.model.program import Code, Compiled, Program, Wrappers
 JOIN_S = 2.0
 """How long the end of a session waits for git and NVML."""
 
-_CHECKPOINT = ("_checkpoint_without_reentrant_generator", "check_backward_validity")
-"""What torch.utils.checkpoint.checkpoint calls in its two forms. It never runs inside compiled code, and is itself left alone."""
+_CHECKPOINT = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl", "check_backward_validity")
+"""What torch.utils.checkpoint.checkpoint calls in its two forms (the second name: torch 2.15). It never runs inside compiled code,
+and is itself left alone."""
 
 
 class Inventory(Part):

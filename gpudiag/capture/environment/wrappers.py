@@ -63,7 +63,8 @@ def _fsdp2(module: Any) -> ShardedData | None:
     if group is None:
         return None
     after = getattr(group, "post_forward_mesh_info", None)
-    policy = getattr(group, "mp_policy", None)
+    first = next(iter(getattr(group, "fsdp_params", ())), None)
+    policy = getattr(group, "mp_policy", None) or getattr(first, "mp_policy", None)  # each parameter has its own since 2.15
     return ShardedData(
         version=2, units=1, sharding="no reshard after forward" if after is None else "reshard after forward",
         world_size=count(read(lambda: group.mesh_info.shard_mesh_size)),

@@ -94,6 +94,13 @@ def flash_inplace(signature: Signature) -> Cost:
     return forward(length_first, qkv, mask, [], lse=True, window=window)
 
 
+@costs("aten::_cudnn_attention_forward_no_dropout_inplace", generic=False)
+def cudnn_inplace(signature: Signature) -> Cost:
+    """Return the cost of cuDNN's packed forward into a given tensor (out 0, q k v 1-3, cum_seq 4-5, max 6-7, is_causal 8; torch 2.15)."""
+    mask = causal_mask(signature, 8, "top_left")
+    return varlen(query_key_value(signature, 1), _packing(signature, 4, 6, None), mask, [], backwards=False)
+
+
 @costs("xformers::efficient_attention_forward_cutlass", generic=False)
 def xformers_forward(signature: Signature) -> Cost:
     """Return the cost of xFormers' kernel (bias 3, seqstart 4-5, max_seqlen_q 6, compute_logsumexp 8, custom_mask_type 9, window 12)."""

@@ -68,6 +68,15 @@ def scaled_mm_v2(signature: Signature) -> Cost:
     return matrix_cost(multiply_adds * packed_values(a), a.dtype, moved, "derived")
 
 
+@costs("aten::_scaled_addmm", "aten::_scaled_addmm_", generic=False)
+def scaled_addmm(signature: Signature) -> Cost:
+    """Return the cost of self (0) + an fp8 or fp4 product of 1 and 2 with lists of scales; the result has the dtype of self."""
+    added, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat1"), tensor(signature, 2, "mat2")
+    multiply_adds, elements = product(a.shape, b.shape)
+    moved = read_bytes((added, a, b)) + size_of(elements, added.dtype)
+    return matrix_cost(multiply_adds * packed_values(a), a.dtype, moved, "derived")
+
+
 # 2:4 sparse weights keep half of their values: half of the dense multiply-adds are done, judged against the dense peak.
 def _half_sparse(signature: Signature, sparse: int, dense: int, others: tuple[int, ...], transposed: bool) -> Cost:
     weight, x = tensor(signature, sparse, "sparse operand"), tensor(signature, dense, "dense operand")

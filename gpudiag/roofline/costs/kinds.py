@@ -24,8 +24,10 @@ _VIEWS = words(
     cudnn_is_acceptable _use_cudnn_ctc_loss _nested_tensor_size align_to refine_names rename
     _fused_sdp_choice _use_cudnn_rnn_flatten_weight _use_miopen_ctc_loss _nnpack_available is_vulkan_available
     is_leaf is_inference is_distributed is_signed is_coalesced is_set_to is_non_overlapping_and_dense sym_is_contiguous retains_grad
-    get_device device data set_data set _backward _fw_primal _make_dual _unpack_dual _lazy_clone _resize_output _resize_output_
-    _has_same_storage_numel _has_compatible_shallow_copy_type _shape_as_tensor _add_batch_dim _remove_batch_dim swapaxes_ swapdims_
+    shallow_copy_data_ get_device device data set_data set _backward _fw_primal _make_dual _unpack_dual _lazy_clone
+    _resize_output _resize_output_
+    _has_same_storage_numel _has_compatible_shallow_copy_type _shape_as_tensor _add_batch_dim _remove_batch_dim swapaxes_
+    swapdims_
     dsplit atleast_1d atleast_2d atleast_3d matrix_H linalg_diagonal dense_dim sparse_dim _dimI _dimV _nnz _values _indices indices
     values crow_indices col_indices ccol_indices row_indices _coalesced_ qscheme q_scale q_zero_point q_per_channel_axis
     q_per_channel_scales q_per_channel_zero_points _nested_get_offsets _nested_get_lengths _nested_get_values
@@ -81,7 +83,7 @@ _WRAPPERS = words(
     logdet linalg_slogdet slogdet linalg_lu_factor lu_solve linalg_ldl_factor linalg_svd linalg_svdvals svd linalg_eigh
     linalg_eigvals linalg_eigvalsh linalg_pinv pinverse linalg_matrix_power matrix_power matrix_exp linalg_matrix_exp
     matrix_exp_backward linalg_matrix_norm linalg_matrix_rank linalg_cond linalg_tensorinv linalg_tensorsolve linalg_vander
-    qr orgqr _trilinear matmul_backward conv_tbc conv_tbc_backward _native_multi_head_attention
+    linalg_polar linalg_matrix_sqrth qr orgqr _trilinear matmul_backward conv_tbc conv_tbc_backward _native_multi_head_attention
     _transformer_encoder_layer_fwd _triton_multi_head_attention _scaled_dot_product_attention_math_for_mps
     fake_quantize_per_tensor_affine fake_quantize_per_channel_affine fake_quantize_per_tensor_affine_cachemask_backward
     fake_quantize_per_channel_affine_cachemask_backward fused_moving_avg_obs_fake_quant range bartlett_window blackman_window

@@ -78,7 +78,7 @@ def test_the_loader_and_the_optimizer_are_described_in_the_settings(tmp_path: Pa
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_activation_checkpointing_is_heard_of(reentrant: bool) -> None:
     part, context = Inventory(), Context()
-    originals = [getattr(checkpoint_module, name) for name in module._CHECKPOINT]
+    originals = [getattr(checkpoint_module, name, None) for name in module._CHECKPOINT]
     part.start(context)  # type: ignore[arg-type]
     assert part.manifest()["program"].activation_checkpointing is None
     layer, x = nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
@@ -86,7 +86,7 @@ def test_activation_checkpointing_is_heard_of(reentrant: bool) -> None:
     context.patches.restore()
     assert part.manifest()["program"].activation_checkpointing is True
     assert x.grad is not None
-    assert [getattr(checkpoint_module, name) for name in module._CHECKPOINT] == originals
+    assert [getattr(checkpoint_module, name, None) for name in module._CHECKPOINT] == originals
 
 
 def test_without_checkpointing_the_end_says_so() -> None:

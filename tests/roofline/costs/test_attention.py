@@ -116,6 +116,7 @@ def test_every_library_names_the_same_packed_attention(cost: CostOf) -> None:
     assert cost("torch_attn::_varlen_attn", q, q, q, *sizes, True, None, [-1, -1]) == forward
     assert cost("torch_attn::_varlen_attn_out", q, q, q, q, *sizes, True, None, [-1, -1]) == forward
     assert cost("aten::_flash_attention_forward_no_dropout_inplace", q, q, q, q, *sizes, 0.0, True, False, None, None, None) == forward
+    assert cost("aten::_cudnn_attention_forward_no_dropout_inplace", q, q, q, q, *sizes, True) == forward  # squares: either corner
     xformers = ("bf16", (1, 400, 8, 64))
     rest = (None, ends, ends, 100, 0.0, True, 1, None, None, None)
     assert cost("xformers::efficient_attention_forward_cutlass", xformers, xformers, xformers, *rest) == forward

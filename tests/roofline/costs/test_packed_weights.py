@@ -51,6 +51,9 @@ def test_scaled_products_with_lists_of_scales(cost: CostOf) -> None:
     a, b, scales = ("fp8", (M, K)), ("fp8", (K, N), (1, K)), [(M, K // 32)]
     found = cost("aten::_scaled_mm_v2", a, b, scales, [1], [0], scales, [1], [0], None, 15, [], False)
     assert (found.matrix_flops, found.bytes) == (FLOP, M * K + K * N + 2 * M * N)
+    for name in ("aten::_scaled_addmm", "aten::_scaled_addmm_"):
+        added = cost(name, ("bf16", (M, N)), a, b, scales, [1], [0], scales, [1], [0], [], 1, 1, False)
+        assert (added.matrix_flops, added.bytes, added.dtype) == (FLOP, M * K + K * N + 4 * M * N, "fp8")
     experts = ("fp8", (4, K, N), (K * N, 1, K))
     rest = (("int32", (4,)), None, 15, [], False)
     grouped = cost("aten::_scaled_grouped_mm_v2", a, experts, scales, [1], [0], scales, [1], [0], *rest)
