@@ -176,7 +176,7 @@ def test_parity_alone_measures_no_speed(machine: Machine) -> None:
 
 def test_steady_malloc_is_in_both_arms_and_is_said(machine: Machine) -> None:
     found = run(FUSED, steady_malloc=True)
-    for name in ("as it is", FUSED):
+    for name in ("the program as it is", FUSED):
         assert "MALLOC_TRIM_THRESHOLD_" in machine.arms[name].environ
     assert "--steady-malloc" in found.data.notes[0]
 
@@ -410,7 +410,7 @@ def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(m
 
     def cut_off(*_: Any, **__: Any) -> Parity:
         spent.append(True)
-        return Parity(kind="rounding", verdict="not_checked", reason="the budget was spent (as it is)")
+        return Parity(kind="rounding", verdict="not_checked", reason="the budget was spent (the program as it is)")
 
     monkeypatch.setattr("gpudiag.experiment.parity.check", cut_off)
     monkeypatch.setattr(bench.Budget, "spent", property(lambda _: bool(spent)))

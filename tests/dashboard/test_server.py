@@ -111,7 +111,7 @@ def test_without_its_libraries_it_names_the_extra(
     monkeypatch.setitem(sys.modules, "waitress", None)
     code, said = command(tmp_path)
     assert code == 2
-    assert said == "gpudiag: the dashboard needs waitress, which is not installed (pip install gpudiag[dashboard])\n"
+    assert said == "gpudiag: the dashboard needs waitress, which is not installed (pip install 'gpudiag[dashboard]')\n"
 
 
 def test_the_names_of_a_server_are_no_names_of_others() -> None:
