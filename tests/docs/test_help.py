@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 
@@ -19,20 +19,20 @@ TYPED = re.compile(r"\bgpudiag ([a-z][a-z-]*)((?: +(?!gpudiag)[^\s`'\"();,:|]+)*
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 GROUP = typer.main.get_command(app)
-assert isinstance(GROUP, click.Group) or hasattr(GROUP, "commands")
+assert hasattr(GROUP, "commands")
 
 
-def options(command: click.Command) -> set[str]:
+def options(command: Any) -> set[str]:
     """Return the options of a command and of those below it."""
     own = {option for one in command.params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
     return own.union(*(options(below) for below in getattr(command, "commands", {}).values()))
 
 
-COMMANDS: dict[str, click.Command] = GROUP.commands  # type: ignore[attr-defined]
+COMMANDS: dict[str, Any] = GROUP.commands  # type: ignore[attr-defined]
 KNOWN = {name: options(command) for name, command in COMMANDS.items()}
 
 
-def helps(command: click.Command) -> Iterator[str]:
+def helps(command: Any) -> Iterator[str]:
     yield from (command.help or "", command.epilog or "", *(getattr(one, "help", None) or "" for one in command.params))
     for below in getattr(command, "commands", {}).values():
         yield from helps(below)
