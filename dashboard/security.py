@@ -14,6 +14,7 @@ import html
 import ipaddress
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import quote, urlencode, urlsplit
 
 import flask
@@ -132,12 +133,11 @@ def _host_and_port(host: str) -> tuple[str, int | None]:
 
     Two headers that a server joined, '127.0.0.1:80, evil.example', are none: not every version of waitress and Werkzeug refuses them.
     """
-    try:
+    with suppress(ValueError):
         parts = urlsplit(f"//{host}")
-        known = ("", None) if "@" in host or parts.netloc != host else ((parts.hostname or "").lower(), parts.port)
-    except ValueError:
-        return "", None
-    return known
+        if "@" not in host and parts.netloc == host:
+            return (parts.hostname or "").lower(), parts.port
+    return "", None
 
 
 def _is_address(name: str) -> bool:

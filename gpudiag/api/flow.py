@@ -21,9 +21,7 @@ from gpudiag.experiment.forecast import forecast, sentence
 from gpudiag.experiment.stats import spread
 from gpudiag.experiment.variants import Variant
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity
-
-AS_IT_IS = "the program as it is"
-"""Name of the program without any change."""
+from gpudiag.report.experiment.summary import AS_IS
 
 AGAIN = Candidate((), Variant("A/A", (), "exact"))
 """The program against itself."""
@@ -57,7 +55,7 @@ def design_of(options: Options) -> Design:
 def base_arm(planned: Planned) -> Arm:
     """Return the program as it is. With steady_malloc host memory is kept in both arms: that changes the program too, and is said."""
     environ = dict(applier(MALLOC).environ) if planned.options.steady_malloc else {}
-    return Arm(name=AS_IT_IS, command=planned.command, environ=environ)
+    return Arm(name=AS_IS, command=planned.command, environ=environ)
 
 
 class Flow:

@@ -181,7 +181,7 @@ def _parsed(path: str, text: str) -> dict[str, Any]:
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         return toml.loads(text)  # type: ignore[no-any-return]
-    except (ValueError, RecursionError) as error:  # the second and third: nested too deeply, a number of thousands of digits
+    except (ValueError, RecursionError) as error:  # no TOML, or a number of thousands of digits; nested too deeply
         place = _PLACE.search(str(error))
         where = f"line {place[1]}: " if place and place[1] else ""
         raise InputError(f"{path}: {where}not TOML ({_PLACE.sub('', str(error))})") from None

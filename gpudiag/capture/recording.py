@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +20,7 @@ from gpudiag.capture.hostmarks import HostMarks
 from gpudiag.capture.patches import Patches
 from gpudiag.capture.writer import Background, write_atomic
 from gpudiag.model.bundle import Manifest
+from gpudiag.warned import warn
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
@@ -108,11 +107,7 @@ def _told(error: BaseException) -> str:
 
 
 def _warn(text: str) -> None:
-    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails: the manifest has it all the same
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=stack_level())
-        except Warning:  # under -W error a warning would stop the training run
-            logging.getLogger("gpudiag").warning(text)
+    warn(text, stack_level())
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from gpudiag.capture.parts import Part
 from gpudiag.capture.session import Session
 from gpudiag.integrations.defaults import AnyPath, new_session
 from gpudiag.integrations.left import Place
+from gpudiag.warned import warn
 
 LEFT = "the training ended early: it raised or was stopped, its framework did not say which"
 """The manifest's warning where a framework has no hook for a training that raises."""
@@ -107,12 +105,4 @@ class Recorder:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the training run comes first
-            _warn(f"gpudiag: {failure} ({error})")
-
-
-def _warn(text: str) -> None:
-    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        except Warning:  # under -W error a warning would stop the training run
-            logging.getLogger("gpudiag").warning(text)
+            warn(f"gpudiag: {failure} ({error})", 1)

@@ -28,14 +28,12 @@ analysed.
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.model.breakdown import BUCKETS
+from gpudiag.warned import warn
 
 if TYPE_CHECKING:
     from gpudiag.model.report import ReportData
@@ -114,17 +112,10 @@ def _tried(tracker: str, send: Callable[[], None]) -> bool:
     except Exception as error:  # noqa: BLE001 - the training run comes first
         if tracker not in _warned:
             _warned.add(tracker)
-            _warn(f"gpudiag: the report was not sent to {tracker} ({type(error).__name__}: {error})")
+            text = f"gpudiag: the report was not sent to {tracker} ({type(error).__name__}: {error})"
+            warn(text, 3)  # at the line that called log_...
         return False
     return True
-
-
-def _warn(text: str) -> None:
-    with suppress(Exception):  # a closed stderr, or a showwarning of the program's own that fails
-        try:
-            warnings.warn(text, RuntimeWarning, stacklevel=4)  # the line that called log_...
-        except Warning:  # under -W error a warning would stop the training run
-            logging.getLogger("gpudiag").warning(text)
 
 
 def _steps(data: ReportData) -> dict[str, float | None]:

@@ -12,14 +12,14 @@ from gpudiag.model.experiment import Baseline, ExperimentData, Outcome, Recipe
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.report.escape import clean
 from gpudiag.report.experiment import words
+from gpudiag.report.proving import SCRIPT
 from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the program as it is"
 BUNDLE = "BUNDLE"
 """In place of a bundle that is not known."""
-PROGRAM = "train.py ARGS"
-"""In place of a program that is not known, or too long to stand in a sentence."""
 _LONGEST_PROGRAM = 150
+"""Characters of a program and its arguments in a sentence; SCRIPT stands for a longer one."""
 _PYTHON = re.compile(r"(.*/)?python[\d.]*$")
 _MINUTE, _HOUR = 60, 3_600
 _SHORT_S = 90
@@ -144,7 +144,7 @@ def _slower(found: Outcome, baseline: Baseline | None) -> str:
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower was not looked for."
     fixes, program = " ".join(f"--fix {_shown(call)}" for call in calls), _program(baseline)
-    program = program if len(program) <= _LONGEST_PROGRAM else PROGRAM
+    program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT
     return (
         f"Why {what} is slower was not looked for; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
         f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"
@@ -230,7 +230,7 @@ def as_it_is(data: ExperimentData, bundle: str = "") -> str:
 def _program(baseline: Baseline | None) -> str:
     """Return the program and its arguments as words of a `gpudiag run`, which starts Python by itself."""
     command = baseline.command if baseline else ()
-    return " ".join(map(_shown, command[1:] if command and _PYTHON.match(command[0]) else command)) or PROGRAM
+    return " ".join(map(_shown, command[1:] if command and _PYTHON.match(command[0]) else command)) or SCRIPT
 
 
 def _shown(path: str) -> str:
