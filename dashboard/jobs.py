@@ -1,9 +1,10 @@
-"""The one experiment that a dashboard may run: a process of its own, started from a list of arguments, never through a shell."""
+"""Experiments started from the dashboard: what may be started, the process that runs, those left by a killed dashboard."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -11,12 +12,177 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Literal, Protocol
+from typing import IO, Literal, NamedTuple, Protocol
 
 import msgspec
-from gpudiag_dashboard import orphans
+import psutil
+from gpudiag_dashboard.library import Library
 
-from gpudiag.errors import UsageError
+from gpudiag.api import candidates
+from gpudiag.api.live_recording import GrowingRecording
+from gpudiag.api.recorded_command import find_recorded_words
+from gpudiag.errors import GpudiagError, InputError, UsageError
+
+OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
+"""Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
+
+_COMMAND = ["-m", "gpudiag", "ab"]
+"""Its own processes inherit the mark, but not these words (api.offers.argv)."""
+
+
+class Orphan(NamedTuple):
+    """One experiment that runs on."""
+
+    pid: int
+    command: str
+    """As a person would type it; as it stands: escape it."""
+    seconds: float
+    """Since it was started."""
+
+    @property
+    def told(self) -> str:
+        """Return what is to be said of it."""
+        shown = "".join(letter if letter.isprintable() else "?" for letter in self.command)
+        return f"an experiment of a dashboard that is gone still runs, since {self.seconds / 60:.0f} min: process {self.pid}, {shown}"
+
+    @property
+    def hint(self) -> str:
+        """Return how to end it."""
+        return f"wait for its end, or end it with: kill -INT {self.pid}"
+
+
+def make_owner_mark() -> str:
+    """Return the mark of this dashboard."""
+    return _read_owner_mark(psutil.Process())
+
+
+def find_orphans() -> tuple[Orphan, ...]:
+    """Return the experiments of this user whose dashboard is gone."""
+    found = (_read_orphan(process) for process in psutil.process_iter())
+    return tuple(one for one in found if one is not None)
+
+
+def refuse_second_run() -> None:
+    """Raise UsageError where an experiment of an earlier dashboard still runs: two at once disturb each other."""
+    for one in find_orphans():
+        raise UsageError(one.told, one.hint)
+
+
+def _read_orphan(process: psutil.Process) -> Orphan | None:
+    try:
+        words = process.cmdline()
+        if words[1:4] != _COMMAND or _is_owner_alive(process.environ().get(OWNER_VARIABLE)):
+            return None
+        return Orphan(process.pid, shlex.join(words[2:]), max(0.0, time.time() - process.create_time()))
+    except (psutil.Error, OSError):  # of another user, or ended meanwhile
+        return None
+
+
+def _is_owner_alive(given: str | None) -> bool:
+    """Return whether the dashboard of this mark still runs; also for no mark at all: a person started it."""
+    if given is None:
+        return True
+    pid = given.partition("-")[0]
+    if not (pid.isascii() and pid.isdigit()) or len(pid) > 9:
+        return True
+    try:
+        return _read_owner_mark(psutil.Process(int(pid))) == given
+    except psutil.Error:
+        return False
+
+
+def _read_owner_mark(process: psutil.Process) -> str:
+    return f"{process.pid}-{process.create_time():.2f}"
+
+
+def build_environment() -> dict[str, str]:
+    """Return the environment of what this dashboard starts."""
+    return {**os.environ, OWNER_VARIABLE: make_owner_mark()}
+
+
+_PLACEHOLDER = ("train.py", "ARGS")
+
+
+class RunPlan(msgspec.Struct, frozen=True):
+    """One experiment as it would be started."""
+
+    offer: candidates.Offer
+    arguments: tuple[str, ...] = ()
+    """Of gpudiag; () where it cannot be started from here."""
+    shown: str = ""
+    """The same as a person types it; with placeholders where the program is not known."""
+    why_not: str = ""
+    """Why it cannot be started from here; '' where it can, as far as the recording is concerned."""
+    hint: str = ""
+
+    @property
+    def argv(self) -> list[str]:
+        """Return the command as a list of arguments."""
+        return candidates.build_gpudiag_command(self.arguments)
+
+    @property
+    def digest(self) -> str:
+        """Return a digest of the command: that which was shown is the one that is started. '' where there is none."""
+        return candidates.digest_command(self.arguments) if self.arguments else ""
+
+
+def list_offers(library: Library, name: str) -> tuple[candidates.Offer, ...]:
+    """Return the fixes that the findings of an analysed recording name. Raises InputError where there is no such recording."""
+    return candidates.list_offers(library.report(name).data)
+
+
+def plan_run(library: Library, name: str, fix: str) -> RunPlan:
+    """Return how `fix` would be tried on the recording `name`. Raises InputError for a recording or a fix that is not to be had."""
+    offer = candidates.choose_offer(list_offers(library, name), fix)
+    entry, path = library.entry(name), library.path(name)
+    if entry.kind != "bundle":
+        shown = shlex.join(["gpudiag", "ab", "--fix", str(offer.call), *_PLACEHOLDER])
+        return RunPlan(offer, (), shown, "a trace does not tell which program it was recorded from", "type the command with your program")
+    try:
+        words = find_recorded_words(GrowingRecording(path).read().manifest)
+    except GpudiagError as error:
+        return RunPlan(offer, (), _format_command(offer, path, ()), error.message, error.hint or "")
+    if not words:
+        return RunPlan(offer, (), _format_command(offer, path, ()), candidates.NOT_RECORDED, "type the command with your program")
+    why, hint = _find_obstacle(entry.status, path, words)
+    if why:
+        return RunPlan(offer, (), _format_command(offer, path, words), why, hint)
+    arguments = candidates.build_ab_arguments(offer.call, str(path), words, ceilings=candidates.has_report(path))
+    return RunPlan(offer, tuple(arguments), _format_command(offer, path, words))
+
+
+def _find_obstacle(status: str, path: Path, words: tuple[str, ...]) -> tuple[str, str]:
+    """Return why nothing can be started, and what to do about it; ('', '') where it can."""
+    if status == "live":
+        return "the run still records: an experiment beside it would disturb both", "wait for its end"
+    if (path / "experiments").is_symlink():
+        return "the folder of its experiments is a link", "results are written into the recording itself"
+    missing = candidates.explain_missing_program(words)
+    return (missing, f"start the dashboard in the folder in which the program was run; this one is {os.getcwd()}") if missing else ("", "")
+
+
+def _format_command(offer: candidates.Offer, path: Path, words: tuple[str, ...]) -> str:
+    """Return the command as a person types it in this folder."""
+    place = os.path.relpath(path)
+    place = str(path) if place.startswith(os.pardir) else place
+    known = candidates.build_ab_arguments(offer.call, place, words or _PLACEHOLDER, ceilings=candidates.has_report(path))
+    return shlex.join(["gpudiag", *(word for word in known if word != "--" or _needs_program_name(words))])
+
+
+def _needs_program_name(words: tuple[str, ...]) -> bool:
+    """Return whether the program's name has to be told from an option, which only a person who reads it does not need."""
+    return any(word == "--" for word in words)
+
+
+def check_run_plan(library: Library, name: str, fix: str, digest: str) -> RunPlan:
+    """Return the plan that a person has seen, to be started. Raises InputError where it cannot be, or is another by now."""
+    made = plan_run(library, name, fix)
+    if made.why_not:
+        raise InputError(made.why_not, made.hint or None)
+    if not digest or made.digest != digest:
+        raise InputError("the recording has changed since the command was shown", "load the page anew, and look at the command again")
+    return made
+
 
 GRACE_S = 30.0
 """After Ctrl-C an experiment ends its processes and writes what it has; where that takes longer it is ended by SIGTERM."""
@@ -26,7 +192,7 @@ CLOSE_S = 5.0
 
 TAIL_BYTES = 16_384
 
-Status = Literal["running", "stopping", "ended"]
+JobStatus = Literal["running", "stopping", "ended"]
 
 
 class Process(Protocol):
@@ -56,7 +222,7 @@ class Job(msgspec.Struct, frozen=True):
     command: str
     """As a person would type it: `gpudiag ab ...`."""
     started_unix: float
-    status: Status
+    status: JobStatus
     seconds: float
     """Since it was started; until its end, once it has ended."""
     exit_code: int | None = None
@@ -71,7 +237,7 @@ Popen = Callable[[Sequence[str], IO[bytes]], Process]
 def spawn(argv: Sequence[str], log: IO[bytes]) -> Process:
     """Return a process in a session of its own that prints into `log`: no Ctrl-C of a terminal reaches it, only ours. Raises OSError."""
     return subprocess.Popen(  # noqa: S603 - a list, made by starting.argv
-        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=orphans.environment()
+        argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=build_environment()
     )
 
 
@@ -123,7 +289,7 @@ class Jobs:
                 self._timer = threading.Timer(self._grace_s, self._terminate, (self._process,))
                 self._timer.daemon = True
                 self._timer.start()
-            _send(self._process, signal.SIGINT)
+            _send_signal(self._process, signal.SIGINT)
             return True
 
     def close(self) -> None:
@@ -137,7 +303,7 @@ class Jobs:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
                 if process.poll() is not None:
                     break
-                _send(process, number)
+                _send_signal(process, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=self._close_s)
         with self._lock:
@@ -151,7 +317,7 @@ class Jobs:
         if self._job is None or self._job.status == "ended" or self._process is None:
             return self._job
         code = self._process.poll()
-        made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=_tail(self._log))
+        made = msgspec.structs.replace(self._job, seconds=time.time() - self._job.started_unix, output=_read_tail(self._log))
         if code is not None:
             if self._timer is not None:
                 self._timer.cancel()
@@ -163,7 +329,7 @@ class Jobs:
     def _terminate(self, process: Process) -> None:
         with self._lock:
             if process is self._process:
-                _send(process, signal.SIGTERM)
+                _send_signal(process, signal.SIGTERM)
 
     def _forget_log(self) -> None:
         if self._log is not None:
@@ -171,13 +337,13 @@ class Jobs:
         self._log = None
 
 
-def _send(process: Process, number: int) -> None:
+def _send_signal(process: Process, number: int) -> None:
     """Send a signal to the process, never to its group; nothing where it has ended (Popen looks before it sends)."""
     with contextlib.suppress(OSError):
         process.send_signal(number)
 
 
-def _tail(path: Path | None) -> str:
+def _read_tail(path: Path | None) -> str:
     """Return the end of a log, from the beginning of a line on."""
     if path is None:
         return ""

@@ -1,4 +1,4 @@
-"""The recordings of one folder: what there is, and each analysed once however many look at it."""
+"""The recordings of one folder: each analysed once however many look at it, and readers of what grows."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
 from gpudiag.api import Report
-from gpudiag.api.listing import Entry, Lister, version_of
-from gpudiag.api.opened import Opened, open_recording
-from gpudiag.errors import GpudiagError, InputError, nearest
+from gpudiag.api.live_experiment import Trials
+from gpudiag.api.live_recording import GrowingRecording
+from gpudiag.api.pipeline import AnalysedRecording, open_recording
+from gpudiag.api.recording_list import Entry, Lister, read_version_stamp
+from gpudiag.errors import GpudiagError, InputError, suggest_nearest
 
 MOST_OPEN = 4
 """Recordings kept analysed: two to compare and two others. The tables of a million events take about a gigabyte."""
@@ -50,7 +52,7 @@ class _Work:
         self.name, self.rank, self.path, self.version = name, rank, path, version
         self.doing, self.began = "beginning", time.monotonic()
         self.done = threading.Event()
-        self.found: Opened | None = None
+        self.found: AnalysedRecording | None = None
         self.error: GpudiagError | None = None
 
     def run(self, turn: threading.Semaphore) -> None:
@@ -98,14 +100,14 @@ class Library:
         entries = {entry.name: entry for entry in self.bundles()}
         if name not in entries:
             shown = name if len(name) <= 100 else f"{name[:100]}..."
-            raise InputError(f"no recording is named {shown!r}{nearest(shown, entries)}", "choose one of the list")
+            raise InputError(f"no recording is named {shown!r}{suggest_nearest(shown, entries)}", "choose one of the list")
         return entries[name]
 
     def path(self, name: str) -> Path:
         """Return where a recording lies: always inside the folder. Raises InputError where the folder holds none of this name."""
         path = (self.folder / self.entry(name).name).resolve()
         # put there since the listing, or part of a bundle that somebody else has made
-        if not all(one.resolve().is_relative_to(self.folder) for one in (path, *_linked_folders(path))):
+        if not all(one.resolve().is_relative_to(self.folder) for one in (path, *_find_linked_folders(path))):
             raise InputError(f"{name!r} leads out of the folder", "links are not followed")
         return path
 
@@ -120,7 +122,7 @@ class Library:
             return Progress("running", work.doing, time.monotonic() - work.began)
         return Progress("failed", error=str(work.error)) if work.error else Progress("ready")
 
-    def opened(self, name: str, rank: int | None = None) -> Opened:
+    def opened(self, name: str, rank: int | None = None) -> AnalysedRecording:
         """Return a recording with its report and tables (`rank` as in `progress`); waits for the analysis where it is not there yet.
 
         Raises InputError where the folder holds no such recording, where it cannot be read, or where that takes longer than WAIT_S.
@@ -149,7 +151,7 @@ class Library:
                     self._forget()
                     return self._open[key]
         path = self.path(name)
-        version = _version(path)
+        version = _read_version(path)
         with self._lock:
             work = self._open.get(key)
             if work is None or (work.done.is_set() and work.version != version):
@@ -172,7 +174,7 @@ class Library:
             del self._open[key]
 
 
-def _linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
+def _find_linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
     """Yield the links to folders in a bundle and in its folders (trace, steps/rank0); readers pass over links to files by themselves."""
     try:
         with os.scandir(folder) as found:
@@ -180,13 +182,48 @@ def _linked_folders(folder: Path, depth: int = 1) -> Iterator[Path]:
                 if entry.is_symlink():
                     yield from [Path(entry.path)] if entry.is_dir() else []
                 elif depth and entry.is_dir():
-                    yield from _linked_folders(Path(entry.path), depth - 1)
+                    yield from _find_linked_folders(Path(entry.path), depth - 1)
     except OSError:  # a file, or gone: its reader says so
         return
 
 
-def _version(path: Path) -> Version:
+def _read_version(path: Path) -> Version:
     try:
-        return version_of(path)
+        return read_version_stamp(path)
     except OSError:
         return ()  # gone: the analysis says so
+
+
+MOST_READERS = 16
+"""Readers kept; one whose recording nobody has looked at for the longest time goes first, and is made again when it is asked for."""
+
+ReaderT = TypeVar("ReaderT")
+
+
+class Recordings:
+    """The readers of the recordings in a library. Safe to be used by several threads."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._kept: OrderedDict[tuple[str, ...], object] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def growing(self, name: str, rank: int | None = None) -> GrowingRecording:
+        """Return the reader of telemetry and steps. Raises InputError where there is no such recording or rank."""
+        path = self._library.path(name)
+        return self._reader(("growing", str(path), str(rank)), lambda: GrowingRecording(path, rank))
+
+    def trials(self, name: str) -> Trials:
+        """Return the reader of experiments. Raises InputError where there is no such recording."""
+        path = self._library.path(name)
+        return self._reader(("trials", str(path)), lambda: Trials(path))
+
+    def _reader(self, key: tuple[str, ...], make: Callable[[], ReaderT]) -> ReaderT:
+        with self._lock:
+            found = self._kept.get(key)
+            if found is None:
+                found = self._kept[key] = make()
+            self._kept.move_to_end(key)
+            while len(self._kept) > MOST_READERS:
+                self._kept.popitem(last=False)
+            return found  # type: ignore[return-value]  # the first word of a key tells the kind

@@ -1,4 +1,6 @@
-"""Who may ask the dashboard for what.
+"""Who may ask the dashboard for what, and short answers to malformed requests.
+
+Who may ask the dashboard for what.
 
 A page of another origin in the same browser must not read recordings or start anything: the Host header must name this server (a DNS
 name that an attacker points at 127.0.0.1 does not), and whatever changes or computes comes by POST from this origin alone (Origin and
@@ -12,12 +14,18 @@ from __future__ import annotations
 import hmac
 import html
 import ipaddress
+import json
+import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import dash
 import flask
+from dash.exceptions import DependencyException, InvalidResourceError
+from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 COOKIE = "gpudiag_token"
@@ -46,36 +54,36 @@ class Guard:
         """Return (status, reason) where a request is refused, None where it may pass."""
         if not self._knows_host(request.host):
             return 400, "this server is not known by that name; open the address that gpudiag dashboard printed"
-        if not (_same_origin(request) if request.method not in {"GET", "HEAD", "OPTIONS"} else _loads_itself(request)):
+        if not (_is_same_origin(request) if request.method not in {"GET", "HEAD", "OPTIONS"} else _is_own_load(request)):
             return 403, "requests from other pages are refused"
         if self.everywhere and not self.has_token(request):
             return 401, "the token is missing or of another start; open the address that gpudiag dashboard printed"
         return None
 
     def _knows_host(self, host: str) -> bool:
-        name, _ = _host_and_port(host)
+        name, _ = _split_host(host)
         return name in self.names or (self.everywhere and _is_address(name))  # a rebound name is a name, never an address
 
     def has_token(self, request: flask.Request) -> bool:
         """Return whether the request carries the token of this start, by its cookie or in its address."""
-        given = (request.cookies.get(cookie_name(request.host), ""), request.args.get(PARAMETER, ""))
+        given = (request.cookies.get(name_cookie(request.host), ""), request.args.get(PARAMETER, ""))
         return any(hmac.compare_digest(text.encode(), self.token.encode()) for text in given)
 
 
-def new_token() -> str:
+def create_token() -> str:
     """Return a token that nobody guesses: 256 bits."""
     return secrets.token_urlsafe(32)
 
 
-def cookie_name(host: str) -> str:
+def name_cookie(host: str) -> str:
     """Return the name of the cookie that holds the token, from a Host header: with the port that the browser sees.
 
     Behind an SSH tunnel that is another than ours, and tunnels to two machines lead to the same port of both.
     """
-    return f"{COOKIE}_{_host_and_port(host)[1] or 80}"
+    return f"{COOKIE}_{_split_host(host)[1] or 80}"
 
 
-def run_refusal() -> str | None:
+def explain_run_refusal() -> str | None:
     """Return why the request that is being answered may neither start nor stop a program; None where it may.
 
     To be asked first by every callback that does one of them.
@@ -88,7 +96,7 @@ def run_refusal() -> str | None:
     return None
 
 
-def protect(server: flask.Flask, guard: Guard, policy: str) -> None:
+def install_guard(server: flask.Flask, guard: Guard, policy: str) -> None:
     """Put the checks of `guard` before every request, and the headers behind every answer (`policy`: Content-Security-Policy)."""
     server.extensions[_EXTENSION] = guard
     server.config["MAX_CONTENT_LENGTH"] = MOST_BODY_BYTES
@@ -99,7 +107,7 @@ def protect(server: flask.Flask, guard: Guard, policy: str) -> None:
         if refused is not None:
             status, reason = refused
             return flask.Response(f"gpudiag: {reason}\n", status, mimetype="text/plain")
-        return _with_cookie(guard) if PARAMETER in flask.request.args and guard.has_token(flask.request) else None
+        return _set_cookie(guard) if PARAMETER in flask.request.args and guard.has_token(flask.request) else None
 
     @server.after_request
     def headers(answer: flask.Response) -> flask.Response:
@@ -113,7 +121,7 @@ def protect(server: flask.Flask, guard: Guard, policy: str) -> None:
         return answer
 
 
-def _with_cookie(guard: Guard) -> Response:
+def _set_cookie(guard: Guard) -> Response:
     """Return the way to the same address without the token, which is kept in a cookie from here on: no history and no bookmark holds it.
 
     A page that leads on, and no redirect: where somebody clicked the address on another site, a browser sends no strict cookie along with
@@ -124,11 +132,11 @@ def _with_cookie(guard: Guard) -> Response:
     path = quote(f"/{request.path.lstrip('/')}")  # '//host' and '/\\host' would be another server
     target = f"{path}?{urlencode(arguments, quote_via=quote)}" if arguments else path
     answer = flask.Response(_LEADS_ON.format(target=html.escape(target)), mimetype="text/html")
-    answer.set_cookie(cookie_name(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
+    answer.set_cookie(name_cookie(request.host), guard.token, httponly=True, samesite="Strict", secure=request.is_secure, path="/")
     return answer
 
 
-def _host_and_port(host: str) -> tuple[str, int | None]:
+def _split_host(host: str) -> tuple[str, int | None]:
     """Return the name of a Host header without brackets, in lower case, and its port; ('', None) where it holds anything else.
 
     Two headers that a server joined, '127.0.0.1:80, evil.example', are none: not every version of waitress and Werkzeug refuses them.
@@ -148,14 +156,14 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _same_origin(request: flask.Request) -> bool:
+def _is_same_origin(request: flask.Request) -> bool:
     """Return whether a request comes from a page of this server. Every browser sends Origin with a POST; without one nothing is changed."""
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
     origin = request.headers.get("Origin", "")
     return site == "same-origin" and bool(origin) and origin.partition("://")[2].lower() == request.host.lower()
 
 
-def _loads_itself(request: flask.Request) -> bool:
+def _is_own_load(request: flask.Request) -> bool:
     """Return whether what is loaded is asked for by a page of this server or by a person: an address typed in, or a link elsewhere.
 
     Browsers of before 2023 do not tell; what is read by GET is no recording, and no other origin is let read it.
@@ -163,3 +171,89 @@ def _loads_itself(request: flask.Request) -> bool:
     if request.headers.get("Sec-Fetch-Site", "none") in {"same-origin", "none"}:
         return True
     return (request.headers.get("Sec-Fetch-Mode"), request.headers.get("Sec-Fetch-Dest")) == ("navigate", "document")
+
+
+CALLBACKS = "/_dash-update-component"
+
+_NO_SUCH_FILE = (DependencyException, InvalidResourceError)
+"""What Dash raises where somebody asks for a script that belongs to no component."""
+
+_log = logging.getLogger("gpudiag.dashboard")
+
+
+def install_request_checks(server: flask.Flask, app: dash.Dash) -> None:
+    """Refuse malformed callbacks before Dash reads them, and answer every failure with one line."""
+
+    @server.before_request
+    def check() -> flask.Response | None:
+        if flask.request.path != CALLBACKS or flask.request.method != "POST":
+            return None
+        fault = _find_fault(_read_body(), app)
+        return None if fault is None else flask.Response(f"gpudiag: {fault}\n", 400, mimetype="text/plain")
+
+    @server.errorhandler(Exception)
+    def failed(error: Exception) -> flask.Response:
+        if isinstance(error, HTTPException) and error.code is not None:
+            return flask.Response(f"gpudiag: {error.name}\n", error.code, mimetype="text/plain")
+        if isinstance(error, _NO_SUCH_FILE):
+            return flask.Response("gpudiag: Not Found\n", 404, mimetype="text/plain")
+        _log.error("a request failed: %s %s", flask.request.method, flask.request.path, exc_info=error)
+        return flask.Response(f"gpudiag: internal error ({type(error).__name__})\n", 500, mimetype="text/plain")
+
+
+def _read_body() -> Any:
+    """Return the request's JSON, None where it is none that could be written again."""
+    try:
+        body = flask.request.get_json(silent=True)
+        json.dumps(body, ensure_ascii=False).encode()
+    except (RecursionError, UnicodeEncodeError):  # nested deeper than any value of ours, or half a character that nothing can write
+        return None
+    return body
+
+
+def _find_fault(body: Any, app: dash.Dash) -> str | None:
+    """Return what is wrong with the request for a callback, None where it has the form that Dash's own script sends."""
+    if not isinstance(body, dict):
+        return "no JSON object"
+    if not isinstance(body.get("output"), str) or body["output"] not in app.callback_map:
+        return "no such callback"
+    wanted = app.callback_map[body["output"]]
+    for part in ("inputs", "state"):
+        given = body.get(part, [])
+        if not isinstance(given, list) or len(given) != len(wanted[part]) or not all(map(_fits_input, given, wanted[part])):
+            return f"the {part} are not those of that callback"
+    if not _are_outputs(body.get("outputs"), body["output"]) or not _are_texts(body.get("changedPropIds", [])):
+        return "the outputs or changed properties are malformed"
+    return None
+
+
+def _fits_input(given: Any, wanted: dict[str, str]) -> bool:
+    """Return whether one value of a request is the one that the callback asks for; of a pattern ('{...}') all values that match it."""
+    if wanted["id"].startswith("{"):
+        several = given if isinstance(given, list) else [given]
+        return all(_is_property(item) and item["property"] == wanted["property"] for item in several)
+    return _is_property(given) and (given["id"], given["property"]) == (wanted["id"], wanted["property"])
+
+
+def _is_property(item: Any) -> bool:
+    """Return whether this names a property of a component, as plain text or (of a pattern) by an object."""
+    return isinstance(item, dict) and isinstance(item.get("id"), str | dict) and isinstance(item.get("property"), str)
+
+
+def _are_outputs(outputs: Any, key: str) -> bool:
+    """Return whether these are the outputs of the callback of this name: 'a.b', of several '..a.b...c.d..'; 'a.b@...' is a further one."""
+    several = key.startswith("..")
+    if several != isinstance(outputs, list):
+        return False
+    given, wanted = (outputs, key[2:-2].split("...")) if several else ([outputs], [key])
+    return all(map(_is_property, given)) and [_strip_suffix(f"{one['id']}.{one['property']}") for one in given] == list(
+        map(_strip_suffix, wanted)
+    )
+
+
+def _strip_suffix(name: str) -> str:
+    return name.partition("@")[0]
+
+
+def _are_texts(texts: Any) -> bool:
+    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import polars as pl
 
-from gpudiag.api import strips
-from gpudiag.api.growing import Grown
+from gpudiag.api import telemetry_chart
+from gpudiag.api.live_recording import RecordedSoFar
 from gpudiag.units import format_bytes, format_ns, format_share
 
 Figure = dict[str, Any]
@@ -53,44 +53,46 @@ STRIPS = (
     Strip("cpu_freq_mhz", "CPU frequency", "MHz", "max_cpu_freq_mhz"),
     Strip("rss_bytes", "Resident memory of the process", "B", "host_memory_bytes"),
 )
-MEMORY = tuple(strip for strip in STRIPS if strip.column in ("mem_used_bytes", "rss_bytes"))
+MEMORY_STRIPS = tuple(strip for strip in STRIPS if strip.column in ("mem_used_bytes", "rss_bytes"))
 
 
-class Made(NamedTuple):
+class StripFigure(NamedTuple):
     """A figure, and what has to be said of it. `figure` None: there is nothing to draw."""
 
     figure: Figure | None
     height: int
     notes: tuple[str, ...]
-    reasons: tuple[strips.Reason, ...] = ()
+    reasons: tuple[telemetry_chart.ClockReason, ...] = ()
 
 
-def made(now: Grown, kind: strips.Kind, limits: Mapping[str, float], chosen: tuple[Strip, ...] = STRIPS) -> Made:
+def draw_strips(
+    now: RecordedSoFar, kind: telemetry_chart.AxisKind, limits: Mapping[str, float], chosen: tuple[Strip, ...] = STRIPS
+) -> StripFigure:
     """Return the strips of what a bundle holds: with STRIPS step times, each column that was sampled, and what held the clocks.
 
     `limits`: what the device allows, by the names of the manifest.
     """
-    axis = strips.Axis(kind, now.telemetry, now.steps)
+    axis = telemetry_chart.ChartAxis(kind, now.telemetry, now.steps)
     begin, end = axis.span(now.telemetry)
-    factor, unit = _unit_of_time(end) if axis.kind == "time" else (1.0, "")
+    factor, unit = _choose_time_unit(end) if axis.kind == "time" else (1.0, "")
     board = _Board(factor)
     whole = chosen is STRIPS
     if whole:
         board.steps(now.steps, axis)
-    edges, reasons = strips.reasons(now.telemetry, axis) if whole else ([], [])
+    edges, reasons = telemetry_chart.measure_clock_reasons(now.telemetry, axis) if whole else ([], [])
     for strip in chosen:
         board.samples(strip, now.telemetry, axis, limits.get(strip.limit))
         for reason in reasons if strip.column == "sm_clock_mhz" else ():  # below what they hold down
             board.reason(reason, edges)
     if not board.traces:
-        return Made(None, 0, ())
+        return StripFigure(None, 0, ())
     title = "step" if axis.kind == "step" else f"time since the run began ({unit})"
-    shades = strips.profiled(now.steps, axis)[:_MOST_SHADES]
+    shades = telemetry_chart.list_profiled_spans(now.steps, axis)[:_MOST_SHADES]
     figure = board.figure(title, (begin / factor, end / factor), [(low / factor, high / factor) for low, high, _ in shades])
-    return Made(figure, board.height, tuple(_notes(board, bool(shades))), tuple(reasons))
+    return StripFigure(figure, board.height, tuple(_list_notes(board, bool(shades))), tuple(reasons))
 
 
-def _notes(board: _Board, shaded: bool) -> list[str]:
+def _list_notes(board: _Board, shaded: bool) -> list[str]:
     told = list(board.notes)
     if shaded:
         told.append("Shaded: steps that were recorded; the profiler makes them slower.")
@@ -99,7 +101,7 @@ def _notes(board: _Board, shaded: bool) -> list[str]:
     return told
 
 
-def _unit_of_time(end_s: float) -> tuple[float, str]:
+def _choose_time_unit(end_s: float) -> tuple[float, str]:
     return next((factor, unit) for least, factor, unit in _UNITS_OF_TIME if end_s >= least)
 
 
@@ -122,17 +124,17 @@ class _Board:
 
     # -- rows ---------------------------------------------------------------------------------------------------------------
 
-    def steps(self, steps: pl.DataFrame, axis: strips.Axis) -> None:
+    def steps(self, steps: pl.DataFrame, axis: telemetry_chart.ChartAxis) -> None:
         """Add the time of each step, what of it waited for a batch, and the steps that the profiler touched."""
         plain, touched = steps.filter(pl.col("window") == "plain"), steps.filter(pl.col("window") != "plain")
         parts = ((plain, "wall_ns", "step time", LINE), (plain, "loader_wait_ns", "of it waiting for a batch", WAIT))
-        lines = [(strips.steps_line(frame, column, axis), name, colour) for frame, column, name, colour in parts]
-        dots = strips.steps_line(touched, "wall_ns", axis)
+        lines = [(telemetry_chart.build_step_line(frame, column, axis), name, colour) for frame, column, name, colour in parts]
+        dots = telemetry_chart.build_step_line(touched, "wall_ns", axis)
         tops = [value for line in (*(line for line, *_ in lines), dots) if line is not None for value in line.high if value is not None]
         if not tops:
             return
         walls = steps["wall_ns"] / 1e6
-        most = _cut(walls, max(tops), self.notes)
+        most = _cut_outliers(walls, max(tops), self.notes)
         yaxis = self._row("Time of a step (ms)", _STRIP_PX, {"range": [0, most * 1.05]})
         for line, name, colour in lines:
             if line is not None:
@@ -141,23 +143,23 @@ class _Board:
             marker = {"mode": "markers", "marker": {"color": PROFILED, "size": 5, "symbol": "diamond"}}
             self.traces.append({**self._trace(dots, "step with the profiler", PROFILED, yaxis, "ms", 1.0, ",.2~f"), **marker})
 
-    def samples(self, strip: Strip, telemetry: pl.DataFrame, axis: strips.Axis, limit: float | None) -> None:
+    def samples(self, strip: Strip, telemetry: pl.DataFrame, axis: telemetry_chart.ChartAxis, limit: float | None) -> None:
         """Add a column that was sampled; nothing where it was not."""
-        line = strips.column(telemetry, strip.column, axis)
+        line = telemetry_chart.build_sample_line(telemetry, strip.column, axis)
         if line is None:
             return
         lowest, highest = (pick(value for value in row if value is not None) for pick, row in ((min, line.low), (max, line.high)))
-        factor, unit = _scale(strip.unit, highest)
+        factor, unit = _choose_scale(strip.unit, highest)
         drawn = limit is not None and 0 < limit <= _NEAR * highest
         named = strip.title if strip.unit in strip.title else f"{strip.title} ({unit})"
-        title = f"{named}{'' if limit is None else f', limit {_limit(limit, strip.unit)}'}"
+        title = f"{named}{'' if limit is None else f', limit {_format_limit(limit, strip.unit)}'}"
         top = max(highest, limit) if drawn and limit is not None else highest
-        yaxis = self._row(title, _STRIP_PX, {"range": [end / factor for end in _range(strip, lowest, top)]})
+        yaxis = self._row(title, _STRIP_PX, {"range": [end / factor for end in _choose_range(strip, lowest, top)]})
         self._line(line, strip.title.partition(" (")[0], LINE, yaxis, unit, factor, ",.1~f")
         if drawn and limit is not None:
-            self._shapes.append(_level(yaxis, limit / factor))
+            self._shapes.append(_build_level(yaxis, limit / factor))
 
-    def reason(self, reason: strips.Reason, edges: list[float]) -> None:
+    def reason(self, reason: telemetry_chart.ClockReason, edges: list[float]) -> None:
         """Add how much of the time a reason held, as a band that is the darker the more of it did."""
         effect = "lowers the clocks" if reason.lowers else "lowers nothing under load"
         held = format_share(reason.share) if reason.share >= 0.005 else "<1 %"
@@ -184,15 +186,15 @@ class _Board:
         self._rows.append(_Row(title, pixels, axis))
         return "y" if len(self._rows) == 1 else f"y{len(self._rows)}"
 
-    def _line(self, line: strips.Line, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
+    def _line(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> None:
         if line.thinned:
             self.thinned = True
             self.traces.append(self._band(line, colour, yaxis, factor))
         self.traces.append(self._trace(line, name, colour, yaxis, unit, factor, form))
 
-    def _band(self, line: strips.Line, colour: str, yaxis: str, factor: float) -> Figure:
+    def _band(self, line: telemetry_chart.ChartLine, colour: str, yaxis: str, factor: float) -> Figure:
         """Return the band from the lowest to the highest sample: one outline for each stretch without a hole."""
-        x, y = _outlines(line)
+        x, y = _trace_outlines(line)
         red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
         drawn = {
             "mode": "lines",
@@ -203,7 +205,7 @@ class _Board:
         }
         return {**self._points(x, y, yaxis, factor), **drawn}
 
-    def _trace(self, line: strips.Line, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> Figure:
+    def _trace(self, line: telemetry_chart.ChartLine, name: str, colour: str, yaxis: str, unit: str, factor: float, form: str) -> Figure:
         ends = [
             [round(low / factor, _DIGITS), round(high / factor, _DIGITS)] if low is not None and high is not None else [None, None]
             for low, high in zip(line.low, line.high, strict=True)
@@ -234,9 +236,9 @@ class _Board:
     def figure(self, title: str, ends: tuple[float, float], shades: list[tuple[float, float]]) -> Figure:
         """Return the figure; `title` and `ends` of the axis, `shades`: stretches behind all strips."""
         layout: Figure = {
-            "xaxis": _below(title, ends, "y" if len(self._rows) == 1 else f"y{len(self._rows)}"),
+            "xaxis": _build_time_axis(title, ends, "y" if len(self._rows) == 1 else f"y{len(self._rows)}"),
             "annotations": [],
-            "shapes": [*self._shapes, *(_shade(low, high) for low, high in shades)],
+            "shapes": [*self._shapes, *(_build_shade(low, high) for low, high in shades)],
             "hovermode": "x", "hoversubplots": "axis", "showlegend": False, "uirevision": title,
             "margin": {"l": 52, "r": 12, "t": 0, "b": _FOOT_PX}, "height": self.height,
             "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)",
@@ -246,12 +248,12 @@ class _Board:
             high, low = top - _TITLE_PX, top - _TITLE_PX - row.pixels
             frame = {"anchor": "x", "gridcolor": _GRID, "zeroline": False, "nticks": 4, **row.axis}
             layout["yaxis" if number == 1 else f"yaxis{number}"] = {"domain": [max(0.0, low / drawn), high / drawn], **frame}
-            layout["annotations"].append(_title(row.title, high / drawn))
+            layout["annotations"].append(_build_title(row.title, high / drawn))
             top = low - _GAP_PX
         return {"data": self.traces, "layout": layout}
 
 
-def _below(title: str, ends: tuple[float, float], anchor: str) -> Figure:
+def _build_time_axis(title: str, ends: tuple[float, float], anchor: str) -> Figure:
     """Return the axis that all strips share, below the last of them."""
     width, step = ends[1] - ends[0] or 1.0, title == "step"
     return {
@@ -261,7 +263,7 @@ def _below(title: str, ends: tuple[float, float], anchor: str) -> Figure:
     }  # fmt: skip
 
 
-def _range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
+def _choose_range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
     """Return the ends of an axis: shares whole, amounts from zero, and what is never near zero close up, a fifth of it at least."""
     if strip.unit == "%":
         return 0.0, max(105.0, top * 1.05)
@@ -272,13 +274,13 @@ def _range(strip: Strip, lowest: float, top: float) -> tuple[float, float]:
     return low - margin if low else 0.0, top + margin
 
 
-def _limit(value: float, unit: str) -> str:
+def _format_limit(value: float, unit: str) -> str:
     if unit == "B":
         return format_bytes(value)
     return f"{value:,.0f} {unit}" if value >= 100 or value == round(value) else f"{value:,.1f} {unit}"
 
 
-def _outlines(line: strips.Line) -> tuple[list[float | None], list[float | None]]:
+def _trace_outlines(line: telemetry_chart.ChartLine) -> tuple[list[float | None], list[float | None]]:
     """Return the corners of each stretch without a hole, there above and back below; None between two of them."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -291,7 +293,7 @@ def _outlines(line: strips.Line) -> tuple[list[float | None], list[float | None]
     return x[:-1], y[:-1]
 
 
-def _scale(unit: str, highest: float) -> tuple[float, str]:
+def _choose_scale(unit: str, highest: float) -> tuple[float, str]:
     """Return what the values of a column are divided by, and the unit then: bytes in the unit that format_bytes would take."""
     if unit not in ("B", "B/s"):
         return 1.0, unit
@@ -299,7 +301,7 @@ def _scale(unit: str, highest: float) -> tuple[float, str]:
     return 1000.0 ** ("B", "kB", "MB", "GB", "TB", "PB").index(shown), shown + unit.removeprefix("B")
 
 
-def _cut(walls: pl.Series, highest: float, notes: list[str]) -> float:
+def _cut_outliers(walls: pl.Series, highest: float, notes: list[str]) -> float:
     """Return where the axis of step times ends; what lies beyond is noted."""
     most = _BEYOND * float(walls.median() or 0)  # type: ignore[arg-type]
     if highest <= most or most <= 0:
@@ -312,16 +314,16 @@ def _cut(walls: pl.Series, highest: float, notes: list[str]) -> float:
     return most
 
 
-def _title(text: str, y: float) -> Figure:
+def _build_title(text: str, y: float) -> Figure:
     place = {"xref": "paper", "x": 0, "xanchor": "left", "yref": "paper", "y": y, "yanchor": "bottom"}
     return {**place, "text": text, "showarrow": False, "font": {"size": 12}}
 
 
-def _level(yaxis: str, value: float) -> Figure:
+def _build_level(yaxis: str, value: float) -> Figure:
     line = {"color": LIMIT, "width": 1.2, "dash": "dash"}
     return {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": yaxis, "y0": value, "y1": value, "line": line}
 
 
-def _shade(low: float, high: float) -> Figure:
+def _build_shade(low: float, high: float) -> Figure:
     where = {"xref": "x", "x0": low, "x1": high, "yref": "paper", "y0": 0, "y1": 1}
     return {"type": "rect", **where, "fillcolor": _SHADE, "line": {"width": 0}, "layer": "below"}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpudiag.api import Report, calibrate, diagnose, estimate_memory
-    from gpudiag.api.door import ab, ab_script
-    from gpudiag.api.experiment_result import ExperimentResult
+    from gpudiag.api.ab import ab, ab_script
+    from gpudiag.api.experiment import ExperimentResult
     from gpudiag.api.recorder import profile
-    from gpudiag.capture.unmodified.marker import step
+    from gpudiag.capture.run_script import step
     from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
-    from gpudiag.experiment.fixes.registered import register_fix
+    from gpudiag.experiment.fixes.registry import register_fix
     from gpudiag.experiment.task import Task
     from gpudiag.model.fixes import Fix
 
@@ -27,15 +27,15 @@ __all__ = [
 
 _HOMES = {
     "Applier": "gpudiag.experiment.fixes.fix",
-    "ExperimentResult": "gpudiag.api.experiment_result",
+    "ExperimentResult": "gpudiag.api.experiment",
     "Fix": "gpudiag.model.fixes",
     "NotAppliedError": "gpudiag.experiment.fixes.fix",
     "Task": "gpudiag.experiment.task",
-    "ab": "gpudiag.api.door",
-    "ab_script": "gpudiag.api.door",
+    "ab": "gpudiag.api.ab",
+    "ab_script": "gpudiag.api.ab",
     "profile": "gpudiag.api.recorder",
-    "register_fix": "gpudiag.experiment.fixes.registered",
-    "step": "gpudiag.capture.unmodified.marker",
+    "register_fix": "gpudiag.experiment.fixes.registry",
+    "step": "gpudiag.capture.run_script",
 }
 """Where a name is defined; gpudiag.api has the others. What a training calls or an arm imports must not load the analysis."""
 

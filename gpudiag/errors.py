@@ -1,10 +1,13 @@
-"""Errors that reach the user: what happened, where, and what to do next."""
+"""Errors and warnings that reach the user: what happened, where, and what to do next."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 import re
+import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 
 
 class GpudiagError(Exception):
@@ -40,7 +43,7 @@ class MissingDependencyError(GpudiagError):
     exit_code = 2
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_nearest(name: str, known: Iterable[str]) -> str:
     """Return '; did you mean ...?' with the known name that is most similar, or shares a word with it; '' where there is none."""
     names = {one.lower(): one for one in known}
     sharing = [one for one in names if _words(one) & _words(name)]
@@ -53,3 +56,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _words(name: str) -> set[str]:
     """Return the words of a name that tell something: 'num_workers' and 'loader-workers' share one."""
     return set(re.findall("[a-z]{4,}", name.lower()))
+
+
+def warn_user(text: str, stacklevel: int) -> None:
+    """Return None; `text` is a RuntimeWarning at the line `stacklevel` frames up (1: that of the caller). Raises nothing.
+
+    Under -W error, where a warning would stop the training, it is logged; where neither can be shown (a closed stderr, a showwarning of
+    the program's own that fails), it is lost.
+    """
+    with suppress(Exception):
+        try:
+            warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+        except Warning:
+            logging.getLogger("gpudiag").warning(text)

@@ -17,8 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api.results import stored
-from gpudiag.api.store import PairRow, Row
+from gpudiag.api.experiment_store import PairRow, Row, read_results
 from gpudiag.model.experiment import ExperimentData, Outcome
 
 HERE = Path(__file__).parent
@@ -80,7 +79,7 @@ class Place:
     @property
     def data(self) -> ExperimentData:
         """Return the newest result in the bundle."""
-        found, warnings = stored(self.bundle)
+        found, warnings = read_results(self.bundle)
         assert not warnings
         return found[-1]
 

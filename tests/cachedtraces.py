@@ -19,4 +19,4 @@ def settled(path: Path) -> Path:
 
 def entries(place: Path, kind: str = "*") -> list[Path]:
     """Return the entries of a cache folder."""
-    return sorted(place.glob(f"v{cache.VERSION}/{kind}/*/[!.]*"))
+    return sorted(place.glob(f"v{cache.CACHE_VERSION}/{kind}/*/[!.]*"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpudiag.model.breakdown import Breakdown, BucketsNs
 from gpudiag.model.bundle import Machine, Settings
+from gpudiag.model.comparison import Measured, OpKey
 from gpudiag.model.finding import Ceiling, Finding, RuleOutcome, Severity
-from gpudiag.model.measured import Measured, OpKey
 from gpudiag.model.report import OpRow, Recorded, ReportData, ReportDevice, Source, StepSummary, Tool, Trust
+from gpudiag.model.timeline import Breakdown, BucketsNs
 
 SHARES: dict[str, Any] = {
     "linked_share": 1.0, "modelled_share": 1.0, "generic_share": 0.0, "unknown_share": 0.0, "modelled_share_of_all": 1.0

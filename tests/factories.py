@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 from gpudiag.model.analysis import Analysis, Coverage
-from gpudiag.model.breakdown import Breakdown, BucketsNs
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device
+from gpudiag.model.timeline import Breakdown, BucketsNs
 from gpudiag.model.trace import Trace, TraceMeta
-from gpudiag.roofline.engine import with_engine
-from gpudiag.roofline.families import MATRIX, family
+from gpudiag.roofline.engine import add_engine
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 
 US = 1000
 
@@ -95,11 +95,11 @@ class _Rows:
 
 def table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
     """Return `rows` as table `name` of stage cost; columns that are not given are null, ids are row numbers."""
-    schema = tables.schema(name, "cost")
+    schema = trace_module.build_table_schema(name, "cost")
     if "id" in schema:
         rows = [{"id": index, **row} for index, row in enumerate(rows)]
     full = [{column: row.get(column) for column in schema} for row in rows]
-    return pl.DataFrame(full, schema=schema, orient="row") if full else tables.empty(name, "cost")
+    return pl.DataFrame(full, schema=schema, orient="row") if full else trace_module.build_empty_table(name, "cost")
 
 
 def _signature(rows: _Rows, work: Work) -> int | None:
@@ -145,7 +145,7 @@ def _add(rows: _Rows, work: Work, steps: pl.DataFrame, *, on_cpu: bool) -> None:
         | {
             "bytes": work.copied,
             "flops": work.flops,
-            "matrix_flops": work.flops if family(work.op or "") in MATRIX else None,
+            "matrix_flops": work.flops if find_family(work.op or "") in MATRIX_FAMILIES else None,
             "bytes_moved": work.bytes_moved,
             "bound": work.bound,
             "collective": work.collective,
@@ -224,10 +224,10 @@ def analysis(
         signatures=table("signatures", rows.signatures),
         launches=table("launches", rows.launches),
         kernels=_kernels(rows, work or [], device, manifest),
-        frames=tables.empty("frames", "cost"),
+        frames=trace_module.build_empty_table("frames", "cost"),
         marks=table("marks", marks or []),
-        allocations=tables.empty("allocations", "cost"),
-        collectives=tables.empty("collectives", "cost"),
+        allocations=trace_module.build_empty_table("allocations", "cost"),
+        collectives=trace_module.build_empty_table("collectives", "cost"),
     )
     return Analysis(
         trace=trace,
@@ -250,14 +250,14 @@ def analysis(
 def _kernels(rows: _Rows, work: list[Work], device: Device | None, manifest: Manifest | None) -> pl.DataFrame:
     """Return the kernels with the engine that the roofline names for matrix work."""
     kernels = table("kernels", rows.kernels)
-    matrix = [item if family(item.op or "") in MATRIX else Work(item.op, 0, 0, dtype="") for item in work]
+    matrix = [item if find_family(item.op or "") in MATRIX_FAMILIES else Work(item.op, 0, 0, dtype="") for item in work]
     frame = kernels.drop("engine", "engine_by").with_columns(
         pl.Series("call_name", [item.op or "" for item in work], dtype=pl.String),
         pl.Series("call_matrix", [item.flops for item in matrix], dtype=pl.Float64),
         pl.Series("dtype", [item.dtype for item in matrix], dtype=pl.String),
         call_ns="busy_ns",
     )
-    found = with_engine(frame, device, manifest.settings if manifest else None)
+    found = add_engine(frame, device, manifest.settings if manifest else None)
     return kernels.with_columns(found["engine"], found["engine_by"])
 
 

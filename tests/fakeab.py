@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError
-from gpudiag.experiment.stats import compared, decided
+from gpudiag.experiment.stats import is_decided, judge_pairs
 from gpudiag.model.experiment import Baseline, Comparison, Pair, Parity
 
 STEP_NS = 10_000_000
@@ -42,9 +42,9 @@ class Machine:
         self._noise, self._random = noise, random.Random(0)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("gpudiag.experiment.runner.compare", self.compare)
-        monkeypatch.setattr("gpudiag.experiment.probe.probe", self.probe)
-        monkeypatch.setattr("gpudiag.experiment.parity.check", self.check)
+        monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", self.compare)
+        monkeypatch.setattr("gpudiag.experiment.probe.probe_program", self.probe)
+        monkeypatch.setattr("gpudiag.experiment.parity.check_parity", self.check)
 
     def probe(self, arm: Arm, design: Design, *, progress: Any = None, **_: Any) -> Baseline:
         self.probed += 1
@@ -70,7 +70,7 @@ class Machine:
             return self.verdicts[second.name]
         pairs = list(done)
         while len(pairs) < design.looks[-1]:
-            if len(pairs) in design.looks and len(pairs) > len(done) and decided(compared(pairs, design)):
+            if len(pairs) in design.looks and len(pairs) > len(done) and is_decided(judge_pairs(pairs, design)):
                 break
             pair = self._pair(second.name)
             self.pairs += 1
@@ -80,7 +80,7 @@ class Machine:
             if on_pair is not None:
                 on_pair(pair)
         evidence = tuple(f"{call}: seen" for call in second.fixes)
-        return msgspec.structs.replace(compared(pairs, design), evidence=evidence)
+        return msgspec.structs.replace(judge_pairs(pairs, design), evidence=evidence)
 
     def _pair(self, name: str) -> Pair:
         drift = math.exp(self._random.gauss(0, self._noise))

@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 import yaml
 
-from gpudiag.capture.telemetry.device import DeviceIdentity
+from gpudiag.capture.environment import DeviceIdentity
 
 BOARDS: dict[str, Any] = yaml.safe_load((Path(__file__).parent / "capture" / "telemetry" / "boards.yaml").read_text())
 

@@ -7,11 +7,11 @@ import polars as pl
 from hypothesis import strategies as st
 from simulator import Simulation
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.model.graph import Graph, node_kind
-from gpudiag.timeline.graph import build_all
+from gpudiag.model import trace as trace_module
+from gpudiag.model.graph import Graph, encode_node_kind
+from gpudiag.timeline.graph import build_all_graphs
 from gpudiag.timeline.syncs import find_syncs
 
 
@@ -24,14 +24,21 @@ def graphs_in_a_row(run: Simulation) -> tuple[tuple[Graph, ...], Graph | None]:
     """Return these, and the graph of all analysed steps."""
     trace = run.trace()
     steps = find_steps(trace).table
-    trace, _ = link(trace, steps, on_cpu=False)
-    return build_all(trace, steps, tables.empty("idle"), find_syncs(trace, steps), False, _host_marks(run, trace.meta.unix_base_ns or 0))
+    trace, _ = link_kernels(trace, steps, on_cpu=False)
+    return build_all_graphs(
+        trace,
+        steps,
+        trace_module.build_empty_table("idle"),
+        find_syncs(trace, steps),
+        False,
+        _host_marks(run, trace.meta.unix_base_ns or 0),
+    )
 
 
 def _host_marks(run: Simulation, base_ns: int) -> pl.DataFrame:
     """Return what a bundle would hold of the run's garbage collections and saves."""
     rows = [{**mark, "start_unix_ns": mark["start_ns"] + base_ns, "step": 0} for mark in run.host_marks]
-    schema = tables.schema("host_marks")
+    schema = trace_module.build_table_schema("host_marks")
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema, orient="row")
 
 
@@ -57,7 +64,7 @@ def random_graphs(draw: st.DrawFn) -> Graph:
     start_ns, duration_ns = np.array(start, dtype=np.int64), np.array(durations, dtype=np.int64)
     nothing = np.full(count, -1, dtype=np.int64)
     lane = np.array([0, *draw(st.lists(st.sampled_from([0, 1, -1, -2]), min_size=count - 1, max_size=count - 1))], dtype=np.int64)
-    kind = np.where(lane < 0, node_kind("kernel"), node_kind("host")).astype(np.int8)
+    kind = np.where(lane < 0, encode_node_kind("kernel"), encode_node_kind("host")).astype(np.int8)
     end = start_ns + duration_ns
     src, dst, lag, free = columns.T
     return Graph(

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpudiag.capture import parquet
-from gpudiag.capture.folder import create, manifest_name, segment_name
-from gpudiag.capture.recording import encode_manifest
-from gpudiag.capture.writer import write_atomic
-from gpudiag.model import tables
+from gpudiag.capture import segments
+from gpudiag.capture.bundle_folder import create_folders, manifest_name, segment_name
+from gpudiag.capture.recording import encode_manifest, write_atomic
+from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo
 
 START_NS = 1_700_000_000 * 10**9
@@ -24,7 +23,7 @@ class Bundle:
     def __init__(self, path: Path, rank: int = 0, **manifest: Any) -> None:
         self.path, self.rank = path, rank
         path.mkdir(parents=True, exist_ok=True)
-        create(path, rank)
+        create_folders(path, rank)
         given: dict[str, Any] = {"created_unix_ns": START_NS, "machine": Machine(cpu="Some CPU"), "rank": rank}
         self._manifest = Manifest(**(given | manifest))
         self._written = {"telemetry": 0, "step_records": 0, "host_marks": 0}
@@ -63,10 +62,10 @@ class Bundle:
 
     def _segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> Path:
         count = len(next(iter(columns.values())))
-        rows = {column.name: columns.get(column.name, [None] * count) for column in tables.columns(table)}
+        rows = {column.name: columns.get(column.name, [None] * count) for column in trace.list_columns(table)}
         target = self.path / segment_name(table, self.rank, self._written[table])
         self._written[table] += 1
-        write_atomic(target, parquet.encode(table, rows))
+        write_atomic(target, segments.encode_segment(table, rows))
         return target
 
 

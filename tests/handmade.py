@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpudiag.attribution.gaps import gaps
-from gpudiag.attribution.intervals import of
-from gpudiag.attribution.links import link
+from gpudiag.attribution.device import find_gaps
+from gpudiag.attribution.intervals import build_spans
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.bundle import Settings
 from gpudiag.model.hardware import Device
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 
@@ -88,19 +88,19 @@ def write(path: Path, *events: Event, **header: Any) -> Path:
 def trace(*events: Event, **header: Any) -> Trace:
     """Return the tables of the events."""
     with tempfile.TemporaryDirectory() as folder:
-        return read(write(Path(folder) / "trace.json", *events, **header))
+        return read_trace(write(Path(folder) / "trace.json", *events, **header))
 
 
 def linked(*events: Event, on_cpu: bool = False) -> Trace:
     """Return the tables at stage 'link'."""
     made = trace(*events)
-    return link(made, find_steps(made).table, on_cpu=on_cpu)[0]
+    return link_kernels(made, find_steps(made).table, on_cpu=on_cpu)[0]
 
 
 def costed(*events: Event, device: Device | None, on_cpu: bool = False, settings: Settings | None = None) -> Trace:
     """Return the tables at stage 'cost'."""
     made = trace(*events)
     found = find_steps(made).table
-    made = link(made, found, on_cpu=on_cpu)[0]
-    idle = gaps(made.kernels if not on_cpu else made.kernels.clear(), made.launches, of(found))
-    return classify(made, find_owners(made, on_cpu=on_cpu), idle, device, settings)
+    made = link_kernels(made, found, on_cpu=on_cpu)[0]
+    idle = find_gaps(made.kernels if not on_cpu else made.kernels.clear(), made.launches, build_spans(found))
+    return classify_kernels(made, find_attributed_ops(made, on_cpu=on_cpu), idle, device, settings)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.job.match import MATCHED
-from gpudiag.model import tables
-from gpudiag.model.breakdown import BUCKETS
+from gpudiag.job.message_matching import MATCHED
+from gpudiag.model import trace
+from gpudiag.model.analysis import RANK_MESSAGES, RANK_OPS, RANK_STEPS, RankSummary
 from gpudiag.model.job import RankRow
-from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
-from gpudiag.model.tables import Column
+from gpudiag.model.timeline import BUCKETS
+from gpudiag.model.trace import Column
 
 MS = 1_000_000
 TRANSFER = 1
@@ -48,19 +48,24 @@ def steps(
         row: dict[str, Any] = {"name": f"step {index}", "start_ns": round((ends[index] - wall) * MS), "end_ns": round(ends[index] * MS)}
         row |= {"number": None if first is None else first + index, "matrix_flops": None if flops is None else flops[index]}
         rows.append(row | {bucket: round(parts.get(bucket, 0) * MS) for bucket in BUCKETS})
-    return frame(STEPS, rows)
+    return frame(RANK_STEPS, rows)
 
 
 def ops(times: Mapping[str, float], count: int, calls: Mapping[str, int] | None = None) -> pl.DataFrame:
     """Return operators with their time a step in ms, over `count` steps."""
     calls = calls or {}
     rows = [{"name": name, "count": calls.get(name, 10) * count, "kernel_ns": round(ms * MS) * count} for name, ms in times.items()]
-    return frame(OPS, rows)
+    return frame(RANK_OPS, rows)
 
 
 def summary(rank: int, **given: Any) -> RankSummary:
     """Return the summary of `rank`; what is not given is empty."""
-    empty: dict[str, Any] = {"path": f"rank{rank}.json", "messages": frame(MESSAGES), "steps": frame(STEPS), "ops": frame(OPS)}
+    empty: dict[str, Any] = {
+        "path": f"rank{rank}.json",
+        "messages": frame(RANK_MESSAGES),
+        "steps": frame(RANK_STEPS),
+        "ops": frame(RANK_OPS),
+    }
     return RankSummary(rank=rank, **(empty | given))
 
 
@@ -99,7 +104,7 @@ def record_frames(own: Floats, columns: Mapping[str, Floats] | None = None) -> l
 
     `columns`: others, in ms or counts.
     """
-    schema = tables.schema("step_records")
+    schema = trace.build_table_schema("step_records")
     wall = np.broadcast_to(own.max(axis=1, keepdims=True), own.shape)
     given = {"wall_ns": wall, "backward_ns": 20 + wall - own, **(columns or {})}
     made = []

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.model.breakdown import BucketsNs
 from gpudiag.model.job import (
     Balance,
     Clocks,
@@ -23,6 +22,7 @@ from gpudiag.model.job import (
     Traffic,
 )
 from gpudiag.model.report import ReportData
+from gpudiag.model.timeline import BucketsNs
 
 US, MS = 1_000, 1_000_000
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from abplace import Place, over, until
 
-from gpudiag.api.store import BaselineRow, PairRow
+from gpudiag.api.experiment_store import BaselineRow, PairRow
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.model.bundle import UNFINISHED
 

@@ -12,13 +12,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from gpudiag.capture.events import Events
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.unmodified.marks import Driver
-from gpudiag.capture.unmodified.plan import Plan
+from gpudiag.capture.hooks import Events, Patches
+from gpudiag.capture.run_script.driver import Driver
+from gpudiag.capture.run_script.plan import Plan
 from gpudiag.experiment.fixes.fix import Site
-from gpudiag.experiment.trial.applied import Applied
-from gpudiag.experiment.trial.parity import Recorder
+from gpudiag.experiment.trial.applied_fixes import AppliedFixes
+from gpudiag.experiment.trial.parity import ParityRecorder
 from gpudiag.experiment.trial.protocol import CONTROL, Control, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, read_rows
 
 STEPS = 12
@@ -65,8 +64,8 @@ def record(train: Callable[[], object], folder: Path, plan: ParityPlan | None = 
     """Return the parity run of `train`, with `fix` put in place as the fixes of an arm are."""
     folder.mkdir(parents=True)
     patches = Patches()
-    applied = Applied((), patches)
-    recorder = Recorder(TrialPlan(str(folder), 10, 5.0, 2, parity=plan or ParityPlan(steps=STEPS)))
+    applied = AppliedFixes((), patches)
+    recorder = ParityRecorder(TrialPlan(str(folder), 10, 5.0, 2, parity=plan or ParityPlan(steps=STEPS)))
     context = _Context(folder, patches)
     try:
         recorder.install(applied.site, patches)

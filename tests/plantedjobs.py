@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.rank import MESSAGES, OPS, STEPS, RankSummary
+from gpudiag.model.analysis import RANK_MESSAGES, RANK_OPS, RANK_STEPS, RankSummary
+from gpudiag.model.timeline import BUCKETS
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 BEGIN = 1_700_000_000 * S
@@ -52,9 +52,9 @@ def summary(
         rank=rank,
         path=f"rank{rank}.json",
         **{
-            "messages": table(MESSAGES, messages, height),
-            "steps": table(STEPS, given, len(steps)),
-            "ops": table(OPS, {}, 0),
+            "messages": table(RANK_MESSAGES, messages, height),
+            "steps": table(RANK_STEPS, given, len(steps)),
+            "ops": table(RANK_OPS, {}, 0),
             "wall_ns": int(walls.sum()),
             "clock": "unix",
             **fields,

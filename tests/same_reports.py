@@ -20,7 +20,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
-WORDS = frozenset({"message", "title", "reason", "warnings", "why", "note", "hint", "text", "change", "summary", "source", "rows", "explanation"})
+WORDS = frozenset(
+    {"message", "title", "reason", "warnings", "why", "note", "hint", "text", "change", "summary", "source", "rows", "explanation"}
+)
 """Keys whose strings are sentences for a person."""
 ADDED = frozenset({"notices", "notice"})
 """Keys that stand beside what the other commit knows."""
@@ -62,22 +64,16 @@ def make_reports(tree: Path, recordings: Sequence[Path], folder: Path) -> list[A
 def list_differences(old: Any, new: Any, at: str = "", key: str = "") -> Iterator[str]:
     """List where two JSON values differ in keys, types, numbers, codes or identifiers."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for name in sorted(old.keys() | new.keys()):
-            if name not in new:
-                yield f"{at}.{name}: gone"
-            elif name not in old:
-                if name not in ADDED:
-                    yield f"{at}.{name}: added"
-            else:
-                yield from list_differences(old[name], new[name], f"{at}.{name}", name)
+        yield from (f"{at}.{name}: gone" for name in sorted(old.keys() - new.keys()))
+        yield from (f"{at}.{name}: added" for name in sorted(new.keys() - old.keys() - ADDED))
+        for name in sorted(old.keys() & new.keys()):
+            yield from list_differences(old[name], new[name], f"{at}.{name}", name)
     elif isinstance(old, list) and isinstance(new, list):
         if len(old) != len(new):
             yield f"{at}: {len(old)} -> {len(new)} items"
         for number, (a, b) in enumerate(zip(old, new, strict=False)):
             yield from list_differences(a, b, f"{at}[{number}]", key)
-    elif isinstance(old, str) and isinstance(new, str) and key in WORDS:
-        return
-    elif type(old) is not type(new) or old != new:
+    elif (type(old) is not type(new) or old != new) and not (key in WORDS and isinstance(old, str) and isinstance(new, str)):
         yield f"{at}: {old!r} -> {new!r}"
 
 

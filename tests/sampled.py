@@ -6,14 +6,14 @@ import numpy as np
 import polars as pl
 
 from gpudiag.attribution.intervals import Spans
-from gpudiag.model import tables
+from gpudiag.model import trace
 
 UNIX = 1_700_000_000 * 10**9
 S = 10**9
 
 
 def at(*rows: tuple[float, dict[str, float]]) -> pl.DataFrame:
-    schema = tables.schema("telemetry")
+    schema = trace.build_table_schema("telemetry")
     made = [{**dict.fromkeys(schema), "t_ns": UNIX + round(time * S), **values} for time, values in rows]
     return pl.DataFrame(made, schema=schema, strict=False)
 

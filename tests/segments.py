@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.capture.parquet import encode
-from gpudiag.model import tables
+from gpudiag.capture.segments import encode_segment
+from gpudiag.model import trace
 
 
 def segment(table: str, frame: pl.DataFrame) -> bytes:
     """Return `frame` as a segment of `table`; columns that it lacks are null."""
-    return encode(table, {name: frame[name].to_list() if name in frame.columns else [None] * frame.height for name in tables.schema(table)})
+    return encode_segment(
+        table, {name: frame[name].to_list() if name in frame.columns else [None] * frame.height for name in trace.build_table_schema(table)}
+    )

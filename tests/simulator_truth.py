@@ -14,7 +14,7 @@ from typing import Any
 from simulator_machine import MAIN, Event, Machine, Piece, Work
 
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 BASE_UNIX_NS = 1_700_000_000_000_000_000
 """Unix time of the trace's zero (Kineto: baseTimeNanoseconds)."""
@@ -91,7 +91,7 @@ class Simulation:
     def trace(self) -> Trace:
         """Return the tables of the run, read by the reader from the text of the events."""
         with tempfile.TemporaryDirectory() as folder:
-            return read(self.write(Path(folder) / "trace.json"))
+            return read_trace(self.write(Path(folder) / "trace.json"))
 
     @cached_property
     def idle(self) -> list[Idle]:

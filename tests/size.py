@@ -1,4 +1,5 @@
-"""Print how large and how deep the house is: `make size`. The table of a report is of one real trace beside the checkout, where there is one."""
+"""Print how large and how deep the house is: `make size`. The table of a report is of one real trace beside the checkout, where there is
+one."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def count_lines(modules: Sequence[Module]) -> Counter[str]:
     """Count the lines by kind; a line of an import or a docstring counts as that."""
     kinds: Counter[str] = Counter()
     for module in modules:
-        kind_of = dict.fromkeys(_lines_of(node for node in ast.walk(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)), "imports")
+        kind_of = dict.fromkeys(
+            _lines_of(node for node in ast.walk(module.tree) if isinstance(node, ast.Import | ast.ImportFrom)), "imports"
+        )
         kind_of |= dict.fromkeys(_lines_of(_docstrings(module.tree)), "docstrings")
         for number, line in enumerate(module.lines, 1):
             text = line.strip()
@@ -70,7 +73,11 @@ def _lines_of(nodes: Iterator[Any]) -> set[int]:
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Expr]:
     """List strings that stand alone: docstrings, and those of constants and fields."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str))
+    return (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
 
 
 def count_statements(modules: Sequence[Module]) -> int:
@@ -218,7 +225,11 @@ def print_table(root: Path) -> None:
         ("lines of tests", f"{sum(len(path.read_text(encoding='utf-8').splitlines()) for path in (root / 'tests').rglob('*.py')):,}"),
     ]
     if root == ROOT:
-        rows += [("one report", _report_row()), ("calls to the first block of ab", str(count_calls_to_first_block() or "unknown")), ("fast tests, last whole run", _fast_row())]
+        rows += [
+            ("one report", _report_row()),
+            ("calls to the first block of ab", str(count_calls_to_first_block() or "unknown")),
+            ("fast tests, last whole run", _fast_row()),
+        ]
     for label, value in rows:
         print(f"{label:32}{value}")
 

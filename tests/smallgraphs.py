@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gpudiag.model import tables
-from gpudiag.model.graph import Graph, edge_kind, node_kind
+from gpudiag.model import trace as trace_module
+from gpudiag.model.graph import Graph, encode_edge_kind, encode_node_kind
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 
 DEVICE = -1
@@ -37,7 +37,7 @@ def graph(nodes: Sequence[dict[str, Any]], edges: Sequence[dict[str, Any]], *, e
 
     return Graph(
         step=step,
-        kind=np.array([node_kind(row["kind"]) for row in nodes], dtype=np.int8),
+        kind=np.array([encode_node_kind(row["kind"]) for row in nodes], dtype=np.int8),
         lane=ints(nodes, "lane"),
         streams=(7, 20),
         start_ns=ints(nodes, "start"),
@@ -47,7 +47,7 @@ def graph(nodes: Sequence[dict[str, Any]], edges: Sequence[dict[str, Any]], *, e
         op=ints(nodes, "op"),
         src=ints(edges, "src"),
         dst=ints(edges, "dst"),
-        edge_kind=np.array([edge_kind(row["kind"]) for row in edges], dtype=np.int8),
+        edge_kind=np.array([encode_edge_kind(row["kind"]) for row in edges], dtype=np.int8),
         lag_ns=ints(edges, "lag"),
         free_ns=ints(edges, "free"),
         origin_ns=0,
@@ -58,7 +58,7 @@ def graph(nodes: Sequence[dict[str, Any]], edges: Sequence[dict[str, Any]], *, e
 
 def table(name: str, rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Return the table `name` at stage 'cost' with what `rows` give, ids added and the rest null."""
-    schema = tables.schema(name, "cost")
+    schema = trace_module.build_table_schema(name, "cost")
     full = [{"id": number, **row} for number, row in enumerate(rows)]
     return pl.DataFrame([{key: row.get(key) for key in schema} for row in full], schema=schema, orient="row")
 

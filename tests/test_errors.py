@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, nearest
+from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
 
 
 def test_the_hint_follows_the_message() -> None:
@@ -38,4 +38,4 @@ def test_exit_codes(kind: type[GpudiagError], code: int) -> None:
 )
 def test_a_name_that_is_spelt_alike_or_shares_a_word_is_suggested(typed: str, meant: str | None) -> None:
     known = ("launch", "bf16", "MEM-05", "loader-workers", "fused-optimizer")
-    assert nearest(typed, known) == (f"; did you mean {meant!r}?" if meant else "")
+    assert suggest_nearest(typed, known) == (f"; did you mean {meant!r}?" if meant else "")

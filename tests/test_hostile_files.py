@@ -17,11 +17,11 @@ import zstandard
 from fuzz.documents import gpu_training
 from test_hostile import RECORDED, Result, Run, bundle
 
-from gpudiag.capture import parquet
+from gpudiag.capture import segments
 from gpudiag.cli import main
-from gpudiag.model import tables
-from gpudiag.trace import reader
-from gpudiag.trace.source import watched
+from gpudiag.model import trace as trace_module
+from gpudiag.trace import kineto
+from gpudiag.trace.decompression import watch_reading
 
 WAITING_S = 120
 """A command that waits for the writer of a pipe waits for ever; none of these takes more than some seconds."""
@@ -176,8 +176,8 @@ def test_a_trace_that_changes_while_it_is_read_is_read_as_far_as_it_goes(
     padding = {"ph": "M", "args": {"a": "x" * 900}}
     path.write_text(json.dumps(document | {"traceEvents": [*document["traceEvents"], *([padding] * 8_000)]}))
     changes = [change]
-    with watched(lambda _: changes.pop()(path) if changes else None):
-        trace = reader.read(path)
+    with watch_reading(lambda _: changes.pop()(path) if changes else None):
+        trace = kineto.read_kineto(path)
     assert not changes
     assert trace.ops.height > 0
     assert (trace.meta.truncated or trace.meta.dropped != {}) is loses
@@ -241,7 +241,7 @@ def test_a_bomb_is_given_up(gpudiag: Run, tmp_path: Path, head: bytes, unit: byt
 def test_a_string_is_read_in_time_that_grows_with_it() -> None:
     """A header that is skipped may be long: each block of it is looked at once, not again with every block that follows."""
     from gpudiag.trace.events import EventDecoder
-    from gpudiag.trace.framing import Document, HeaderValue
+    from gpudiag.trace.json_framing import Document, HeaderValue
 
     text = json.dumps({"a": 'x\\"' * 100_000, **gpu_training(1), "record_shapes": "y\\" * 50_000}).encode()
     blocks = [text[start : start + 1000] for start in range(0, len(text), 1000)]
@@ -262,29 +262,33 @@ def test_a_string_is_read_in_time_that_grows_with_it() -> None:
 
 def _segment(rows: int) -> bytes:
     """Return a segment whose columns repeat one null `rows` times, in some bytes each (Parquet, run-length encoding)."""
-    schema = tables.schema("step_records")
+    schema = trace_module.build_table_schema("step_records")
     out, chunks = bytearray(b"PAR1"), []
-    levels = parquet._varint(rows << 1) + b"\0"
+    levels = segments._encode_varint(rows << 1) + b"\0"
     data = len(levels).to_bytes(4, "little") + levels
     for name, dtype in schema.items():
-        kind = parquet._PHYSICAL[dtype]
-        counts = parquet._struct(*((number, 5, parquet._zigzag(value)) for number, value in ((1, rows), (2, 0), (3, 3), (4, 3))))
-        size = parquet._zigzag(len(data))
-        page = parquet._struct((1, 5, parquet._zigzag(0)), (2, 5, size), (3, 5, size), (5, 12, counts)) + data
-        chunks.append(parquet._chunk(name, kind, rows, len(out), len(page)))
+        kind = segments._PHYSICAL[dtype]
+        counts = segments._encode_struct(
+            *((number, 5, segments._encode_zigzag(value)) for number, value in ((1, rows), (2, 0), (3, 3), (4, 3)))
+        )
+        size = segments._encode_zigzag(len(data))
+        page = segments._encode_struct((1, 5, segments._encode_zigzag(0)), (2, 5, size), (3, 5, size), (5, 12, counts)) + data
+        chunks.append(segments._encode_chunk(name, kind, rows, len(out), len(page)))
         out += page
     return bytes(out) + _footer(schema, chunks, rows, len(out))
 
 
 def _footer(schema: dict[str, Any], chunks: list[bytes], rows: int, size: int) -> bytes:
-    root = parquet._struct((4, 8, parquet._binary("schema")), (5, 5, parquet._zigzag(len(schema))))
-    columns = [parquet._element(name, parquet._PHYSICAL[dtype]) for name, dtype in schema.items()]
-    group = parquet._struct((1, 9, parquet._list(12, chunks)), (2, 6, parquet._zigzag(size - 4)), (3, 6, parquet._zigzag(rows)))
+    root = segments._encode_struct((4, 8, segments._encode_binary("schema")), (5, 5, segments._encode_zigzag(len(schema))))
+    columns = [segments._encode_element(name, segments._PHYSICAL[dtype]) for name, dtype in schema.items()]
+    group = segments._encode_struct(
+        (1, 9, segments._encode_list(12, chunks)), (2, 6, segments._encode_zigzag(size - 4)), (3, 6, segments._encode_zigzag(rows))
+    )
     fields = (
-        (1, 5, parquet._zigzag(1)), (2, 9, parquet._list(12, [root, *columns])), (3, 6, parquet._zigzag(rows)),
-        (4, 9, parquet._list(12, [group])),
+        (1, 5, segments._encode_zigzag(1)), (2, 9, segments._encode_list(12, [root, *columns])), (3, 6, segments._encode_zigzag(rows)),
+        (4, 9, segments._encode_list(12, [group])),
     )  # fmt: skip
-    footer = parquet._struct(*fields)
+    footer = segments._encode_struct(*fields)
     return footer + len(footer).to_bytes(4, "little") + b"PAR1"
 
 

@@ -22,10 +22,10 @@ from fuzz.documents import MATRIX, SHAPES, Document, complete, distributed, with
 
 from gpudiag import api
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.environment.variables import FORMS
+from gpudiag.capture.environment.process import FORMS
 from gpudiag.errors import GpudiagError
 from gpudiag.model.trace import TRACE_TABLES
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 TOKEN = "hf_PLANTEDPLANTEDPLANTED"  # noqa: S105 - not a password: the bait
 
@@ -75,7 +75,7 @@ def planted(document: Document) -> Document:
 
 def secrets_of(path: Path) -> Iterator[str]:
     """Yield 'table.column' for every column that holds the token."""
-    trace = read(path)
+    trace = read_trace(path)
     for table in TRACE_TABLES:
         frame: pl.DataFrame = getattr(trace, table)
         for column in frame.columns:

@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 
-from gpudiag.warned import warn
+from gpudiag.errors import warn_user
 
 
 def _within(stacklevel: int) -> int:
-    warn("not recorded", stacklevel)
+    warn_user("not recorded", stacklevel)
     return inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
 
 
@@ -27,7 +27,7 @@ def test_it_stands_at_the_line_of_the_caller_or_further_up() -> None:
 def test_where_warnings_are_errors_it_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn("not recorded", 1)
+        warn_user("not recorded", 1)
     assert [(record.name, record.message) for record in caplog.records] == [("gpudiag", "not recorded")]
 
 
@@ -38,4 +38,4 @@ def test_one_that_cannot_be_shown_is_lost() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.showwarning = fail
-        warn("not recorded", 1)
+        warn_user("not recorded", 1)

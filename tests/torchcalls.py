@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature, parse_signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature, parse_signature
+from gpudiag.roofline.costs import estimate_cost
 
 KEYS = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 
@@ -56,7 +55,7 @@ def distinct(tensor: Any) -> int:
 def assert_bytes_are_the_tensors(function: Callable[..., Any], arguments: list[Any], folder: Path) -> None:
     """Assert that the cost of `function(*arguments)` is exact, with the bytes of the tensors that torch reads and returns."""
     op, signature, result = record(lambda: function(*arguments), folder)
-    found = cost_of(op, signature)
+    found = estimate_cost(op, signature)
     assert isinstance(found, Cost), found
     assert found.provenance == "exact"
     assert found.bytes == sum(map(distinct, tensors(arguments))) + sum(item.nbytes for item in tensors(result))

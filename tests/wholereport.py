@@ -9,9 +9,9 @@ from jobviews import job, shapes
 from outcomes import every_verdict
 from report import sample
 
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry, TelemetryStrip
 from gpudiag.model.memory import MemoryReport, MemoryRow
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.model.telemetry import ClockEvent, ColumnRange, Energy, Telemetry, TelemetryStrip
 
 GB = 10**9
 KINDS = (("compute", 0.6), ("memory", 0.7), ("overhead", 0.1))

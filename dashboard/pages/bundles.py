@@ -5,11 +5,11 @@ from __future__ import annotations
 import dash
 from dash import Input, Output, dcc, html
 from dash.development.base_component import Component
-from gpudiag_dashboard import parts
+from gpudiag_dashboard import components
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.view import View
 
-from gpudiag.api.listing import MOST_ENTRIES, Entry
+from gpudiag.api.recording_list import MOST_ENTRIES, Entry
 from gpudiag.units import format_bytes
 
 REFRESH_MS = 3_000
@@ -32,50 +32,54 @@ class Bundles:
 
         @app.callback(Output("bundles-list", "children"), Input("bundles-clock", "n_intervals"))
         def fill(_: int | None) -> list[Component]:
-            return content(library.bundles(), library.folder.name)
+            return build_content(library.bundles(), library.folder.name)
 
 
-def content(entries: tuple[Entry, ...], folder: str) -> list[Component]:
+def build_content(entries: tuple[Entry, ...], folder: str) -> list[Component]:
     """Return the list of `entries` with its title."""
-    title = html.H1(["Recordings ", html.Span(f"in {parts.text(folder, 120)}", className="quiet")])
+    title = html.H1(["Recordings ", html.Span(f"in {components.clean_text(folder, 120)}", className="quiet")])
     if not entries:
         do = "Record a training into this folder, and it shows up here while it runs:"
         return [
             title,
-            parts.empty("Nothing is recorded here yet", do, parts.code(f"gpudiag run -o {parts.text(folder, 120)}/first train.py")),
+            components.build_empty(
+                "Nothing is recorded here yet",
+                do,
+                components.build_code(f"gpudiag run -o {components.clean_text(folder, 120)}/first train.py"),
+            ),
         ]
     cut = (
-        [parts.quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down.")]
+        [components.build_quiet(f"The first {MOST_ENTRIES:,} only; start the dashboard with a folder further down.")]
         if len(entries) >= MOST_ENTRIES
         else []
     )
     columns = [
-        parts.Column("recording"),
-        parts.Column("status"),
-        parts.Column("steps", True, "of the whole run, also those that were not profiled"),
-        parts.Column("device"),
-        parts.Column("recorded"),
-        parts.Column("size", True),
+        components.Column("recording"),
+        components.Column("status"),
+        components.Column("steps", True, "of the whole run, also those that were not profiled"),
+        components.Column("device"),
+        components.Column("recorded"),
+        components.Column("size", True),
     ]
-    return [title, parts.table(columns, [_row(entry) for entry in entries], "Recordings, the newest first"), *cut]
+    return [title, components.build_table(columns, [_build_row(entry) for entry in entries], "Recordings, the newest first"), *cut]
 
 
-def _row(entry: Entry) -> list[parts.Cell | Component | str]:
-    name = parts.text(entry.name if entry.name != "." else "this folder", 200)
+def _build_row(entry: Entry) -> list[components.Cell | Component | str]:
+    name = components.clean_text(entry.name if entry.name != "." else "this folder", 200)
     several = f"{entry.ranks} ranks" if entry.ranks > 1 else ""
-    details = tuple(text for text in (_KINDS[entry.kind], several, parts.text(entry.note, 300)) if text)
+    details = tuple(text for text in (_KINDS[entry.kind], several, components.clean_text(entry.note, 300)) if text)
     readable = entry.status != "unreadable"
     return [
-        parts.Cell(name, details, href=View().href(_first_page(entry), bundle=entry.name) if readable else ""),
-        parts.status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
+        components.Cell(name, details, href=View().href(_choose_first_page(entry), bundle=entry.name) if readable else ""),
+        components.build_status_badge(entry.status) if entry.kind == "bundle" or not readable else "",
         f"{entry.steps:,}" if entry.steps is not None else "",
-        parts.text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
-        parts.moment(entry.created_unix_ns),
+        components.clean_text(entry.device, 80) if entry.device else (_UNKNOWN if entry.kind == "bundle" else ""),
+        components.format_moment(entry.created_unix_ns),
         format_bytes(entry.size_bytes),
     ]
 
 
-def _first_page(entry: Entry) -> str:
+def _choose_first_page(entry: Entry) -> str:
     """Return the page that a click on a recording leads to: of one that still records, its telemetry."""
     return "/telemetry" if entry.status == "live" else "/overview"
 

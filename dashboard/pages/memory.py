@@ -8,12 +8,10 @@ from typing import Any
 import dash
 from dash import Input, Output, State, html, no_update
 from dash.development.base_component import Component
-from gpudiag_dashboard import parts, telemetry_figure
-from gpudiag_dashboard.choices import choices
-from gpudiag_dashboard.library import Library
+from gpudiag_dashboard import components, telemetry_figure
+from gpudiag_dashboard.components import View, build_choices
+from gpudiag_dashboard.library import Library, Recordings
 from gpudiag_dashboard.page import ADDRESS
-from gpudiag_dashboard.recordings import Recordings
-from gpudiag_dashboard.view import View
 
 from gpudiag.model.memory import MemoryReport, PoolRow
 from gpudiag.report import memory
@@ -35,10 +33,10 @@ class MemoryPage:
     def layout(self, view: View) -> Component:
         """Return the places that the callbacks fill."""
         label = "Memory in use over the run; lowest, median and highest stand on the page Telemetry"
-        strips = parts.figure("memory-strips", {"data": [], "layout": {}}, label)
+        strips = components.build_figure("memory-strips", {"data": [], "layout": {}}, label)
         inside = [html.H2("Memory over the run"), strips, html.Div(id="memory-strips-notes")]
         over_run = html.Div(inside, id="memory-run", style={"display": "none"})
-        return html.Div([html.H1("Memory"), parts.loading(html.Div(id="memory-peak")), html.Div(id="memory-places"), over_run])
+        return html.Div([html.H1("Memory"), components.build_loading(html.Div(id="memory-peak")), html.Div(id="memory-places"), over_run])
 
     def register(self, app: dash.Dash, library: Library) -> None:
         """Register the callbacks: the peak and the strips once, the places with each choice."""
@@ -52,7 +50,7 @@ class MemoryPage:
             view = View.parse(pathname, search)
             if view.page != self.path or view.bundle is None:
                 return (no_update,) * 4
-            return (_peak(library.report(view.bundle, view.rank).data.memory), *_over_run(view, library, recordings))
+            return (_build_peak(library.report(view.bundle, view.rank).data.memory), *_build_run_strips(view, library, recordings))
 
         @app.callback(Output("memory-places", "children"), Input(ADDRESS, "search"), State(ADDRESS, "pathname"))
         def places(search: str | None, pathname: str | None) -> Any:
@@ -60,38 +58,41 @@ class MemoryPage:
             if view.page != self.path or view.bundle is None:
                 return no_update
             found = library.report(view.bundle, view.rank).data.memory
-            return [] if found is None else _places(found, view)
+            return [] if found is None else _build_places(found, view)
 
 
 # -- the peak ---------------------------------------------------------------------------------------------------------------
 
 
-def _peak(found: MemoryReport | None) -> list[Component]:
+def _build_peak(found: MemoryReport | None) -> list[Component]:
     if found is None:
         return [
-            parts.empty(
+            components.build_empty(
                 "What memory was used for was not recorded",
                 "Allocations are recorded on request, for they cost time. A trace of torch.profiler needs profile_memory=True.",
-                parts.code("gpudiag run --memory train.py"),
+                components.build_code("gpudiag run --memory train.py"),
             )
         ]
-    table = parts.table(
-        [parts.Column("used for"), parts.Column("size", numeric=True), parts.Column("share", numeric=True)],
-        [list(row) for row in memory.category_rows(found)],
+    table = components.build_table(
+        [components.Column("used for"), components.Column("size", numeric=True), components.Column("share", numeric=True)],
+        [list(row) for row in memory.build_category_rows(found)],
         "Memory at its peak, by what it was used for",
         css="few",
     )
-    said = [html.P(parts.text(line)) for line in memory.lines(found)]
-    notes = [parts.quiet(parts.text(note)) for note in found.notes]
-    bars = parts.figure(
-        "memory-categories", categories(found), "Memory at its peak, by what it was used for; the same figures stand in the table"
+    said = [html.P(components.clean_text(line)) for line in memory.list_memory_lines(found)]
+    notes = [components.build_quiet(components.clean_text(note)) for note in found.notes]
+    bars = components.build_figure(
+        "memory-categories", draw_categories(found), "Memory at its peak, by what it was used for; the same figures stand in the table"
     )
-    return [parts.card("At the peak", html.P(memory.headline(found), className="lead"), bars, table, *said, *notes), *_pools(found)]
+    return [
+        components.build_card("At the peak", html.P(memory.format_memory_headline(found), className="lead"), bars, table, *said, *notes),
+        *_build_pools(found),
+    ]
 
 
-def categories(found: MemoryReport) -> dict[str, Any]:
+def draw_categories(found: MemoryReport) -> dict[str, Any]:
     """Return a bar for each category, in the order of the report, as a plain plotly figure."""
-    rows = memory.category_rows(found)
+    rows = memory.build_category_rows(found)
     names = [name.partition(":")[0].partition(",")[0] for name, _, _ in rows]
     labels = [html_escape(f"{name}  {size}") for name, (_, size, _) in zip(names, rows, strict=True)]
     most = max(found.by_category.values(), default=0)
@@ -102,67 +103,74 @@ def categories(found: MemoryReport) -> dict[str, Any]:
     layout = {
         "xaxis": {"visible": False, "range": [0, most * 1.02 or 1], "fixedrange": True},
         "yaxis": {"visible": False, "autorange": "reversed", "fixedrange": True},
-        "annotations": [_on_bar(number, label) for number, label in enumerate(labels)],
+        "annotations": [_build_bar_label(number, label) for number, label in enumerate(labels)],
         "bargap": 0.62, "height": _FRAME_PX + _BAR_PX * len(rows), "margin": {"l": 4, "r": 4, "t": 18, "b": 4},
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "showlegend": False,
     }  # fmt: skip
     return {"data": [bars], "layout": layout}
 
 
-def _on_bar(number: int, text: str) -> dict[str, Any]:
+def _build_bar_label(number: int, text: str) -> dict[str, Any]:
     """Return a text that stands on its bar: readable whatever the length of the bar."""
     place = {"x": 0, "xref": "x", "xanchor": "left", "y": number - 0.2, "yref": "y", "yanchor": "bottom"}
     return {**place, "text": text, "showarrow": False, "font": {"size": 12}}
 
 
-def _pools(found: MemoryReport) -> list[Component]:
+def _build_pools(found: MemoryReport) -> list[Component]:
     """Return the segments of the allocator, where a snapshot was taken."""
     if not found.pools:
         return []
     titles = ("segments", "reserved", "in use", "largest free block")
-    columns = [parts.Column("allocations"), *(parts.Column(title, numeric=True) for title in titles)]
-    table = parts.table(columns, [_pool(pool) for pool in found.pools], "Segments of the allocator by size class and stream")
-    return [parts.card("Segments of the allocator", table)]
+    columns = [components.Column("allocations"), *(components.Column(title, numeric=True) for title in titles)]
+    table = components.build_table(
+        columns, [_build_pool_row(pool) for pool in found.pools], "Segments of the allocator by size class and stream"
+    )
+    return [components.build_card("Segments of the allocator", table)]
 
 
-def _pool(pool: PoolRow) -> list[str]:
+def _build_pool_row(pool: PoolRow) -> list[str]:
     sizes = map(format_bytes, (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
-    return [f"{parts.text(pool.size_class, 20)}, stream {pool.stream}", f"{pool.segments:,}", *sizes]
+    return [f"{components.clean_text(pool.size_class, 20)}, stream {pool.stream}", f"{pool.segments:,}", *sizes]
 
 
 # -- where ------------------------------------------------------------------------------------------------------------------
 
 
-def _places(found: MemoryReport, view: View) -> list[Component]:
+def _build_places(found: MemoryReport, view: View) -> list[Component]:
     """Return the list that was chosen, with links to the others."""
-    lists = dict(zip(_BY, (rows for _, rows in memory.places(found)), strict=True))
+    lists = dict(zip(_BY, (rows for _, rows in memory.list_memory_places(found)), strict=True))
     by = view.one_of("by", tuple(name for name in _BY if lists[name]) or _BY)
     links = [(_TITLES[name], view.href(by=name), name == by) for name in _BY if lists[name]]
     if not links:
         return []
     rows = lists[by]
-    columns = [parts.Column(_TITLES[by]), parts.Column("used for"), parts.Column("size", numeric=True), parts.Column("share", numeric=True)]
-    cells = [[parts.text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
-    more = [parts.quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.")] if len(rows) > MOST_PLACES else []
-    table = parts.table(columns, cells, f"Memory at its peak, by {_TITLES[by]}", css="few")
-    return [parts.card("Where it was allocated", choices("By", links), table, *more)]
+    columns = [
+        components.Column(_TITLES[by]),
+        components.Column("used for"),
+        components.Column("size", numeric=True),
+        components.Column("share", numeric=True),
+    ]
+    cells = [[components.clean_text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
+    more = [components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.")] if len(rows) > MOST_PLACES else []
+    table = components.build_table(columns, cells, f"Memory at its peak, by {_TITLES[by]}", css="few")
+    return [components.build_card("Where it was allocated", build_choices("By", links), table, *more)]
 
 
 # -- over the run -----------------------------------------------------------------------------------------------------------
 
 
-def _over_run(view: View, library: Library, recordings: Recordings) -> tuple[Any, ...]:
+def _build_run_strips(view: View, library: Library, recordings: Recordings) -> tuple[Any, ...]:
     """Return figure, style and notes of the strips; hidden where nothing was sampled."""
     hidden: tuple[Any, ...] = (no_update, {"display": "none"}, [])
     if view.bundle is None or library.entry(view.bundle).kind != "bundle":
         return hidden
     growing = recordings.growing(view.bundle, view.rank)
     now, told = growing.read(), growing.told()
-    made = telemetry_figure.made(now, "step", told.telemetry.limits if told.telemetry else {}, telemetry_figure.MEMORY)
+    made = telemetry_figure.draw_strips(now, "step", told.telemetry.limits if told.telemetry else {}, telemetry_figure.MEMORY_STRIPS)
     if made.figure is None:
         return hidden
-    notes = [parts.quiet(note) for note in made.notes]
-    more = html.P(parts.link("All strips", view.href("/telemetry")))
+    notes = [components.build_quiet(note) for note in made.notes]
+    more = html.P(components.build_link("All strips", view.href("/telemetry")))
     return made.figure, {}, [*notes, more]
 
 

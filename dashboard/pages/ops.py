@@ -1,25 +1,155 @@
-"""The ops of a recording: sorted, filtered, summed and cut into pages here, so that a browser never holds more than one page."""
+"""The ops of a recording: sorted, filtered, grouped and paged on the server."""
 
 from __future__ import annotations
 
 import shlex
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
-from gpudiag_dashboard import opcells, parts
-from gpudiag_dashboard.content import ContentPage
+from gpudiag_dashboard import components
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.page import ADDRESS, GO
-from gpudiag_dashboard.view import View
+from gpudiag_dashboard.page import ADDRESS, GO, ContentPage
 
 from gpudiag.errors import GpudiagError
-from gpudiag.model.cost import BOUNDS
-from gpudiag.model.report import ReportData
-from gpudiag.report import words
-from gpudiag.report.optable import Group, Grouping, OpTable, Sorting, op_table
+from gpudiag.model.ops import BOUNDS
+from gpudiag.model.report import OpRow, ReportData
+from gpudiag.report import labels
+from gpudiag.report.labels import format_site
+from gpudiag.report.op_table import Grouping, KnownSum, OpGroup, OpTable, Sorting, build_op_table
+from gpudiag.units import format_ns, format_share
+
+_LONGEST = 200
+
+
+def build_columns(table: OpTable, view: View) -> list[components.Column]:
+    """Return the columns; a click on a title sorts by it."""
+    named = (
+        "kernel"
+        if table.grouping == "kernel"
+        else "phase"
+        if table.grouping == "phase"
+        else "module"
+        if table.grouping == "module"
+        else "op"
+    )
+    told = [
+        components.Column(named),
+        _build_sort_column("calls", "calls", table, view),
+        _build_sort_column("time", "time", table, view, "summed time of the kernels"),
+        components.Column("share", True, "of the time of all ops"),
+        components.Column("bound", False, "what limits most of its time"),
+    ]
+    if table.grouping == "kernel":
+        return [*told, components.Column("launched by", False, "the op that launched most of its time")]
+    return [
+        *told,
+        _build_sort_column("of roof", "efficiency", table, view, "roofline time / measured time; the lowest first"),
+        _build_sort_column("work", "flops", table, view, "achieved rate; sorted by the amount of work"),
+        _build_sort_column("traffic", "bytes", table, view, "achieved rate of compulsory traffic; sorted by the amount"),
+        _build_sort_column("FLOP/B", "ai", table, view, "arithmetic intensity"),
+        components.Column("cost", False, "where FLOPs and bytes come from, and the peak judged against"),
+    ]
+
+
+def _build_sort_column(title: str, sorting: Sorting, table: OpTable, view: View, said: str = "") -> components.Column:
+    direction = "ascending" if sorting == "efficiency" else "descending"
+    now = direction if table.sorting == sorting else ""
+    return components.Column(title, True, said, view.href(sort=None if sorting == "time" else sorting, sheet=None), now)
+
+
+def build_rows(groups: Sequence[OpGroup], table: OpTable, report: ReportData, view: View) -> list[list[components.Cell]]:
+    """Return the cells of each line."""
+    units = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
+    return [_build_row(group, table, units, view) for group in groups]
+
+
+def _build_row(group: OpGroup, table: OpTable, units: tuple[tuple[str, float], tuple[str, float]], view: View) -> list[components.Cell]:
+    cells = [
+        _build_name_cell(group, table, view),
+        components.Cell(f"{group.calls:,}"),
+        components.Cell(format_ns(group.kernel_ns)),
+        components.Cell("?" if group.share is None else format_share(group.share, 1)),
+        components.Cell(group.bound),
+    ]
+    if table.grouping == "kernel":
+        return [
+            *cells,
+            components.Cell(components.clean_text(group.op or "", _LONGEST), href=view.href("/ops", op=group.op) if group.op else ""),
+        ]
+    (flop_unit, flop_factor), (byte_unit, byte_factor) = units
+    cost = tuple(text for text in (f"{group.engine} peak" if group.engine else "", _format_fill(group)) if text)
+    return [
+        *cells,
+        components.Cell(_format_efficiency(group), _format_judged_part(group)),
+        components.Cell(_format_rate(group.flops, flop_factor, flop_unit)),
+        components.Cell(_format_rate(group.bytes, byte_factor, byte_unit)),
+        components.Cell(labels.format_number(group.intensity)),
+        components.Cell(group.provenance or "several", cost),
+    ]
+
+
+def _build_name_cell(group: OpGroup, table: OpTable, view: View) -> components.Cell:
+    """Return the cell that names a line; it leads to the op by shapes, or (by phase) to the ops of that phase."""
+    name = components.clean_text(group.name, _LONGEST)
+    if table.grouping == "phase":
+        return components.Cell(name, href=view.href(group=None, phase=group.phase, sheet=None) if group.phase else "")
+    if table.grouping in ("kernel", "module"):
+        return components.Cell(name, (group.kernel_class.replace("_", " "),) if group.kernel_class else ())
+    details = [group.module, group.phase, group.signature if table.grouping == "signature" else None]
+    told = tuple(components.clean_text(text, 240) for text in details if text)
+    alone = table.grouping == "signature" and view.query.get("op") == group.op
+    return components.Cell(name, told, href=view.href(op=group.op, group=None, sheet=None) if group.op and not alone else "")
+
+
+def _format_efficiency(group: OpGroup) -> str:
+    if group.efficiency is None and group.over_roof_ns:
+        return labels.OVER_ROOF
+    return labels.format_number(group.efficiency, 100, " %")
+
+
+def _format_judged_part(group: OpGroup) -> tuple[str, ...]:
+    """Return how much of the time the efficiency speaks of, where that is not all of it."""
+    if group.efficiency is None or group.judged_share >= 1 - labels.ROUNDS_TO_ZERO:
+        return ()
+    return (f"of {format_share(group.judged_share)} of the time",)
+
+
+def _format_rate(known: KnownSum, factor: float, unit: str) -> str:
+    rate = labels.compute_rate(known.value, known.ns)
+    return "?" if rate is None else f"{labels.format_number(rate, factor)} {unit}"
+
+
+def _format_fill(group: OpGroup) -> str:
+    waves = "" if group.waves is None else f"{labels.format_number(group.waves)} waves"
+    occupancy = "" if group.occupancy is None else f"{labels.format_number(group.occupancy, 100, ' %')} occupied"
+    return ", ".join(text for text in (waves, occupancy) if text)
+
+
+def format_count_line(found: int, of: int, time_ns: int, table: OpTable) -> str:
+    """Return how many lines there are, how much of the time they take, and whether small ones were left out of the report."""
+    lines = f"{found:,} line{'' if found == 1 else 's'}" if found == of else f"{found:,} of {of:,} lines"
+    share = f", {format_share(time_ns / table.total_ns, 1)} of all" if table.total_ns else ""
+    cut = f"; the report keeps the {table.cut:,} largest kernels" if table.cut else ""
+    return f"{lines}: {format_ns(time_ns)}{share}{cut}"
+
+
+def summarize_op(rows: Sequence[OpRow], report: ReportData) -> str:
+    """Return calls, time and share of one op over all its shapes."""
+    time, total = labels.sum_op_ns(rows), labels.sum_op_ns(report.ops)
+    share = f", {format_share(time / total, 1)} of the time of all ops" if total else ""
+    return f"{sum(row.count for row in rows):,} calls, {format_ns(time)}{share}"
+
+
+def list_call_sites(rows: Sequence[OpRow], most: int) -> list[str]:
+    """Return the places in code that call these ops, the most expensive first."""
+    ranked = sorted((row for row in rows if row.where), key=lambda row: -row.kernel_ns)
+    return list(dict.fromkeys(components.clean_text(format_site(row.where), _LONGEST) for row in ranked))[:most]
+
 
 ON_A_PAGE = 50
 GROUPINGS: tuple[Grouping, ...] = ("op", "signature", "module", "phase", "kernel")
@@ -66,21 +196,28 @@ class Ops(ContentPage):
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the choices and the page of the table that they lead to."""
         report = library.report(view.bundle or "", view.rank).data
-        chosen = [*_choices(view, report), *_one(view, report)]
+        chosen = [*_build_choices(view, report), *_build_op_summary(view, report)]
         if not report.ops and not report.kernels:
             return [
-                parts.empty("No ops were recorded", "Record with shapes: gpudiag.profile does, and torch.profiler with record_shapes=True.")
+                components.build_empty(
+                    "No ops were recorded", "Record with shapes: gpudiag.profile does, and torch.profiler with record_shapes=True."
+                )
             ]
-        if grouping(view) == "module" and not _by_module(report):
-            return [*chosen, parts.empty("Ops are not told apart by module here", "This does it:", parts.code(_command(report)))]
+        if choose_grouping(view) == "module" and not _build_module_hint(report):
+            return [
+                *chosen,
+                components.build_empty(
+                    "Ops are not told apart by module here", "This does it:", components.build_code(_build_command(report))
+                ),
+            ]
         try:
-            table = _table(report, view)
+            table = _load_table(report, view)
         except GpudiagError as error:
-            return [*chosen, parts.error(error.message, error.hint or "")]
-        return [*chosen, *_listed(table, view, report)]
+            return [*chosen, components.build_error(error.message, error.hint or "")]
+        return [*chosen, *_build_listing(table, view, report)]
 
 
-def grouping(view: View) -> Grouping:
+def choose_grouping(view: View) -> Grouping:
     """Return what one line sums up: what the query says, else shapes where one op is looked at, else ops."""
     first: Grouping = "signature" if "op" in view.query else "op"
     return next((name for name in GROUPINGS if name == view.query.get("group")), first)
@@ -91,15 +228,15 @@ _lock = threading.Lock()
 _tables: OrderedDict[tuple[int, str, str, str | None, str | None], tuple[ReportData, OpTable]] = OrderedDict()
 
 
-def _table(report: ReportData, view: View) -> OpTable:
+def _load_table(report: ReportData, view: View) -> OpTable:
     """Return the whole table that the query asks for; kept, since paging and filtering ask for it again. Raises GpudiagError."""
     sort: Sorting = next((name for name in SORTINGS if name == view.query.get("sort")), "time")
     bound = next((name for name in BOUNDS if name == view.query.get("bound")), None)
-    key = (id(report), grouping(view), sort, view.query.get("phase"), bound)
+    key = (id(report), choose_grouping(view), sort, view.query.get("phase"), bound)
     with _lock:
         known = _tables.get(key)
         if known is None or known[0] is not report:
-            table = op_table(report, grouping=grouping(view), sorting=sort, phase=view.query.get("phase"), bound=bound)
+            table = build_op_table(report, grouping=choose_grouping(view), sorting=sort, phase=view.query.get("phase"), bound=bound)
             known = _tables[key] = (report, table)
         _tables.move_to_end(key)
         while len(_tables) > _MOST_TABLES:
@@ -107,79 +244,83 @@ def _table(report: ReportData, view: View) -> OpTable:
         return known[1]
 
 
-def _choices(view: View, report: ReportData) -> list[Component]:
+def _build_choices(view: View, report: ReportData) -> list[Component]:
     """Return the rows of links that change what is shown."""
     phases = sorted({row.phase for row in report.ops if row.phase})
-    now = grouping(view)
+    now = choose_grouping(view)
     groups = [
         (SHAPES[name], view.href(group=name, sheet=None, sort=None), name == now)
         for name in GROUPINGS
-        if name != "module" or _by_module(report)
+        if name != "module" or _build_module_hint(report)
     ]
-    bounds = [(name, view.href(bound=name, sheet=None), name == view.query.get("bound")) for name in BOUNDS if _has(report, name)]
-    rows = [parts.choice("One line per", groups)]
-    rows += [parts.choice("Bound", [("all", view.href(bound=None, sheet=None), "bound" not in view.query), *bounds])] if bounds else []
+    bounds = [(name, view.href(bound=name, sheet=None), name == view.query.get("bound")) for name in BOUNDS if _has_bound(report, name)]
+    rows = [components.build_choice("One line per", groups)]
+    rows += (
+        [components.build_choice("Bound", [("all", view.href(bound=None, sheet=None), "bound" not in view.query), *bounds])]
+        if bounds
+        else []
+    )
     if phases and now != "kernel":
         told = [(name, view.href(phase=name, sheet=None), name == view.query.get("phase")) for name in phases]
-        rows.append(parts.choice("Phase", [("all", view.href(phase=None, sheet=None), "phase" not in view.query), *told]))
+        rows.append(components.build_choice("Phase", [("all", view.href(phase=None, sheet=None), "phase" not in view.query), *told]))
     return rows
 
 
-def _by_module(report: ReportData) -> bool:
+def _build_module_hint(report: ReportData) -> bool:
     return any(row.module for row in report.ops)
 
 
-def _command(report: ReportData) -> str:
+def _build_command(report: ReportData) -> str:
     """Return the command that analyses a recording by module: that reads its Python stacks, which takes a while."""
-    return f"gpudiag ops {shlex.quote(parts.text(report.source.path, 400))} --group module"
+    return f"gpudiag ops {shlex.quote(components.clean_text(report.source.path, 400))} --group module"
 
 
-def _has(report: ReportData, bound: str) -> bool:
+def _has_bound(report: ReportData, bound: str) -> bool:
     return any(row.bound == bound for row in report.ops)
 
 
-def _one(view: View, report: ReportData) -> list[Component]:
+def _build_op_summary(view: View, report: ReportData) -> list[Component]:
     """Return the line about the one op that the query names, with where else it is seen; nothing where it names none."""
     name = view.query.get("op")
     if name is None:
         return []
-    shown = parts.text(name, 160)
+    shown = components.clean_text(name, 160)
     rows = [row for row in report.ops if row.name == name]
-    every = parts.link("All ops", view.href(op=None, sheet=None, group=None))
+    every = components.build_link("All ops", view.href(op=None, sheet=None, group=None))
     if not rows:
-        return [parts.error(f"no op of this recording is named {shown!r}"), every]
+        return [components.build_error(f"no op of this recording is named {shown!r}"), every]
     links = [
-        parts.link("On the timeline", view.href("/timeline", op=name)),
-        parts.link("On the roofline", view.href("/roofline", op=name)),
+        components.build_link("On the timeline", view.href("/timeline", op=name)),
+        components.build_link("On the roofline", view.href("/roofline", op=name)),
         every,
     ]
-    said = [html.Li(html.Code(site)) for site in opcells.sites(rows, 5)]
+    said = [html.Li(html.Code(site)) for site in list_call_sites(rows, 5)]
     return [
-        html.H2([html.Code(shown), html.Span(f" {opcells.summary(rows, report)}", className="quiet")]),
+        html.H2([html.Code(shown), html.Span(f" {summarize_op(rows, report)}", className="quiet")]),
         *([html.P("Called at:"), html.Ul(said)] if said else []),
         html.Div(links, className="links"),
     ]
 
 
-def _listed(table: OpTable, view: View, report: ReportData) -> list[Component]:
+def _build_listing(table: OpTable, view: View, report: ReportData) -> list[Component]:
     """Return one page of the table with how many lines there are."""
-    found = [group for group in table.groups if _wanted(group, view)]
+    found = [group for group in table.groups if _is_wanted(group, view)]
     if not found:
-        return [parts.empty("No line fits", "Take a filter back.", parts.link("All ops", view.bare.href()))]
+        return [components.build_empty("No line fits", "Take a filter back.", components.build_link("All ops", view.bare.href()))]
     pages = -(-len(found) // ON_A_PAGE)
     number = min(max(view.number("sheet") or 1, 1), pages)
     shown = found[(number - 1) * ON_A_PAGE : number * ON_A_PAGE]
-    columns, rows = opcells.columns(table, view), opcells.rows(shown, table, report, view)
+    columns, rows = build_columns(table, view), build_rows(shown, table, report, view)
     time = sum(group.kernel_ns for group in found)
     return [
-        parts.quiet(opcells.count_line(len(found), len(table.groups), time, table)),
-        parts.table(columns, rows, f"Ops by {table.sorting}, page {number} of {pages}"),
-        *parts.pager(view, number, pages),
-        *(parts.quiet(f"{line}.") for line in words.legend(report.ops)),
+        components.build_quiet(format_count_line(len(found), len(table.groups), time, table)),
+        components.build_table(columns, rows, f"Ops by {table.sorting}, page {number} of {pages}"),
+        *components.build_pager(view, number, pages),
+        *(components.build_quiet(f"{line}.") for line in labels.format_op_legend(report.ops)),
     ]
 
 
-def _wanted(group: Group, view: View) -> bool:
+def _is_wanted(group: OpGroup, view: View) -> bool:
     """Return whether a line is of the op that is asked for and holds the text that is looked for."""
     op, text = view.query.get("op"), view.query.get("find", "").strip().lower()
     if op is not None and group.op != op:

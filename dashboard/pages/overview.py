@@ -1,19 +1,68 @@
-"""What a recording says in short: the verdict, where a step goes, what to do first, why the device was idle, how far to trust it."""
+"""What a recording says in short: verdict, breakdown of a step, top findings, idle time, data quality."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dash import html
 from dash.development.base_component import Component
-from gpudiag_dashboard import breakdown, parts, spots
-from gpudiag_dashboard.content import ContentPage
+from gpudiag_dashboard import components
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.view import View
+from gpudiag_dashboard.page import ContentPage
+from gpudiag_dashboard.pages import findings
 
-from gpudiag.api.opened import Opened
+from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
-from gpudiag.report import chosen, recorded, trust, waiting, words
+from gpudiag.report import data_quality, environment, idle_time, labels
+from gpudiag.report import findings as findings_module
+from gpudiag.report.labels import BucketRow
 from gpudiag.units import format_ns, format_share
+
+_WIDE_ENOUGH = 0.07
+"""Share from which a segment of the bar has room for its percentage."""
+
+
+def build_breakdown(report: ReportData) -> list[Component]:
+    """Return where a step goes: the bar, its legend with times, and a note on idle time."""
+    rows = labels.build_bucket_rows(report, limit=16)
+    note = labels.format_idle_note(report)
+    return [_build_bar(rows), _build_legend(rows, report), *([components.build_quiet(note)] if note else [])]
+
+
+def name_css_classes(bucket: str) -> str:
+    """Return the classes that colour a part of the step, and hatch it where nothing is done in it."""
+    return f"{'idle ' if bucket.startswith('idle') else ''}{bucket.replace('_', '-')}"
+
+
+def _build_bar(rows: Sequence[BucketRow]) -> Component:
+    """Return the bar; not for screen readers, for the legend says the same."""
+    inside = [
+        html.Span(
+            html.B(format_share(row.share)) if row.share >= _WIDE_ENOUGH else None,
+            className=f"segment {name_css_classes(row.bucket)}",
+            style={"flexGrow": f"{row.share * 100:.4f}"},
+            title=f"{row.label}: {format_ns(row.ns)} ({format_share(row.share, 1)})",
+        )
+        for row in rows
+    ]
+    return html.Div(inside, className="bar", **{"aria-hidden": "true"})
+
+
+def _build_legend(rows: Sequence[BucketRow], report: ReportData) -> Component:
+    head = html.Thead(html.Tr([html.Th(name, scope="col") for name in ("part", "time", "share")]), className="hidden")
+    lines = [
+        _build_legend_line([html.Span(className=f"swatch {name_css_classes(row.bucket)}"), row.label], row.ns, format_share(row.share, 1))
+        for row in rows
+    ]
+    total = _build_legend_line(f"sum: the {labels.name_span(report)}", labels.step_ns(report), "100.0 %")
+    caption = html.Caption("Time and share of each part", className="hidden")
+    return html.Table([caption, head, html.Tbody(lines), html.Tfoot(total)], className="legend")
+
+
+def _build_legend_line(label: components.Child | list[components.Child], ns: float, share: str) -> Component:
+    return html.Tr([html.Th(label, scope="row"), html.Td(format_ns(ns), className="number"), html.Td(share, className="number")])
 
 
 class Overview(ContentPage):
@@ -26,78 +75,84 @@ class Overview(ContentPage):
         opened = library.opened(view.bundle or "", view.rank)
         report = opened.report
         return [
-            html.H1(parts.prose(words.verdict(report))),
-            *(html.P(parts.prose(line), className="lead") for line in _headlines(report)),
-            html.H2(f"Where {words.span_phrase(report)} goes"),
-            *breakdown.of_step(report),
-            html.Div([html.Div(_findings(report, view)), html.Div(_idle(opened, view))], className="columns"),
+            html.H1(components.clean_long_text(labels.format_verdict(report))),
+            *(html.P(components.clean_long_text(line), className="lead") for line in _build_headlines(report)),
+            html.H2(f"Where {labels.format_span(report)} goes"),
+            *build_breakdown(report),
+            html.Div([html.Div(_build_findings(report, view)), html.Div(_build_idle(opened, view))], className="columns"),
             html.H2("How far to trust this"),
-            parts.terms([(topic, parts.prose(said)) for topic, said in trust.trust_lines(report)]),
-            *_warnings(report),
-            *_recorded(report),
+            components.build_terms([(topic, components.clean_long_text(said)) for topic, said in data_quality.list_quality_lines(report)]),
+            *_build_warnings(report),
+            *_build_environment(report),
         ]
 
 
-def _headlines(report: ReportData) -> list[str]:
+def _build_headlines(report: ReportData) -> list[str]:
     device = [f"Measured on {report.device.name}."] if report.device else []
-    return [*device, *trust.headlines(report), trust.step_line(report)]
+    return [*device, *data_quality.format_headlines(report), data_quality.format_steps(report)]
 
 
-def _findings(report: ReportData, view: View) -> list[Component]:
+def _build_findings(report: ReportData, view: View) -> list[Component]:
     """Return the findings that matter, in one line each."""
-    full, rest = chosen.findings(report)
+    full, rest = findings_module.split_findings(report)
     title = html.H2("What to do first")
     if not full:
-        return [title, html.P(parts.prose(words.nothing_found(report)))]
-    more = [html.P(parts.link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
-    return [title, html.Ul([_finding(finding, report, view) for finding in full], className="plain first"), *more]
+        return [title, html.P(components.clean_long_text(labels.format_nothing_found(report)))]
+    more = [html.P(components.build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
+    return [title, html.Ul([_build_finding(finding, report, view) for finding in full], className="plain first"), *more]
 
 
-def _finding(finding: Finding, report: ReportData, view: View) -> Component:
-    link = parts.link(parts.text(finding.title), view.href("/findings", rule=finding.rule))
-    gain = parts.prose(words.ceiling_line(finding, report))
+def _build_finding(finding: Finding, report: ReportData, view: View) -> Component:
+    link = components.build_link(components.clean_text(finding.title), view.href("/findings", rule=finding.rule))
+    gain = components.clean_long_text(labels.format_upper_bound(finding, report))
     return html.Li([html.Span(finding.severity, className="tag"), link, html.P(gain, className="quiet")], className=finding.severity)
 
 
-def _idle(opened: Opened, view: View) -> list[Component]:
+def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
     """Return why the device was idle, each cause with a link to where it is longest."""
-    causes = waiting.causes(opened.report)
+    causes = idle_time.list_idle_causes(opened.report)
     if not causes:
         return []
     columns = [
-        parts.Column("cause"),
-        parts.Column("time", True, f"mean of {words.span_phrase(opened.report)}"),
-        parts.Column("share", True),
-        parts.Column("timeline", False, "where it is longest"),
+        components.Column("cause"),
+        components.Column("time", True, f"mean of {labels.format_span(opened.report)}"),
+        components.Column("share", True),
+        components.Column("timeline", False, "where it is longest"),
     ]
-    rows = [[_cause(cause), format_ns(cause.ns), format_share(cause.share, 1), _longest(cause, view, opened)] for cause in causes]
-    meanings = waiting.meanings(causes)
-    title = html.H2(f"Why the {words.device_word(opened.report)} was idle")
-    return [title, parts.table(columns, rows, "Causes of idle time"), *([parts.quiet(meanings)] if meanings else [])]
+    rows = [
+        [_build_cause(cause), format_ns(cause.ns), format_share(cause.share, 1), _link_longest(cause, view, opened)] for cause in causes
+    ]
+    meanings = idle_time.format_cause_meanings(causes)
+    title = html.H2(f"Why the {labels.name_device(opened.report)} was idle")
+    return [title, components.build_table(columns, rows, "Causes of idle time"), *([components.build_quiet(meanings)] if meanings else [])]
 
 
-def _cause(cause: waiting.Cause) -> Component:
+def _build_cause(cause: idle_time.IdleCause) -> Component:
     """Return a cause with its largest place."""
-    swatch = html.Span(className=f"swatch {breakdown.css(cause.bucket)}")
-    where = [html.Small(parts.text(cause.places[0].detail, 240))] if cause.places else []
-    return html.Span([swatch, parts.text(cause.label), *where])
+    swatch = html.Span(className=f"swatch {name_css_classes(cause.bucket)}")
+    where = [html.Small(components.clean_text(cause.places[0].detail, 240))] if cause.places else []
+    return html.Span([swatch, components.clean_text(cause.label), *where])
 
 
-def _longest(cause: waiting.Cause, view: View, opened: Opened) -> parts.Cell:
-    span = spots.idle_span(opened.analysis, cause.bucket)
+def _link_longest(cause: idle_time.IdleCause, view: View, opened: AnalysedRecording) -> components.Cell:
+    span = findings.find_idle_span(opened.analysis, cause.bucket)
     if span is None:
-        return parts.Cell("")
-    return parts.Cell("longest", href=view.href("/timeline", **{"from": span[0], "to": span[1]}))
+        return components.Cell("")
+    return components.Cell("longest", href=view.href("/timeline", **{"from": span[0], "to": span[1]}))
 
 
-def _warnings(report: ReportData) -> list[Component]:
-    lines = trust.warning_lines(report)
-    return [html.H3("Warnings"), html.Ul([html.Li(parts.prose(line)) for line in lines], className="warnings")] if lines else []
+def _build_warnings(report: ReportData) -> list[Component]:
+    lines = data_quality.list_warnings(report)
+    return (
+        [html.H3("Warnings"), html.Ul([html.Li(components.clean_long_text(line)) for line in lines], className="warnings")] if lines else []
+    )
 
 
-def _recorded(report: ReportData) -> list[Component]:
-    rows = [(topic, parts.text(said, recorded.LONGEST)) for topic, said in recorded.lines(report)]
-    return [html.Details([html.Summary("Recorded with"), parts.terms(rows)])] if rows else []
+def _build_environment(report: ReportData) -> list[Component]:
+    rows = [
+        (topic, components.clean_text(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)
+    ]
+    return [html.Details([html.Summary("Recorded with"), components.build_terms(rows)])] if rows else []
 
 
 PAGE = Overview()

@@ -6,14 +6,14 @@ from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
-from gpudiag_dashboard import parts
-from gpudiag_dashboard.content import ContentPage
+from gpudiag_dashboard import components
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.view import View
+from gpudiag_dashboard.page import ContentPage
 
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import words
-from gpudiag.report.html.figures import Figure, ops_by_time, roofline, roofline_note, roofline_rows
+from gpudiag.report import labels
+from gpudiag.report.html.roofline import Figure, draw_roofline, format_roofline_note, select_roofline_rows, sort_ops_by_time
 from gpudiag.units import format_ns
 
 GRAPH = "roofline-figure"
@@ -29,45 +29,54 @@ class Roofline(ContentPage):
 
     def target(self, click: Any, view: View, library: Library) -> str | None:
         """Return the address of the op of a point."""
-        row = _clicked(click, library.report(view.bundle or "", view.rank).data)
+        row = _find_clicked_op(click, library.report(view.bundle or "", view.rank).data)
         return None if row is None else view.href("/ops", op=row.name)
 
     def content(self, view: View, library: Library) -> list[Component]:
         """Return the figure with what it leaves out, and the ops from which there is most to gain."""
         report = library.report(view.bundle or "", view.rank).data
-        figure = roofline(report)
-        note = roofline_note(report)
+        figure = draw_roofline(report)
+        note = format_roofline_note(report)
         if figure is None:
-            return [html.H1("Roofline"), parts.empty("There is no roofline", note)]
+            return [html.H1("Roofline"), components.build_empty("There is no roofline", note)]
         label = "Roofline: achieved rate of each op against its arithmetic intensity; the ops stand in the table below and on the page Ops"
         chosen = view.query.get("op")
         shown = (
-            [html.P(["Standing out: ", html.Code(parts.text(chosen, 160)), " ", parts.link("All ops", view.href(op=None))])]
+            [
+                html.P(
+                    [
+                        "Standing out: ",
+                        html.Code(components.clean_text(chosen, 160)),
+                        " ",
+                        components.build_link("All ops", view.href(op=None)),
+                    ]
+                )
+            ]
             if chosen
             else []
         )
         return [
             html.H1("Roofline"),
             *shown,
-            parts.figure(GRAPH, _marked(figure, report, chosen), label),
-            parts.quiet(note),
-            *_farthest(report, view),
+            components.build_figure(GRAPH, _mark_op(figure, report, chosen), label),
+            components.build_quiet(note),
+            *_build_farthest(report, view),
         ]
 
 
-def _clicked(click: Any, report: ReportData) -> OpRow | None:
+def _find_clicked_op(click: Any, report: ReportData) -> OpRow | None:
     """Return the op of a point that was clicked; None for a roof, or for what no figure of ours sends."""
     points = click.get("points") if isinstance(click, dict) else None
     place = points[0].get("customdata") if isinstance(points, list) and points and isinstance(points[0], dict) else None
-    rows = ops_by_time(report)
+    rows = sort_ops_by_time(report)
     return rows[place] if isinstance(place, int) and not isinstance(place, bool) and 0 <= place < len(rows) else None
 
 
-def _marked(figure: Figure, report: ReportData, op: str | None) -> Figure:
+def _mark_op(figure: Figure, report: ReportData, op: str | None) -> Figure:
     """Return the figure in which the points of one op stand out."""
     if op is None:
         return figure
-    rows = ops_by_time(report)
+    rows = sort_ops_by_time(report)
     faded = {"selected": {"marker": {"opacity": 0.95}}, "unselected": {"marker": {"opacity": 0.12}}}
     data = [
         {**trace, **faded, "selectedpoints": [k for k, place in enumerate(trace["customdata"]) if rows[place].name == op]}
@@ -78,34 +87,36 @@ def _marked(figure: Figure, report: ReportData, op: str | None) -> Figure:
     return {**figure, "data": data}
 
 
-def _farthest(report: ReportData, view: View) -> list[Component]:
+def _build_farthest(report: ReportData, view: View) -> list[Component]:
     """Return the ops that lose most time against their roof, for those who read rather than point."""
-    ranked = sorted(roofline_rows(report), key=lambda row: -_above_roof_ns(row))[:FARTHEST]
+    ranked = sorted(select_roofline_rows(report), key=lambda row: -_above_roof_ns(row))[:FARTHEST]
     ranked = [row for row in ranked if _above_roof_ns(row) > 0]
     if not ranked:
         return []
     columns = [
-        parts.Column("op"),
-        parts.Column("time", True),
-        parts.Column("beyond its roof", True, "measured time less roofline time"),
-        parts.Column("of roof", True),
-        parts.Column("FLOP/B", True),
-        parts.Column("bound"),
+        components.Column("op"),
+        components.Column("time", True),
+        components.Column("beyond its roof", True, "measured time less roofline time"),
+        components.Column("of roof", True),
+        components.Column("FLOP/B", True),
+        components.Column("bound"),
     ]
     rows = [
         [
-            parts.Cell(
-                parts.text(row.name, 160), (parts.text(row.signature, 160),) if row.signature else (), view.href("/ops", op=row.name)
+            components.Cell(
+                components.clean_text(row.name, 160),
+                (components.clean_text(row.signature, 160),) if row.signature else (),
+                view.href("/ops", op=row.name),
             ),
             format_ns(row.kernel_ns),
             format_ns(_above_roof_ns(row)),
-            words.of_roof(row),
-            words.number(words.intensity(row)),
+            labels.format_efficiency(row),
+            labels.format_number(labels.compute_intensity(row)),
             row.bound,
         ]
         for row in ranked
     ]
-    return [html.H2("Farthest from their roof"), parts.table(columns, rows, "Ops that lose most time against their roof")]
+    return [html.H2("Farthest from their roof"), components.build_table(columns, rows, "Ops that lose most time against their roof")]
 
 
 def _above_roof_ns(row: OpRow) -> float:

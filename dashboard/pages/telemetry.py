@@ -8,32 +8,30 @@ from typing import Any
 import dash
 from dash import Input, Output, State, dcc, html, no_update
 from dash.development.base_component import Component
-from gpudiag_dashboard import parts, telemetry_figure
-from gpudiag_dashboard.choices import choices
-from gpudiag_dashboard.library import Library
+from gpudiag_dashboard import components, telemetry_figure
+from gpudiag_dashboard.components import View, build_choices
+from gpudiag_dashboard.library import Library, Recordings
 from gpudiag_dashboard.page import ADDRESS
-from gpudiag_dashboard.recordings import Recordings
-from gpudiag_dashboard.view import View
 
-from gpudiag.api.growing import Growing, Grown, Told, silent_s
-from gpudiag.api.strips import Kind
-from gpudiag.report import history, telemetry
-from gpudiag.report.words import plural
+from gpudiag.api.live_recording import GrowingRecording, RecordedSoFar, RunSummary, measure_silence_s
+from gpudiag.api.telemetry_chart import AxisKind
+from gpudiag.report import whole_run
+from gpudiag.report.labels import pluralize
 
 LIVE_MS, SILENT_MS = 2_000, 15_000
 """How often a run that records is looked at, and one that has fallen silent."""
 
 MOST_RANKS = 32
 
-_KINDS: dict[Kind, str] = {"step": "by step", "time": "by time"}
-_NOTHING = parts.empty(
+_KINDS: dict[AxisKind, str] = {"step": "by step", "time": "by time"}
+_NOTHING = components.build_empty(
     "Nothing was sampled yet",
     "A run writes its first samples and steps after about ten seconds. Where this stays empty, telemetry was off (telemetry_hz=0).",
 )
-_NO_BUNDLE = parts.empty(
+_NO_BUNDLE = components.build_empty(
     "A trace holds no telemetry",
     "Only a recording made by gpudiag samples clocks, power and memory beside the training:",
-    parts.code("gpudiag run train.py"),
+    components.build_code("gpudiag run train.py"),
 )
 
 
@@ -49,8 +47,8 @@ class TelemetryPage:
                 html.H1("Telemetry"),
                 dcc.Store(id="telemetry-shown"),
                 dcc.Interval(id="telemetry-clock", interval=LIVE_MS),
-                html.Div(parts.quiet("Reading ..."), id="telemetry-state"),
-                _place(),
+                html.Div(components.build_quiet("Reading ..."), id="telemetry-state"),
+                _build_placeholder(),
                 html.Div(id="telemetry-words"),
             ],
         )
@@ -72,100 +70,106 @@ class TelemetryPage:
                 return (no_update,) * 8
             if library.entry(view.bundle).kind != "bundle":
                 return ("", no_update, {"display": "none"}, "", _NO_BUNDLE, None, True, LIVE_MS)
-            return _followed(view, recordings.growing(view.bundle, view.rank), shown)
+            return _follow_run(view, recordings.growing(view.bundle, view.rank), shown)
 
 
-def _place() -> Component:
+def _build_placeholder() -> Component:
     """Return the place of the strips, hidden until there are any. It shows no sign of loading: it is filled anew every few seconds."""
     label = "Step times and samples over the run; the same figures stand in the table below"
-    graph = parts.figure("telemetry-strips", {"data": [], "layout": {}}, label)
+    graph = components.build_figure("telemetry-strips", {"data": [], "layout": {}}, label)
     return html.Div([graph, html.Div(id="telemetry-notes")], id="telemetry-box", style={"display": "none"})
 
 
-def _followed(view: View, growing: Growing, shown: Any) -> tuple[Any, ...]:
+def _follow_run(view: View, growing: GrowingRecording, shown: Any) -> tuple[Any, ...]:
     """Return the values of the outputs; only the state where nothing was written since."""
     now = growing.read()
-    kind: Kind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
-    silent = silent_s(now, time.time_ns())
-    state = _state(now, silent, view, kind)
+    kind: AxisKind = "time" if view.query.get("axis") == "time" or now.steps.is_empty() else "step"
+    silent = measure_silence_s(now, time.time_ns())
+    state = _build_state(now, silent, view, kind)
     clock = (now.manifest.finished, LIVE_MS if silent is None else SILENT_MS)
     drawn = [view.bundle, growing.rank, kind, now.version]
     if shown == drawn:
         return (state, *(no_update,) * 5, *clock)
     told = growing.told()
-    made = telemetry_figure.made(now, kind, told.telemetry.limits if told.telemetry else {})
-    words = _words(told, now)
+    made = telemetry_figure.draw_strips(now, kind, told.telemetry.limits if told.telemetry else {})
+    words = _build_words(told, now)
     if made.figure is None:
         return (state, no_update, {"display": "none"}, "", [_NOTHING, *words], drawn, *clock)
-    return (state, made.figure, {}, [parts.quiet(note) for note in made.notes], words, drawn, *clock)
+    return (state, made.figure, {}, [components.build_quiet(note) for note in made.notes], words, drawn, *clock)
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------------
 
 
-def _state(now: Grown, silent: float | None, view: View, kind: Kind) -> list[Component]:
-    steps = f"{now.steps.height:,} {plural(now.steps.height, 'step')}, {now.telemetry.height:,} {plural(now.telemetry.height, 'sample')}"
+def _build_state(now: RecordedSoFar, silent: float | None, view: View, kind: AxisKind) -> list[Component]:
+    steps = (
+        f"{now.steps.height:,} {pluralize(now.steps.height, 'step')}, {now.telemetry.height:,} {pluralize(now.telemetry.height, 'sample')}"
+    )
     if now.manifest.finished:
-        line = [parts.status_badge("finished"), f" {steps}."]
+        line = [components.build_status_badge("finished"), f" {steps}."]
     elif silent is None:
-        line = [parts.status_badge("live"), f" {steps} so far; the last were written {_ago(now)} ago. This page follows."]
+        line = [components.build_status_badge("live"), f" {steps} so far; the last were written {_format_ago(now)} ago. This page follows."]
     else:
         line = [
-            parts.status_badge("damaged"),
-            f" {steps}; nothing was written for {_seconds(silent)}: the run was killed, or is in a very long step.",
+            components.build_status_badge("damaged"),
+            f" {steps}; nothing was written for {_format_seconds(silent)}: the run was killed, or is in a very long step.",
         ]
     links = (
-        [choices("Axis", [(label, view.href(axis=value), value == kind) for value, label in _KINDS.items()])] if now.steps.height else []
+        [build_choices("Axis", [(label, view.href(axis=value), value == kind) for value, label in _KINDS.items()])]
+        if now.steps.height
+        else []
     )
-    return [html.P(line), *links, *_ranks(now, view)]
+    return [html.P(line), *links, *_build_rank_choices(now, view)]
 
 
-def _ranks(now: Grown, view: View) -> list[Component]:
+def _build_rank_choices(now: RecordedSoFar, view: View) -> list[Component]:
     """Return the ranks to choose from, where there are several."""
     if len(now.ranks) < 2:
         return []
     chosen = now.ranks[0] if view.rank is None else view.rank
-    return [choices("Rank", [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]])]
+    return [build_choices("Rank", [(str(rank), view.href(rank=rank), rank == chosen) for rank in now.ranks[:MOST_RANKS]])]
 
 
-def _ago(now: Grown) -> str:
-    return _seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
+def _format_ago(now: RecordedSoFar) -> str:
+    return _format_seconds(max(0.0, time.time() - now.changed_unix_ns / 1e9))
 
 
-def _seconds(seconds: float) -> str:
+def _format_seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6_000 else f"{seconds / 3600:.1f} h"
 
 
-def _words(told: Told, now: Grown) -> list[Component]:
+def _build_words(told: RunSummary, now: RecordedSoFar) -> list[Component]:
     """Return what the strips come to: the pace of the run, energy and clocks, the ranges of all columns, what is not known and why."""
     made: list[Component] = []
-    lines = [] if told.history is None else history.told(told.history)
+    lines = [] if told.history is None else whole_run.list_history(told.history)
     if lines:
-        made.append(parts.card(history.TITLE, *(html.P(parts.text(line)) for line in lines)))
+        made.append(components.build_card(whole_run.WHOLE_RUN_TITLE, *(html.P(components.clean_text(line)) for line in lines)))
     found = told.telemetry
     if found is not None:
-        said = [(topic, parts.text(text)) for topic, text in telemetry.told(found, told.energy)]
-        rows = [list(row) for row in telemetry.rows_of(found)]
-        columns = [parts.Column("sampled"), *(parts.Column(title, numeric=True) for title in ("lowest", "median", "highest"))]
-        inside = [parts.terms(said)] if said else []
+        said = [(topic, components.clean_text(text)) for topic, text in whole_run.list_telemetry(found, told.energy)]
+        rows = [list(row) for row in whole_run.build_telemetry_rows(found)]
+        columns = [components.Column("sampled"), *(components.Column(title, numeric=True) for title in ("lowest", "median", "highest"))]
+        inside = [components.build_terms(said)] if said else []
         inside += (
-            [parts.table(columns, rows, "Lowest, median and highest value of what was sampled during the steps", css="few")] if rows else []
+            [components.build_table(columns, rows, "Lowest, median and highest value of what was sampled during the steps", css="few")]
+            if rows
+            else []
         )
         if inside:
-            made.append(parts.card("Clocks, power and load", *inside))
-        made += _missing(found.missing)
-    return made + [parts.quiet(parts.text(warning)) for warning in now.warnings]
+            made.append(components.build_card("Clocks, power and load", *inside))
+        made += _build_missing(found.missing)
+    return made + [components.build_quiet(components.clean_text(warning)) for warning in now.warnings]
 
 
-def _missing(missing: dict[str, str]) -> list[Component]:
+def _build_missing(missing: dict[str, str]) -> list[Component]:
     """Return what was not sampled, and why, in NVML's words."""
     if not missing:
         return []
     by_reason: dict[str, list[str]] = {}
     for column, why in missing.items():
-        by_reason.setdefault(why, []).append(telemetry.LABELS.get(column, column))
-    rows = [(parts.text(why, 300), ", ".join(names)) for why, names in by_reason.items()]
-    return [html.Details([html.Summary(f"Not sampled: {len(missing)} {plural(len(missing), 'column')}"), parts.terms(rows)])]
+        by_reason.setdefault(why, []).append(whole_run.TELEMETRY_LABELS.get(column, column))
+    rows = [(components.clean_text(why, 300), ", ".join(names)) for why, names in by_reason.items()]
+    return [html.Details([html.Summary(f"Not sampled: {len(missing)} {pluralize(len(missing), 'column')}"), components.build_terms(rows)])]
 
 
 PAGE = TelemetryPage()

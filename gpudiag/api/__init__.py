@@ -1,28 +1,66 @@
 """The public facade: the one place where the pipeline is strung together.
 
-`profile` records, `diagnose` reads and judges, `Report` wraps the result. Heavy layers are imported where they are used.
-"""
+`profile` records, `diagnose` reads and judges, `Report` wraps the result. Heavy layers are imported where they are used."""
 
 from __future__ import annotations
 
 import functools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gpudiag.api.rendered import AnyPath, Rendered
 from gpudiag.errors import UsageError
 
 if TYPE_CHECKING:
     from gpudiag.api.recorder import profile as profile
     from gpudiag.diagnosis.config import Config
     from gpudiag.diagnosis.rule import RuleBase
-    from gpudiag.model.estimate import ModelEstimate
     from gpudiag.model.hardware import Device
+    from gpudiag.model.memory import ModelEstimate
     from gpudiag.model.report import ReportData
+
+AnyPath = str | os.PathLike[str]
+
+
+class Rendered(ABC):
+    """A result with its renderings; the methods of a subclass may take options."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return it for a terminal."""
+
+    @abstractmethod
+    def markdown(self) -> str:
+        """Return it as GitHub Markdown."""
+
+    @abstractmethod
+    def html(self) -> str:
+        """Return it as one self-contained HTML page."""
+
+    @abstractmethod
+    def json(self) -> bytes:
+        """Return it as JSON."""
+
+    def save(self, path: AnyPath) -> None:
+        """Write it in the format that the suffix of `path` names: .html, .md or .json; the whole file or none of it.
+
+        Raises UsageError for another suffix, InputError where the file cannot be written.
+        """
+        from gpudiag.report.files import save_by_suffix
+
+        save_by_suffix(path, {".html": lambda: self.html().encode(), ".md": lambda: self.markdown().encode(), ".json": self.json})
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Show the text in an IPython terminal (and as a notebook's text/plain) instead of the object's address."""
+        printer.text(f"gpudiag.{type(self).__name__}(...)" if cycle else self.text())
+
 
 Progress = Callable[[str], None]
 
@@ -54,31 +92,31 @@ class Report(Rendered):
         from gpudiag.report import text
 
         columns = 100 if width is None else width
-        return text.render(self.data, width=columns, top=top, color=color, everything=everything, script=script)
+        return text.render_text(self.data, width=columns, top=top, color=color, everything=everything, script=script)
 
     def markdown(self, top: int = 20) -> str:
         """Return the report as GitHub Markdown with the `top` ops."""
         from gpudiag.report import markdown
 
-        return markdown.render(self.data, top=top)
+        return markdown.render_markdown(self.data, top=top)
 
     def html(self) -> str:
         """Return the report as one self-contained HTML page."""
         from gpudiag.report import html
 
-        return html.render(self.data, self._rules() if callable(self._rules) else self._rules)
+        return html.render_html(self.data, self._rules() if callable(self._rules) else self._rules)
 
     def json(self) -> bytes:
         """Return the report as JSON (schema: `gpudiag schema report`)."""
-        from gpudiag.model.report import to_json
+        from gpudiag.model.report import encode_report
 
-        return to_json(self.data)
+        return encode_report(self.data)
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: verdict, breakdown, findings, ops; without scripts."""
-        from gpudiag.report.notebook import notebook
+        from gpudiag.report.notebook import render_notebook
 
-        return notebook(self.data)
+        return render_notebook(self.data)
 
 
 class DemoResult(msgspec.Struct, frozen=True):
@@ -110,46 +148,46 @@ def diagnose(
     `scheduler`: address or scheduler file of a dask.distributed cluster whose workers read the ranks; without it this machine does, with
     as many processes as it has cores where that pays.
 
-    `rules_dirs`: folders with further rules; `config`: rules switched off and thresholds changed (`gpudiag.cli.config.find` reads one);
-    `progress` is told what is being done; `modules`: one op row for each nn.Module where Python
-    stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
+    `rules_dirs`: folders with further rules; `config`: rules switched off and thresholds changed
+    (`gpudiag.cli.config.find_config` reads one); `progress` is told what is being done; `modules`: one op row for each nn.Module
+    where Python stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
     `gpu_hour_price`, `planned_steps`: what an hour of one device costs, and the steps of the whole run, for rule EFF-02.
     Raises InputError where nothing can be read; a rank that cannot be read among others that can is said in the report.
 
     Not for a program that goes on training: the analysis starts the threads of polars, and a DataLoader worker that is forked later
     hangs in them. There, `profile.report()` makes the same report in a process of its own.
     """
-    from gpudiag.api.cached_report import kept_report
+    from gpudiag.api.result_cache import load_or_make_report
 
-    names, number = _names(path), None if rank == "all" else rank
+    names, number = _list_paths(path), None if rank == "all" else rank
     folders = tuple(os.fspath(folder) for folder in rules_dirs)
     capture = None if graph_capture is None else os.fspath(graph_capture)
 
     @functools.cache
     def rules() -> RuleBase:
         """Return the rules in force: read where a report is made or shown as a page, not where a kept one is printed."""
-        from gpudiag.diagnosis.loader import rules_in_force
+        from gpudiag.diagnosis.loader import load_active_rules
 
-        return rules_in_force(folders, config)
+        return load_active_rules(folders, config)
 
     def make() -> ReportData:
         """Return the report, made now."""
-        from gpudiag.api.opened import Question, opened
+        from gpudiag.api.pipeline import ReportOptions, diagnose_paths
 
         tell = progress or (lambda _: None)
-        question = Question(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
+        question = ReportOptions(modules=modules, gpu_hour_price=gpu_hour_price, planned_steps=planned_steps, graph_capture=capture)
         if scheduler is None:
-            return opened(names, rules(), tell, question, rank=number, window=window, report_only=True).report
+            return diagnose_paths(names, rules(), tell, question, rank=number, window=window, report_only=True).report
+        from gpudiag.api.jobs import report_on_cluster
         from gpudiag.api.ranks import find_ranks
-        from gpudiag.api.remotely import report
 
-        return report(find_ranks(names, window), scheduler, tell, question, rank=number, rules_dirs=folders, config=config)
+        return report_on_cluster(find_ranks(names, window), scheduler, tell, question, rank=number, rules_dirs=folders, config=config)
 
     asked = (number, window, capture, modules, gpu_hour_price, planned_steps)
-    return Report(kept_report(make, names, asked, capture=capture, rules_dirs=folders, config=config), rules)
+    return Report(load_or_make_report(make, names, asked, capture=capture, rules_dirs=folders, config=config), rules)
 
 
-def _names(path: AnyPath | Sequence[AnyPath]) -> tuple[str, ...]:
+def _list_paths(path: AnyPath | Sequence[AnyPath]) -> tuple[str, ...]:
     """Return the paths that were given. Raises UsageError where there is none."""
     names = (os.fspath(path),) if isinstance(path, str | os.PathLike) else tuple(os.fspath(one) for one in path)
     if not names:
@@ -159,17 +197,17 @@ def _names(path: AnyPath | Sequence[AnyPath]) -> tuple[str, ...]:
 
 def calibrate(device: str = "auto") -> Device:
     """Return the measured peaks of `device` ('auto', 'cpu' or 'cuda') and keep them for reports; measured in a child process."""
-    from gpudiag.api.devices import calibrate as measure
+    from gpudiag.api.devices import calibrate_device as measure
 
     return measure(device)
 
 
 def demo(folder: AnyPath, log: Progress, *, rules_dirs: Sequence[AnyPath] = (), config: Config | None = None) -> DemoResult:
     """Return the report on a small transformer trained for a few seconds on whatever device is there, recorded below `folder`."""
-    from gpudiag.api.devices import measured_peaks
+    from gpudiag.api.devices import load_or_measure_peaks
     from gpudiag.capture.demo import train_demo
 
-    run = train_demo(Path(os.fspath(folder)), log=log, peaks=measured_peaks)
+    run = train_demo(Path(os.fspath(folder)), log=log, peaks=load_or_measure_peaks)
     log("reporting")
     report = diagnose(str(run.path), rules_dirs=rules_dirs, config=config)
     html = run.path / "report.html"
@@ -198,18 +236,18 @@ def estimate_memory(
 
     Raises InputError where the model fails or needs the values of a tensor, UsageError for arguments that do not fit.
     """
-    from gpudiag.capture.estimate.estimate import Given, estimate
+    from gpudiag.capture.estimate.model_estimate import EstimateInput, run_estimate
 
-    def make() -> Given:
-        return Given(
+    def make() -> EstimateInput:
+        return EstimateInput(
             model=model, batch=example_batch, loss=loss, optimizer=optimizer, autocast=autocast, device=device, accumulate=accumulate
         )
 
-    return estimate(make, "making the model and the batch")
+    return run_estimate(make, "making the model and the batch")
 
 
 def report_schema() -> dict[str, Any]:
     """Return the JSON Schema of the Report JSON, version 1."""
-    from gpudiag.model.report import json_schema
+    from gpudiag.model.report import build_report_schema
 
-    return json_schema()
+    return build_report_schema()

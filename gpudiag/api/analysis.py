@@ -1,7 +1,13 @@
-"""One window through the layers: read, link, cost, classify, break down."""
+"""One window through the layers: read, link, cost, classify, explain idle time, build the graph; and the summary of a rank.
+
+One rank, wherever its trace can be read: what it tells of itself. Requests and answers are bytes that travel.
+
+A process that reads ranks imports this module alone: the rules and what judges by them are not among it.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -12,41 +18,160 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.api.cached_trace import read
-from gpudiag.api.captures import with_captures
-from gpudiag.api.devices import Found as FoundDevice
-from gpudiag.api.devices import at_observed_clock, find_device
-from gpudiag.api.inputs import Input
+from gpudiag.api.devices import FoundDevice, derate_to_observed_clock, find_device, find_telemetry
+from gpudiag.api.inputs import Input, load_trace, open_rank
 from gpudiag.api.memory import find_memory
-from gpudiag.api.telemetry import find_telemetry
-from gpudiag.api.timeline import Explained, Found, explained, timeline
-from gpudiag.attribution import cpu, gaps, intervals
-from gpudiag.attribution.clocks import on_one_clock
-from gpudiag.attribution.device import kind_of_run
-from gpudiag.attribution.links import link
-from gpudiag.attribution.modules import find_modules
-from gpudiag.attribution.sites import Frames, Sites, find_sites
+from gpudiag.api.ranks import RankInput
+from gpudiag.api.result_cache import ResultKey, load_or_make_bytes
+from gpudiag.attribution import device as device_module
+from gpudiag.attribution import intervals
+from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
+from gpudiag.attribution.cuda_graphs import map_replays
+from gpudiag.attribution.device import align_clocks, classify_run
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
+from gpudiag.job.rank_summary import encode_summary
+from gpudiag.job.rank_summary import summarise_rank as summary_of
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device
+from gpudiag.model.timeline import Breakdown, QueueStats, ReplayTrust
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.coverage import coverage
-from gpudiag.roofline.engine import engine_warnings
-from gpudiag.roofline.geometry import with_geometry
-from gpudiag.roofline.inductor import known_costs
-from gpudiag.roofline.list_types import with_list_types
-from gpudiag.roofline.named_types import with_named_types
-from gpudiag.roofline.oprows import op_rows
-from gpudiag.roofline.over_roof import over_roof_warnings
-from gpudiag.roofline.owners import Owners, find_owners
-from gpudiag.roofline.plausible import without_hidden_products
-from gpudiag.timeline.breakdown import device_time
+from gpudiag.roofline.attributed_ops import AttributedOps, drop_contradicted_costs, find_attributed_ops
+from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
+from gpudiag.roofline.engine import format_engine_warnings
+from gpudiag.roofline.fused_kernels import find_compiled_costs
+from gpudiag.roofline.kernel_bounds import classify_kernels, format_above_roofline_warnings
+from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
+from gpudiag.roofline.op_table import build_op_table, measure_coverage
+from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, measure_device_time
+from gpudiag.timeline.critical_path import find_critical_paths
+from gpudiag.timeline.graph import build_all_graphs, list_graph_warnings
 from gpudiag.timeline.history import SETTLED_AFTER
-from gpudiag.trace.garbage import give_back
-from gpudiag.trace.reader import OWN_THREAD
-from gpudiag.trace.source import shown
+from gpudiag.timeline.host_events import find_host_events, find_own_frames
+from gpudiag.timeline.idle import add_sync_costs, explain_idle
+from gpudiag.timeline.launch_queue import measure_queue
+from gpudiag.timeline.replay import measure_replay_trust
+from gpudiag.timeline.syncs import find_syncs
+from gpudiag.trace import kernel_names
+from gpudiag.trace.decompression import format_path
+from gpudiag.trace.kineto import RECORDED_THREAD_HINT
+from gpudiag.trace.table_store import release_memory
+from gpudiag.trace.trace_files import find_rank_files
+
+SiteWindow = tuple[Trace, pl.DataFrame]
+
+
+def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[str, ...]]:
+    """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and warnings.
+
+    `sites`: the linked site window of the same run; `capture`: a trace of the capture pass, or a folder of such.
+    Raises InputError where that cannot be read.
+    """
+    if capture is None:
+        return map_replays(trace, (sites[0],) if sites else ())
+    if not trace.kernels["replay"].any():
+        return trace, (f"{capture}: not needed, no graph is replayed in this trace",)
+    recordings = [found for found in map(_read_linked_trace, _list_capture_traces(capture)) if _holds_graph_capture(found)]
+    if not recordings:
+        mapped, notes = map_replays(trace)
+        return mapped, (f"{capture}: no graph was captured while it was recorded", *notes)
+    return map_replays(trace, tuple(recordings))
+
+
+def _list_capture_traces(capture: Path) -> list[Path]:
+    """Return the traces that `capture` names; inference servers write a folder with one for each captured batch size."""
+    return list(find_rank_files(capture).values()) if os.path.isdir(capture) else [capture]
+
+
+def _read_linked_trace(path: Path) -> Trace:
+    trace = load_trace(path)
+    return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
+
+
+def _holds_graph_capture(trace: Trace) -> bool:
+    return bool(trace.launches["api"].cast(pl.String).str.contains(kernel_names.CAPTURE_BEGIN).any())
+
+
+class CostedWindow(NamedTuple):
+    """The window before its timeline: costed tables, where the device worked, what was recorded beside the trace."""
+
+    trace: Trace
+    """Stage cost."""
+    steps: pl.DataFrame
+    gaps: pl.DataFrame
+    work: pl.Series | npt.NDArray[np.int64]
+    """Rows of kernels, one for each of `spans`."""
+    spans: intervals.Spans
+    sites: Sites
+    site_window: tuple[Trace, pl.DataFrame] | None
+    host_marks: pl.DataFrame | None
+    on_cpu: bool
+    silent: bool
+    """The device's work was not recorded."""
+    frames: Frames | None = None
+    """Those of `trace`, where their nesting was asked for before."""
+
+
+class IdleAnalysis(NamedTuple):
+    """Where the time of the window went, and what the host did meanwhile."""
+
+    idle: pl.DataFrame
+    syncs: pl.DataFrame
+    breakdown: Breakdown
+    events: pl.DataFrame
+    """host_events of the trace."""
+
+
+class Timeline(NamedTuple):
+    """What the graphs of the steps tell, and the syncs with their costs."""
+
+    syncs: pl.DataFrame
+    graphs: tuple[Graph, ...]
+    run_graph: Graph | None
+    critical_path: pl.DataFrame | None
+    queue: QueueStats | None
+    replay: ReplayTrust | None
+    warnings: tuple[str, ...]
+
+
+def explain_idle_time(found: CostedWindow) -> IdleAnalysis:
+    """Return breakdown, idle causes and calls that wait of `found`: the last that is asked of its Python frames."""
+    trace, steps, window = found.trace, found.steps, intervals.build_spans(found.steps.filter("analysed"))
+    syncs = find_syncs(trace, steps, found.sites)
+    own = find_own_frames(trace)
+    frames = found.frames if found.frames is not None and own.table is trace.frames else own
+    events = find_host_events(trace, frames, found.host_marks, on_cpu=found.on_cpu)
+    idle = explain_idle(
+        trace, found.gaps.clear() if found.silent else found.gaps, window, steps, syncs=syncs, host_marks=found.host_marks,
+        sites=found.sites, site_window=found.site_window, on_cpu=found.on_cpu, frames=frames, events=events,
+    )  # fmt: skip
+    frames.forget()
+    release_memory()
+    bounds = trace.kernels["bound"].gather(found.work)
+    parts = build_unknown_breakdown(window) if found.silent else break_down(bounds, found.spans, window, idle)
+    parts.validate()
+    return IdleAnalysis(idle, syncs, parts, events)
+
+
+def build_timeline(
+    trace: Trace, steps: pl.DataFrame, host: IdleAnalysis, host_marks: pl.DataFrame | None, *, on_cpu: bool, silent: bool
+) -> Timeline:
+    """Return dependency graphs, critical path, replay, queue and calls that wait of a window; `on_cpu`, `silent`: see Found."""
+    window = intervals.build_spans(steps.filter("analysed"))
+    graphs, run_graph = ((), None) if silent else build_all_graphs(trace, steps, host.idle, host.syncs, on_cpu, host_marks, host.events)
+    release_memory()
+    return Timeline(
+        syncs=add_sync_costs(host.syncs, host.idle),
+        graphs=graphs,
+        run_graph=run_graph,
+        critical_path=find_critical_paths(graphs, trace) if graphs else None,
+        queue=None if on_cpu or silent else measure_queue(trace, steps, window),
+        replay=measure_replay_trust(graphs, steps, run_graph),
+        warnings=() if silent else list_graph_warnings(trace, steps, on_cpu=on_cpu),
+    )
+
 
 Progress = Callable[[str], None]
 
@@ -88,19 +213,19 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
 
     `keep_frames`: False where nobody asks for the Python frames, the largest table: of those one of each name is then kept.
     """
-    costed = _costed(chosen, tell, modules=modules)
+    costed = _cost_window(chosen, tell, modules=modules)
     steps, number = costed.steps.table, costed.found.number
-    give_back()  # before and after what needs most memory at once
+    release_memory()  # before and after what needs most memory at once
     marks, records = (chosen.bundle.host_marks, chosen.bundle.step_records) if chosen.bundle else (None, None)
     tell("replaying")
-    host, sites = _explained(costed, marks)
+    host, sites = _explain_window(costed, marks)
     memory = find_memory(chosen, (costed.trace, steps), costed.site_window, device=number)
     if not keep_frames:
-        costed = costed._replace(trace=_with_names_of_frames(costed.trace))
-    give_back()  # the graphs that follow need the memory
+        costed = costed._replace(trace=_keep_frame_names(costed.trace))
+    release_memory()  # the graphs that follow need the memory
     trace = costed.trace
-    told = timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=costed.silent)
-    give_back()
+    told = build_timeline(trace, steps, host, marks, on_cpu=costed.on_cpu, silent=costed.silent)
+    release_memory()
     sampled = find_telemetry(chosen.bundle, steps, trace.meta.unix_base_ns, number)
     analysis = Analysis(
         trace=trace,
@@ -121,15 +246,15 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         memory=memory.memory,
         telemetry=sampled.telemetry,
         energy=sampled.energy,
-        device_time=device_time(trace.kernels) if costed.run == "gpu" else None,
-        coverage=coverage(trace),
+        device_time=measure_device_time(trace.kernels) if costed.run == "gpu" else None,
+        coverage=measure_coverage(trace),
         op_rows=costed.op_rows,
         manifest=chosen.bundle.manifest if chosen.bundle else None,
         step_records=records,
         samples=chosen.bundle.telemetry if chosen.bundle else None,
         host_marks=marks,
         rank_records=cache(chosen.bundle.rank_records) if chosen.bundle and len(chosen.bundle.ranks) > 1 else None,
-        profiler_slowdown=None if records is None else slowdown(records),
+        profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
         warnings=(
             *trace.meta.warnings,
             *costed.clocks,
@@ -146,9 +271,9 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
 
 def analyse_for_job(chosen: Input) -> Analysis:
     """Return of the analysis of one window what a rank tells to its job (job.summary): no graphs, no replay, no memory, no warnings."""
-    costed = _costed(chosen, lambda _: None, modules=False)
+    costed = _cost_window(chosen, lambda _: None, modules=False)
     bundle, steps = chosen.bundle, costed.steps.table
-    host, _ = _explained(costed, bundle.host_marks if bundle else None)
+    host, _ = _explain_window(costed, bundle.host_marks if bundle else None)
     return Analysis(
         trace=costed.trace,
         device_kind=costed.found.kind,
@@ -160,76 +285,76 @@ def analyse_for_job(chosen: Input) -> Analysis:
         breakdown=host.breakdown,
         telemetry=find_telemetry(bundle, steps, costed.trace.meta.unix_base_ns, costed.found.number).telemetry,
         device_time=None,
-        coverage=coverage(costed.trace),
+        coverage=measure_coverage(costed.trace),
         op_rows=costed.op_rows,
         manifest=bundle.manifest if bundle else None,
         step_records=bundle.step_records if bundle else None,
     )
 
 
-def _explained(costed: _Costed, marks: pl.DataFrame | None) -> tuple[Explained, Sites]:
+def _explain_window(costed: _Costed, marks: pl.DataFrame | None) -> tuple[IdleAnalysis, Sites]:
     """Return where the time of the window went, and the call sites of its ops; `marks`: the bundle's."""
     frames = Frames(costed.trace.frames)
     sites = find_sites(costed.trace, costed.steps.table, costed.site_window, frames)
-    give_back()
-    found = Found(
+    release_memory()
+    found = CostedWindow(
         costed.trace, costed.steps.table, costed.gaps, costed.work, costed.spans, sites, costed.site_window, marks, costed.on_cpu,
         costed.silent, frames,
     )  # fmt: skip
-    return explained(found), sites
+    return explain_idle_time(found), sites
 
 
-def _costed(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
+def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     """Return the window of `chosen` read, linked and costed."""
-    trace, clocks = on_one_clock(read(chosen.trace))
+    trace, clocks = align_clocks(load_trace(chosen.trace))
     _check_recorded(trace)
-    run = kind_of_run(trace)
+    run = classify_run(trace)
     on_cpu = run.startswith("cpu")
     steps = find_steps(trace)
-    window = intervals.of(steps.table.filter("analysed"))
+    window = intervals.build_spans(steps.table.filter("analysed"))
     tell("linking")
-    trace, nesting = link(trace, steps.table, on_cpu=on_cpu)
+    trace, nesting = link_kernels(trace, steps.table, on_cpu=on_cpu)
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
-    trace = trace if on_cpu else _one_device(trace, found.number)
-    work, spans = cpu.cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
+    trace = trace if on_cpu else _select_device(trace, found.number)
+    work, spans = device_module.find_cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
     del nesting
-    found_gaps = gaps.cpu_gaps(spans, window) if on_cpu else gaps.gaps(trace.kernels, trace.launches, window)
-    device = at_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
-    site_window = _site_window(chosen.sites)
-    trace, captures = with_captures(trace, site_window, chosen.graph_capture)
+    found_gaps = device_module.find_cpu_gaps(spans, window) if on_cpu else device_module.find_gaps(trace.kernels, trace.launches, window)
+    device = derate_to_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
+    site_window = _read_site_window(chosen.sites)
+    trace, captures = map_graph_captures(trace, site_window, chosen.graph_capture)
     tell("costing")
-    trace, types = with_named_types(trace)
-    owners = _owners(trace, chosen, on_cpu)
-    trace = classify(trace, owners, found_gaps, device, manifest.settings if manifest else None)
-    engines = engine_warnings(owners.costs, device)
+    trace, types = infer_named_types(trace)
+    owners = _find_cost_owners(trace, chosen, on_cpu)
+    trace = classify_kernels(trace, owners, found_gaps, device, manifest.settings if manifest else None)
+    engines = format_engine_warnings(owners.costs, device)
     del owners
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
-    table = op_rows(trace, steps.table)
-    over = over_roof_warnings(table, "op" if on_cpu else "kernel")
-    costs = (*_shape_warnings(trace), *types, *captures, *engines, *over)
+    table = build_op_table(trace, steps.table)
+    over = format_above_roofline_warnings(table, "op" if on_cpu else "kernel")
+    costs = (*_list_shape_warnings(trace), *types, *captures, *engines, *over)
     return _Costed(trace, steps, run, found, device, found_gaps, work, spans, site_window, table, clocks, costs)
 
 
-def _with_names_of_frames(trace: Trace) -> Trace:
+def _keep_frame_names(trace: Trace) -> Trace:
     """Return `trace` with one frame of each name: facts ask which there are, and the rest has served call sites and causes."""
     return msgspec.structs.replace(trace, frames=trace.frames.unique("name", keep="first", maintain_order=True))
 
 
-def _owners(trace: Trace, chosen: Input, on_cpu: bool) -> Owners:
+def _find_cost_owners(trace: Trace, chosen: Input, on_cpu: bool) -> AttributedOps:
     """Return which op owns the cost of each kernel, and what the ops cost."""
-    owners = find_owners(trace, on_cpu=on_cpu, known=known_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
-    return without_hidden_products(trace, with_geometry(trace, with_list_types(trace, owners)))
+    owners = find_attributed_ops(trace, on_cpu=on_cpu, known=find_compiled_costs(chosen.bundle.inductor if chosen.bundle else None, trace))
+    return drop_contradicted_costs(trace, estimate_costs_by_grid(trace, resolve_list_types(trace, owners)))
 
 
 def _check_recorded(trace: Trace) -> None:
     """Raise InputError where Nsight Systems recorded NVTX ranges alone: they tell neither a GPU that waits nor a CPU that computes."""
     if trace.meta.recorder == "nsys" and not trace.kernels.height and not trace.launches.height:
-        from gpudiag.trace.nsys.reader import RECORD
+        from gpudiag.trace.nsys_reader import NSYS_RECORD_HINT
 
-        message = f"{shown(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
-        raise InputError(message, f"{RECORD}, of steps that run on the GPU")
+        message = f"{format_path(trace.meta.source)} holds NVTX ranges only: neither device work nor CUDA calls were recorded"
+        raise InputError(message, f"{NSYS_RECORD_HINT}, of steps that run on the GPU")
 
 
 def _kernel_spans(trace: Trace) -> tuple[Any, Any]:
@@ -237,7 +362,7 @@ def _kernel_spans(trace: Trace) -> tuple[Any, Any]:
     return trace.kernels["id"], trace.kernels.select("start_ns", "end_ns").to_numpy()
 
 
-def _one_device(trace: Trace, index: int | None) -> Trace:
+def _select_device(trace: Trace, index: int | None) -> Trace:
     """Return `trace` with the kernels of the analysed device alone, renumbered; collectives keep pointing at them."""
     if index is None or trace.kernels.filter(pl.col("device").ne_missing(index)).is_empty():
         return trace
@@ -250,11 +375,11 @@ def _one_device(trace: Trace, index: int | None) -> Trace:
     return msgspec.structs.replace(trace, kernels=kept.drop("old"), collectives=collectives)
 
 
-def _shape_warnings(trace: Trace) -> tuple[str, ...]:
+def _list_shape_warnings(trace: Trace) -> tuple[str, ...]:
     if trace.meta.recorder == "nsys":
-        return _nsys_warnings(trace)
+        return _list_nsys_warnings(trace)
     if not trace.ops.height and not trace.kernels.height:
-        return (f"no ops were recorded: nothing can be linked or modelled; {OWN_THREAD}",)
+        return (f"no ops were recorded: nothing can be linked or modelled; {RECORDED_THREAD_HINT}",)
     if not trace.ops.height:
         return ("no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]",)
     if not trace.signatures.height:
@@ -262,7 +387,7 @@ def _shape_warnings(trace: Trace) -> tuple[str, ...]:
     return ()
 
 
-def _nsys_warnings(trace: Trace) -> tuple[str, ...]:
+def _list_nsys_warnings(trace: Trace) -> tuple[str, ...]:
     """Return what a recording of Nsight Systems does not hold, and how to come by it."""
     if not trace.ops.height:
         return (
@@ -274,23 +399,23 @@ def _nsys_warnings(trace: Trace) -> tuple[str, ...]:
     return ()
 
 
-def _site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
+def _read_site_window(path: Path | None) -> tuple[Trace, pl.DataFrame] | None:
     """Return the linked site window and its steps; None where it was not recorded or cannot be read."""
     if path is None:
         return None
     try:
-        trace = read(path)
+        trace = load_trace(path)
     except InputError:
         return None
     steps = find_steps(trace).table
-    return link(trace, steps, on_cpu=not trace.kernels.height)[0], steps
+    return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
-NEIGHBOURS = 20
+NEIGHBOURING_STEPS = 20
 """Plain steps nearest to the profiled ones with which those are compared (heuristic: a few times as many as are profiled)."""
 
 
-def slowdown(records: pl.DataFrame) -> float | None:
+def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
     """Return the median profiled step over the median of the plain steps nearest to them; None where there are too few of either.
 
     Neighbours, because the pace of a shared machine wanders over a run.
@@ -298,8 +423,25 @@ def slowdown(records: pl.DataFrame) -> float | None:
     settled = records.filter(pl.col("step") >= SETTLED_AFTER)
     timed = settled.filter(pl.col("window") == "timing")
     profiled, near = timed["wall_ns"], (pl.col("step") - pl.lit(timed["step"].median())).abs()
-    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURS)["wall_ns"]
+    plain = settled.filter(pl.col("window") == "plain").sort(near, "step").head(NEIGHBOURING_STEPS)["wall_ns"]
     if min(len(profiled), len(plain)) < MIN_STEPS_FOR_SLOWDOWN:
         return None
     above, below = profiled.median(), plain.median()
     return float(above) / float(below) if below else None  # type: ignore[arg-type]
+
+
+def answer_summary_request(request: bytes) -> bytes:
+    """Return the summary (job.wire) of the rank in a request: a RankInput as JSON. Raises InputError where it cannot be read."""
+    return summarise_rank(msgspec.json.decode(request, type=RankInput))
+
+
+def summarise_rank(item: RankInput) -> bytes:
+    """Return what one rank tells of itself, as bytes of job.wire; kept beside large traces. Raises InputError where it cannot be read."""
+    chosen = open_rank(item)
+    made_from = (chosen.trace, item.path) if item.bundle else (chosen.trace,)
+    key = ResultKey("rank", made_from, asked=(item.rank, item.window), rank=item.rank if item.bundle else None)
+    return load_or_make_bytes(key, lambda: _encode_summary(chosen, item))
+
+
+def _encode_summary(chosen: Input, item: RankInput) -> bytes:
+    return encode_summary(summary_of(analyse_for_job(chosen), rank=item.rank, path=item.path))

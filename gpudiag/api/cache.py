@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.folder import is_bundle
-from gpudiag.model.decoding import UNREADABLE
+from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.model.bundle import UNREADABLE
 
-VERSION = 1
+CACHE_VERSION = 1
 """Raised when the layout of an entry changes; entries of older versions are removed when a new one is written."""
 
 NO_CACHE = "GPUDIAG_NO_CACHE"
@@ -38,10 +38,10 @@ BESIDE, IN_BUNDLE = ".gpudiag-cache", "cache"
 MIN_TEXT_BYTES = 32_000_000
 """Uncompressed size from which something is kept: what is smaller is read in the time that starting takes."""
 
-WHOLE = "all"
+WHOLE_FOLDER = "all"
 """Subject of what is made from all of a bundle or folder."""
 
-KEPT = 2
+MOST_ENTRIES = 2
 """Entries of one kind and subject: the present state and the one before, or two ways of asking."""
 
 MAX_ENTRY_BYTES = 2 << 30
@@ -62,21 +62,21 @@ _MARKS = {
     ".gitignore": "*\n",
 }
 
-Kind = Literal["tables", "report", "rank", "measured"]
+EntryKind = Literal["tables", "report", "rank", "measured"]
 
 
 class Slot(NamedTuple):
     """Where one entry lies: the cache folder, what it is, of which file (or WHOLE), and the digest of all that goes into it."""
 
     place: Path
-    kind: Kind
+    kind: EntryKind
     subject: str
     key: str
 
     @property
     def parent(self) -> Path:
         """Return the folder of all entries of this kind and subject."""
-        return self.place / f"v{VERSION}" / self.kind / self.subject
+        return self.place / f"v{CACHE_VERSION}" / self.kind / self.subject
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class Slot(NamedTuple):
         return self.parent / self.key
 
 
-class Kept(NamedTuple):
+class CachedEntry(NamedTuple):
     """One entry as `gpudiag cache` lists it."""
 
     kind: str
@@ -93,7 +93,7 @@ class Kept(NamedTuple):
     size_bytes: int
 
 
-class _File(msgspec.Struct, frozen=True):
+class _EntryFile(msgspec.Struct, frozen=True):
     """A file of an entry: size in bytes, BLAKE2b digest."""
 
     size: int
@@ -103,16 +103,16 @@ class _File(msgspec.Struct, frozen=True):
 class _Seal(msgspec.Struct, frozen=True):
     """What makes an entry complete."""
 
-    files: dict[str, _File]
+    files: dict[str, _EntryFile]
 
 
-def switched_off() -> bool:
+def is_switched_off() -> bool:
     """Return whether this process keeps nothing."""
     return os.environ.get(NO_CACHE, "") not in ("", "0")
 
 
 @contextmanager
-def allowed(wanted: bool) -> Iterator[None]:
+def allow_cache(wanted: bool) -> Iterator[None]:
     """Keep nothing inside where `wanted` is False, neither here nor in processes that are started inside."""
     before = os.environ.get(NO_CACHE)
     if not wanted:
@@ -126,7 +126,7 @@ def allowed(wanted: bool) -> Iterator[None]:
                 os.environ[NO_CACHE] = before
 
 
-def place_of(path: str | Path) -> Path | None:
+def find_cache_folder(path: str | Path) -> Path | None:
     """Return the cache folder of a bundle, a trace in one, a trace file or a folder of ranks; None for a URL. It may not exist."""
     if "://" in str(path):
         return None
@@ -140,25 +140,25 @@ def place_of(path: str | Path) -> Path | None:
         return None
 
 
-def load(slot: Slot) -> dict[str, bytes] | None:
+def load_entry(slot: Slot) -> dict[str, bytes] | None:
     """Return the files of an entry; None where there is none, or where anything about it is not as it was written."""
     with suppress(OSError, *UNREADABLE):
-        _check_real(slot.place, slot.folder)
-        seal = msgspec.json.decode(_read(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
+        _check_real_folder(slot.place, slot.folder)
+        seal = msgspec.json.decode(_read_bytes(slot.folder / _SEAL, _MAX_SEAL_BYTES), type=_Seal)
         if sum(abs(file.size) for file in seal.files.values()) <= MAX_ENTRY_BYTES:
-            return {name: _sealed(slot.folder, name, file) for name, file in seal.files.items()}
+            return {name: _read_sealed_file(slot.folder, name, file) for name, file in seal.files.items()}
     return None
 
 
-def _sealed(folder: Path, name: str, file: _File) -> bytes:
+def _read_sealed_file(folder: Path, name: str, file: _EntryFile) -> bytes:
     """Return a file of an entry. Raises OSError where the name leads elsewhere, and where size or checksum differ."""
-    data = b"" if os.path.basename(name) != name else _read(folder / name, abs(file.size))
-    if (len(data), _digest(data)) != (file.size, file.digest):
+    data = b"" if os.path.basename(name) != name else _read_bytes(folder / name, abs(file.size))
+    if (len(data), _digest_bytes(data)) != (file.size, file.digest):
         raise OSError(f"{name} is not as it was written")
     return data
 
 
-def _read(path: Path, most: int) -> bytes:
+def _read_bytes(path: Path, most: int) -> bytes:
     """Return at most `most` + 1 bytes of a regular file. Raises OSError, for a link too."""
     with open(os.open(path, _READ_ONLY), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -166,45 +166,45 @@ def _read(path: Path, most: int) -> bytes:
         return file.read(most + 1)
 
 
-def _digest(data: bytes) -> str:
+def _digest_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def _check_real(place: Path, folder: Path) -> None:
+def _check_real_folder(place: Path, folder: Path) -> None:
     """Raise OSError where a folder from `place` down to `folder` is a link or no folder; one that does not exist raises too."""
     for level in (place, *(place.joinpath(*folder.relative_to(place).parts[:depth]) for depth in range(1, 5))):
         if not stat.S_ISDIR(level.lstat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(level))
 
 
-def store(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
+def store_entry(slot: Slot, files: Iterable[tuple[str, bytes]]) -> bool:
     """Keep an entry of the files that the iterator yields one after the other; return whether it is there. Never raises OSError."""
     temporary = slot.parent / f".{secrets.token_hex(8)}"
     try:
         _make_folders(slot)
         temporary.mkdir()
         try:
-            _write(temporary, files)
-            _move(temporary, slot.folder)
+            _write_entry(temporary, files)
+            _move_entry(temporary, slot.folder)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        _tidy(slot)
+        _remove_stale_entries(slot)
     except OSError:
         return False
     return True
 
 
-def writable(folder: Path) -> bool:
+def is_writable(folder: Path) -> bool:
     """Return whether this process may write into `folder`; False where it is read-only for all, though root could write. Raises OSError."""
     return bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
 
 
 def _make_folders(slot: Slot) -> None:
     """Make the folders down to the entry's parent. Raises OSError where that cannot be, or where one of them is a link."""
-    if not writable(slot.place.parent):
+    if not is_writable(slot.place.parent):
         raise PermissionError(errno.EACCES, "not writable", str(slot.place.parent))
     level = slot.place
-    for part in ("", f"v{VERSION}", slot.kind, slot.subject):
+    for part in ("", f"v{CACHE_VERSION}", slot.kind, slot.subject):
         level = level / part
         with suppress(FileExistsError):
             level.mkdir()
@@ -215,15 +215,15 @@ def _make_folders(slot: Slot) -> None:
             file.write(text)
 
 
-def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+def _write_entry(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
     sealed = {}
     for name, data in files:
         (folder / name).write_bytes(data)
-        sealed[name] = _File(len(data), _digest(data))
+        sealed[name] = _EntryFile(len(data), _digest_bytes(data))
     (folder / _SEAL).write_bytes(msgspec.json.encode(_Seal(sealed)))
 
 
-def _move(temporary: Path, target: Path) -> None:
+def _move_entry(temporary: Path, target: Path) -> None:
     """Put a finished folder in its place; an entry that lies there was damaged, or another process was faster."""
     aside = temporary.with_name(f"{temporary.name}-old")
     with suppress(FileNotFoundError):
@@ -234,22 +234,22 @@ def _move(temporary: Path, target: Path) -> None:
     os.rename(temporary, target)
 
 
-def _tidy(slot: Slot) -> None:
+def _remove_stale_entries(slot: Slot) -> None:
     """Remove all but the newest entries beside this one, what dead processes left, and older versions."""
     entries = [(path.lstat().st_mtime_ns, path) for path in slot.parent.iterdir()]
     ready = sorted(((when, path) for when, path in entries if not path.name.startswith(".")), reverse=True)
     stale = [path for when, path in entries if path.name.startswith(".") and time.time() - when / 1e9 > _STALE_S]
-    for path in (*(path for _, path in ready[KEPT:]), *stale, *_older(slot.place)):
+    for path in (*(path for _, path in ready[MOST_ENTRIES:]), *stale, *_list_older_versions(slot.place)):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _versions(place: Path) -> dict[Path, int]:
+def _list_versions(place: Path) -> dict[Path, int]:
     """Return the folders in `place` that hold entries, each with its version; none where it is a link. Raises OSError."""
-    found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _folders([place])}
+    found = {path: _VERSION_FOLDER.fullmatch(path.name) for path in _list_folders([place])}
     return {path: int(match[1]) for path, match in found.items() if match}
 
 
-def _folders(inside: Iterable[Path]) -> list[Path]:
+def _list_folders(inside: Iterable[Path]) -> list[Path]:
     """Return the folders in each of `inside`; neither `inside` nor they may be links. Raises OSError, not for what is removed meanwhile."""
     found: list[Path] = []
     for folder in inside:
@@ -259,20 +259,20 @@ def _folders(inside: Iterable[Path]) -> list[Path]:
     return sorted(found)
 
 
-def _older(place: Path) -> list[Path]:
-    return [path for path, version in _versions(place).items() if version < VERSION]
+def _list_older_versions(place: Path) -> list[Path]:
+    return [path for path, version in _list_versions(place).items() if version < CACHE_VERSION]
 
 
-def listed(place: Path, subject: str | None = None) -> tuple[Kept, ...]:
+def list_entries(place: Path, subject: str | None = None) -> tuple[CachedEntry, ...]:
     """Return what is kept in a cache folder, of all versions; `subject`: of this file alone. Empty where it cannot be read."""
     with suppress(OSError):
-        entries = _folders(_folders(_folders(_versions(place))))
-        kept = (Kept(path.parent.parent.name, path.parent.name, path, _weight(path)) for path in entries)
+        entries = _list_folders(_list_folders(_list_folders(_list_versions(place))))
+        kept = (CachedEntry(path.parent.parent.name, path.parent.name, path, _measure_bytes(path)) for path in entries)
         return tuple(one for one in kept if subject is None or one.subject == subject)
     return ()
 
 
-def _weight(folder: Path) -> int:
+def _measure_bytes(folder: Path) -> int:
     found = 0
     with suppress(FileNotFoundError):  # another process is removing it
         for path in folder.rglob("*"):
@@ -280,7 +280,7 @@ def _weight(folder: Path) -> int:
     return found
 
 
-def _remove(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     """Remove a folder that other processes may be removing too. Raises OSError where that is not allowed."""
     for _ in range(_TRIES):
         with suppress(FileNotFoundError):
@@ -290,11 +290,11 @@ def _remove(folder: Path) -> None:
             return
 
 
-def clear(place: Path, subject: str | None = None) -> int:
+def clear_cache(place: Path, subject: str | None = None) -> int:
     """Remove what is kept in a cache folder, `subject`: of this file alone; return the bytes that this freed. Raises OSError."""
-    kept = listed(place, subject)
+    kept = list_entries(place, subject)
     for one in kept:
-        _remove(one.path)
+        _remove_folder(one.path)
         for empty in (one.path.parent, one.path.parent.parent, one.path.parent.parent.parent):
             with suppress(OSError):
                 empty.rmdir()

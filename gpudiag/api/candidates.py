@@ -1,26 +1,29 @@
-"""What is to be tried: the fixes and variants that were asked for, or those that the findings of a report name."""
+"""What can be tried: fixes and variants that were asked for, those that a report names, and the command that tries one of them."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from gpudiag.api.store import Named
-from gpudiag.errors import InputError
+from gpudiag.api.experiment_store import Named
+from gpudiag.api.run import build_run_command
+from gpudiag.errors import GpudiagError, InputError
 from gpudiag.experiment.design import Arm
-from gpudiag.experiment.fixes import applier
-from gpudiag.experiment.search import DESCRIBED, conflicting
-from gpudiag.experiment.variants import Variant, varied
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.search import DESCRIBED_CONFLICTS, is_conflicting
+from gpudiag.experiment.variants import Variant, apply_variant
 from gpudiag.files import read_file
-from gpudiag.model.decoding import UNREADABLE
+from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.fixes import FIX_BY_ID, Fix, Parity
-from gpudiag.model.report import ReportData, from_json
+from gpudiag.model.report import ReportData, decode_report
 
-CLASSES: tuple[Parity, ...] = ("exact", "rounding", "low_precision", "semantics")
+PARITY_CLASSES: tuple[Parity, ...] = ("exact", "rounding", "low_precision", "semantics")
 """From the strictest to the weakest."""
 
 MOST_TRIED = 8
@@ -50,23 +53,23 @@ class Candidate(msgspec.Struct, frozen=True):
     @property
     def kind(self) -> Parity:
         """Return its parity class: the weakest of its parts."""
-        classes: list[Parity] = [descriptor(call).parity for call in self.fixes]
+        classes: list[Parity] = [find_descriptor(call).parity for call in self.fixes]
         if self.variant is not None:
             classes.append(self.variant.parity)
-        return max(classes, key=CLASSES.index, default="exact")
+        return max(classes, key=PARITY_CLASSES.index, default="exact")
 
     def arm(self, base: Arm, scratch: Path) -> Arm:
         """Return the arm that trains so. Raises InputError for a variant that cannot be started."""
-        started = base if self.variant is None else varied(self.variant, base, scratch)
+        started = base if self.variant is None else apply_variant(self.variant, base, scratch)
         return msgspec.structs.replace(started, name=self.name, fixes=(*base.fixes, *self.fixes))
 
 
-def descriptor(call: FixCall) -> Fix:
+def find_descriptor(call: FixCall) -> Fix:
     """Return what is known of a fix, also of one that the user has written. Raises InputError."""
-    return FIX_BY_ID.get(call.id) or applier(call).descriptor
+    return FIX_BY_ID.get(call.id) or make_applier(call).descriptor
 
 
-def fix_call(text: str) -> FixCall:
+def parse_fix_call(text: str) -> FixCall:
     """Return the fix of `ID` or `ID=VALUE`. Raises InputError as check_call() does."""
     name, equals, value = text.partition("=")
     call = FixCall(name.strip(), value.strip() if equals else None)
@@ -77,44 +80,44 @@ def fix_call(text: str) -> FixCall:
 def check_call(call: FixCall) -> None:
     """Raise InputError for a fix that is not known, cannot be applied, or takes no such value. A batch size without one is searched for."""
     if call != FixCall("batch-size"):
-        applier(call)
+        make_applier(call)
 
 
-def candidates(fixes: Sequence[FixCall], variants: Sequence[Variant], *, combine: bool) -> tuple[Candidate, ...]:
+def build_candidates(fixes: Sequence[FixCall], variants: Sequence[Variant], *, combine: bool) -> tuple[Candidate, ...]:
     """Return what is compared: each by itself, or with `combine` all fixes and at most one variant together. Raises InputError."""
     if not combine:
         return (*(Candidate((call,)) for call in fixes), *(Candidate((), variant) for variant in variants))
     if len(variants) > 1:
         raise InputError("--combine takes one variant", "give all its changes under one name: --variant NAME=args:.. --variant NAME=env:..")
-    check_together(fixes)
+    check_combination(fixes)
     return (Candidate(tuple(fixes), variants[0] if variants else None),) if fixes or variants else ()
 
 
-def check_together(fixes: Sequence[FixCall]) -> None:
+def check_combination(fixes: Sequence[FixCall]) -> None:
     """Raise InputError where two of `fixes` cannot be combined."""
     for place, one in enumerate(fixes):
         for other in fixes[place + 1 :]:
-            if conflicting(one, other, DESCRIBED):
+            if is_conflicting(one, other, DESCRIBED_CONFLICTS):
                 raise InputError(f"{one} and {other} cannot be combined", "leave one of them out, or test each by itself (no --combine)")
 
 
 # -- from findings --------------------------------------------------------------------------------------------------------
 
 
-def report_of(path: str) -> ReportData:
+def load_report(path: str) -> ReportData:
     """Return the report in a file, or in a bundle (its report.json). Raises InputError."""
     target = Path(path) / "report.json" if os.path.isdir(path) else Path(path)
     try:
         if target.stat().st_size > MAX_REPORT_BYTES:
             raise InputError(f"{target}: larger than {MAX_REPORT_BYTES >> 20} MB, this is no report")
-        return from_json(read_file(target, MAX_REPORT_BYTES))
+        return decode_report(read_file(target, MAX_REPORT_BYTES))
     except OSError as error:
         raise InputError(f"{target}: {error.strerror}", "give a report: gpudiag report BUNDLE -o report.json") from None
     except UNREADABLE:
         raise InputError(f"{target}: no report", "give what `gpudiag report PATH -o report.json` wrote") from None
 
 
-def named_by(report: ReportData) -> tuple[Named, ...]:
+def find_named_fixes(report: ReportData) -> tuple[Named, ...]:
     """Return the fixes that the findings name, each with the largest ceiling of its findings; those that promise most come first."""
     ceilings: dict[str, float | None] = {}
     for finding in report.findings:
@@ -125,12 +128,12 @@ def named_by(report: ReportData) -> tuple[Named, ...]:
     return tuple(Named(FixCall(fix, DEFAULT_VALUES.get(fix)), ceilings[fix]) for fix in order)
 
 
-def tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:
+def select_tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tuple[tuple[Named, ...], tuple[str, ...]]:
     """Return those that can be tried here, and for each of the others a line that says why it is not."""
     kept: list[Named] = []
     notes: list[str] = []
     for one in named:
-        why = _why_not(one.fix, on_gpu=on_gpu, quality=quality)
+        why = _explain_not_tryable(one.fix, on_gpu=on_gpu, quality=quality)
         if why is None and len(kept) == MOST_TRIED:
             why = f"{MOST_TRIED} fixes with larger ceilings come before it"
         if why is None:
@@ -140,11 +143,90 @@ def tryable(named: Iterable[Named], *, on_gpu: bool, quality: bool) -> tuple[tup
     return tuple(kept), tuple(notes)
 
 
-def _why_not(call: FixCall, *, on_gpu: bool, quality: bool) -> str | None:
+def _explain_not_tryable(call: FixCall, *, on_gpu: bool, quality: bool) -> str | None:
     if call.id in CHANGES_TRAINING and not quality:
         return f"it changes what is trained on (--fix {call} tests it, --quality lets a search take it)"
     try:
-        made = applier(call)
+        made = make_applier(call)
     except InputError as error:
         return error.message
     return "it needs a GPU" if made.needs_gpu and not on_gpu else None
+
+
+NOT_RECORDED = "the recording does not hold the command that was run: only `gpudiag run` keeps it, gpudiag.profile does not know it"
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """One fix that a finding names."""
+
+    fix: Fix
+    call: FixCall
+    ceiling_share: float | None
+    """The most that it can save, as a share of the step; None: not known."""
+    findings: tuple[str, ...]
+    """Titles of the findings that name it."""
+    why_not: str = ""
+    """Why it cannot be tried; '' where it can."""
+
+
+def list_offers(report: ReportData) -> tuple[Offer, ...]:
+    """Return the fixes that the findings name, those that promise most first; those that cannot be tried say why."""
+    on_gpu = report.device is not None and report.device.kind == "gpu"
+    made = []
+    for one in find_named_fixes(report):
+        if one.fix.id in FIX_BY_ID:
+            _, notes = select_tryable((one,), on_gpu=on_gpu, quality=True)
+            why = notes[0].partition(" was not tried: ")[2] if notes else ""
+            titles = tuple(finding.title for finding in report.findings if one.fix.id in finding.fixes)
+            made.append(Offer(FIX_BY_ID[one.fix.id], one.fix, one.ceiling_share, titles, why))
+    return tuple(made)
+
+
+def choose_offer(found: Sequence[Offer], fix: str) -> Offer:
+    """Return the offer of the fix with this id. Raises InputError where no finding names it, or it cannot be tried."""
+    offer = next((one for one in found if one.fix.id == fix), None)
+    if offer is None:
+        raise InputError(f"no finding of this recording names the fix {fix[:100]!r}", "choose one of the list")
+    if offer.why_not:
+        raise InputError(f"{fix} cannot be tried: {offer.why_not}")
+    return offer
+
+
+# -- the recorded command ----------------------------------------------------------------------------------------------------
+
+
+def explain_missing_program(words: Sequence[str]) -> str:
+    """Return why the recorded program cannot be started from this working directory, '' where it can."""
+    if words[:1] == ("-m",):
+        return ""
+    try:
+        build_run_command(words)
+    except GpudiagError as error:
+        return error.message
+    return ""
+
+
+def build_ab_arguments(call: FixCall, bundle: str, words: Sequence[str], *, ceilings: bool = True) -> list[str]:
+    """Return the arguments of `gpudiag` that try a fix on the recorded program and keep the result in its bundle.
+
+    `ceilings`: the bundle has a report.json whose ceilings are shown beside the result.
+    """
+    promised = ["--from", bundle] if ceilings else []
+    program = list(words) if words[:1] == ("-m",) else ["--", *words]  # whatever follows is the program's own
+    return ["ab", "--fix", str(call), *promised, "--output", bundle, *program]
+
+
+def build_gpudiag_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs `gpudiag` with `arguments` in this Python."""
+    return [sys.executable, "-m", "gpudiag", *arguments]
+
+
+def has_report(bundle: Path) -> bool:
+    """Return whether a bundle holds a report.json of its own (never a link)."""
+    path = bundle / "report.json"
+    return path.is_file() and not path.is_symlink()
+
+
+def digest_command(arguments: Sequence[str]) -> str:
+    """Return a digest of a command: what was shown to a person must be what is started."""
+    return hashlib.sha256(msgspec.json.encode(list(arguments))).hexdigest()

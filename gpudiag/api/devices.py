@@ -1,24 +1,104 @@
-"""The device of a trace with the peaks in force: measured ones where they are known, else the device table's."""
+"""The device of a trace: its peaks, measured or from the device table, and what telemetry says of it."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import msgspec
+import polars as pl
 
-from gpudiag.api.telemetry import of_device
-from gpudiag.attribution.device import Run, busiest
+from gpudiag.attribution import intervals
+from gpudiag.attribution.device import RunKind, find_busiest_device
 from gpudiag.attribution.intervals import Spans
 from gpudiag.capture.bundle import OpenedBundle
-from gpudiag.hardware.derate import derate, observed_clock_mhz
-from gpudiag.hardware.peaks_cache import cache_key, cached_peaks, peaks_key, store_cached
-from gpudiag.hardware.resolve import resolve
-from gpudiag.model.bundle import Manifest
-from gpudiag.model.hardware import Device, DeviceKind, ObservedDevice
+from gpudiag.capture.telemetry.readings import GPU_COLUMNS
+from gpudiag.hardware.device_peaks import derate_device, find_observed_clock_mhz, resolve_device
+from gpudiag.hardware.peaks_cache import build_peaks_key, build_recording_peaks_key, load_recording_peaks, store_peaks
+from gpudiag.model.bundle import Manifest, TelemetryInfo
+from gpudiag.model.hardware import Device, DeviceKind, Energy, ObservedDevice, Telemetry
 from gpudiag.model.trace import Trace
+from gpudiag.timeline.energy import measure_energy
+from gpudiag.timeline.telemetry import summarise_telemetry
+
+HOST_LIMITS = frozenset({"cpus", "host_memory_bytes", "max_cpu_freq_mhz"})
+"""Limits that are not of a GPU (capture.telemetry.cpu)."""
 
 
-class Found(NamedTuple):
+class TelemetrySummary(NamedTuple):
+    """What telemetry says of the run; None: nothing was sampled."""
+
+    telemetry: Telemetry | None = None
+    energy: Energy | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def select_device_samples(bundle: OpenedBundle, number: int | None) -> tuple[pl.DataFrame, str]:
+    """Return the samples of `bundle` with the GPU's columns only where they are of device `number`, and what is left out, in words.
+
+    `number`: CUDA's index of the analysed device; None: no kernel tells it. What an older recorder asked is the manifest's device.
+    """
+    samples, asked = bundle.telemetry, _find_sampled_gpu(bundle.manifest)
+    of_gpu = samples.select(pl.any_horizontal(pl.col(name).is_not_null() for name in GPU_COLUMNS).any()).item()
+    if not of_gpu:
+        return samples, ""
+    if asked is not None and number is not None and asked != number:
+        why = f"telemetry is of device {asked}, not of device {number}, which is analysed: its clocks, power and energy are not used"
+        return _drop_gpu_columns(samples, pl.lit(value=True)), why
+    since = 0 if bundle.manifest.telemetry is None else bundle.manifest.telemetry.device_since_unix_ns
+    return _drop_gpu_columns(samples, pl.col("t_ns") < since), ""
+
+
+def _find_sampled_gpu(manifest: Manifest) -> int | None:
+    """Return the index of the GPU that NVML was asked about; None where that is not known."""
+    if manifest.telemetry is not None and manifest.telemetry.device_index is not None:
+        return manifest.telemetry.device_index
+    return None if manifest.device is None else manifest.device.index
+
+
+def _drop_gpu_columns(samples: pl.DataFrame, rows: pl.Expr) -> pl.DataFrame:
+    """Return `samples` without the GPU's columns in `rows`."""
+    return samples.with_columns(pl.when(~rows).then(pl.col(name)).alias(name) for name in GPU_COLUMNS)
+
+
+def _drop_gpu_info(info: TelemetryInfo | None, why: str) -> TelemetryInfo | None:
+    """Return `info` without what is of a GPU that is not analysed, where `why` says so."""
+    if info is None or not why:
+        return info
+    short = why.partition(":")[0]
+    return msgspec.structs.replace(
+        info,
+        missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, short),
+        notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
+        limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
+    )
+
+
+def find_telemetry(
+    bundle: OpenedBundle | None, steps: pl.DataFrame, unix_base_ns: int | None, number: int | None = None
+) -> TelemetrySummary:
+    """Return summary and energy of the steps of `bundle`, and what to warn of.
+
+    `steps`: table steps; `unix_base_ns`: Unix time of its zero, where known; `number`: index of the analysed device.
+    """
+    if bundle is None or (bundle.telemetry.is_empty() and bundle.manifest.telemetry is None):
+        return TelemetrySummary()
+    start, end = pl.col("start_ns") + (unix_base_ns or 0), pl.col("end_ns") + (unix_base_ns or 0)
+    known = pl.col("analysed") & (unix_base_ns is not None)
+    chosen = steps.filter(known).select(start.alias("start_unix_ns"), (end - start).alias("wall_ns"))
+    samples, other = select_device_samples(bundle, number)
+    info, records = _drop_gpu_info(bundle.manifest.telemetry, other), bundle.step_records
+    spent = Energy(reason=other.partition(":")[0]) if other else measure_energy(info, samples, records, chosen)
+    return TelemetrySummary(
+        summarise_telemetry(info, samples, _build_spans(chosen), _build_spans(records)), spent, (other,) if other else ()
+    )
+
+
+def _build_spans(steps: pl.DataFrame) -> intervals.Spans:
+    start = pl.col("start_unix_ns")
+    return intervals.build_spans(steps.select(start_ns=start, end_ns=start + pl.col("wall_ns")))
+
+
+class FoundDevice(NamedTuple):
     """The device of a trace: kind, number, peaks, and what to know about them."""
 
     kind: DeviceKind
@@ -27,40 +107,40 @@ class Found(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def find_device(trace: Trace, run: Run, manifest: Manifest | None) -> Found:
+def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundDevice:
     """Return the device to analyse; peaks measured on the recording machine come before those of the device table."""
     if run.startswith("cpu"):
-        return _cpu_device(manifest, truncated=trace.meta.truncated)
-    index, others = busiest(trace.kernels)
+        return _find_cpu_device(manifest, truncated=trace.meta.truncated)
+    index, others = find_busiest_device(trace.kernels)
     notes = [f"device {index} only; not analysed: device{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"] if others else []
     if run == "gpu without events":
         notes.append(
             "no device events were recorded, though the run used an accelerator: record with activities=[CPU, CUDA] "
             "and no other profiler attached; what the device did is unknown"
         )
-    observed = _observed(trace, index, manifest)
+    observed = _find_observed(trace, index, manifest)
     if not observed:
-        return Found("gpu", index, None, (*notes, "the device is not named in the recording: no roofline"))
+        return FoundDevice("gpu", index, None, (*notes, "the device is not named in the recording: no roofline"))
     if index is not None and observed[0].index != index:
         notes.append(f"the recording does not describe device {index}: its roofline is that of device {observed[0].index}")
-    resolution = resolve(observed[0])
-    measured, other = _measured(manifest, index, observed[0])
+    resolution = resolve_device(observed[0])
+    measured, other = _find_measured_peaks(manifest, index, observed[0])
     device = measured or resolution.device
     notes.extend((*other, *resolution.warnings))
     if device is None:
         notes.append("no peaks are known for this device: no roofline")
     elif device.bandwidth_byte_per_s is None:
         notes.append(f"the memory bandwidth of {device.name} is not known: its memory roof is missing, most bounds are unknown")
-    return Found("gpu", index, device, tuple(notes))
+    return FoundDevice("gpu", index, device, tuple(notes))
 
 
-def _observed(trace: Trace, index: int | None, manifest: Manifest | None) -> list[ObservedDevice]:
+def _find_observed(trace: Trace, index: int | None, manifest: Manifest | None) -> list[ObservedDevice]:
     """Return what is said of device `index`, first what is said of itself; of another one where nothing is."""
     told = [*trace.meta.devices, *([manifest.device] if manifest is not None and manifest.device is not None else [])]
     return [item for item in told if item.index == index] or told
 
 
-def _measured(manifest: Manifest | None, index: int | None, observed: ObservedDevice) -> tuple[Device | None, tuple[str, ...]]:
+def _find_measured_peaks(manifest: Manifest | None, index: int | None, observed: ObservedDevice) -> tuple[Device | None, tuple[str, ...]]:
     """Return the measured peaks of the manifest where they are of such a device, and what to say where they are not."""
     peaks = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
     of = None if manifest is None else manifest.device
@@ -69,7 +149,7 @@ def _measured(manifest: Manifest | None, index: int | None, observed: ObservedDe
     return None, (f"the measured peaks are of device {of.index}, not of device {index}, which is analysed: they are not used",)
 
 
-def at_observed_clock(
+def derate_to_observed_clock(
     device: Device | None, bundle: OpenedBundle | None, window: Spans, unix_base_ns: int | None, number: int | None = None
 ) -> Device | None:
     """Return `device` with its peaks at the median SM clock of the analysed steps, where the bundle's telemetry tells it.
@@ -81,24 +161,24 @@ def at_observed_clock(
     clock = None
     if bundle is not None and unix_base_ns is not None:
         spans = [(int(start) + unix_base_ns, int(end) + unix_base_ns) for start, end in window]
-        clock = observed_clock_mhz(of_device(bundle, number)[0], spans)
-    return derate(device, clock)
+        clock = find_observed_clock_mhz(select_device_samples(bundle, number)[0], spans)
+    return derate_device(device, clock)
 
 
-def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
+def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevice:
     """Return the CPU as the device: peaks from the manifest, else measured ones kept for such a machine."""
     device = None
     if manifest is not None:
-        device = manifest.peaks or cached_peaks(manifest)
+        device = manifest.peaks or load_recording_peaks(manifest)
     cut = ("the file breaks off before any device event: whether an accelerator was used cannot be told",) if truncated else ()
     if device is not None:
-        return Found("cpu", None, device, cut)
+        return FoundDevice("cpu", None, device, cut)
     where = (
         "run `gpudiag calibrate` on the machine that recorded it"
         if manifest
         else "a plain trace does not name its machine; record with gpudiag.profile"
     )
-    return Found(
+    return FoundDevice(
         "cpu",
         None,
         None,
@@ -109,23 +189,23 @@ def _cpu_device(manifest: Manifest | None, *, truncated: bool) -> Found:
     )
 
 
-def calibrate(device: str = "auto") -> Device:
+def calibrate_device(device: str = "auto") -> Device:
     """Return the measured peaks of `device` ('auto', 'cpu' or 'cuda') and keep them for reports; measured in a child process."""
     from gpudiag.capture import environment
-    from gpudiag.hardware.calibrate import measure_in_child
+    from gpudiag.hardware.calibration import measure_in_child
 
     measured = measure_in_child(device)  # type: ignore[arg-type]
     gpu = (measured.key or measured.name) if measured.kind == "gpu" else None
-    warning = store_cached(measured, cache_key(environment.machine(), threads=environment.threads(), gpu=gpu))
+    warning = store_peaks(measured, build_peaks_key(environment.read_machine(), threads=environment.read_threads(), gpu=gpu))
     return msgspec.structs.replace(measured, notes=(*measured.notes, warning)) if warning else measured
 
 
-def measured_peaks(manifest: Manifest) -> Device | None:
+def load_or_measure_peaks(manifest: Manifest) -> Device | None:
     """Return the kept peaks of such a machine, else measure them now in a child process (the training loop has ended)."""
-    from gpudiag.hardware.calibrate import measure_in_child
+    from gpudiag.hardware.calibration import measure_in_child
 
-    known = cached_peaks(manifest)
+    known = load_recording_peaks(manifest)
     if known is None:
         known = measure_in_child("cuda" if manifest.device_kind == "gpu" else "cpu", manifest.settings.threads)
-        store_cached(known, peaks_key(manifest))
+        store_peaks(known, build_recording_peaks_key(manifest))
     return known

@@ -1,7 +1,6 @@
 """`gpudiag ab`: changes are tried on the user's own program, compared by live pairs of processes, checked for parity, and made a recipe.
 
-The command is run as it is, many times, for some seconds each: nothing of the program is changed on disk.
-"""
+The command is run as it is, many times, for some seconds each: nothing of the program is changed on disk."""
 
 from __future__ import annotations
 
@@ -11,28 +10,27 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.api import auto as searching
-from gpudiag.api import store as stores
-from gpudiag.api.bench import Budget, Done, Progress, Tell
-from gpudiag.api.candidates import Candidate, candidates, check_call, fix_call, report_of
-from gpudiag.api.experiment_result import ExperimentResult
-from gpudiag.api.flow import Flow
-from gpudiag.api.installed import version
-from gpudiag.api.recipe import NAME, write_recipe
-from gpudiag.api.sizes import compare_smaller, with_sizes
-from gpudiag.api.store import Options, Planned, Store
-from gpudiag.capture import launch
+from gpudiag.api import Rendered
+from gpudiag.api import experiment_store as stores
+from gpudiag.api import fix_search as searching
+from gpudiag.api.candidates import Candidate, build_candidates, check_call, load_report, parse_fix_call
+from gpudiag.api.experiment_flow import Budget, Done, Flow, Progress, Tell
+from gpudiag.api.experiment_store import Options, Planned, Store
+from gpudiag.api.fix_search import add_batch_sizes, compare_smaller
+from gpudiag.api.recipe import RECIPE_NAME, write_recipe
+from gpudiag.api.result_cache import find_version
+from gpudiag.capture import bundle_folder
 from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment import factory, runner
-from gpudiag.experiment.alone import alone
-from gpudiag.experiment.ending import ArmError
+from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.isolation import lock_machine
 from gpudiag.experiment.variants import Variant
-from gpudiag.experiment.variants import variants as variants_of
-from gpudiag.model.experiment import ExperimentData, FixCall
+from gpudiag.experiment.variants import parse_variants as variants_of
+from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Parity, Recipe, Unit, Verdict
 
-__all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "experiment"]
+__all__ = ["InterruptedExperiment", "Options", "StoppedExperimentError", "exit_code", "run_experiment"]
 
-_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
+_OPTIONS_OF_THIS_CALL = ("output", "resume", "budget_s", "command_shown", "wait")
 """Options that may be others when experiments go on."""
 
 
@@ -52,7 +50,7 @@ class StoppedExperimentError(InputError):
         self.result, self.exit_code = result, error.exit_code
 
 
-def experiment(
+def run_experiment(
     command: Sequence[str],
     *,
     fixes: Sequence[FixCall | str] = (),
@@ -73,62 +71,62 @@ def experiment(
     InterruptedExperiment after Ctrl-C, StoppedExperimentError for what keeps experiments from going on.
     """
     chosen = options or Options()
-    planned = _planned(command, fixes, variants, auto, chosen)
+    planned = _build_plan(command, fixes, variants, auto, chosen)
     if not chosen.resume:
-        _checked(planned)
+        _check_plan(planned)
     say = progress or (lambda _: None)
-    with alone(shared_ok=chosen.shared_ok, wait=chosen.wait, tell=say) as note:
-        store, planned = _resumed(planned, chosen) if chosen.resume else _begun(planned, chosen)
-        with factory.turning(planned.command), runner.scratch() as folder:
+    with lock_machine(shared_ok=chosen.shared_ok, wait=chosen.wait, tell=say) as note:
+        store, planned = _resume_plan(planned, chosen) if chosen.resume else _begin_store(planned, chosen)
+        with factory.turn_knobs(planned.command), runner.make_scratch_folder() as folder:
             budget = Budget(chosen.budget_s)
             flow = Flow(
                 store, planned, folder, budget, progress=say, tell=tell or (lambda _name, _found: None), done=done or (lambda _: None)
             )
             flow.notes.extend([note] if note else [])
-            return _done(flow, store)
+            return _run_to_result(flow, store)
 
 
-def _begun(planned: Planned, options: Options) -> tuple[Store, Planned]:
-    return stores.begin(Path(options.output) if options.output else launch.default_path(), planned), planned
+def _begin_store(planned: Planned, options: Options) -> tuple[Store, Planned]:
+    return stores.begin_store(Path(options.output) if options.output else bundle_folder.choose_default_path(), planned), planned
 
 
-def _done(flow: Flow, store: Store) -> ExperimentResult:
+def _run_to_result(flow: Flow, store: Store) -> ExperimentResult:
     try:
-        _go(flow)
+        _run_plan(flow)
     except KeyboardInterrupt:
         flow.broken_off()
-        raise InterruptedExperiment(_kept(flow, store, complete=False), store.bundle) from None
+        raise InterruptedExperiment(_store_result(flow, store, complete=False), store.bundle) from None
     except ArmError as error:  # the program as it is does not get through: there is nothing to compare with
         flow.notes.extend(text for text in (error.message, error.detail) if text)
     except GpudiagError as error:
         if flow.baseline is None:  # nothing was measured
             raise
         flow.broken_off()
-        raise StoppedExperimentError(error, _stopped(flow, store)) from None
-    return _kept(flow, store)
+        raise StoppedExperimentError(error, _store_partial_result(flow, store)) from None
+    return _store_result(flow, store)
 
 
-def _stopped(flow: Flow, store: Store) -> ExperimentResult:
+def _store_partial_result(flow: Flow, store: Store) -> ExperimentResult:
     """Return what was measured, kept in the bundle if that can be written."""
     try:
-        return _kept(flow, store, complete=False)
+        return _store_result(flow, store, complete=False)
     except StoppedExperimentError as error:
         return error.result
 
 
-def _go(flow: Flow) -> None:
+def _run_plan(flow: Flow) -> None:
     """Do what was planned, step by step; what an earlier call has done is taken over."""
     options = flow.options
-    chosen = () if _searches(flow.planned) else _chosen(flow.planned)
+    chosen = () if _is_search(flow.planned) else _choose_candidates(flow.planned)
     for candidate in chosen:
         flow.arm(candidate)  # a script or revision that does not exist is found out before anything has run
     flow.probe()
     if options.aa or options.probe_only:
         flow.noise(claims=options.aa)
-    elif _searches(flow.planned):
+    elif _is_search(flow.planned):
         searching.search_and_confirm(flow)
     else:
-        found = with_sizes(flow, chosen)
+        found = add_batch_sizes(flow, chosen)
         if options.parity_only:
             flow.parity_alone(found)
         else:
@@ -136,12 +134,12 @@ def _go(flow: Flow) -> None:
             compare_smaller(flow, chosen)
 
 
-def _searches(planned: Planned) -> bool:
+def _is_search(planned: Planned) -> bool:
     """Return whether the fixes are those that findings name: a report alone says which, beside fixes it only lends their ceilings."""
     return planned.auto or (bool(planned.options.report) and not planned.fixes and not planned.variants)
 
 
-def _kept(flow: Flow, store: Store, *, complete: bool = True) -> ExperimentResult:
+def _store_result(flow: Flow, store: Store, *, complete: bool = True) -> ExperimentResult:
     """Return the result, which then also stands in the bundle, with the recipe where something was proved.
 
     Raises StoppedExperimentError where that cannot be written.
@@ -150,17 +148,17 @@ def _kept(flow: Flow, store: Store, *, complete: bool = True) -> ExperimentResul
     found = ExperimentResult(data)
     try:
         if data.recipe.proved:
-            write_recipe(store.bundle / NAME, data, _again(flow.planned))
+            write_recipe(store.bundle / RECIPE_NAME, data, _build_rerun_words(flow.planned))
         store.finish(data)  # the last: from then on it is complete, and nothing goes on with it
     except InputError as error:
         raise StoppedExperimentError(error, found) from None
     if complete:
-        searching.refreshed(store.bundle)
+        searching.refresh_report(store.bundle)
     found.bundle = store.bundle
     return found
 
 
-def _again(planned: Planned) -> tuple[str, ...]:
+def _build_rerun_words(planned: Planned) -> tuple[str, ...]:
     """Return what `gpudiag run` takes to run the program once more: what a person typed, or for a `build` the program that calls it."""
     return planned.command[1:] if factory.PROGRAM in planned.command else planned.options.command_shown or planned.command
 
@@ -168,22 +166,22 @@ def _again(planned: Planned) -> tuple[str, ...]:
 # -- what is asked for ----------------------------------------------------------------------------------------------------
 
 
-def _planned(
+def _build_plan(
     command: Sequence[str], fixes: Sequence[FixCall | str], variants: Sequence[Variant | str], auto: bool, options: Options
 ) -> Planned:
-    calls = tuple(fix_call(one) if isinstance(one, str) else one for one in fixes)
+    calls = tuple(parse_fix_call(one) if isinstance(one, str) else one for one in fixes)
     texts = [one for one in variants if isinstance(one, str)]
     told = (*variants_of(texts), *(one for one in variants if isinstance(one, Variant)))
-    return Planned(tuple(command), tuple(dict.fromkeys(calls)), told, auto, options, version("gpudiag") or "unknown", os.getcwd())
+    return Planned(tuple(command), tuple(dict.fromkeys(calls)), told, auto, options, find_version("gpudiag") or "unknown", os.getcwd())
 
 
-def _checked(planned: Planned) -> None:
+def _check_plan(planned: Planned) -> None:
     """Raise UsageError or InputError for what contradicts itself or cannot be done, before anything is started."""
     options = planned.options
     if not planned.command:
         raise UsageError("nothing to run", "gpudiag ab --fix bf16 train.py ARGS")
     wanted = bool(planned.fixes or planned.variants)
-    modes = [name for name, on in _modes(planned).items() if on]
+    modes = [name for name, on in _list_modes(planned).items() if on]
     if len(modes) > 1:
         raise UsageError(f"{' and '.join(modes)} exclude each other", "give one of them")
     if modes and wanted:
@@ -192,29 +190,29 @@ def _checked(planned: Planned) -> None:
         raise UsageError(
             "nothing to try", "give --fix ID, --variant NAME=..., --auto, --probe-only or --aa; `gpudiag fixes` lists the fixes"
         )
-    if options.search != Options().search and not _searches(planned):
+    if options.search != Options().search and not _is_search(planned):
         raise UsageError(f"--search {options.search}: nothing is searched for", "it goes with --auto; --combine tests all fixes together")
     if options.report:
-        report_of(options.report)
+        load_report(options.report)
     for call in planned.fixes:
         check_call(call)
-    _chosen(planned)
+    _choose_candidates(planned)
 
 
-def _modes(planned: Planned) -> dict[str, bool]:
+def _list_modes(planned: Planned) -> dict[str, bool]:
     return {"--auto": planned.auto, "--probe-only": planned.options.probe_only, "--aa": planned.options.aa}
 
 
-def _chosen(planned: Planned) -> tuple[Candidate, ...]:
+def _choose_candidates(planned: Planned) -> tuple[Candidate, ...]:
     """Return the changes that were asked for, with the ceilings of the report that was given. Raises InputError."""
-    found = candidates(planned.fixes, planned.variants, combine=planned.options.combine)
+    found = build_candidates(planned.fixes, planned.variants, combine=planned.options.combine)
     names = [one.name for one in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two changes are named {twice}", "give the variant another name")
     if not planned.options.report:
         return found
-    ceilings = searching.ceilings(planned.options.report)
+    ceilings = searching.read_ceilings(planned.options.report)
     return tuple(
         msgspec.structs.replace(one, ceiling_share=ceilings.get(one.fixes[0].id)) if len(one.fixes) == 1 and one.variant is None else one
         for one in found
@@ -224,12 +222,12 @@ def _chosen(planned: Planned) -> tuple[Candidate, ...]:
 # -- going on -------------------------------------------------------------------------------------------------------------
 
 
-def _resumed(given: Planned, options: Options) -> tuple[Store, Planned]:
+def _resume_plan(given: Planned, options: Options) -> tuple[Store, Planned]:
     """Return the store that goes on and its plan. Raises InputError where something else is asked for than was begun."""
-    store, planned = stores.resume(Path(options.resume))
+    store, planned = stores.resume_store(Path(options.resume))
     if planned.cwd != os.getcwd():
         raise InputError(f"{options.resume} was begun in {planned.cwd}", f"cd {planned.cwd}")
-    for name, before, now in _differences(planned, given):
+    for name, before, now in _find_differences(planned, given):
         raise InputError(
             f"{options.resume} was begun with other {name}: {before!r}, not {now!r}", "leave it out, or start anew without --resume"
         )
@@ -237,7 +235,7 @@ def _resumed(given: Planned, options: Options) -> tuple[Store, Planned]:
     return store, msgspec.structs.replace(planned, options=msgspec.structs.replace(planned.options, **kept))
 
 
-def _differences(planned: Planned, given: Planned) -> list[tuple[str, object, object]]:
+def _find_differences(planned: Planned, given: Planned) -> list[tuple[str, object, object]]:
     """Return what of `given` contradicts the plan: what was not given again is as it was."""
     found: list[tuple[str, object, object]] = []
     plain = Planned(())
@@ -247,7 +245,7 @@ def _differences(planned: Planned, given: Planned) -> list[tuple[str, object, ob
             found.append((name, before, now))
     for name in Options.__struct_fields__:
         before, now = getattr(planned.options, name), getattr(given.options, name)
-        if name not in _OF_THIS_CALL and now not in (getattr(plain.options, name), before):
+        if name not in _OPTIONS_OF_THIS_CALL and now not in (getattr(plain.options, name), before):
             found.append((f"--{name.replace('_', '-')}", before, now))
     return found
 
@@ -262,3 +260,82 @@ def exit_code(data: ExperimentData) -> int:
         return 4
     unmeasured = all(one.verdict == "failed" for one in final) if final else not data.complete
     return 5 if data.baseline is None or unmeasured else 0
+
+
+class ExperimentResult(Rendered):
+    """The experiments of one call. The attributes speak of the first one that claims something; `data` holds all of them.
+
+    >>> found.verdict, found.ratio, found.interval
+    ('faster', 1.83, (1.79, 1.87))
+    """
+
+    def __init__(self, data: ExperimentData) -> None:
+        self.data = data
+        first = _find_first_measured(data.experiments)
+        self.verdict: Verdict | None = None if first is None else first.verdict
+        """None: nothing was measured; `notes` say why."""
+        self.reason: str = "" if first is None else first.reason
+        """Of a failure: oom, crash, hang, timeout, ended, no_steps."""
+        self.ratio: float | None = None if first is None else first.ratio
+        """Throughput with the change over that without."""
+        self.interval: tuple[float, float] | None = None if first is None else first.interval
+        self.p: float | None = None if first is None else first.p
+        self.pairs: int = 0 if first is None else first.pairs
+        """Pairs of processes: what the interval was computed over."""
+        self.unit: Unit = "samples" if first is None else first.unit
+        self.parity: Parity | None = None if first is None else first.parity
+        self.memory: float | None = None if first is None else first.memory_ratio
+        """Peak memory with the change over that without."""
+        self.energy: float | None = None if first is None else first.energy_ratio
+        """Energy a sample with the change over that without."""
+        self.break_even_steps: float | None = None if first is None else first.break_even_steps
+        self.evidence: tuple[str, ...] = () if first is None else first.evidence
+        self.notes: tuple[str, ...] = data.notes if first is None else (*first.notes, *data.notes)
+        self.bundle: Path | None = None
+        """Folder that everything was kept in; None: it came from elsewhere."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return what was proved to help, all together; empty: the program as it is."""
+        return self.data.recipe
+
+    @property
+    def _place(self) -> str:
+        return "" if self.bundle is None else str(self.bundle)
+
+    def text(self, width: int | None = None, color: bool = False) -> str:
+        """Return the experiments for a terminal of `width` columns (default 100)."""
+        from gpudiag.report.experiment.terminal import render_experiments_text
+
+        return render_experiments_text(self.data, width=100 if width is None else width, color=color, bundle=self._place)
+
+    def markdown(self) -> str:
+        """Return the experiments as GitHub Markdown."""
+        from gpudiag.report.markdown import render_experiments_markdown
+
+        return render_experiments_markdown(self.data, bundle=self._place)
+
+    def html(self) -> str:
+        """Return the experiments as one self-contained HTML page."""
+        from gpudiag.report.html.pages import render_experiments_page
+
+        return render_experiments_page(self.data, bundle=self._place)
+
+    def json(self) -> bytes:
+        """Return the experiments as JSON (schema: `gpudiag schema experiments`)."""
+        return msgspec.json.format(msgspec.json.encode(self.data), indent=2) + b"\n"
+
+    def to_json(self) -> str:
+        """Return json() as text."""
+        return self.json().decode()
+
+    def _repr_html_(self) -> str:
+        """Return the experiments as a notebook shows them."""
+        from gpudiag.report.notebook import render_experiments_notebook
+
+        return render_experiments_notebook(self.data, bundle=self._place)
+
+
+def _find_first_measured(outcomes: tuple[Outcome, ...]) -> Outcome | None:
+    """Return the first experiment that is no screening: those only rank candidates."""
+    return next((outcome for outcome in outcomes if not outcome.screening), outcomes[0] if outcomes else None)

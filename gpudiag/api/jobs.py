@@ -1,81 +1,336 @@
-"""From the ranks of a recording to the job: each rank is summed up where it can be read, and the summaries are compared."""
+"""All ranks of a job compared: each summed up where it can be read, on this machine or by the workers of a dask cluster.
+
+The same work on ranks on other machines: the workers of a dask.distributed cluster that exists already.
+
+Workers read the traces themselves (fsspec URLs, or folders that all machines share); only requests and summaries travel. A worker that
+dies is dask's matter: the rank is given to another one, a few times (its setting distributed.scheduler.allowed-failures).
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import queue
+import threading
+import time
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import msgspec
 
-from gpudiag.api import pool
-from gpudiag.api.inputs import Input, input_of
-from gpudiag.api.ranks import RankInput, Recording, listed_ranks
-from gpudiag.api.unread import Answer, Unread
-from gpudiag.job.build import MOST_WORLD, find_job
-from gpudiag.job.stack import Pile
-from gpudiag.job.wire import decode
+from gpudiag.api import workers
+from gpudiag.api.inputs import Input, open_rank
+from gpudiag.api.pipeline import ReportOptions, ReportRequest, pack_rules
+from gpudiag.api.ranks import RankInput, Recording, format_ranks
+from gpudiag.api.result_cache import find_version
+from gpudiag.api.workers import Answer, UnreadRank, run_guarded
+from gpudiag.diagnosis.config import Config
+from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError
+from gpudiag.job.job import MOST_WORLD, compare_rank_summaries
+from gpudiag.job.message_table import MessageTableBuilder
+from gpudiag.job.rank_summary import decode_summary
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job
-from gpudiag.model.rank import RankSummary
+from gpudiag.model.report import ReportData, decode_report
 
-SUMMARISE = "gpudiag.api.rank:summarise"
+SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
 
-UNTOLD_BYTES = 8 << 20
+QUIET_BYTES = 8 << 20
 """What a trace behind a URL is taken for where its file system does not tell the size."""
 
 Map = Callable[[str, Sequence[RankInput], Sequence[bytes]], Iterator[tuple[int, Answer]]]
 """Works on requests, one a rank: (function 'module:name', ranks, requests) -> (place, answer) as they come."""
 
 
-def find(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
+def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], mapped: Map | None = None) -> Job:
     """Return all ranks of `recording` compared. `mapped`: who works on them (default: this machine); `tell`: how far they are.
 
     A rank that cannot be read is a row that says so. Raises the error of the first one where none can be read.
     """
     requests = [msgspec.json.encode(item) for item in recording.ranks]
-    pile = Pile()
-    unread = {rank: Unread(why) for rank, why in recording.unread.items()}
-    tell(progress(0, len(requests)))
-    for done, (place, found) in enumerate((mapped or on_this_machine)(SUMMARISE, recording.ranks, requests), start=1):
-        if isinstance(found, Unread):
+    pile = MessageTableBuilder()
+    unread = {rank: UnreadRank(why) for rank, why in recording.unread.items()}
+    tell(format_progress(0, len(requests)))
+    for done, (place, found) in enumerate((mapped or map_on_this_machine)(SUMMARISE, recording.ranks, requests), start=1):
+        if isinstance(found, UnreadRank):
             unread[recording.ranks[place].rank] = found
         else:
-            pile.add(decode(found))
-        tell(progress(done, len(requests)))
+            pile.add(decode_summary(found))
+        tell(format_progress(done, len(requests)))
     summaries = pile.stack()
     if not summaries:
         raise unread[min(unread)].error()
-    job = find_job(summaries, {rank: _why(found) for rank, found in sorted(unread.items())})
-    return msgspec.structs.replace(job, warnings=(*recording.warnings, *_gaps(summaries, unread), *job.warnings))
+    job = compare_rank_summaries(summaries, {rank: _format_unread(found) for rank, found in sorted(unread.items())})
+    return msgspec.structs.replace(job, warnings=(*recording.warnings, *_list_missing_ranks(summaries, unread), *job.warnings))
 
 
-def progress(done: int, total: int) -> str:
+def format_progress(done: int, total: int) -> str:
     """Return what is being done while ranks are read."""
     return f"ranks {done}/{total}"
 
 
-def shown(recording: Recording, job: Job) -> Input:
+def open_shown_rank(recording: Recording, job: Job) -> Input:
     """Return the rank whose own analysis the report on `job` shows. Raises InputError where it can no longer be read."""
-    return input_of(recording.one(job.shown_rank))._replace(source=recording.source)
+    return open_rank(recording.one(job.shown_rank))._replace(source=recording.source)
 
 
-def on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
+def map_on_this_machine(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
     """Yield (place, answer) of each request: in processes of their own where that pays, else in this one."""
     memory_only = any(item.path.startswith("memory:") for item in ranks)  # fsspec's: no other process sees it
-    processes = 0 if memory_only else pool.processes_for([item.size or UNTOLD_BYTES * item.is_url for item in ranks])
+    processes = 0 if memory_only else workers.choose_process_count([item.size or QUIET_BYTES * item.is_url for item in ranks])
     if processes:
-        return pool.in_processes(name, requests, processes)
-    from gpudiag.api.worker import function
+        return workers.run_in_processes(name, requests, processes)
+    from gpudiag.api.workers import import_function
 
-    return pool.here(function(name), requests)
+    return workers.run_here(import_function(name), requests)
 
 
-def _why(found: Unread) -> str:
+def _format_unread(found: UnreadRank) -> str:
     return f"{found.message} ({found.hint})" if found.hint and found.bug else found.message
 
 
-def _gaps(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[str, ...]:
+def _list_missing_ranks(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[str, ...]:
     """Return the warning about numbers that are missing between ranks, where no rank tells how many there are (else job.build warns)."""
     if any(summary.world_size is not None for summary in summaries):
         return ()
     there = {*(summary.rank for summary in summaries), *unread}
     missing = [rank for rank in range(min(max(there), MOST_WORLD)) if rank not in there]
-    return (f"not there, though higher ranks are: {listed_ranks(missing)}",) if missing else ()
+    return (f"not there, though higher ranks are: {format_ranks(missing)}",) if missing else ()
+
+
+CONNECT_S = 10.0
+"""How long a scheduler may take to answer, and to have its first worker."""
+
+WORKERLESS_S = 30.0
+"""How long a cluster may be without any worker during the work: nannies start dead ones again, and schedulers of machines new ones."""
+
+LOOK_S = 1.0
+"""Between two looks at whether workers are left."""
+
+RETRIES = 2
+"""How often a rank is tried again whose reading failed behind a URL: networks fail for a moment."""
+
+_NEEDED = "pip install 'gpudiag[cluster]'"
+_LOGGERS = ("distributed", "distributed.client")
+
+_TURN = threading.Lock()
+"""A worker with several threads works on one rank at a time: each takes the memory of one, and threads would wait for each other."""
+
+
+class RankFailedError(Exception):
+    """A rank behind a URL could not be read: message, hint. Raised on the worker, so that dask tries it again."""
+
+
+class Cluster:
+    """A connection to the scheduler at `address`: 'tcp://host:port', 'tls://host:port', or the path of a scheduler file.
+
+    Raises MissingDependencyError without dask.distributed, UsageError for what is no address, InputError where no scheduler answers, it
+    has no workers, or these cannot do the work.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address, self._stack = address, ExitStack()
+        where = {"address": address} if "://" in address else {"scheduler_file": address}
+        if "://" not in address and not os.path.isfile(address):
+            raise UsageError(f"--scheduler {address}: neither an address nor a scheduler file", "give tcp://host:port, or the file's path")
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise MissingDependencyError(f"--scheduler needs dask.distributed ({error})", _NEEDED) from None
+        self._stack.enter_context(_silence_dask())
+        try:
+            connect: Any = Client  # dask has no annotations
+            self._client: Any = self._stack.enter_context(connect(timeout=CONNECT_S, set_as_default=False, name="gpudiag", **where))
+            self._check()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, GpudiagError) or not isinstance(error, Exception):
+                raise
+            raise InputError(
+                f"{address}: no dask scheduler answers ({type(error).__name__})", "check the address: `dask scheduler` prints its own"
+            ) from None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; what is still worked on for it is dropped."""
+        self._stack.close()
+
+    def answers(self, name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
+        """Yield (place, answer) of each request as they come, worked on by the function `name` ('module:function') on the workers.
+
+        A worker has one request at a time: dask blames the death of a worker on all that it was given. Raises InputError where the
+        scheduler, or all workers, are gone.
+        """
+        left = deque(range(len(requests)))
+        waiting: dict[Any, int] = {}
+        done: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        last_seen_s = time.monotonic()
+        while left or waiting:
+            workers = self._workers()
+            if workers:
+                last_seen_s = time.monotonic()
+            elif time.monotonic() - last_seen_s > WORKERLESS_S:
+                count = len(left) + len(waiting)
+                raise InputError(f"{self._address}: no worker is left, {count} ranks are not read", "start workers, then try again")
+            while left and len(waiting) < workers:
+                place = left.popleft()
+                future = self._client.submit(run_on_worker, name, requests[place], ranks[place].path, pure=False, retries=RETRIES)
+                waiting[future] = place
+                future.add_done_callback(done.put)
+            with suppress(queue.Empty):
+                future = done.get(timeout=LOOK_S)
+                yield waiting.pop(future), self._answer(future)
+
+    def _gone(self) -> InputError:
+        return InputError(f"{self._address}: the scheduler went away during the work", "start it again, then try again")
+
+    def _answer(self, future: Any) -> Answer:
+        """Return what a worker made of a rank, or why none could. Raises InputError where the scheduler is gone."""
+        from distributed.scheduler import KilledWorker
+
+        try:
+            found: Answer = future.result(timeout=CONNECT_S)
+        except RankFailedError as error:
+            return UnreadRank(*error.args)
+        except KilledWorker as error:
+            what = f"{error.allowed_failures + 1} workers died while they read it, the last was {error.last_worker.address}"
+            return UnreadRank(f"{what} (out of memory?)")
+        except (CancelledError, OSError):
+            raise self._gone() from None
+        except Exception as error:  # noqa: BLE001 -- whatever the worker raised: the other ranks are still read
+            return UnreadRank(f"internal error: {type(error).__name__}: {error}", "this is a bug: report it with that text", bug=True)
+        return found
+
+    def _workers(self) -> int:
+        """Return how many workers there are. Raises InputError where the scheduler is gone."""
+        try:
+            return len(self._client.nthreads())
+        except Exception:  # noqa: BLE001 -- a broken connection shows itself in many ways
+            raise self._gone() from None
+
+    def _check(self) -> None:
+        """Raise InputError where there is no worker, or where one has no gpudiag, or another version of it."""
+        try:
+            self._client.wait_for_workers(1, timeout=CONNECT_S)
+        except TimeoutError:
+            raise InputError(f"{self._address}: the scheduler has no workers", f"start some: dask worker {self._address}") from None
+        wrong: dict[str, list[str]] = {}
+        for worker, found in self._client.run(_build_version_probe(), on_error="return").items():
+            told = _find_fault(found)
+            if told:
+                wrong.setdefault(told, []).append(worker)
+        if wrong:
+            said = "; ".join(f"{told} on {', '.join(sorted(workers)[:3])}{' ...' * (len(workers) > 3)}" for told, workers in wrong.items())
+            raise InputError(f"{self._address}: {said}", f"install gpudiag {find_version('gpudiag')}, as here, on every worker")
+
+
+def _build_version_probe() -> Any:
+    """Return a function that returns the version of gpudiag; one inside a function travels whole, so it runs where gpudiag is missing."""
+
+    def told() -> str | None:
+        from gpudiag.api.analysis import answer_summary_request  # noqa: F401 -- all that the work needs is there
+        from gpudiag.api.pipeline import answer_report_request  # noqa: F401
+        from gpudiag.api.result_cache import find_version as installed
+
+        return installed("gpudiag")
+
+    return told
+
+
+def _find_fault(found: object) -> str:
+    """Return what is wrong with what a worker told of its gpudiag; '' where nothing is."""
+    if isinstance(found, ImportError):
+        return f"no gpudiag that could do the work ({found})"
+    if isinstance(found, BaseException):
+        return f"gpudiag does not start ({type(found).__name__})"
+    return "" if found == find_version("gpudiag") else f"gpudiag {found}"
+
+
+def run_on_worker(name: str, request: bytes, path: str) -> Answer:
+    """Return the answer of the function `name` to a request about the trace at `path`; runs on a worker.
+
+    Raises FailedError where a URL cannot be read.
+    """
+    from distributed import get_worker
+
+    from gpudiag.api.workers import import_function
+
+    worker = get_worker()
+    if "://" not in path and not os.path.exists(path):
+        return UnreadRank(f"{path}: not on worker {worker.address}", "give URLs, or a folder that all workers share")
+    os.environ.setdefault("POLARS_MAX_THREADS", str(worker.state.nthreads))  # read when polars is imported first
+    with _TURN:
+        found = run_guarded(import_function(name), request)
+    if isinstance(found, UnreadRank) and "://" in path and not found.bug:
+        raise RankFailedError(found.message, found.hint)
+    return found
+
+
+@contextmanager
+def _silence_dask() -> Iterator[None]:
+    """Keep dask's own log and its warnings of differing versions off the terminal: what matters is said in our lines."""
+    before = {name: logging.getLogger(name).level for name in _LOGGERS}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for name in _LOGGERS:
+                logging.getLogger(name).setLevel(logging.CRITICAL)
+            yield
+        finally:
+            for name, level in before.items():
+                logging.getLogger(name).setLevel(level)
+
+
+REPORT = "gpudiag.api.pipeline:answer_report_request"
+
+
+def report_on_cluster(
+    recording: Recording, scheduler: str, tell: Callable[[str], None], question: ReportOptions, *, rank: int | None = None,
+    rules_dirs: Sequence[str] = (), config: Config | None = None,
+) -> ReportData:  # fmt: skip
+    """Return the report on all ranks of `recording`, or on `rank` alone, made on the cluster of `scheduler` (see api.cluster.Cluster).
+
+    Raises InputError where nothing can be read, where no scheduler answers, or where its workers cannot do the work.
+    """
+    rules = pack_rules([*(config.rules if config else ()), *rules_dirs])
+    tell("looking for workers")
+    with Cluster(scheduler) as cluster:
+        job = compare_recorded_ranks(recording, tell, cluster.answers) if rank is None and len(recording.numbers) > 1 else None
+        item, notes = _choose_shown_rank(recording, rank, job)
+        request = ReportRequest(
+            item=item,
+            job=job,
+            source=recording.source,
+            warnings=notes,
+            question=_make_paths_absolute(question),
+            rules=rules,
+            config=None if config is None else msgspec.structs.replace(config, rules=()),
+        )
+        tell(f"rank {item.rank}, in full")
+        ((_, found),) = cluster.answers(REPORT, [item], [msgspec.json.encode(request)])
+    if isinstance(found, UnreadRank):
+        raise found.error()
+    return decode_report(found)
+
+
+def _choose_shown_rank(recording: Recording, rank: int | None, job: Job | None) -> tuple[RankInput, tuple[str, ...]]:
+    """Return the rank whose analysis the report shows, and what to say where it is one of several."""
+    if job is not None:
+        return recording.one(job.shown_rank), ()
+    number = recording.ranks[0].rank if rank is None else rank
+    others = recording.others(number)
+    return recording.one(number), (*((f"rank {number} only; not analysed: {others}",) if others else ()), *recording.warnings)
+
+
+def _make_paths_absolute(question: ReportOptions) -> ReportOptions:
+    capture = question.graph_capture
+    return question if capture is None or "://" in capture else msgspec.structs.replace(question, graph_capture=os.path.abspath(capture))

@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.api.opened import Opened
+from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.errors import InputError
-from gpudiag.report.escape import clean
-from gpudiag.report.eventcard import Card, card, raw_names, shown_name, style_words
-from gpudiag.timeline.lanes import STYLES, Pieces, pieces, within
-from gpudiag.timeline.tracks import TABLES, Lane, find_lanes
+from gpudiag.report.console import clean
+from gpudiag.report.event_card import Card, build_card, format_event_name, name_styles, read_raw_names
+from gpudiag.timeline.lanes import LANE_TABLES, STYLES, DrawnPieces, Lane, draw_pieces, find_lanes, find_within
 
-__all__ = ["STYLES", "TABLES", "Block", "Board", "Card", "Drawing", "Drawn", "Title"]
+__all__ = ["LANE_TABLES", "STYLES", "Card", "Drawing", "EventBlock", "LaneBoard", "LaneRow", "LaneTitle"]
 
 LABEL_PIXELS = 40
 """Width from which an event has room for its name."""
@@ -32,7 +31,7 @@ MOST_NAMES = 3
 Flags = npt.NDArray[np.bool_]
 
 
-class Title(NamedTuple):
+class LaneTitle(NamedTuple):
     """What is said of a lane."""
 
     key: str
@@ -43,14 +42,14 @@ class Title(NamedTuple):
     """What is not drawn of it unless it is asked for by its key, '' where all is."""
 
 
-class Drawn(NamedTuple):
+class LaneRow(NamedTuple):
     """One row of a drawing; the columns have one entry for each piece."""
 
     lane: int
     """Place in Board.titles."""
     row: int
     """Of the lane."""
-    pieces: Pieces
+    pieces: DrawnPieces
     table: npt.NDArray[np.uint8]
     """Place in TABLES, of the piece's first event."""
     id: npt.NDArray[np.int64]
@@ -64,7 +63,7 @@ class Drawn(NamedTuple):
 class Drawing(NamedTuple):
     """What is seen of a window."""
 
-    rows: tuple[Drawn, ...]
+    rows: tuple[LaneRow, ...]
     events: int
     """In the rows and the window."""
     joined: int
@@ -73,7 +72,7 @@ class Drawing(NamedTuple):
     """Kernels (on a CPU: ops) of the op asked for in the whole recording; None: no op was asked for."""
 
 
-class Block(NamedTuple):
+class EventBlock(NamedTuple):
     """What is told of joined events."""
 
     events: int
@@ -84,15 +83,15 @@ class Block(NamedTuple):
     """Name, events, time in ns, those with most time first."""
 
 
-class Board:
+class LaneBoard:
     """The lanes of one recording. Safe to be asked by several threads."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: AnalysedRecording) -> None:
         self._analysis, self._report, self._sites = opened.analysis, opened.report, opened.sites
         self._lanes = find_lanes(opened.analysis)
         self._op: tuple[str, dict[int, Flags]] = ("", {})
         self.titles = tuple(self._title(lane) for lane in self._lanes)
-        self.words = style_words(opened.report)
+        self.words = name_styles(opened.report)
         rows = [row for lane in self._lanes for row in lane.rows]
         self.from_ns = min((int(row.start_ns[0]) for row in rows), default=0)
         self.to_ns = max((int(row.end_ns[-1]) for row in rows), default=0)
@@ -114,10 +113,10 @@ class Board:
             tuple(drawn),
             sum(int(count.sum()) for count in counts),
             sum(int(count[count > 1].sum()) for count in counts),
-            int(marks[TABLES.index(work)].sum()) if marks else None,
+            int(marks[LANE_TABLES.index(work)].sum()) if marks else None,
         )
 
-    def strip(self, pixels: int) -> Drawn | None:
+    def strip(self, pixels: int) -> LaneRow | None:
         """Return the whole recording in small: the fullest row of the busiest stream, on a CPU of the busiest thread; None without one."""
         kinds = [lane.kind for lane in self._lanes]
         kind = next((kind for kind in SHOWN_LANES if kind in kinds), None)
@@ -130,11 +129,11 @@ class Board:
     def card(self, table: str, row: int) -> Card:
         """Return what is told of one event. Raises InputError where there is none."""
         try:
-            return card(self._analysis, self._report, self._sites, table, row)
+            return build_card(self._analysis, self._report, self._sites, table, row)
         except (KeyError, IndexError):
             raise InputError(f"no event {row} of {table[:40]!r} in this recording", "choose one in the time line") from None
 
-    def block(self, lane: int, row: int, first: int, count: int) -> Block:
+    def block(self, lane: int, row: int, first: int, count: int) -> EventBlock:
         """Return what is told of `count` events of a row from its `first` on. Raises InputError where there are none."""
         if not (0 <= lane < len(self._lanes) and 0 <= row < len(self._lanes[lane].rows)):
             raise InputError(f"no row {row} of lane {lane} in this recording", "choose one in the time line")
@@ -144,13 +143,13 @@ class Board:
             raise InputError(f"no event {first} in this row", "choose one in the time line")
         length = of.end_ns[first:last] - of.start_ns[first:last]
         names = self._most(of.table[first:last], of.id[first:last], length)
-        return Block(last - first, int(length.sum()), int(of.start_ns[first]), int(of.end_ns[last - 1]), names)
+        return EventBlock(last - first, int(length.sum()), int(of.start_ns[first]), int(of.end_ns[last - 1]), names)
 
     def next_marked(self, op: str, at_ns: int, direction: Literal[-1, 1]) -> tuple[str, int] | None:
         """Return (table, row) of the work of `op` that begins next after `at_ns`, or last before it; None where there is none."""
         table = "ops" if self._analysis.device_index is None else "kernels"
         frame: pl.DataFrame = getattr(self._analysis.trace, table)
-        chosen = frame.select("id", "start_ns").filter(pl.Series(self._marks(op)[TABLES.index(table)]))
+        chosen = frame.select("id", "start_ns").filter(pl.Series(self._marks(op)[LANE_TABLES.index(table)]))
         start, back = pl.col("start_ns"), direction < 0
         found = chosen.filter(start < at_ns if back else start > at_ns).sort("start_ns", descending=back)
         return (table, int(found["id"][0])) if found.height else None
@@ -169,33 +168,33 @@ class Board:
                 chosen.append((place, SHOWN_ROWS.get(lane.kind, 1)))
         return chosen
 
-    def _drawn(self, lane: int, place: int, window: tuple[int, int], pixels: int, marks: dict[int, Flags] | None) -> Drawn:
+    def _drawn(self, lane: int, place: int, window: tuple[int, int], pixels: int, marks: dict[int, Flags] | None) -> LaneRow:
         of = self._lanes[lane].rows[place]
-        found = pieces(of, *window, pixels)
+        found = draw_pieces(of, *window, pixels)
         table, ids = of.table[found.first], of.id[found.first]
         marked = None
         if marks is not None and self._lanes[lane].kind in SHOWN_LANES:
-            first, last = within(of, *window)
-            flags = _flags(of.table[first:last], of.id[first:last], marks)
+            first, last = find_within(of, *window)
+            flags = _flag_events(of.table[first:last], of.id[first:last], marks)
             marked = np.bitwise_or.reduceat(flags, found.first - first) if len(flags) else np.empty(0, dtype=np.bool_)
         wide = LABEL_PIXELS * (window[1] - window[0]) // max(1, pixels)
         named = np.flatnonzero((found.events == 1) & (found.end_ns - found.start_ns >= wide))
-        return Drawn(lane, place, found, table, ids, marked, self._names(table, ids, named))
+        return LaneRow(lane, place, found, table, ids, marked, self._names(table, ids, named))
 
     def _names(self, table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], chosen: npt.NDArray[np.intp]) -> dict[int, str]:
         """Return the names of some events, by their place."""
         found: dict[int, str] = {}
         for number in np.unique(table[chosen]).tolist():
             places = chosen[table[chosen] == number]
-            names = raw_names(self._analysis, TABLES[number]).gather(ids[places]).cast(pl.String)
+            names = read_raw_names(self._analysis, LANE_TABLES[number]).gather(ids[places]).cast(pl.String)
             found.update((place, self._shown(number, name)) for place, name in zip(places.tolist(), names, strict=True))
         return found
 
     def _shown(self, table: int, name: str | None) -> str:
         """Return a name as it is written on an event; idle causes in the words of the breakdown."""
         text = name or ""
-        said = self.words.get(text) or self.words.get(f"idle_{text}") if TABLES[table] in ("idle", "critical_path") else None
-        return said.removeprefix("idle: ") if said else shown_name(text, kernel=TABLES[table] == "kernels")
+        said = self.words.get(text) or self.words.get(f"idle_{text}") if LANE_TABLES[table] in ("idle", "critical_path") else None
+        return said.removeprefix("idle: ") if said else format_event_name(text, kernel=LANE_TABLES[table] == "kernels")
 
     def _most(
         self, table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], length: npt.NDArray[np.int64]
@@ -204,7 +203,7 @@ class Board:
         sums = []
         for number in np.unique(table).tolist():
             chosen = table == number
-            names = raw_names(self._analysis, TABLES[number]).gather(ids[chosen]).alias("name")
+            names = read_raw_names(self._analysis, LANE_TABLES[number]).gather(ids[chosen]).alias("name")
             timed = pl.DataFrame([names, pl.Series("ns", length[chosen])])
             grouped = timed.group_by("name").agg(pl.len().alias("count"), pl.col("ns").sum())
             top = grouped.with_columns(pl.col("name").cast(pl.String)).sort("ns", "name", descending=[True, False]).head(MOST_NAMES)
@@ -217,15 +216,15 @@ class Board:
         if kept == op:
             return marks
         trace = self._analysis.trace
-        ops = _equal(trace.ops["name"], op)
+        ops = _match_name(trace.ops["name"], op)
         call = trace.kernels.select(pl.coalesce("owner", "op").fill_null(-1)).to_series().to_numpy()
-        alone = _equal(trace.kernels["name"], op)
+        alone = _match_name(trace.kernels["name"], op)
         kernels = np.where(call >= 0, np.append(ops, False)[call], alone)
-        marks = {TABLES.index("ops"): ops, TABLES.index("kernels"): kernels}
+        marks = {LANE_TABLES.index("ops"): ops, LANE_TABLES.index("kernels"): kernels}
         self._op = (op, marks)
         return marks
 
-    def _title(self, lane: Lane) -> Title:
+    def _title(self, lane: Lane) -> LaneTitle:
         notes = []
         shown = SHOWN_ROWS.get(lane.kind, 1)
         hint = f"{shown} of {len(lane.rows)} levels; choose the lane to see all" if len(lane.rows) > shown else ""
@@ -233,7 +232,7 @@ class Board:
             notes.append(self._path_steps())
         if lane.deeper:
             notes.append(f"{lane.deeper:,} events nested deeper are not drawn")
-        return Title(lane.key, self._name(lane), "; ".join(notes), hint)
+        return LaneTitle(lane.key, self._name(lane), "; ".join(notes), hint)
 
     def _path_steps(self) -> str:
         """Return which steps the longest path was looked for in: their names, where they are few."""
@@ -262,12 +261,12 @@ class Board:
         return f"host {name if name.startswith('thread') else f'thread {name}'}"
 
 
-def _equal(names: pl.Series, wanted: str) -> Flags:
+def _match_name(names: pl.Series, wanted: str) -> Flags:
     found: Flags = (names == wanted).fill_null(False).to_numpy()
     return found
 
 
-def _flags(table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], marks: dict[int, Flags]) -> Flags:
+def _flag_events(table: npt.NDArray[np.uint8], ids: npt.NDArray[np.int64], marks: dict[int, Flags]) -> Flags:
     """Return which events are marked."""
     found = np.zeros(len(ids), dtype=np.bool_)
     for number, flags in marks.items():

@@ -9,25 +9,25 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from gpudiag.api.cached_trace import read
-from gpudiag.api.inputs import Input, resolve_input
-from gpudiag.attribution.clocks import on_one_clock
-from gpudiag.attribution.device import kind_of_run
-from gpudiag.attribution.links import link
+from gpudiag.api.inputs import Input, load_trace, resolve_input
+from gpudiag.attribution.device import align_clocks, classify_run
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.capture.memory.files import MemoryFiles, memory_files
+from gpudiag.capture.memory import MemoryFiles, read_memory_files
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.memory.from_snapshot import reserved_by_device, snapshot_report
-from gpudiag.timeline.memory.peak import memory as memory_of_trace
-from gpudiag.trace.snapshot import Snapshot, is_pickle, read_snapshot
+from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
+from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
+from gpudiag.trace.memory_snapshot import Snapshot, is_pickle, read_snapshot
 
-SCHEMA_VERSION = 1
+MEMORY_SCHEMA_VERSION = 1
 
-HOW = "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
+HOW_TO_RECORD = (
+    "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
+)
 
-_ASKED = "memory=True was given, but no allocation stands in a recorded window: the site window was not recorded, or cannot be read"
+_NO_ALLOCATION = "memory=True was given, but no allocation stands in a recorded window: the site window was not recorded, or cannot be read"
 
 
 class MemoryFound(msgspec.Struct, frozen=True):
@@ -35,22 +35,24 @@ class MemoryFound(msgspec.Struct, frozen=True):
 
     source: str
     memory: MemoryReport
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = MEMORY_SCHEMA_VERSION
 
 
-class Found(NamedTuple):
+class FoundMemory(NamedTuple):
     """The memory of an input, and what to know about it."""
 
     memory: MemoryReport | None
     warnings: tuple[str, ...] = ()
 
 
-def json_schema() -> dict[str, Any]:
+def build_memory_schema() -> dict[str, Any]:
     """Return the JSON Schema of what `gpudiag memory PATH --json FILE` writes."""
     return msgspec.json.schema(MemoryFound)
 
 
-def memory(path: str, *, rank: int | None = None, device: int | None = None, progress: Callable[[str], None] | None = None) -> MemoryFound:
+def analyse_memory(
+    path: str, *, rank: int | None = None, device: int | None = None, progress: Callable[[str], None] | None = None
+) -> MemoryFound:
     """Return what memory was used for at its peak in `path`: a snapshot, a trace, a bundle or a folder of ranks.
 
     `device`: index of the GPU, default the one with most memory. Raises InputError where nothing can be read or no memory was recorded.
@@ -60,51 +62,51 @@ def memory(path: str, *, rank: int | None = None, device: int | None = None, pro
     if "://" not in path and Path(path).is_file() and is_pickle(Path(path)):
         if rank is not None:
             raise UsageError(f"{path}: --rank chooses from a folder or a bundle, this is one snapshot", "leave --rank out")
-        return MemoryFound(path, _of_snapshot(path, device))
+        return MemoryFound(path, _analyse_snapshot(path, device))
     chosen = resolve_input(path, rank)
-    trace, _ = on_one_clock(read(chosen.sites or chosen.trace))
+    trace, _ = align_clocks(load_trace(chosen.sites or chosen.trace))
     steps = find_steps(trace).table
     tell("linking")
-    linked = link(trace, steps, on_cpu=kind_of_run(trace).startswith("cpu"))[0]
+    linked = link_kernels(trace, steps, on_cpu=classify_run(trace).startswith("cpu"))[0]
     told = find_memory(chosen, (linked, steps), device=device).memory
     if told is None:
-        raise InputError(f"{path}: no memory was recorded", HOW)
+        raise InputError(f"{path}: no memory was recorded", HOW_TO_RECORD)
     if device is not None and told.device != f"cuda:{device}":
-        raise _no_device(path, device, told.device)
+        raise _build_no_device_error(path, device, told.device)
     return MemoryFound(path, told)
 
 
-def _of_snapshot(path: str, device: int | None) -> MemoryReport:
+def _analyse_snapshot(path: str, device: int | None) -> MemoryReport:
     snapshot = read_snapshot(Path(path))
-    reserved = reserved_by_device(snapshot)
+    reserved = sum_reserved(snapshot)
     if not reserved:
         raise InputError(f"{path} is a snapshot in which no memory is reserved", "take it while the model is on the GPU")
-    found = snapshot_report(snapshot, device) if device is None or device in reserved else None
+    found = build_snapshot_report(snapshot, device) if device is None or device in reserved else None
     if found is None:
-        raise _no_device(path, device, ", ".join(f"cuda:{index}" for index in sorted(reserved)[:16]))
+        raise _build_no_device_error(path, device, ", ".join(f"cuda:{index}" for index in sorted(reserved)[:16]))
     return found
 
 
-def _no_device(path: str, device: int | None, held: str) -> InputError:
+def _build_no_device_error(path: str, device: int | None, held: str) -> InputError:
     return InputError(f"{path}: no memory of cuda:{device} was recorded", f"it holds {held}: give another --device, or none")
 
 
-def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> Found:
+def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> FoundMemory:
     """Return the memory of the first of `windows` (linked trace, its steps) with allocations; `device`: the one that is analysed."""
-    files = memory_files(chosen.bundle.path, chosen.bundle.rank) if chosen.bundle else MemoryFiles()
+    files = read_memory_files(chosen.bundle.path, chosen.bundle.rank) if chosen.bundle else MemoryFiles()
     warnings = [files.warning] if files.warning else []
-    snapshot = _snapshot(files.snapshot, warnings)
+    snapshot = _read_snapshot(files.snapshot, warnings)
     for window in windows:
         if window is not None and window[0].allocations.height:
             trace, steps = window
             made = memory_of_trace(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
             if made is not None:
-                made = msgspec.structs.replace(made, capacity_bytes=_capacity(chosen, trace, made.device))
-                return Found(made, tuple(warnings))
-    return Found(None, (*warnings, _ASKED) if files.owners else tuple(warnings))
+                made = msgspec.structs.replace(made, capacity_bytes=_find_capacity(chosen, trace, made.device))
+                return FoundMemory(made, tuple(warnings))
+    return FoundMemory(None, (*warnings, _NO_ALLOCATION) if files.owners else tuple(warnings))
 
 
-def _snapshot(path: Path | None, warnings: list[str]) -> Snapshot | None:
+def _read_snapshot(path: Path | None, warnings: list[str]) -> Snapshot | None:
     if path is None:
         return None
     try:
@@ -114,7 +116,7 @@ def _snapshot(path: Path | None, warnings: list[str]) -> Snapshot | None:
         return None
 
 
-def _capacity(chosen: Input, trace: Trace, device: str) -> int | None:
+def _find_capacity(chosen: Input, trace: Trace, device: str) -> int | None:
     """Return the memory of `device` in bytes as recorded; None on a CPU, which shares its memory with all that runs there."""
     known = chosen.bundle.manifest.device if chosen.bundle else None
     devices = (*((known,) if known else ()), *trace.meta.devices)

@@ -1,30 +1,221 @@
-"""Which ranks PATHS name, and where the recording of each lies: files, a pattern, a folder, bundles, fsspec URLs of such."""
+"""Which recordings the given paths name: ranks of a job, windows of a bundle, files behind fsspec URLs."""
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gpudiag.api.remote import listed
-from gpudiag.api.windows import common_window
-from gpudiag.capture.folder import is_bundle, ranks_of
+from gpudiag.capture.bundle import OpenedBundle, list_traces, read_manifest
+from gpudiag.capture.bundle_folder import is_bundle, list_ranks, manifest_name
+from gpudiag.capture.schedule import SITES_INDEX
 from gpudiag.errors import InputError, UsageError
+from gpudiag.model.bundle import MANIFEST_NAME, UNFINISHED, Window
 from gpudiag.model.job import RANKS_UNTOLD
 from gpudiag.model.report import Source
-from gpudiag.trace.folder import rank_files, ranks_by_name, traces_among
-from gpudiag.trace.peek import peek
-from gpudiag.trace.source import shown
+from gpudiag.report.whole_run import list_history
+from gpudiag.timeline.history import build_history
+from gpudiag.trace.decompression import format_path
+from gpudiag.trace.trace_files import filter_traces, find_rank_files, is_trace_name, parse_ranks, peek_header
 
-_AT_ONCE = 16
+
+class RemoteFile(NamedTuple):
+    """One file behind a URL. `size`: its bytes as stored, 0 where the file system does not tell."""
+
+    url: str
+    size: int
+
+
+def list_remote_traces(url: str) -> tuple[RemoteFile, ...]:
+    """Return the traces behind `url` by the numbers in their names: itself, what its pattern matches, or what is in its folder.
+
+    Raises InputError where nothing is found, or where the file system fails.
+    """
+    if "::" in url or (is_trace_name(url) and not is_url_pattern(url)):
+        return (RemoteFile(url, 0),)
+    try:
+        system, sizes = _list_url_files(url)
+    except ImportError as error:
+        raise InputError(f"{format_path(url)} needs a package that is not installed: {error.name or error}") from None
+    except Exception as error:  # noqa: BLE001 -- every file system has exceptions of its own
+        raise InputError(
+            f"{format_path(url)} cannot be listed: {type(error).__name__}", "check the address and your access rights"
+        ) from None
+    if sizes is None:
+        return (RemoteFile(url, 0),)
+    if not is_url_pattern(url) and any(name.rsplit("/", 1)[-1] == MANIFEST_NAME for name in sizes):
+        where = f"read its traces: {format_path(url).rstrip('/')}/trace"
+        raise InputError(f"{format_path(url)} is a bundle, which is read from a folder of this machine", where)
+    names = filter_traces(sizes)
+    if not names:
+        what = "no trace matches this pattern" if is_url_pattern(url) else "no trace in this folder"
+        raise InputError(
+            f"{format_path(url)}: {what}", "give a URL of a .json, .json.gz or .json.zst trace, of a folder of such, or a pattern"
+        )
+    return tuple(RemoteFile(system.unstrip_protocol(name), sizes[name]) for name in names)
+
+
+def is_url_pattern(url: str) -> bool:
+    """Return whether `url` is a pattern: '*' anywhere; '?' and '[' belong to the queries of http."""
+    return "*" in url or (not url.startswith(("http://", "https://")) and any(sign in url for sign in "?["))
+
+
+def _list_url_files(url: str) -> tuple[Any, dict[str, int] | None]:
+    """Return the file system of `url` and the sizes of the files there; None: it is no folder."""
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped,unused-ignore]
+
+    system, path = url_to_fs(url)
+    if is_url_pattern(url):
+        found = list(system.glob(path, detail=True).values())
+    elif system.isdir(path):
+        found = system.ls(path, detail=True)
+    else:
+        return system, None
+    return system, {entry["name"]: int(entry.get("size") or 0) for entry in found if entry.get("type") != "directory"}
+
+
+_TOO_SHORT = "the loop ended before the profiled steps"
+_SIGNS = (
+    ("was switched off", "mend that and record again"),
+    ("another torch profiler", "leave out the other profiler, or record at steps where it does not run: at_steps="),
+    (UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
+    ("the training loop ended with", "the loop was left before the profiled steps: lower skip="),
+    ("steps recorded (", f"{_TOO_SHORT}: record more steps, about 20 and better 50, or lower skip= and record="),
+    ("the run ended before", "record more steps, or ask for earlier ones"),
+    ("were not begun", "the loop ended before the profiled steps: record more steps, or lower skip="),
+)
+"""What a session notes when a window is not recorded, the causes before what follows from them; and what to do."""
+
+_TRIGGERS = {"schedule": "on schedule", "": ""}
+
+
+def choose_window(bundle: OpenedBundle, asked: int | None) -> Window | None:
+    """Return the window to analyse: the one `asked` for, the first complete timing window, or the site window; None where there is none.
+
+    Raises InputError where the bundle does not hold the window that was asked for.
+    """
+    windows = bundle.recorded()
+    if asked is None:
+        return bundle.timing_window() or next(iter(windows.values()), None)
+    if asked not in windows:
+        held = f"it holds window{'s' if len(windows) > 1 else ''} {', '.join(map(str, windows))}" if windows else "it holds no window"
+        raise InputError(f"{bundle.path}: no window {asked} in this bundle", held)
+    return windows[asked]
+
+
+def build_no_window_error(path: str, bundle: OpenedBundle) -> InputError:
+    """Return the error about a bundle without any window: why there is none, what to do, and what its records say of the run."""
+    found = build_history(bundle.step_records, bundle.host_marks)
+    why, hint = _explain_no_window(bundle)
+    known = "".join(f" {text}" for text in list_history(found)[:2]) if found else ""
+    count = max(bundle.manifest.steps, found.steps if found else 0)  # the manifest of a killed run has not been written again
+    return InputError(f"{path}: no window was recorded in this bundle ({count} steps): {why}.{known}", hint)
+
+
+def _explain_no_window(bundle: OpenedBundle) -> tuple[str, str]:
+    """Return why no window was recorded, from what the session noted, and what to do."""
+    noted = list(dict.fromkeys(bundle.warnings))
+    for sign, hint in _SIGNS:
+        said = [text for text in noted if sign in text]
+        if said:
+            return "; ".join(said), hint
+    return "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
+
+
+def _format_steps(window: Window) -> str:
+    if not window.steps:
+        return "steps not known"
+    last = window.first_step + window.steps - 1
+    return f"step {last}" if window.steps == 1 else f"steps {window.first_step} to {last}"
+
+
+def _format_trigger(window: Window) -> str:
+    """Return why it was recorded, as a part of a sentence."""
+    trigger = window.trigger
+    if trigger.startswith("step time"):
+        return f"because {trigger}"
+    if trigger.startswith("step "):
+        return f"asked for at {trigger}"
+    return _TRIGGERS.get(trigger, f"on {trigger}" if trigger.startswith("signal") else trigger)
+
+
+def _describe_window(window: Window) -> str:
+    return ", ".join(part for part in (_format_steps(window), _format_trigger(window)) if part)
+
+
+def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[str]:
+    """Return what to say where a bundle has several timing windows: which is analysed, and how to see the others."""
+    timing = [window for window in bundle.recorded().values() if window.kind == "timing"]
+    if len(timing) < 2 and chosen in timing:
+        return []
+    others = [f"--window {window.index}: {_describe_window(window)}" for window in timing if window != chosen]
+    if not others:
+        return []
+    count = f"{len(timing)} timing window{'s' if len(timing) > 1 else ''}"
+    name = "window" if chosen.kind == "timing" else "site window"
+    return [f"{count}: {name} {chosen.index} ({_describe_window(chosen)}) is analysed; {'; '.join(others)}"]
+
+
+# -- several ranks ------------------------------------------------------------------------------------------------------------
+
+
+class CommonWindow(NamedTuple):
+    """The window that is read of all ranks of a bundle."""
+
+    number: int | None
+    """None: no rank has recorded any."""
+    sizes: dict[int, int]
+    """Ranks that recorded it, with the bytes of its trace."""
+    unread: dict[int, str]
+    """Why it cannot be read of the others."""
+
+
+def find_common_window(path: Path, ranks: Sequence[int], asked: int | None) -> CommonWindow:
+    """Return the window to read of each of `ranks`, the same one: messages of different windows are not of each other.
+
+    It is the one `asked` for, else the first timing window that is complete on most ranks, else the one that most have recorded.
+    Raises InputError where no rank has recorded the window that was asked for.
+    """
+    unread: dict[int, str] = {}
+    recorded: dict[int, dict[int, Window | None]] = {}
+    traces: defaultdict[int, dict[int, Path]] = defaultdict(dict)
+    for (owner, index), trace in sorted(list_traces(path).items()):
+        traces[owner][index] = trace
+    for rank in ranks:
+        try:
+            told = {window.index: window for window in read_manifest(path / manifest_name(rank)).windows}
+        except InputError as error:
+            unread[rank] = error.message
+            continue
+        recorded[rank] = {index: told.get(index) for index in traces[rank]}
+    chosen = asked if asked is not None else _choose_most_common(recorded)
+    sizes = {rank: traces[rank][chosen].stat().st_size for rank in recorded if chosen is not None and chosen in traces[rank]}
+    if asked is not None and not sizes:
+        held = sorted({number for windows in recorded.values() for number in windows})
+        raise InputError(f"{path}: no window {asked} in this bundle", f"it holds {', '.join(map(str, held)) or 'no window'}")
+    missing = "no window was recorded" if chosen is None else f"window {chosen}, which is read of the other ranks, was not recorded"
+    return CommonWindow(chosen, sizes, unread | {rank: missing for rank in recorded if rank not in sizes})
+
+
+def _choose_most_common(recorded: Mapping[int, Mapping[int, Window | None]]) -> int | None:
+    """Return the window that is complete on most ranks, else that on most ranks, timing windows first; the lowest of several."""
+    found = [(index, window) for windows in recorded.values() for index, window in windows.items()]
+    timing = [(index, window) for index, window in found if (window.kind == "timing" if window else index != SITES_INDEX)]
+    complete = [(index, window) for index, window in timing if window and window.planned and window.steps >= window.planned]
+    votes = Counter(index for index, _ in complete or timing or found)
+    return min(votes, key=lambda index: (-votes[index], index), default=None)
+
+
+_PEEKS_AT_ONCE = 16
 """Headers read at a time: behind a URL each is a wait for the network."""
 
-_NAMED = 16
+_MOST_NAMED = 16
 """Ranks or files that a sentence names one by one."""
 
 
@@ -63,7 +254,7 @@ class Recording(msgspec.Struct, frozen=True):
 
     def others(self, rank: int) -> str:
         """Return 'ranks 0, 2' for a sentence: all but `rank`; '' where there is no other."""
-        return listed_ranks([number for number in self.numbers if number != rank])
+        return format_ranks([number for number in self.numbers if number != rank])
 
     def one(self, rank: int) -> RankInput:
         """Return where `rank` lies. Raises UsageError where there is none to choose, InputError where it is not there or cannot be read."""
@@ -74,15 +265,15 @@ class Recording(msgspec.Struct, frozen=True):
             return found
         if rank in self.unread:
             raise InputError(f"{self.source.path}: rank {rank}: {self.unread[rank]}", "choose another rank or window")
-        raise InputError(f"{self.source.path}: no rank {rank}", f"it holds {listed_ranks(self.numbers)}")
+        raise InputError(f"{self.source.path}: no rank {rank}", f"it holds {format_ranks(self.numbers)}")
 
 
-def listed_ranks(ranks: Sequence[int]) -> str:
+def format_ranks(ranks: Sequence[int]) -> str:
     """Return 'rank 3', 'ranks 0, 1', or the first 16 and how many more; '' for none."""
     if not ranks:
         return ""
-    shown = ", ".join(map(str, ranks[:_NAMED]))
-    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else ""
+    shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
@@ -92,25 +283,25 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
     Raises InputError where nothing is there, UsageError for a window of what is no bundle.
     """
     for path in paths:
-        _check_text(path)
+        _check_path_text(path)
     bundles = [path for path in paths if "://" not in path and os.path.isdir(path) and is_bundle(Path(path))]
     if window is not None and len(bundles) < len(paths):
         other = next(path for path in paths if path not in bundles)
         raise UsageError(f"{other}: --window chooses from a bundle, this is none", "leave --window out")
-    traces = [one for path in paths if path not in bundles for one in _traces(path, alone=len(paths) == 1)]
-    told, warnings = _numbered(traces)
+    traces = [one for path in paths if path not in bundles for one in _find_traces(path, alone=len(paths) == 1)]
+    told, warnings = _number_traces(traces)
     unread: dict[int, str] = {}
     for path in bundles:
-        found, missing = _of_bundle(path, window)
+        found, missing = _find_bundle_ranks(path, window)
         told.extend(found)
         unread.update(missing)
-    ranks, twice = _once(told)
+    ranks, twice = _drop_duplicate_ranks(told)
     left = {rank: why for rank, why in unread.items() if rank not in {item.rank for item in ranks}}
     every = tuple(sorted((*(item.rank for item in ranks), *left)))
-    return Recording(_source(paths, bundles, ranks, every), ranks, left, (*warnings, *twice))
+    return Recording(_build_source(paths, bundles, ranks, every), ranks, left, (*warnings, *twice))
 
 
-def _source(paths: Sequence[str], bundles: Sequence[str], ranks: tuple[RankInput, ...], numbers: tuple[int, ...]) -> Source:
+def _build_source(paths: Sequence[str], bundles: Sequence[str], ranks: tuple[RankInput, ...], numbers: tuple[int, ...]) -> Source:
     """Return what was given: one trace, or several ranks."""
     if len(paths) == 1 and not bundles and ranks[0].path in (paths[0], os.path.abspath(paths[0])):
         return Source(paths[0], "trace")
@@ -122,38 +313,38 @@ def _source(paths: Sequence[str], bundles: Sequence[str], ranks: tuple[RankInput
 # -- what one path names ------------------------------------------------------------------------------------------------------
 
 
-def _traces(path: str, *, alone: bool) -> list[RankInput]:
+def _find_traces(path: str, *, alone: bool) -> list[RankInput]:
     """Return the traces that `path` names, each as rank 0. Raises InputError where there is none; the reader does for one file `alone`."""
     if "://" in path:
-        return [RankInput(0, remote.url, size=remote.size) for remote in listed(path)]
+        return [RankInput(0, remote.url, size=remote.size) for remote in list_remote_traces(path)]
     if os.path.isdir(path):
-        return [_local(str(found)) for found in rank_files(Path(path)).values()]
+        return [_build_local_rank(str(found)) for found in find_rank_files(Path(path)).values()]
     if os.path.exists(path) or not glob.has_magic(path):
         if not alone and not os.path.exists(path):
             raise InputError(f"{path} does not exist", "check the path")
-        return [_local(path)]
-    return [_local(found) for found in _matching(path)]
+        return [_build_local_rank(path)]
+    return [_build_local_rank(found) for found in _match_pattern(path)]
 
 
-def _matching(pattern: str) -> list[str]:
+def _match_pattern(pattern: str) -> list[str]:
     """Return the traces that a pattern matches. Raises InputError where there is none."""
     files = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
-    found = traces_among(files) or sorted(files)
+    found = filter_traces(files) or sorted(files)
     if not found:
         raise InputError(f"{pattern}: does not exist, nor does it match as a pattern", "check the pattern, and quote it: 'run/*.json.gz'")
     return found
 
 
-def _check_text(path: str) -> None:
+def _check_path_text(path: str) -> None:
     """Raise InputError for a name that is no text: reports, which are UTF-8, could not say what they are of."""
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{shown(path)}: this name is no valid UTF-8", "rename it, or give another path to it") from None
+        raise InputError(f"{format_path(path)}: this name is no valid UTF-8", "rename it, or give another path to it") from None
 
 
-def _local(path: str) -> RankInput:
-    _check_text(path)
+def _build_local_rank(path: str) -> RankInput:
+    _check_path_text(path)
     try:
         size = os.path.getsize(path)
     except (OSError, ValueError):
@@ -161,12 +352,12 @@ def _local(path: str) -> RankInput:
     return RankInput(0, os.path.abspath(path), size=size)
 
 
-def _of_bundle(path: str, window: int | None) -> tuple[list[RankInput], dict[int, str]]:
+def _find_bundle_ranks(path: str, window: int | None) -> tuple[list[RankInput], dict[int, str]]:
     """Return the ranks of a bundle that recorded the window which is read, and why others did not."""
-    ranks = ranks_of(Path(path))
+    ranks = list_ranks(Path(path))
     if len(ranks) == 1:
         return [RankInput(ranks[0], os.path.abspath(path), bundle=True, window=window)], {}
-    common = common_window(Path(path), ranks, window)
+    common = find_common_window(Path(path), ranks, window)
     found = [
         RankInput(rank, os.path.abspath(path), bundle=True, window=common.number, size=size) for rank, size in sorted(common.sizes.items())
     ]
@@ -176,15 +367,15 @@ def _of_bundle(path: str, window: int | None) -> tuple[list[RankInput], dict[int
 # -- which rank it is ---------------------------------------------------------------------------------------------------------
 
 
-def _numbered(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str, ...]]:
+def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str, ...]]:
     """Return the traces with their ranks: by their names, or by what they say of themselves where the names do not tell; and warnings."""
     if len(traces) < 2:
-        told, _ = ranks_by_name([one.path.rsplit("/", 1)[-1] for one in traces])
+        told, _ = parse_ranks([one.path.rsplit("/", 1)[-1] for one in traces])
         return [msgspec.structs.replace(one, rank=rank or 0) for one, rank in zip(traces, told, strict=True)], ()
-    names = _short([one.path for one in traces])
-    told, in_words = ranks_by_name(names)
+    names = _shorten_paths([one.path for one in traces])
+    told, in_words = parse_ranks(names)
     if not (in_words and len(set(told)) == len(told)):
-        own = _own_ranks(traces)
+        own = _read_own_ranks(traces)
         if None not in own and (len(set(own)) == len(own) or not in_words):
             told = own
     if set(told) == {None}:
@@ -192,23 +383,23 @@ def _numbered(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str, ...]
         return numbered, (f"{RANKS_UNTOLD}: they are numbered in the order of their names",)
     strays = [name for name, rank in zip(names, told, strict=True) if rank is None]
     numbered = [msgspec.structs.replace(one, rank=rank) for one, rank in zip(traces, told, strict=True) if rank is not None]
-    return numbered, ((f"left out, their names tell no rank: {_listed(strays)}",) if strays else ())
+    return numbered, ((f"left out, their names tell no rank: {_join_names(strays)}",) if strays else ())
 
 
-def _short(paths: list[str]) -> list[str]:
+def _shorten_paths(paths: list[str]) -> list[str]:
     """Return `paths` without the folders that all of them lie in, with '/' on every system."""
     plain = [path.replace(os.sep, "/") for path in paths]
     start = os.path.commonprefix(plain).rfind("/") + 1  # noqa: RUF071 -- URLs too, and up to the last '/' alone
     return [path[start:] for path in plain]
 
 
-def _own_ranks(traces: list[RankInput]) -> tuple[int | None, ...]:
+def _read_own_ranks(traces: list[RankInput]) -> tuple[int | None, ...]:
     """Return the rank that each trace says that it is of (distributedInfo of its header); None where it does not say."""
-    with ThreadPoolExecutor(_AT_ONCE, "gpudiag-peek") as pool:
-        return tuple(header.rank for header in pool.map(lambda one: peek(one.path), traces))
+    with ThreadPoolExecutor(_PEEKS_AT_ONCE, "gpudiag-peek") as pool:
+        return tuple(header.rank for header in pool.map(lambda one: peek_header(one.path), traces))
 
 
-def _once(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[str, ...]]:
+def _drop_duplicate_ranks(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[str, ...]]:
     """Return one recording of each rank, the first of its names, and warnings about the others."""
     ranks: dict[int, RankInput] = {}
     twice: list[tuple[RankInput, RankInput]] = []
@@ -216,18 +407,18 @@ def _once(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[str, 
         kept = ranks.setdefault(one.rank, one)
         if kept is not one:
             twice.append((kept, one))
-    return tuple(ranks[rank] for rank in sorted(ranks)), _said_twice(twice)
+    return tuple(ranks[rank] for rank in sorted(ranks)), _format_duplicate_ranks(twice)
 
 
-def _said_twice(twice: list[tuple[RankInput, RankInput]]) -> tuple[str, ...]:
+def _format_duplicate_ranks(twice: list[tuple[RankInput, RankInput]]) -> tuple[str, ...]:
     if not twice:
         return ()
-    names = _short([path for pair in twice for path in (pair[0].path, pair[1].path)])
+    names = _shorten_paths([path for pair in twice for path in (pair[0].path, pair[1].path)])
     said = [f"{names[2 * place]} is read, {names[2 * place + 1]} is not" for place in range(len(twice))]
-    ranks = listed_ranks(sorted({one.rank for _, one in twice}))
-    return (f"{ranks} {'is' if ranks.startswith('rank ') else 'are'} there more than once: {_listed(said)}",)
+    ranks = format_ranks(sorted({one.rank for _, one in twice}))
+    return (f"{ranks} {'is' if ranks.startswith('rank ') else 'are'} there more than once: {_join_names(said)}",)
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def _join_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more

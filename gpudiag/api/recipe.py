@@ -1,38 +1,140 @@
-"""recipe.toml: what was proved to help, for people to read and for `gpudiag run --recipe` to apply."""
+"""From comparisons to outcomes and the recipe: what was proved to help, and recipe.toml for `gpudiag run --recipe`."""
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import shlex
+import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gpudiag.api.candidates import CLASSES, descriptor
-from gpudiag.api.claims import proof
-from gpudiag.api.installed import version
-from gpudiag.api.outcomes import change_of
+from gpudiag.api.candidates import PARITY_CLASSES, Candidate, find_descriptor
+from gpudiag.api.experiment_store import find_proof
+from gpudiag.api.result_cache import find_version
 from gpudiag.errors import InputError
-from gpudiag.experiment.factory import PROGRAM, turning
-from gpudiag.experiment.fixes import applier
-from gpudiag.experiment.fixes.registered import REGISTERED, Registered, register_again, registered
-from gpudiag.experiment.importable import place
+from gpudiag.experiment.code_location import locate_code
+from gpudiag.experiment.factory import PROGRAM, turn_knobs
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.fixes.registry import REGISTERED, RegisteredFix, list_registered, restore_fix
 from gpudiag.experiment.knobs import KnobFix
+from gpudiag.experiment.variants import describe_variant
 from gpudiag.files import read_file
-from gpudiag.model.experiment import ExperimentData, FixCall, Recipe
+from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Pair, Parity, Recipe, make_outcome
 from gpudiag.model.fixes import Fix
-from gpudiag.report.files import write
+from gpudiag.report.files import write_file
 
-SCHEMA = 1
 
-NAME = "recipe.toml"
+def decide_outcome(candidate: Candidate, found: Comparison, *, seconds: float | None = None, screening: bool = False) -> Outcome:
+    """Return a comparison as an experiment of a report; a parity check is added later."""
+    cold, warm = find_break_even(found)
+    return msgspec.structs.replace(
+        make_outcome("+".join(map(str, candidate.fixes)), found, screening=screening),
+        variant=candidate.variant.name if candidate.variant else None,
+        memory_ratio=_find_median_ratio(found.measured, lambda pair: (pair.first_peak_bytes, pair.second_peak_bytes)),
+        energy_ratio=_find_median_ratio(found.measured, lambda pair: (pair.first_energy_j, pair.second_energy_j)),
+        break_even_steps=cold,
+        break_even_warm_steps=warm,
+        ceiling_share=candidate.ceiling_share,
+        measured=found.measured,
+        seconds=seconds,
+    )
 
-MAX_BYTES = 1_000_000
+
+def _find_median_ratio(pairs: Sequence[Pair], of: Callable[[Pair], tuple[float | None, float | None]]) -> float | None:
+    """Return the median over pairs of the second arm's figure over the first's; None where no pair has both."""
+    both = [(first, second) for first, second in map(of, pairs) if first and second is not None]
+    return statistics.median(second / first for first, second in both) if both else None
+
+
+def find_break_even(found: Comparison) -> tuple[float | None, float | None]:
+    """Return after how many steps (of the program as it is) the longer start of a change has paid back: with cold caches, with warm ones.
+
+    (start of B - start of A) / (t_A - t_B), where t_A is a step of A and t_B the time in which B trains on as much: t_A / ratio. The first
+    pair starts with cold caches of the compiler, later ones share them. None: it is not proved to be faster, or there is no such pair.
+    """
+    if found.verdict != "faster" or found.ratio is None or not found.measured:
+        return None, None
+    saved = 1 - 1 / found.ratio
+    first, later = found.measured[0], found.measured[1:]
+    return _count_break_even_steps([first], saved), _count_break_even_steps(later, saved)
+
+
+def _count_break_even_steps(pairs: Sequence[Pair], saved: float) -> float | None:
+    known = [
+        max(0.0, pair.second_start_s - pair.first_start_s) / (pair.first_step_ns * 1e-9 * saved)
+        for pair in pairs
+        if pair.first_step_ns > 0 and pair.first_start_s > 0 and pair.second_start_s > 0
+    ]
+    return statistics.median(known) if known else None
+
+
+def is_proved(one: Outcome) -> bool:
+    """Return whether the change was proved to be faster, over pairs of processes, and was not seen to train otherwise."""
+    return one.verdict == "faster" and one.over == "pairs" and not one.screening and not is_different(one)
+
+
+def is_different(one: Outcome) -> bool:
+    """Return whether the change trains otherwise than its class may."""
+    return one.parity is not None and one.parity.verdict == "differs"
+
+
+def is_accepted(one: Outcome, *, checked: bool) -> bool:
+    """Return whether a change may be recommended: it is proved to be faster, and, with `checked`, was not left unchecked for parity."""
+    known = one.parity is not None and one.parity.verdict != "not_checked"
+    return is_proved(one) and (known or not checked)
+
+
+def list_unchecked(tried: Sequence[tuple[Candidate, Outcome]]) -> tuple[str, ...]:
+    """Return a line on each change that is proved to be faster, and left out of the recipe as its parity is not known."""
+    return tuple(
+        f"{candidate.name} is faster, but no part of the recipe: whether it trains the same is not known (--no-parity takes it)"
+        for candidate, one in tried
+        if is_proved(one) and not is_accepted(one, checked=True)
+    )
+
+
+def add_parity(one: Outcome, parity: Parity) -> Outcome:
+    """Return the outcome with what its parity check found."""
+    return msgspec.structs.replace(one, parity=parity)
+
+
+def choose_recipe(tried: Sequence[tuple[Candidate, Outcome]], command: Sequence[str], *, checked: bool = True) -> Recipe:
+    """Return the change with the largest proved ratio; where nothing was proved the program stays as it is. `checked`: see accepted().
+
+    Changes that were proved one by one are not put together: together they may well be slower.
+    """
+    best = max(
+        ((candidate, one) for candidate, one in tried if is_accepted(one, checked=checked) and one.ratio is not None),
+        key=lambda item: item[1].ratio or -math.inf,
+        default=None,
+    )
+    if best is None:
+        return Recipe()
+    candidate, one = best
+    changes = [find_code_change(call) for call in candidate.fixes]
+    if candidate.variant is not None:
+        changes.append(describe_variant(candidate.variant, command))
+    return Recipe(fixes=candidate.fixes, ratio=one.ratio, interval=one.interval, p=one.p, changes=tuple(changes), proved=True)
+
+
+def find_code_change(call: FixCall) -> str:
+    """Return the code change of a fix, as a person would write it, with the value that was tested."""
+    change = find_descriptor(call).change
+    return change if call.value is None else f"{change}  # {call}"
+
+
+RECIPE_SCHEMA = 1
+
+RECIPE_NAME = "recipe.toml"
+
+MAX_RECIPE_BYTES = 1_000_000
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\"\\]")
 _CONTROL_ONLY = re.compile(r"[\x00-\x1f\x7f]")
@@ -53,7 +155,7 @@ class _FixRow(msgspec.Struct, omit_defaults=True):
     change: str = ""
 
 
-class _File(msgspec.Struct):
+class _RecipeFile(msgspec.Struct):
     schema: int
     command: list[str] = []
     fix: list[_FixRow] = []
@@ -62,68 +164,68 @@ class _File(msgspec.Struct):
 # -- writing ------------------------------------------------------------------------------------------------------------
 
 
-def recipe_text(data: ExperimentData, command: Iterable[str] = ()) -> str:
+def format_recipe(data: ExperimentData, command: Iterable[str] = ()) -> str:
     """Return recipe.toml: its fixes with their values and code changes, what was measured, and with which versions on which device."""
-    recipe, one = data.recipe, proof(data)
+    recipe, one = data.recipe, find_proof(data)
     shown = " ".join(shlex.join(command).split())  # one line: it stands in a comment
     shown = _CONTROL_ONLY.sub("?", shown)
     lines = [
         "# What `gpudiag ab` proved to make this program faster, all together.",
-        f"# gpudiag run --recipe {NAME} {shown or 'train.py ARGS'}",
+        f"# gpudiag run --recipe {RECIPE_NAME} {shown or 'train.py ARGS'}",
         "",
-        f"schema = {SCHEMA}",
-        f"command = {_array(command)}",
+        f"schema = {RECIPE_SCHEMA}",
+        f"command = {_format_array(command)}",
         f"proved = {'true' if recipe.proved else 'false'}",
-        *_number("ratio", recipe.ratio),
+        *_format_number("ratio", recipe.ratio),
         *([f"interval = [{recipe.interval[0]!r}, {recipe.interval[1]!r}]"] if recipe.interval else []),
-        *_number("p", recipe.p),
-        *([f"pairs = {one.pairs}", f"unit = {_string(one.unit)}"] if one else []),
-        *([f"parity = {_string(one.parity.verdict)}"] if one and one.parity else []),
+        *_format_number("p", recipe.p),
+        *([f"pairs = {one.pairs}", f"unit = {_format_string(one.unit)}"] if one else []),
+        *([f"parity = {_format_string(one.parity.verdict)}"] if one and one.parity else []),
         "",
-        *_versions(data),
-        *(line for call in recipe.fixes for line in _fix(call)),
-        *(line for change in _further(recipe) for line in ("", "[[change]]", f"text = {_string(change)}")),
+        *_format_versions(data),
+        *(line for call in recipe.fixes for line in _format_fix(call)),
+        *(line for change in _list_variant_changes(recipe) for line in ("", "[[change]]", f"text = {_format_string(change)}")),
     ]
     return "\n".join(lines) + "\n"
 
 
 def write_recipe(path: Path, data: ExperimentData, command: Iterable[str] = ()) -> None:
     """Write recipe.toml. Raises InputError where that fails."""
-    write(path, recipe_text(data, command).encode())
+    write_file(path, format_recipe(data, command).encode())
 
 
-def _further(recipe: Recipe) -> tuple[str, ...]:
+def _list_variant_changes(recipe: Recipe) -> tuple[str, ...]:
     """Return the changes that are no fix: those of a variant."""
     return recipe.changes[len(recipe.fixes) :]
 
 
-def _fix(call: FixCall) -> list[str]:
-    found = descriptor(call)
-    row = _FixRow(call.id, call.value, parity=found.parity, change=change_of(call))
+def _format_fix(call: FixCall) -> list[str]:
+    found = find_descriptor(call)
+    row = _FixRow(call.id, call.value, parity=found.parity, change=find_code_change(call))
     own = REGISTERED.get(call.id)
     if own is not None and issubclass(own, KnobFix):
         row.knob = own.knob
     elif own is not None:
-        (told,) = registered([call.id])
+        (told,) = list_registered([call.id])
         row.place, row.folder, row.title, row.change = told.place.target, told.place.folder, found.title, found.change
-    return ["", "[[fix]]", *(f"{name} = {_string(value)}" for name, value in msgspec.to_builtins(row).items())]
+    return ["", "[[fix]]", *(f"{name} = {_format_string(value)}" for name, value in msgspec.to_builtins(row).items())]
 
 
-def _versions(data: ExperimentData) -> list[str]:
+def _format_versions(data: ExperimentData) -> list[str]:
     device = data.baseline.device if data.baseline else ""
-    known = {"gpudiag": version("gpudiag"), "torch": version("torch"), "python": platform.python_version(), "device": device}
-    return ["[measured_with]", *(f"{name} = {_string(value)}" for name, value in known.items() if value)]
+    known = {"gpudiag": find_version("gpudiag"), "torch": find_version("torch"), "python": platform.python_version(), "device": device}
+    return ["[measured_with]", *(f"{name} = {_format_string(value)}" for name, value in known.items() if value)]
 
 
-def _number(name: str, value: float | None) -> list[str]:
+def _format_number(name: str, value: float | None) -> list[str]:
     return [] if value is None else [f"{name} = {float(value)!r}"]
 
 
-def _array(words: Iterable[str]) -> str:
-    return f"[{', '.join(map(_string, words))}]"
+def _format_array(words: Iterable[str]) -> str:
+    return f"[{', '.join(map(_format_string, words))}]"
 
 
-def _string(text: str) -> str:
+def _format_string(text: str) -> str:
     """Return a basic string of TOML 1.0: quotes, backslashes and control characters are escaped."""
     return '"' + _CONTROL.sub(lambda found: _ESCAPES.get(found[0], f"\\u{ord(found[0]):04x}"), text) + '"'
 
@@ -138,46 +240,46 @@ def read_recipe(path: str, command: Sequence[str] = ()) -> tuple[FixCall, ...]:
     """
     target = Path(path)
     try:
-        if target.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: larger than {MAX_BYTES // 1_000_000} MB, this is no recipe")
-        found = msgspec.convert(_parsed(path, read_file(target, MAX_BYTES).decode("utf-8")), type=_File)
+        if target.stat().st_size > MAX_RECIPE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_RECIPE_BYTES // 1_000_000} MB, this is no recipe")
+        found = msgspec.convert(_parse_recipe(path, read_file(target, MAX_RECIPE_BYTES).decode("utf-8")), type=_RecipeFile)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "give the recipe.toml that `gpudiag ab` wrote") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: no text in UTF-8, so it is no recipe") from None
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: no recipe ({error})", "give the recipe.toml that `gpudiag ab` wrote") from None
-    if found.schema > SCHEMA:
-        raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {SCHEMA}", "pip install --upgrade gpudiag")
+    if found.schema > RECIPE_SCHEMA:
+        raise InputError(f"{path}: recipe schema {found.schema}, this gpudiag reads up to {RECIPE_SCHEMA}", "pip install --upgrade gpudiag")
     for row in found.fix:
         if row.place:  # before: what turns knobs is taken back in the end, and with it whatever was registered meanwhile
-            _register(path, row)
-    with turning(command):
-        return tuple(_call(path, found, row, command) for row in found.fix)
+            _register_fix(path, row)
+    with turn_knobs(command):
+        return tuple(_resolve_fix(path, found, row, command) for row in found.fix)
 
 
-def _call(path: str, found: _File, row: _FixRow, command: Sequence[str]) -> FixCall:
+def _resolve_fix(path: str, found: _RecipeFile, row: _FixRow, command: Sequence[str]) -> FixCall:
     """Return a fix that can be applied to `command`. Raises InputError."""
     call = FixCall(row.id, row.value)
     if row.knob and PROGRAM not in command:
         again = shlex.join(["gpudiag", "run", "--recipe", path, *found.command])
         raise InputError(f"{path}: {call} turns the knob cfg.{row.knob} of a build function, which a script does not have", again)
-    applier(call)
+    make_applier(call)
     return call
 
 
-def _register(path: str, row: _FixRow) -> None:
-    if row.parity not in CLASSES:
-        raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(CLASSES)}")
+def _register_fix(path: str, row: _FixRow) -> None:
+    if row.parity not in PARITY_CLASSES:
+        raise InputError(f"{path}: fix {row.id}: parity {row.parity!r} is none", f"one of {', '.join(PARITY_CLASSES)}")
     fix = Fix(row.id, row.title, row.parity, row.change)
     try:
-        register_again(Registered(fix, place(row.place, "its place", row.folder)))
+        restore_fix(RegisteredFix(fix, locate_code(row.place, "its place", row.folder)))
     except InputError as error:
         hint = error.hint or "correct `place` there, or take this fix out"
         raise InputError(f"{path}: fix {row.id}: {error.message}", hint) from None
 
 
-def _parsed(path: str, text: str) -> dict[str, Any]:
+def _parse_recipe(path: str, text: str) -> dict[str, Any]:
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         return toml.loads(text)  # type: ignore[no-any-return]

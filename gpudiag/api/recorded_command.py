@@ -10,8 +10,7 @@ import msgspec
 
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
-from gpudiag.model.bundle import MANIFEST_NAME, Manifest
-from gpudiag.model.decoding import UNREADABLE
+from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, Manifest
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _MOST_WORDS, _LONGEST = 500, 8_000
@@ -19,7 +18,7 @@ _MOST_BYTES = 1 << 20
 """Of a manifest that is read for its command alone; one of eight windows has some ten thousand."""
 
 
-def recorded_script(paths: list[str]) -> str:
+def read_recorded_script(paths: list[str]) -> str:
     """Return the program and its arguments as words of a shell; '' where `paths` are no bundle of `gpudiag run`.
 
     For a hint beneath a report that is printed already: what cannot be read here is no fault.
@@ -28,12 +27,12 @@ def recorded_script(paths: list[str]) -> str:
         return ""
     try:
         manifest = msgspec.json.decode(read_file(Path(paths[0], MANIFEST_NAME), _MOST_BYTES), type=Manifest)
-        return shlex.join(recorded_words(manifest))
+        return shlex.join(find_recorded_words(manifest))
     except (OSError, ValueError, InputError, *UNREADABLE):
         return ""
 
 
-def recorded_words(manifest: Manifest) -> tuple[str, ...]:
+def find_recorded_words(manifest: Manifest) -> tuple[str, ...]:
     """Return the program and its arguments as `gpudiag run` was given them; () where they were not recorded.
 
     A manifest is untrusted: raises InputError for words that are no program with its arguments, such as options of gpudiag.

@@ -1,13 +1,59 @@
-"""`gpudiag.profile`: a session of the recording whose report is one call away."""
+"""`gpudiag.profile`: a session of the recording whose report is made by a child process.
+
+A diagnosis in a process of its own, for programs that go on training.
+
+The analysis starts threads (polars), and a DataLoader forks its workers: a worker forked after such threads have started waits for
+ever as soon as it uses polars itself (https://docs.pola.rs/user-guide/misc/multiprocessing/). The child process keeps them out of the
+training process, as well as the memory that the analysis takes.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from gpudiag.api import Report
-from gpudiag.api.rendered import AnyPath
+from gpudiag.api import AnyPath, Report
 from gpudiag.capture.session import Session
-from gpudiag.integrations.defaults import session_options, session_path
+from gpudiag.errors import GpudiagError, InputError
+from gpudiag.integrations.recorder import build_session_options, choose_session_path
+from gpudiag.model.report import ReportData, decode_report
+
+_MAIN = "import sys; from gpudiag.cli import main; sys.exit(main())"
+_PREFIX = "gpudiag: "
+_BAD_INPUT = 2
+
+
+def diagnose_in_child(path: str) -> ReportData:
+    """Return the report on `path`, made by a child process. Raises InputError where nothing can be read, GpudiagError where it fails."""
+    with tempfile.TemporaryDirectory(prefix="gpudiag-") as folder:
+        target = Path(folder) / "report.json"
+        command = [sys.executable or "python3", "-c", _MAIN, "report", str(Path(path).absolute()), "-o", str(target)]
+        try:
+            done = subprocess.run(  # noqa: S603 - own interpreter, argument list, no shell
+                command, cwd=folder, env=_build_environment(), check=False, stdin=subprocess.DEVNULL, capture_output=True
+            )
+        except OSError as error:
+            raise GpudiagError(f"the process that makes the report could not start: {error.strerror or error}") from error
+        if done.returncode or not target.exists():
+            raise _build_error(done)
+        return decode_report(target.read_bytes())
+
+
+def _build_environment() -> dict[str, str]:
+    """Return this process's environment, with the folders that gpudiag and its libraries are imported from."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(folder).absolute()) for folder in sys.path if folder)}
+
+
+def _build_error(done: subprocess.CompletedProcess[bytes]) -> GpudiagError:
+    lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+    message = lines[-1].removeprefix(_PREFIX)
+    if done.returncode == _BAD_INPUT:
+        return InputError(message)
+    return GpudiagError(f"the report failed (exit code {done.returncode}): {message}")
 
 
 class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.profile("runs/x") as prof:`
@@ -39,10 +85,9 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
     """
 
     def __init__(self, path: AnyPath = "", **options: Any) -> None:
-        super().__init__(session_path(path), **session_options(options))
+        super().__init__(choose_session_path(path), **build_session_options(options))
 
     def report(self) -> Report:
         """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see api.apart)."""
-        from gpudiag.api.apart import diagnose_apart
 
-        return Report(diagnose_apart(str(self.path)))
+        return Report(diagnose_in_child(str(self.path)))

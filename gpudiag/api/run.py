@@ -1,31 +1,169 @@
-"""Runs an unmodified training script, with the injector that records it, and reports on what was recorded."""
+"""Run an unmodified training script with the injector that records it: signals handed on, ranks awaited, the report written."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpudiag.api.relay import relayed
-from gpudiag.capture import launch
-from gpudiag.capture.options import checked
-from gpudiag.capture.standard import standard_parts
-from gpudiag.capture.unmodified.injected import injected
-from gpudiag.capture.unmodified.plan import Entry, Option, Plan, read_journal
-from gpudiag.errors import InputError
+from gpudiag.capture import bundle_folder
+from gpudiag.capture.bundle import read_manifest
+from gpudiag.capture.bundle_folder import list_other_ranks, manifest_name
+from gpudiag.capture.recording import encode_manifest, write_atomic
+from gpudiag.capture.run_script.plan import JournalEntry, OptionValue, Plan, build_environment, read_journal
+from gpudiag.capture.schedule import check_options
+from gpudiag.capture.standard_parts import make_standard_parts
+from gpudiag.errors import GpudiagError, InputError
+from gpudiag.model.bundle import Manifest, RankState
+from gpudiag.model.hardware import Device
 
 if TYPE_CHECKING:
     from gpudiag.api import Progress, Report
     from gpudiag.diagnosis.config import Config
     from gpudiag.model.experiment import FixCall
+
+_SIGNALS = ("SIGINT", "SIGQUIT", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2")
+_OF_TERMINAL = ("SIGINT", "SIGQUIT", "SIGHUP")
+
+PATIENCE_S = 0.05
+"""How long a signal may take to reach the whole group: the kernel goes through it in one call, `timeout` and `scancel` in a few."""
+
+
+class Witness:
+    """A process of our process group that holds back every signal, so that it can be asked which ones the whole group was sent.
+
+    Who sends a signal says nothing of whom else it went to: a terminal, `timeout` and a scheduler send it to the group or to every process
+    of the job, the command's among them; `kill` to this one alone. The witness is a `cat` of a pipe: it ends with us, however we end.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._held: set[int] = set()
+        self._program = shutil.which("cat") if Path("/proc/self/status").exists() else None  # what is pending is told by Linux alone
+        self._renew()
+
+    def _renew(self) -> None:
+        """Put a new one in place: what a witness has seen stays pending in it for good."""
+        self.close()
+        if self._program is None:
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _list_signals())  # a child begins with the mask of its parent
+        try:
+            with suppress(OSError):
+                self._process = subprocess.Popen(  # noqa: S603 - a fixed program
+                    [self._program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd="/"
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def saw(self, number: int) -> bool | None:
+        """Return whether the group was sent this signal too; None where that is not known."""
+        process, deadline = self._process, time.monotonic() + PATIENCE_S
+        while process is not None and number not in self._held:
+            pending = _read_pending(process.pid)
+            if pending is None:
+                return None
+            if number in pending:
+                self._held |= pending  # another one's turn comes next, and the new witness knows nothing of it
+                self._renew()
+            elif time.monotonic() > deadline:
+                return False
+            else:
+                time.sleep(0.002)
+        if number not in self._held:
+            return None
+        self._held.discard(number)
+        return True
+
+    def close(self) -> None:
+        """End it."""
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(OSError):
+                process.kill()
+            if process.stdin is not None:
+                process.stdin.close()
+            process.wait()
+
+
+def _read_pending(pid: int) -> set[int] | None:
+    """Return the signals that wait for the process (/proc/<pid>/status, ShdPnd: proc(5)); None where that cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        mask = next(int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:"))
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
+    return {number for number in _list_signals() if mask >> (number - 1) & 1}
+
+
+class Relay:
+    """Hands signals on to the child that have not reached it by themselves, as they reach all processes of a group."""
+
+    def __init__(self, saw: Callable[[int], bool | None]) -> None:
+        self.child: subprocess.Popen[bytes] | None = None
+        self.interrupted = False
+        """Whether the user pressed Ctrl-C meanwhile."""
+        self._saw = saw
+
+    def __call__(self, number: int, _: object) -> None:
+        """Hand the signal on, where the child has not got it."""
+        self.interrupted = self.interrupted or number == signal.SIGINT
+        child = self.child  # before it has started there is nobody to hand a signal to
+        seen = self._saw(number)
+        if seen is None:
+            seen = signal.Signals(number).name in _OF_TERMINAL and _is_in_foreground()
+        if child is not None and not seen:
+            with suppress(OSError):
+                child.send_signal(number)
+
+
+def _is_in_foreground() -> bool:
+    """Return whether this process belongs to the foreground group of a terminal."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+def _list_signals() -> list[int]:
+    return [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+
+
+@contextmanager
+def relay_signals() -> Iterator[Relay]:
+    """Yield the relay, in force until the child has ended. Signals that are ignored (nohup) stay so, here and in the child."""
+    witness = Witness()
+    relay = Relay(witness.saw)
+    before: dict[int, Any] = {}
+    for number in _list_signals():
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_IGN)  # anew: a library may have put a handler of its own there, behind Python's back (polars)
+        elif signal.getsignal(number) is not None:
+            before[number] = signal.signal(number, relay)  # a handler of ours is the default again in the child
+    try:
+        yield relay
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        witness.close()
+
 
 MAX_PLAN = 100_000
 """Longer plans leave the command out: Linux takes 131,072 bytes for one variable (MAX_ARG_STRLEN, execve(2))."""
@@ -33,12 +171,12 @@ MAX_PLAN = 100_000
 _PYTHON_SUFFIXES = (".py", ".pyw", ".pyc", ".pyz", ".zip")
 
 
-class Ran(msgspec.Struct, frozen=True):
+class RunResult(msgspec.Struct, frozen=True):
     """How a script ended and what was recorded of it."""
 
     exit_code: int
     """The script's own; 128 + n where signal n ended it."""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[JournalEntry, ...] = ()
     """What its processes told, in time order."""
     interrupted: bool = False
     """Whether the user pressed Ctrl-C meanwhile."""
@@ -60,20 +198,20 @@ class Ran(msgspec.Struct, frozen=True):
         """Return the ranks that recorded into the bundle."""
         return tuple(sorted({entry.rank for entry in self.entries if entry.what == "bundle" and Path(entry.text) == self.bundle}))
 
-    def told(self, what: str) -> list[Entry]:
+    def told(self, what: str) -> list[JournalEntry]:
         """Return the entries of one kind."""
         return [entry for entry in self.entries if entry.what == what]
 
 
-def run(
+def run_and_record(
     command: Sequence[str],
     path: str = "",
-    options: Mapping[str, Option] | None = None,
+    options: Mapping[str, OptionValue] | None = None,
     *,
     shown: Sequence[str] | None = None,
     environ: Mapping[str, str] | None = None,
     fixes: Sequence[FixCall] = (),
-) -> Ran:
+) -> RunResult:
     """Return how `command` ended; what of it trains is recorded into a bundle at `path` (default runs/<time>).
 
     Standard streams, signals, working directory and open files are the command's own. `options`: of gpudiag.profile.
@@ -81,30 +219,31 @@ def run(
     may have changed it). `fixes`: of a recipe, put in place in each process that imports torch.
     Raises UsageError for a wrong option, InputError where the command cannot be started.
     """
-    _check(options or {})
-    folder = Path(path) if path else launch.default_path()
+    _check_options(options or {})
+    folder = Path(path) if path else bundle_folder.choose_default_path()
     with tempfile.TemporaryDirectory(prefix="gpudiag-run-") as scratch:
         journal = Path(scratch) / "journal"
         journal.touch()
         plan = Plan(os.path.abspath(folder), None if shown is None else tuple(shown), dict(options or {}), str(journal))
-        with relayed() as relay:
+        with relay_signals() as relay:
+            surroundings = _build_environment(plan, environ or os.environ, tuple(fixes), command)
             try:
-                child = subprocess.Popen(command, env=_environment(plan, environ or os.environ, tuple(fixes), command), close_fds=False)  # noqa: S603 - the user's own command
+                child = subprocess.Popen(command, env=surroundings, close_fds=False)  # noqa: S603 - the user's own command
             except OSError as error:
                 raise InputError(f"cannot start {command[0]}: {error.strerror or error}", "name a Python script or a program") from None
             relay.child = child
             code = child.wait()
-        return Ran(128 - code if code < 0 else code, tuple(read_journal(journal)), relay.interrupted)
+        return RunResult(128 - code if code < 0 else code, tuple(read_journal(journal)), relay.interrupted)
 
 
-def _check(options: Mapping[str, Option]) -> None:
+def _check_options(options: Mapping[str, OptionValue]) -> None:
     """Raise UsageError here and now for what a session in the script's process would refuse."""
-    of_parts = signature(standard_parts).parameters.keys()
-    checked({name: value for name, value in options.items() if name not in of_parts})
-    standard_parts(**{name: value for name, value in options.items() if name in of_parts})  # type: ignore[arg-type]
+    of_parts = signature(make_standard_parts).parameters.keys()
+    check_options({name: value for name, value in options.items() if name not in of_parts})
+    make_standard_parts(**{name: value for name, value in options.items() if name in of_parts})  # type: ignore[arg-type]
 
 
-def command_of(words: Sequence[str], module: str | None = None) -> list[str]:
+def build_run_command(words: Sequence[str], module: str | None = None) -> list[str]:
     """Return the command that runs `words`: a Python script with its arguments, or a program; with `module` as `python -m`.
 
     Raises InputError where there is no such file or program.
@@ -128,28 +267,28 @@ def _is_script(name: str) -> bool:
     return os.path.isfile(name) and (name.lower().endswith(_PYTHON_SUFFIXES) or not os.access(name, os.X_OK))
 
 
-def _environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
+def _build_environment(plan: Plan, base: Mapping[str, str], fixes: tuple[FixCall, ...], command: Sequence[str]) -> dict[str, str]:
     """Return the environment with the plan, and the injector's folder first on PYTHONPATH."""
     if len(plan.text().encode()) > MAX_PLAN:
         plan = msgspec.structs.replace(plan, command=None)
     if not fixes:
-        return injected(plan.text(), base)
-    from gpudiag.experiment.factory import turning
-    from gpudiag.experiment.fixes import applier
-    from gpudiag.experiment.fixes.registered import registered
-    from gpudiag.experiment.recording import WATCHER
+        return build_environment(plan.text(), base)
+    from gpudiag.experiment.factory import turn_knobs
+    from gpudiag.experiment.fixes import make_applier
+    from gpudiag.experiment.fixes.registry import list_registered
+    from gpudiag.experiment.probe import RECORD_WATCHER
     from gpudiag.experiment.trial.record import RecordPlan
 
-    with turning(command):
-        asked = {name: value for call in fixes for name, value in applier(call).environ.items()}
-        own = registered(call.id for call in fixes)
-    return injected(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, WATCHER)
+    with turn_knobs(command):
+        asked = {name: value for call in fixes for name, value in make_applier(call).environ.items()}
+        own = list_registered(call.id for call in fixes)
+    return build_environment(RecordPlan(plan, fixes, registered=own).text(), {**base, **asked}, RECORD_WATCHER)
 
 
 # -- afterwards -------------------------------------------------------------------------------------------------------
 
 
-def nothing_because(ran: Ran) -> str:
+def explain_nothing_recorded(ran: RunResult) -> str:
     """Return why nothing was recorded, in one line."""
     failed = ran.told("failed")
     if failed:
@@ -168,7 +307,7 @@ def nothing_because(ran: Ran) -> str:
     )
 
 
-def report_on(
+def write_bundle_report(
     bundle: Path,
     *,
     measure: bool,
@@ -184,14 +323,128 @@ def report_on(
     Raises GpudiagError where there is nothing to say.
     """
     from gpudiag.api import diagnose
-    from gpudiag.api.devices import measured_peaks
-    from gpudiag.api.launched import keep_peaks
+    from gpudiag.api.devices import load_or_measure_peaks
 
     tell = progress or (lambda _: None)
     if measure:
         tell("measuring what this device can do")
-        keep_peaks(bundle, measured_peaks)
+        store_peaks(bundle, load_or_measure_peaks)
     report = diagnose(str(bundle), progress=tell, rules_dirs=rules_dirs, config=config, gpu_hour_price=price[0], planned_steps=price[1])
     for name in ("report.html", "report.json"):
         report.save(bundle / name)
     return report
+
+
+WAIT_S, LOOK_S = 60.0, 0.05
+"""How long the ranks of other launchers are waited for, which leave the loop at about the same time and then compress their last trace."""
+
+TELL_S = 2.0
+"""A wait that is longer is said."""
+
+_NOBODY = -1
+
+
+class LaunchedRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks in one bundle, as one process that started some of them sees them when these are over."""
+
+    ranks: tuple[int, ...]
+    unfinished: tuple[int, ...] = ()
+    """Still recording, or killed."""
+    world_size: int = 1
+    started: tuple[int, ...] = ()
+    """Those whose end this process has seen."""
+
+    @property
+    def reports(self) -> bool:
+        """Return whether this process is the one that reports: it started the lowest rank of the bundle."""
+        return not self.ranks or not self.started or min(self.started) == min(self.ranks)
+
+    def notes(self) -> list[str]:
+        """Return what to know of ranks that are not in the bundle, or not whole."""
+        notes, missing = [], self.world_size - len(self.ranks)
+        if self.unfinished and self.world_size > 1:
+            notes.append(f"{format_rank_ranges(self.unfinished)} did not finish: killed, or still recording")
+        if missing > 0 and self.ranks:
+            notes.append(
+                f"{len(self.ranks)} of {self.world_size} ranks are in this bundle: where the others ran on other machines, "
+                "give all of them one folder that they share (-o), or copy their bundles into this one"
+            )
+        return notes
+
+
+def format_rank_ranges(ranks: Iterable[int]) -> str:
+    """Return ranks in words, neighbours as a range: 'rank 3', 'ranks 0, 4-7'."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    words = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"rank{'s' if len(words) > 1 or '-' in words[0] else ''} {', '.join(words)}"
+
+
+def wait_for_ranks(
+    bundle: Path, started: Iterable[int], tell: Callable[[str], None] | None = None, wait_s: float = WAIT_S
+) -> LaunchedRanks:
+    """Return the ranks in `bundle`, after those that this process has not `started` have finished too, or `wait_s` are over.
+
+    `tell` is told once of a wait that takes longer.
+    """
+    mine = tuple(sorted(set(started)))
+    world_size = _read_world_size(bundle, mine)
+    begun, told = time.monotonic(), False
+    while True:
+        found = _find_recorded_ranks(bundle)
+        late = [state.rank for state in found if not state.finished and state.rank not in mine]
+        waited_s = time.monotonic() - begun
+        if not late or waited_s > wait_s or world_size == 1:
+            break
+        if tell is not None and waited_s > TELL_S and not told:
+            tell(f"waiting for {format_rank_ranges(late)} to finish recording")
+            told = True
+        time.sleep(LOOK_S)
+    unfinished = tuple(state.rank for state in found if not state.finished)
+    return LaunchedRanks(ranks=tuple(state.rank for state in found), unfinished=unfinished, world_size=world_size, started=mine)
+
+
+def _find_recorded_ranks(bundle: Path) -> tuple[RankState, ...]:
+    try:
+        return list_other_ranks(bundle, _NOBODY)
+    except OSError:
+        return ()
+
+
+def _read_world_size(bundle: Path, ranks: tuple[int, ...]) -> int:
+    with suppress(GpudiagError):
+        return read_manifest(bundle / manifest_name(ranks[0] if ranks else 0)).world_size
+    return 1
+
+
+def store_peaks(bundle: Path, measure: Callable[[Manifest], Device | None]) -> None:
+    """Put measured peaks into the manifests of the finished ranks that know none; what fails leaves them unknown, as the report then says.
+
+    Measured once for ranks on devices of one kind.
+    """
+    known: dict[tuple[object, ...], Device | None] = {}
+    for state in _find_recorded_ranks(bundle):
+        with suppress(Exception):
+            path = bundle / manifest_name(state.rank)
+            manifest = read_manifest(path)
+            if not (manifest.finished and manifest.windows):
+                continue
+            kind = _build_device_key(manifest)
+            if manifest.peaks is not None:
+                known.setdefault(kind, manifest.peaks)
+                continue
+            if kind not in known:
+                known[kind] = None  # so that what fails is not tried again for each rank
+                known[kind] = measure(manifest)
+            if known[kind] is not None:
+                write_atomic(path, encode_manifest(msgspec.structs.replace(manifest, peaks=known[kind])))
+
+
+def _build_device_key(manifest: Manifest) -> tuple[object, ...]:
+    """Return what two ranks have in common whose devices have the same peaks."""
+    name = None if manifest.device is None else manifest.device.name
+    return manifest.device_kind, name, manifest.machine.cpu, manifest.machine.torch, manifest.settings.threads

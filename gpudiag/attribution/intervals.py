@@ -10,24 +10,24 @@ import polars as pl
 
 Spans = npt.NDArray[np.int64]
 
-NONE: Spans = np.empty((0, 2), dtype=np.int64)
+NO_SPANS: Spans = np.empty((0, 2), dtype=np.int64)
 
 
-def of(frame: pl.DataFrame) -> Spans:
+def build_spans(frame: pl.DataFrame) -> Spans:
     """Return the union of the rows' [start_ns, end_ns); empty and backward rows add nothing."""
     times = [frame["start_ns"], frame["end_ns"]]
     if any(column.null_count() for column in times):
         times = frame.select("start_ns", "end_ns").drop_nulls().get_columns()
-    return union(np.stack([column.to_numpy() for column in times], axis=1).astype(np.int64, copy=False))
+    return merge_spans(np.stack([column.to_numpy() for column in times], axis=1).astype(np.int64, copy=False))
 
 
-def union(pairs: npt.NDArray[Any]) -> Spans:
+def merge_spans(pairs: npt.NDArray[Any]) -> Spans:
     """Return the union of `pairs` (start, end), sorted and disjoint; touching spans become one."""
     lasting = pairs[:, 1] > pairs[:, 0]
     if not lasting.all():
         pairs = pairs[lasting]
     if not len(pairs):
-        return NONE
+        return NO_SPANS
     if (pairs[1:, 0] < pairs[:-1, 0]).any():
         pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
     reached = np.maximum.accumulate(pairs[:, 1])
@@ -37,30 +37,30 @@ def union(pairs: npt.NDArray[Any]) -> Spans:
     return spans
 
 
-def distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def sort_distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the distinct values in order. By sorting: np.unique builds a hash table of them since numpy 2.3, 40 x as slow for times."""
     ordered = np.sort(values)
     found: npt.NDArray[np.int64] = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))] if len(ordered) else ordered
     return found
 
 
-def total(spans: Spans) -> int:
+def measure_spans(spans: Spans) -> int:
     """Return the length of `spans` in ns."""
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
-def covered(spans: Spans, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def measure_covered(spans: Spans, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return how many ns of each [start, end) lie within `spans`."""
-    inside: npt.NDArray[np.int64] = np.maximum(_before(spans, ends) - _before(spans, starts), 0)
+    inside: npt.NDArray[np.int64] = np.maximum(_measure_before(spans, ends) - _measure_before(spans, starts), 0)
     return inside
 
 
-def overlap(a: Spans, b: Spans) -> int:
+def measure_overlap(a: Spans, b: Spans) -> int:
     """Return the length of the intersection of `a` and `b` in ns."""
-    return int(covered(a, b[:, 0], b[:, 1]).sum())
+    return int(measure_covered(a, b[:, 0], b[:, 1]).sum())
 
 
-def _before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _measure_before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return how many ns of `spans` lie before each moment of `t`."""
     if not len(spans):
         return np.zeros(len(t), dtype=np.int64)
@@ -71,13 +71,13 @@ def _before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return result
 
 
-def _inside(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _find_inside(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return for each moment of `t` whether a span contains it (spans are disjoint and do not touch)."""
     result: npt.NDArray[np.bool_] = np.searchsorted(spans.reshape(-1), t, side="right") % 2 == 1
     return result
 
 
-def meets(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
+def find_meeting(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
     """Return which of `spans` share time with one of `bounds` (sorted, disjoint)."""
     if not len(bounds):
         return np.zeros(len(spans), dtype=bool)
@@ -86,38 +86,38 @@ def meets(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
     return found
 
 
-def intersect(a: Spans, b: Spans) -> Spans:
+def intersect_spans(a: Spans, b: Spans) -> Spans:
     """Return the time that lies in both `a` and `b`."""
-    return _where(a, b, keep_b=True)
+    return _combine(a, b, keep_b=True)
 
 
-def subtract(a: Spans, b: Spans) -> Spans:
+def subtract_spans(a: Spans, b: Spans) -> Spans:
     """Return the time of `a` that `b` does not cover."""
-    return _where(a, b, keep_b=False)
+    return _combine(a, b, keep_b=False)
 
 
-def _where(a: Spans, b: Spans, *, keep_b: bool) -> Spans:
-    edges = distinct(np.concatenate((a.reshape(-1), b.reshape(-1))))
+def _combine(a: Spans, b: Spans, *, keep_b: bool) -> Spans:
+    edges = sort_distinct(np.concatenate((a.reshape(-1), b.reshape(-1))))
     if len(edges) < 2:
-        return NONE
+        return NO_SPANS
     pieces = np.stack((edges[:-1], edges[1:]), axis=1)
-    chosen = _inside(a, edges[:-1]) & (_inside(b, edges[:-1]) == keep_b)
-    return union(pieces[chosen])
+    chosen = _find_inside(a, edges[:-1]) & (_find_inside(b, edges[:-1]) == keep_b)
+    return merge_spans(pieces[chosen])
 
 
-def partition(window: Spans, layers: list[Spans]) -> list[int]:
+def partition_window(window: Spans, layers: list[Spans]) -> list[int]:
     """Return the ns of `window` that each layer holds, an earlier layer taking precedence, and last what none holds.
 
     The results sum to total(window) exactly: every piece between two edges is counted once, in integers.
     """
-    edges = distinct(np.concatenate([window.reshape(-1), *(layer.reshape(-1) for layer in layers)]))
+    edges = sort_distinct(np.concatenate([window.reshape(-1), *(layer.reshape(-1) for layer in layers)]))
     if len(edges) < 2:
         return [0] * (len(layers) + 1)
     starts, lengths = edges[:-1], np.diff(edges)
-    free = _inside(window, starts)
+    free = _find_inside(window, starts)
     sums = []
     for layer in layers:
-        held = free & _inside(layer, starts)
+        held = free & _find_inside(layer, starts)
         sums.append(int(lengths[held].sum()))
         free &= ~held
     return [*sums, int(lengths[free].sum())]

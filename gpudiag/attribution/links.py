@@ -1,47 +1,180 @@
-"""Links kernel -> launch -> op -> step, by correlation id and by enclosure in time; what cannot be linked stays null."""
+"""Links kernel -> launch -> op -> step, by correlation id and by enclosure in time, and the phase of each op; what is unknown stays null.
+
+The phase of each op: data, forward, backward, optimizer or other; null only where the recording tells nothing.
+
+A number of autograd's own says that an op ran forward with gradients on; an autograd node is backward, and so is all else on a thread of
+the engine. Without either (inference, no_grad) nothing but forward is left. Recomputed forward work stays backward: ops.recompute has it.
+"""
 
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.cpu import cpu_kernels
-from gpudiag.attribution.names import matches
-from gpudiag.attribution.nesting import Nesting, innermost, nest, nulled
-from gpudiag.attribution.phases import phases
-from gpudiag.attribution.recompute import recomputed
-from gpudiag.attribution.steps import step_of
-from gpudiag.model import tables
+from gpudiag.attribution import intervals
+from gpudiag.attribution.autograd import find_autograd_nodes, find_recomputed
+from gpudiag.attribution.device import build_cpu_kernels
+from gpudiag.attribution.names import mask_names, match_column
+from gpudiag.attribution.nesting import Nesting, find_innermost, find_nearest, nest, null_missing
+from gpudiag.attribution.step_patterns import OPTIMIZER_OP, TO_DEVICE, find_optimizer_frames, find_training_thread
+from gpudiag.attribution.steps import assign_steps
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
-from gpudiag.trace.kernel_class import kernel_classes
+from gpudiag.trace.kernel_names import classify_kernel_names
+
+Mask = npt.NDArray[np.bool_]
+
+PHASES = ("data", "optimizer", "backward", "forward", "other")
+
+# Words that trainers put into annotations (torchrec, fairscale, Megatron, user code): taken where nothing firmer is known.
+_DATA_WORDS = r"(?i)copy_batch|load_batch|next_batch|get_batch|data_?load|batch_to_(gpu|device)|to_device"
+_OPTIMIZER_WORDS = r"(?i)^\W*(optimizer|optim|zero_grad)\w*\W*$|optimizer[_ .]?step"
+_BACKWARD_WORDS = r"(?i)^\W*(backward|bwd)\b"
+_FORWARD_WORDS = r"(?i)^\W*(forward|fwd)\b|\.forward$"
+
+BATCH_SHARE = 0.01
+"""Copies to the device below this share of the largest one are constants and indices of the model, and no batch."""
+
+_STEP_MARK = r"^Optimizer\.step#"
+_ZERO_MARK = r"^Optimizer\.zero_grad#"
+_PIN = r"^aten::_?pin_memory$"
+_MOVE = r"^aten::(to|_to_copy|copy_|pin_memory|_pin_memory|empty_strided|detach|record_stream)$"
+# Autograd functions of AOTAutograd; whatever was compiled runs inside (torch/_functorch/_aot_autograd/runtime_wrappers.py).
+_COMPILED_BACKWARD = r"^CompiledFunctionBackward|^CompiledBackward"
+_COMPILED = r"^CompiledFunction$|^Torch-Compiled Region"
 
 
-def link(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nesting]:
+def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
+    """Return the column `phase` for the ops. Kernels have that of the op that launched them.
+
+    data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too), but not
+    of its closure, or, where no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the
+    engine; forward: with an autograd number, or everything in a trace without training; other: none of these, where the trace could have
+    told.
+    """
+    node = _mark_descendants(_find_nodes(trace), nesting)
+    numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | _find_named(trace, _COMPILED), nesting)
+    backward = node | _find_engine_ops(trace, node, numbered)
+    optimizer = _find_optimizer_ops(trace, node, nesting) & ~_find_closure_ops(trace, numbered, nesting)
+    moved = _find_in_marks(trace, _DATA_WORDS, nesting) | _find_batch_moves(trace, nesting)
+    data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
+    words = [_find_in_marks(trace, pattern, nesting) for pattern in (_BACKWARD_WORDS, _FORWARD_WORDS)]
+    trains = bool(node.any() or optimizer.any())
+    chosen = np.select([data, optimizer, backward, numbered, *words], [0, 1, 2, 3, 2, 3], 4 if trains else 3)
+    return pl.Series(PHASES, dtype=pl.String).gather(pl.Series(chosen, dtype=pl.Int64)).alias("phase")
+
+
+def _find_nodes(trace: Trace) -> Mask:
+    return find_autograd_nodes(trace.ops) | _find_named(trace, _COMPILED_BACKWARD)
+
+
+def _find_named(trace: Trace, pattern: str) -> Mask:
+    return mask_names(trace.ops["name"], pattern)
+
+
+def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
+    """Return `seed` and every op below one of its rows."""
+    below: Mask = find_nearest(nesting.parent, seed) >= 0
+    return below
+
+
+def _find_engine_ops(trace: Trace, node: Mask, numbered: Mask) -> Mask:
+    """Return the ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)."""
+    threads = trace.ops["thread"].fill_null(-1).to_numpy()
+    engine = np.setdiff1d(threads[node], threads[numbered & ~node])
+    return np.isin(threads, engine[engine != find_training_thread(trace)])
+
+
+def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
+    """Return the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
+    marked = _find_in_marks(trace, kernel_names.OPTIMIZER_MARK, nesting)
+    if not marked.any():
+        marked = _find_inside(find_optimizer_frames(trace), nesting)
+    if not marked.any() and node.any():
+        silent = trace.ops["sequence"].is_null().to_numpy() & ~node
+        marked = _mark_descendants(silent & _find_named(trace, OPTIMIZER_OP), nesting)
+    return marked | (_find_in_marks(trace, _OPTIMIZER_WORDS, nesting) & ~node)
+
+
+def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
+    """Return the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
+
+    A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
+    numbered ops of a mark without nodes are the update itself, written without no_grad.
+    """
+    steps = trace.marks.filter((pl.col("category") == "annotation") & match_column("name", _STEP_MARK))
+    steps = steps.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns")
+    nodes = _find_nodes(trace)
+    starts = np.sort(trace.ops["start_ns"].to_numpy()[nodes])
+    first, last = (np.searchsorted(starts, steps[name].to_numpy()) for name in ("start_ns", "end_ns"))
+    inside = _find_inside(steps.filter(pl.Series(last > first, dtype=pl.Boolean)), nesting)
+    own = _mark_descendants(nodes & inside, nesting)
+    return own | (numbered & inside & ~_find_in_marks(trace, _ZERO_MARK, nesting))
+
+
+def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
+    """Return the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
+    pins = _mark_descendants(_find_named(trace, _PIN), nesting)
+    top = nesting.parent < 0
+    root = find_nearest(nesting.parent, top)
+    calls = trace.launches.filter(pl.col("correlation") > 0).join(_find_batch_copies(trace), on="correlation", how="semi")
+    rows = find_innermost(nesting, calls["thread"].fill_null(-2).to_numpy(), calls["start_ns"].to_numpy())
+    copied = np.zeros(len(root), dtype=bool)
+    copied[root[rows[rows >= 0]]] = True
+    chosen: Mask = copied & top & _find_named(trace, _MOVE)
+    return pins | chosen[root]
+
+
+def _find_batch_copies(trace: Trace) -> pl.DataFrame:
+    """Return (correlation) of the copies to the device that are large enough for a batch; all of them where sizes are not recorded."""
+    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE))
+    return copies.filter((pl.col("bytes") >= BATCH_SHARE * pl.col("bytes").max()).fill_null(True)).select("correlation")
+
+
+def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
+    """Return which ops begin inside an annotation that matches `pattern` on their own thread."""
+    named = match_column("name", pattern) & (pl.col("category") == "annotation")
+    return _find_inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
+
+
+def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
+    """Return which ops begin inside one of `spans` on their own thread."""
+    found = np.zeros(len(nesting.start_ns), dtype=bool)
+    for (thread,), rows in spans.group_by("thread"):
+        own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))
+        times = nesting.start_ns[own]
+        found[own] = intervals.measure_covered(intervals.build_spans(rows), times, times + 1) > 0
+    return found
+
+
+def link_kernels(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nesting]:
     """Return `trace` at stage 'link' and the nesting of its ops. `on_cpu`: the ops themselves become the kernels."""
     nesting = nest(trace.ops)
-    ops = _ops(trace, steps, nesting)
-    launches = _launches(trace, nesting)
-    kernels = cpu_kernels(ops, trace.marks, nesting) if on_cpu else _kernels(trace, launches, ops, steps)
+    ops = _link_ops(trace, steps, nesting)
+    launches = _link_launches(trace, nesting)
+    kernels = build_cpu_kernels(ops, trace.marks, nesting) if on_cpu else _link_device_work(trace, launches, ops, steps)
     return msgspec.structs.replace(trace, ops=ops, launches=launches, kernels=kernels), nesting
 
 
-def _ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+def _link_ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
     return trace.ops.with_columns(
-        nulled(nesting.parent, "parent"),
-        step_of(steps, nesting.start_ns),
-        phases(trace, nesting),
+        null_missing(nesting.parent, "parent"),
+        assign_steps(steps, nesting.start_ns),
+        find_phases(trace, nesting),
         pl.lit(None, dtype=pl.String).alias("module"),
-        recomputed(trace.ops, nesting.parent),
+        find_recomputed(trace.ops, nesting.parent),
     )
 
 
-def _launches(trace: Trace, nesting: Nesting) -> pl.DataFrame:
+def _link_launches(trace: Trace, nesting: Nesting) -> pl.DataFrame:
     threads = trace.launches["thread"].fill_null(-2).to_numpy()
-    return trace.launches.with_columns(nulled(innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
+    return trace.launches.with_columns(null_missing(find_innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
 
 
-def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+def _link_device_work(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     calls = (
         launches.filter(pl.col("correlation") > 0)
         .unique("correlation", keep="first", maintain_order=True)
@@ -50,30 +183,30 @@ def _kernels(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.
             pl.col("id").alias("launch"),
             "op",
             pl.col("start_ns").alias("launch_start_ns"),
-            matches("api", kernel_names.GRAPH_LAUNCH).alias("replay"),
+            match_column("api", kernel_names.GRAPH_LAUNCH).alias("replay"),
         )
     )
     frame = trace.kernels.join(calls, on="correlation", how="left", maintain_order="left")
-    launched = step_of(steps, frame["launch_start_ns"].fill_null(-1).to_numpy())
+    launched = assign_steps(steps, frame["launch_start_ns"].fill_null(-1).to_numpy())
     frame = frame.with_columns(
         (pl.col("end_ns") - pl.col("start_ns")).alias("busy_ns"),
         pl.when(pl.col("launch_start_ns").is_null()).then(None).otherwise(launched).alias("step"),
         pl.col("replay").fill_null(False),
         pl.lit(False).alias("mapped"),
-        pl.when(pl.col("kind") == "kernel").then(kernel_classes(frame["name"])).alias("kernel_class"),
-        _collective(trace, ops),
+        pl.when(pl.col("kind") == "kernel").then(classify_kernel_names(frame["name"])).alias("kernel_class"),
+        _is_collective(trace, ops),
     )
-    return frame.select(list(tables.schema("kernels", "link")))
+    return frame.select(list(trace_module.build_table_schema("kernels", "link")))
 
 
-def _collective(trace: Trace, ops: pl.DataFrame) -> pl.Expr:
+def _is_collective(trace: Trace, ops: pl.DataFrame) -> pl.Expr:
     """Return whether a kernel is a collective: by its name, or because its record carries a collective's fields."""
     recorded = trace.collectives["kernel"].drop_nulls().implode()
-    named = matches("name", kernel_names.COLLECTIVE)
-    inside = pl.col("op").is_in(_communication_ops(ops).implode())
+    named = match_column("name", kernel_names.COLLECTIVE)
+    inside = pl.col("op").is_in(_find_communication_ops(ops).implode())
     return ((pl.col("kind") == "kernel") & (named | pl.col("id").is_in(recorded) | inside)).fill_null(False).alias("collective")
 
 
-def _communication_ops(ops: pl.DataFrame) -> pl.Series:
+def _find_communication_ops(ops: pl.DataFrame) -> pl.Series:
     """Return the ops whose direct kernels move messages (torch wraps every collective in record_param_comms)."""
     return ops.filter(pl.col("name") == "record_param_comms")["id"]

@@ -9,38 +9,38 @@ import numpy.typing as npt
 import polars as pl
 
 
-def matching(names: pl.Series, pattern: str) -> npt.NDArray[np.bool_]:
+def mask_names(names: pl.Series, pattern: str) -> npt.NDArray[np.bool_]:
     """Return which of `names` match `pattern`, False for none."""
-    found: npt.NDArray[np.bool_] = contains(names, pattern).fill_null(False).to_numpy()
+    found: npt.NDArray[np.bool_] = match_names(names, pattern).fill_null(False).to_numpy()
     return found
 
 
-def contains(names: pl.Series, pattern: str) -> pl.Series:
+def match_names(names: pl.Series, pattern: str) -> pl.Series:
     """Return which of `names` match `pattern`, null for none."""
-    return of_distinct(names, lambda distinct: distinct.str.contains(pattern))
+    return map_distinct(names, lambda distinct: distinct.str.contains(pattern))
 
 
-def among(names: pl.Series, wanted: Collection[str]) -> pl.Series:
+def match_any_of(names: pl.Series, wanted: Collection[str]) -> pl.Series:
     """Return which of `names` are one of `wanted`, null for none."""
-    return of_distinct(names, lambda distinct: distinct.is_in(list(wanted)))
+    return map_distinct(names, lambda distinct: distinct.is_in(list(wanted)))
 
 
-def texts(names: pl.Series) -> pl.Series:
+def decode_names(names: pl.Series) -> pl.Series:
     """Return `names` as text. Rows of one name share its characters: a cast writes them out for each row, and kernels have long names."""
-    return of_distinct(names, lambda distinct: distinct)
+    return map_distinct(names, lambda distinct: distinct)
 
 
-def text(column: str) -> pl.Expr:
+def decode_column(column: str) -> pl.Expr:
     """Return the names of `column` as text (see texts)."""
-    return pl.col(column).map_batches(texts, return_dtype=pl.String)
+    return pl.col(column).map_batches(decode_names, return_dtype=pl.String)
 
 
-def matches(column: str, pattern: str) -> pl.Expr:
+def match_column(column: str, pattern: str) -> pl.Expr:
     """Return which names of `column` match `pattern`, null for none."""
-    return pl.col(column).map_batches(lambda names: contains(names, pattern), return_dtype=pl.Boolean)
+    return pl.col(column).map_batches(lambda names: match_names(names, pattern), return_dtype=pl.Boolean)
 
 
-def of_distinct(names: pl.Series, ask: Callable[[pl.Series], pl.Series]) -> pl.Series:
+def map_distinct(names: pl.Series, ask: Callable[[pl.Series], pl.Series]) -> pl.Series:
     """Return what `ask` says of the text of each name; null for none."""
     if not isinstance(names.dtype, pl.Categorical) or names.null_count() == len(names):
         return ask(names.cast(pl.String))

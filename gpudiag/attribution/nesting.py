@@ -45,10 +45,10 @@ def nest(ops: pl.DataFrame) -> Nesting:
     threads, starts = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     known = ends = ops["end_ns"].to_numpy()  # copied only where an end is cut: of millions of frames few need that
     parents = np.full(len(starts), -1, dtype=np.int64)
-    for first, last in itertools.chain.from_iterable(_trees(threads, starts, known, *run) for run in _runs(threads)):
+    for first, last in itertools.chain.from_iterable(_split_trees(threads, starts, known, *run) for run in _split_threads(threads)):
         rows = slice(first, last)
-        found = _proper(starts[rows], known[rows]) if threads[last - 1] == threads[first] else None
-        own, cut = found or _stacked(threads[rows].tolist(), starts[rows].tolist(), known[rows].tolist())
+        found = _nest_in_columns(starts[rows], known[rows]) if threads[last - 1] == threads[first] else None
+        own, cut = found or _nest_with_stack(threads[rows].tolist(), starts[rows].tolist(), known[rows].tolist())
         if not np.array_equal(cut, known[rows]):
             ends = known.copy() if ends is known else ends
             ends[rows] = cut
@@ -56,7 +56,7 @@ def nest(ops: pl.DataFrame) -> Nesting:
     return Nesting(parents, ends, threads, starts)
 
 
-def _trees(threads: Ids, starts: Ids, ends: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
+def _split_trees(threads: Ids, starts: Ids, ends: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
     """Return (first row, row after the last) of parts of one thread that share no op, each of BLOCK_ROWS or more where they are that many.
 
     Parts that fit the processor's cache are sorted several times as fast, and need little memory at once.
@@ -64,16 +64,16 @@ def _trees(threads: Ids, starts: Ids, ends: Ids, first: int, last: int) -> Itera
     if last - first <= BLOCK_ROWS or threads[last - 1] != threads[first] or (starts[first + 1 : last] < starts[first : last - 1]).any():
         return [(first, last)]
     alone = np.flatnonzero(starts[first + 1 : last] >= np.maximum.accumulate(ends[first : last - 1])) + first + 1
-    return _blocks(alone, first, last)
+    return _group_blocks(alone, first, last)
 
 
-def _blocks(borders: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
+def _group_blocks(borders: Ids, first: int, last: int) -> Iterable[tuple[int, int]]:
     """Return [first, last) in parts that begin at some of `borders` (in order), of about BLOCK_ROWS rows where these allow it."""
     wanted = np.searchsorted(borders, np.arange(first + BLOCK_ROWS, last, BLOCK_ROWS))
     return itertools.pairwise([first, *borders[np.unique(wanted[wanted < len(borders)])].tolist(), last])
 
 
-def _proper(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
+def _nest_in_columns(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
     """Return (parent of each row of one thread, -1: none; ends cut to the parent's); None where noise does not explain late ends, and for
     few rows.
 
@@ -94,11 +94,11 @@ def _proper(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
     parents[inner] = above
     if not (ends[inner] > ends[above]).any():
         return parents, ends
-    cut = _within_parents(parents, ends)
+    cut = _cut_to_parents(parents, ends)
     return (parents, cut) if _is_noise(starts, ends, cut) else None
 
 
-def _within_parents(parent: Ids, ends: Ids) -> Ids:
+def _cut_to_parents(parent: Ids, ends: Ids) -> Ids:
     """Return the least end of each row and all above it, by doubling the jumps (see nearest)."""
     top = len(parent)
     jump, least = np.append(np.where(parent < 0, top, parent), top), np.append(ends, np.iinfo(np.int64).max)
@@ -114,7 +114,7 @@ def _is_noise(starts: Ids, ends: Ids, cut: Ids) -> bool:
     return bool((cut[late] > starts[late]).all() and not begun.any())
 
 
-def _stacked(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
+def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
     """Return (parents, ends cut to the parent's), in one pass with a stack of the open rows of the thread."""
     parents, stack, thread = [-1] * len(starts), list[int](), None
     for row, (own_thread, start) in enumerate(zip(threads, starts, strict=True)):
@@ -130,15 +130,15 @@ def _stacked(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Id
     return np.array(parents, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 
-def innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
+def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
     """Return for each (thread, time) the row of the innermost open op, -1 where none is.
 
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
-    return _climb(nesting, _last_started(nesting, threads, times), times)
+    return _climb(nesting, _find_last_started(nesting, threads, times), times)
 
 
-def _last_started(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
+def _find_last_started(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
     """Return for each (thread, time) the row that began last, -1 where none has begun."""
     found = np.full(len(times), -1, dtype=np.int64)
     order = np.argsort(threads, kind="stable")  # each thread's times stand together: no pass over all of them per thread
@@ -183,13 +183,13 @@ def _lift(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
     return np.where(found == top, -1, found)
 
 
-def nulled(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
+def null_missing(rows: npt.NDArray[np.integer[Any]], name: str = "") -> pl.Series:
     """Return row numbers as a column called `name`, -1 (none) as null."""
     found: pl.Series = pl.Series(name, rows, dtype=pl.Int64).replace(-1, None)
     return found
 
 
-def with_parents(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
+def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
     """Return which rows are one of `rows` (-1: none) or lie around one of them. Each row is entered once."""
     reached, place = np.zeros(len(parent), dtype=np.bool_), np.empty(len(parent), dtype=np.int64)
     rows = rows[rows >= 0]
@@ -204,16 +204,16 @@ def with_parents(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
     return reached
 
 
-def nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
+def find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
     """Return for each row the first `wanted` row at or above it, -1 where there is none.
 
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
-    found: Ids = nearest_narrow(parent, wanted).astype(np.int64)
+    found: Ids = find_nearest_narrow(parent, wanted).astype(np.int64)
     return found
 
 
-def nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     """Return `nearest` in the type that takes least memory."""
     top = len(parent)
     narrow = np.dtype(np.int32 if top < np.iinfo(np.int32).max else np.int64)  # half the memory of millions of frames
@@ -229,7 +229,7 @@ def nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
     return found
 
 
-def self_ns(nesting: Nesting) -> Ids:
+def measure_self_ns(nesting: Nesting) -> Ids:
     """Return the time of each op outside its children, in ns."""
     length = nesting.end_ns - nesting.start_ns
     inner = np.zeros(len(length), dtype=np.int64)
@@ -239,35 +239,35 @@ def self_ns(nesting: Nesting) -> Ids:
     return result
 
 
-def self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
+def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids, npt.NDArray[np.int64]]:
     """Return (rows, spans): the pieces of time in which each op was the innermost one of its thread; a row may occur several times.
 
     `within`: only the pieces that meet these spans.
     """
-    blocks = (block for run in _runs(nesting.thread) for block in _rooted(nesting, *run))
-    found = [_near(*_pieces(nesting, *block), within) for block in blocks]
+    blocks = (block for run in _split_threads(nesting.thread) for block in _split_rooted(nesting, *run))
+    found = [_keep_near(*_cut_self_spans(nesting, *block), within) for block in blocks]
     if not found:
         return np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
     return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
 
 
-def _rooted(nesting: Nesting, first: int, last: int) -> Iterable[tuple[int, int]]:
+def _split_rooted(nesting: Nesting, first: int, last: int) -> Iterable[tuple[int, int]]:
     """Return parts of some rows that share no op, of about BLOCK_ROWS rows; all of them where they hold several threads."""
     starts = nesting.start_ns[first:last]
     if last - first <= BLOCK_ROWS or nesting.thread[first] != nesting.thread[last - 1] or (starts[1:] < starts[:-1]).any():
         return [(first, last)]
-    return _blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
+    return _group_blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
 
 
-def _near(rows: Ids, spans: Spans, within: Spans | None) -> tuple[Ids, Spans]:
+def _keep_near(rows: Ids, spans: Spans, within: Spans | None) -> tuple[Ids, Spans]:
     """Return the pieces that meet one of `within`; all where that is None."""
     if within is None:
         return rows, spans
-    near = intervals.meets(spans, within)
+    near = intervals.find_meeting(spans, within)
     return rows[near], spans[near]
 
 
-def _pieces(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
+def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
     """Return self_spans of some rows that hold whole threads.
 
     From the last edge of a moment on that op is the innermost which begins there, else the parent of the outermost one that ends there;
@@ -288,7 +288,7 @@ def _pieces(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[n
     return holder[busy], np.stack((edges[busy], edges[busy + 1]), axis=1)
 
 
-def _runs(threads: Ids) -> Iterable[tuple[int, int]]:
+def _split_threads(threads: Ids) -> Iterable[tuple[int, int]]:
     """Return (first row, row after the last) of the rows of each thread; of all at once where threads have few rows or are mixed."""
     begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1
     mixed = len(begins) * FEW_ROWS > len(threads) or bool((threads[1:] < threads[:-1]).any())

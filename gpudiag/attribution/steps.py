@@ -1,4 +1,10 @@
-"""The steps of a trace: ProfilerStep marks, else the best of the other sources, else one window over the whole trace; it says which."""
+"""The steps of a trace: ProfilerStep marks, else the optimizer, the loader, annotations or the period of the kernels, else one window.
+
+Steps of a trace without ProfilerStep marks: from the optimizer, the loader, annotations, or the period of the kernels.
+
+Every source gives moments of the host at which one step ends and the next begins. What lies before the first and after the last of them
+may be cut by the recording and is no step.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +15,176 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.device import kind_of_run
-from gpudiag.attribution.names import text
-from gpudiag.attribution.nesting import nulled
-from gpudiag.attribution.step_sources import Cuts, by_annotation, by_loader, by_optimizer, by_period
-from gpudiag.attribution.step_work import apart, extent
-from gpudiag.model import tables
+from gpudiag.attribution import step_patterns
+from gpudiag.attribution.device import classify_run
+from gpudiag.attribution.names import decode_column
+from gpudiag.attribution.nesting import Rows, nest, null_missing
+from gpudiag.attribution.step_patterns import drop_nested, measure_extent
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
+
+Ids = npt.NDArray[np.int64]
+
+MIN_ANNOTATIONS = 3
+MIN_COVER = 0.5
+"""Share of the recording over which an annotation has to recur."""
+MIN_AROUND = 0.8
+"""Share of the time from one annotation to the next that it must last to be the step itself and not a part of it."""
+MIN_ALIKE = 0.6
+"""Share of ops that the intervals between recurring annotations must have in common: phases of a script differ, steps do not."""
+
+_OPTIMIZER_STEP = r"^Optimizer\.step#"
+# Annotations that torch itself writes, many in a step or for a part of it.
+_NOT_THE_USERS = (
+    r"^(Optimizer\.|enumerate\(DataLoader\)|ProfilerStep|DistributedDataParallel|FullyShardedDataParallel|FSDP|Torch-Compiled|autograd::"
+    r"|## Call CompiledFxGraph|PyTorch Profiler|Iteration Start|record_param_comms|torch::|nccl:|gloo:|mpi:|ucc:|c10d)"
+)
+_MAX_KINDS = 20
+_LONGEST = 80
+"""Characters of an annotation that a report repeats."""
+# Parts of a model that a user numbers; they recur within a step.
+_PART = r"(?i)layer|block|stage|module|head|expert|chunk|bucket|micro|tile"
+
+
+class StepCuts(NamedTuple):
+    """Moments (ns, ascending) between steps, the steps' names where the source has any, and the source in words."""
+
+    times: Ids
+    names: tuple[str, ...] | None
+    source: str
+
+
+def cut_by_optimizer(trace: Trace) -> StepCuts | None:
+    """Return the steps from the end of one optimizer step to that of the next.
+
+    So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
+    (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
+    """
+    found, source = _find_optimizer_steps(trace)
+    if found.height < 2:
+        return None
+    ends = found["end_ns"].to_numpy()
+    cycle = step_patterns.find_cycle(trace, ends, found["name"].to_list())
+    pauses = np.append(found["start_ns"].to_numpy()[1:] - ends[:-1], 0)
+    return _choose_cuts(ends, cycle, pauses, f"{source}, {cycle} updates in each" if cycle > 1 else source)
+
+
+def _find_optimizer_steps(trace: Trace) -> tuple[pl.DataFrame, str]:
+    """Return the calls of optimizers by the firmest sign that the trace has of them, and what that is."""
+    marked = _find_annotations(trace, _OPTIMIZER_STEP)
+    if marked.height:
+        return marked, "optimizer steps"
+    bursts = step_patterns.find_optimizer_bursts(trace)
+    return (bursts, "optimizer ops") if bursts.height else (step_patterns.find_optimizer_frames(trace), "optimizer frames")
+
+
+def cut_by_loader(trace: Trace) -> StepCuts | None:
+    """Return the steps from one batch's being asked for to the next's, on the training thread."""
+    found = _find_annotations(trace, kernel_names.LOADER_MARK)
+    if found.height < 2 or found["thread"][0] != step_patterns.find_training_thread(trace):
+        return None
+    starts = found["start_ns"].to_numpy()
+    cycle = step_patterns.find_cycle(trace, starts, found["name"].to_list())
+    return _choose_cuts(starts, cycle, np.diff(starts, prepend=starts[0]), "loader iterations")
+
+
+def cut_by_annotation(trace: Trace) -> StepCuts | None:
+    """Return the steps from one annotation to the next of its name, numbers aside, where one recurs over most of the recording."""
+    marks = _find_candidates(trace)
+    extent = step_patterns.measure_extent(trace)
+    length = max(extent[1] - extent[0], 1)
+    kinds = marks.group_by("kind").agg(
+        pl.len().alias("count"), pl.col("depth").min(), pl.col("start_ns").min().alias("first"), pl.col("start_ns").max().alias("last"),
+        (pl.col("end_ns") - pl.col("start_ns")).sum().alias("time"),
+    )  # fmt: skip
+    calls = pl.col("count").cast(pl.Float64)
+    apart = (pl.col("last") - pl.col("first")) / (calls - 1)
+    kinds = kinds.filter(pl.col("count") >= MIN_ANNOTATIONS).filter(apart * calls >= MIN_COVER * length)
+    around = pl.col("time") / calls >= MIN_AROUND * apart
+    for kind in kinds.sort(~around, "depth", "first", "kind")["kind"].head(_MAX_KINDS):
+        found = step_patterns.drop_nested(marks.filter(pl.col("kind") == kind))
+        if cuts := _cut_at_annotations(trace, found, kind):
+            return cuts
+    return None
+
+
+def cut_by_period(trace: Trace, *, on_cpu: bool) -> StepCuts | None:
+    """Return the steps from the period of the kernels (CPU: ops) in the order of their launch."""
+    sequence = step_patterns.build_op_sequence(trace) if on_cpu else step_patterns.build_kernel_sequence(trace)
+    found = step_patterns.find_step_period(sequence)
+    if found is None:
+        return None
+    what = "op" if on_cpu else "kernel"
+    repetitions = len(found.cuts) - 1
+    source = f"period of the {what} sequence ({found.length} {what}s, {repetitions} repetitions, {100 * found.equal_share:.0f} % equal)"
+    # a step begins when the last launch of the one before is over: so it holds the wait before its first
+    before = np.maximum(found.cuts - 1, 0)
+    times = np.where(found.cuts > 0, np.minimum(sequence.ends_ns[before], sequence.starts_ns[found.cuts]), sequence.starts_ns[0])
+    return StepCuts(np.unique(times), None, source) if times[-1] > times[0] else None
+
+
+def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
+    """Return the annotations that match, of the thread that has most, in time order and without those inside another."""
+    named = trace.marks.with_columns(decode_column("name")).filter(
+        (pl.col("category") == "annotation") & pl.col("name").str.contains(pattern) & pl.col("thread").is_not_null()
+    )
+    return step_patterns.drop_nested(step_patterns.keep_busiest_thread(named))
+
+
+def _choose_cuts(moments: Ids, cycle: int, pauses: Ids, source: str) -> StepCuts | None:
+    """Return every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
+    medians = [float(np.median(pauses[offset::cycle])) for offset in range(cycle)]
+    times = np.unique(moments[int(np.argmax(medians)) :: cycle])
+    return StepCuts(times, None, source) if len(times) > 1 else None
+
+
+def _find_candidates(trace: Trace) -> pl.DataFrame:
+    """Return the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
+    thread = step_patterns.find_training_thread(trace)
+    marks = trace.marks.with_columns(decode_column("name"))
+    mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
+    theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
+    marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
+    marks = marks.sort("start_ns", "end_ns", descending=[False, True])
+    depth = _count_depths(nest(marks).parent)
+    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
+
+
+def _count_depths(parent: Rows) -> list[int]:
+    depth: list[int] = []
+    for above in parent.tolist():  # a row stands below the one that encloses it
+        depth.append(0 if above < 0 else depth[above] + 1)
+    return depth
+
+
+def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCuts | None:
+    starts, names = found["start_ns"].to_numpy(), found["name"].to_list()
+    if len(starts) < MIN_ANNOTATIONS:
+        return None
+    cycle = _find_name_cycle(names) or step_patterns.find_cycle(trace, starts, [kind] * len(names))
+    times = starts[::cycle]
+    if len(times) < MIN_ANNOTATIONS or step_patterns.measure_similarity(trace, times) < MIN_ALIKE:
+        return None
+    own = found["end_ns"].to_numpy()[::cycle] - times
+    told = [_clean_name(name) for name in names[::cycle]]
+    source = f"annotations '{_clean_name(kind)}'"
+    if cycle == 1 and np.median(own[:-1] / np.diff(times)) >= MIN_AROUND:  # the last step is whole too: it ends with its annotation
+        return StepCuts(np.append(times, times[-1] + own[-1]), tuple(told), source)
+    return StepCuts(times, tuple(told[:-1]), source)
+
+
+def _clean_name(name: str) -> str:
+    return "".join(filter(str.isprintable, name[:_LONGEST]))
+
+
+def _find_name_cycle(names: list[str]) -> int | None:
+    """Return after how many annotations the numbers in the names begin anew (image 0, image 1, image 0, ...); None where never."""
+    for cycle in range(2, min(len(names) // 2, 1000) + 1):
+        if names[cycle] == names[0] and names[cycle:] == names[:-cycle] and len(set(names[:cycle])) == cycle:
+            return cycle
+    return None
+
 
 KEEP_AT_LEAST = 5
 """The first and the last step are dropped only where this many remain (architecture.md section 3)."""
@@ -40,70 +208,70 @@ class Steps(NamedTuple):
 
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
-    marks = _marks(trace)
+    marks = _find_step_marks(trace)
     if marks.height:
-        return _from_marks(marks)
-    for found in _other_sources(trace):
+        return _build_from_marks(marks)
+    for found in _try_other_sources(trace):
         if found is not None:
-            return _from_cuts(trace, found)
-    return Steps(_table([("whole trace", *extent(trace))]), WHOLE_TRACE, (NO_STEPS,))
+            return _build_from_cuts(trace, found)
+    return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (NO_STEPS,))
 
 
-def _from_marks(marks: pl.DataFrame) -> Steps:
+def _build_from_marks(marks: pl.DataFrame) -> Steps:
     """Return the steps from mark to mark; where the next number is missing a step ends with its own mark."""
     rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
     steps = []
     for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
         follows = following is not None and following[1] == number + 1
         steps.append((name, start, following[2] if follows and following is not None else end))
-    table = _table(steps)
-    return Steps(table, FROM_MARKS, _edge_warning(table))
+    table = _build_table(steps)
+    return Steps(table, FROM_MARKS, _warn_about_edges(table))
 
 
-def _other_sources(trace: Trace) -> Iterator[Cuts | None]:
+def _try_other_sources(trace: Trace) -> Iterator[StepCuts | None]:
     """Yield the steps by each of the other sources, the surest first; None where it has none."""
-    yield by_optimizer(trace)
-    yield by_loader(trace)
-    yield by_annotation(trace)
-    yield by_period(trace, on_cpu=kind_of_run(trace).startswith("cpu"))
+    yield cut_by_optimizer(trace)
+    yield cut_by_loader(trace)
+    yield cut_by_annotation(trace)
+    yield cut_by_period(trace, on_cpu=classify_run(trace).startswith("cpu"))
 
 
-def _from_cuts(trace: Trace, cuts: Cuts) -> Steps:
+def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
     """Return the steps between the cuts. What lies outside may be incomplete and is no step."""
     times = cuts.times.tolist()
     names = cuts.names or tuple(f"#{row}" for row in range(len(times) - 1))
-    table = _table(list(zip(names, times[:-1], times[1:], strict=True)))
-    first, last = extent(trace)
+    table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
+    first, last = measure_extent(trace)
     outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
     note = f"steps are {cuts.source}; {100 * outside:.0f} % of the recording lies before the first and after the last complete one"
-    return Steps(table, cuts.source, (*_edge_warning(table), *((note,) if outside > OUTSIDE_SHARE else ())))
+    return Steps(table, cuts.source, (*_warn_about_edges(table), *((note,) if outside > OUTSIDE_SHARE else ())))
 
 
-def _marks(trace: Trace) -> pl.DataFrame:
+def _find_step_marks(trace: Trace) -> pl.DataFrame:
     """Return the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
-    name = text("name")
+    name = decode_column("name")
     found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
     found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))
-    return apart(found.with_columns(name))
+    return drop_nested(found.with_columns(name))
 
 
-def _table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
+def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
     drop_edges = len(steps) - 2 >= KEEP_AT_LEAST
     rows = [(row, name, start, end, not (drop_edges and row in (0, len(steps) - 1))) for row, (name, start, end) in enumerate(steps)]
-    return pl.DataFrame(rows, schema=tables.schema("steps"), orient="row")
+    return pl.DataFrame(rows, schema=trace_module.build_table_schema("steps"), orient="row")
 
 
-def _edge_warning(table: pl.DataFrame) -> tuple[str, ...]:
+def _warn_about_edges(table: pl.DataFrame) -> tuple[str, ...]:
     if table["analysed"].all() and table.height < KEEP_AT_LEAST + 2:
         one = table.height == 1
         return ("only 1 complete step" if one else f"only {table.height} complete steps: the first and the last one count too",)
     return ()
 
 
-def step_of(steps: pl.DataFrame, times: npt.NDArray[np.int64]) -> pl.Series:
+def assign_steps(steps: pl.DataFrame, times: npt.NDArray[np.int64]) -> pl.Series:
     """Return the row of `steps` that holds each moment, null outside every step."""
     starts, ends = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
     row = np.searchsorted(starts, times, side="right") - 1
     inside = (row >= 0) & (times < ends[np.maximum(row, 0)]) if len(starts) else np.zeros(len(times), dtype=bool)
-    found: pl.Series = nulled(np.where(inside, row, -1), "step")
+    found: pl.Series = null_missing(np.where(inside, row, -1), "step")
     return found

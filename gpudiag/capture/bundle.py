@@ -9,15 +9,21 @@ from typing import Literal
 import msgspec
 import polars as pl
 
-from gpudiag.capture.folder import MAX_MANIFEST_BYTES, inductor_name, is_bundle, manifest_name, other_ranks, ranks_of, trace_name
+from gpudiag.capture.bundle_folder import (
+    MAX_MANIFEST_BYTES,
+    inductor_name,
+    is_bundle,
+    list_other_ranks,
+    list_ranks,
+    manifest_name,
+    trace_name,
+)
 from gpudiag.capture.schedule import SITES_INDEX
-from gpudiag.capture.segment import NotASegmentError, decode
+from gpudiag.capture.segments import NotASegmentError, decode_segment
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
-from gpudiag.model import tables
-from gpudiag.model.bundle import BUNDLE_VERSION, UNFINISHED, Manifest, Window
-from gpudiag.model.decoding import UNREADABLE
-from gpudiag.model.inductor import INDUCTOR_VERSION, InductorCode
+from gpudiag.model import trace
+from gpudiag.model.bundle import BUNDLE_VERSION, INDUCTOR_VERSION, UNFINISHED, UNREADABLE, InductorCode, Manifest, Window
 
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
@@ -68,12 +74,12 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         Found by listing the folder, never from a path inside the bundle.
         """
         wanted = self.rank if rank is None else rank
-        return tuple(path for (owner, _), path in sorted(traces_of(self.path).items()) if owner == wanted)
+        return tuple(path for (owner, _), path in sorted(list_traces(self.path).items()) if owner == wanted)
 
     def recorded(self) -> dict[int, Window]:
         """Return the windows of this rank by index, in order; those of a killed run that its manifest does not tell of, by their traces."""
         told = {window.index: window for window in self.manifest.windows}
-        indices = sorted(index for owner, index in traces_of(self.path) if owner == self.rank)
+        indices = sorted(index for owner, index in list_traces(self.path) if owner == self.rank)
         return {index: told.get(index) or self._untold(index) for index in indices}
 
     def timing_window(self) -> Window | None:
@@ -84,7 +90,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
 
     def trace(self, index: int) -> Path | None:
         """Return the trace of the window with this index; None where it was not recorded."""
-        return traces_of(self.path).get((self.rank, index))
+        return list_traces(self.path).get((self.rank, index))
 
     def window(self, kind: str) -> Path | None:
         """Return the trace of the window of this kind ('timing': see timing_window(); 'sites'); None where it was not recorded."""
@@ -97,7 +103,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
     def rank_records(self) -> pl.DataFrame:
         """Return the step records of all ranks with their `rank`, by step and rank; read when asked for. Damaged segments are left out."""
         frames = [
-            _table(self.path / "steps" / f"rank{rank}", "step_records", "step", []).with_columns(rank=pl.lit(rank, dtype=pl.Int64))
+            _read_table(self.path / "steps" / f"rank{rank}", "step_records", "step", []).with_columns(rank=pl.lit(rank, dtype=pl.Int64))
             for rank in self.ranks[:MAX_RANKS]
         ]
         return pl.concat(frames).sort("step", "rank")
@@ -107,7 +113,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
         return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     """Return what lies in a folder, sorted; nothing where there is none. Raises OSError where it may not be looked into."""
     try:
         return sorted(folder.iterdir())
@@ -115,11 +121,11 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def traces_of(path: Path) -> dict[tuple[int, int], Path]:
+def list_traces(path: Path) -> dict[tuple[int, int], Path]:
     """Return the trace files of the bundle at `path` by rank and window, found by listing its folder."""
     found = {}
     try:
-        entries = _entries(path / "trace")
+        entries = _list_entries(path / "trace")
     except OSError as error:
         raise InputError(f"{path / 'trace'}: cannot be read ({error.strerror})", "check the path and its permissions") from None
     for entry in entries:
@@ -144,17 +150,17 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except UNREADABLE as error:
-        raise InputError(f"{path}: not the manifest of a bundle ({_fault(error)})", "give a bundle written by gpudiag") from None
+        raise InputError(f"{path}: not the manifest of a bundle ({_describe_fault(error)})", "give a bundle written by gpudiag") from None
 
 
-def _believed(manifest: Manifest) -> Manifest:
+def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:
     """Return `manifest`, without peaks that no device has."""
     if manifest.peaks is None or manifest.peaks.believable:
         return manifest
     return msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
 
 
-def _fault(error: Exception) -> str:
+def _describe_fault(error: Exception) -> str:
     """Return where the fault is, without what stands there: msgspec's own message may quote a value of the file."""
     place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
     return f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
@@ -163,7 +169,7 @@ def _fault(error: Exception) -> str:
 def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
     """Return one segment of a table with the columns of `schema`; None where it is damaged, no file, or not written by gpudiag."""
     try:
-        found = decode(read_file(path, MAX_SEGMENT_BYTES))
+        found = decode_segment(read_file(path, MAX_SEGMENT_BYTES))
         optional = [pl.lit(None).alias(name) for name in schema if name not in _REQUIRED and name not in found.columns]
         frame = found.with_columns(optional).select([pl.col(name).cast(dtype) for name, dtype in schema.items()])
         times = [pl.col(name).is_between(_FIRST_NS, _LAST_NS).all() for name in schema if name.endswith("_ns")]
@@ -172,11 +178,11 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
         return None
 
 
-def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.DataFrame:
+def _read_table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.DataFrame:
     """Return the rows of all segments in `folder`, ordered by `order`."""
-    frames, schema = [], tables.schema(table)
+    frames, schema = [], trace.build_table_schema(table)
     try:
-        entries = _entries(folder)
+        entries = _list_entries(folder)
     except OSError as error:
         warnings.append(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out")
         entries = []
@@ -188,10 +194,10 @@ def _table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.Data
             warnings.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
         else:
             frames.append(frame)
-    return pl.concat(frames).sort(order, maintain_order=True) if frames else tables.empty(table)
+    return pl.concat(frames).sort(order, maintain_order=True) if frames else trace.build_empty_table(table)
 
 
-def _inductor(path: Path, warnings: list[str]) -> InductorCode | None:
+def _read_inductor(path: Path, warnings: list[str]) -> InductorCode | None:
     """Return what is known of the compiled code; None, and a warning, where the file is damaged or of a newer version."""
     if not path.is_file() or path.is_symlink():
         return None
@@ -213,11 +219,11 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     if not is_bundle(path):
         what = "no manifest.json in this folder" if path.is_dir() else "no such folder"
         raise InputError(f"{path}: {what}, so it is no bundle", "record one with gpudiag.profile, or give a trace file")
-    ranks = ranks_of(path)
+    ranks = list_ranks(path)
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
-    manifest = _believed(read_manifest(path / manifest_name(chosen)))
+    manifest = _drop_unbelievable_peaks(read_manifest(path / manifest_name(chosen)))
     warnings = list(manifest.warnings)
     if not manifest.finished:
         warnings.append(UNFINISHED)
@@ -225,11 +231,11 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
         path=path,
         rank=chosen,
         ranks=ranks,
-        unfinished=tuple(state.rank for state in other_ranks(path, chosen) if not state.finished),
+        unfinished=tuple(state.rank for state in list_other_ranks(path, chosen) if not state.finished),
         manifest=manifest,
-        step_records=_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
-        host_marks=_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),
-        inductor=_inductor(path / inductor_name(chosen), warnings),
-        telemetry=_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", warnings),
+        step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
+        host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),
+        inductor=_read_inductor(path / inductor_name(chosen), warnings),
+        telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", warnings),
         warnings=tuple(warnings),
     )

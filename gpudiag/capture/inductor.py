@@ -1,4 +1,17 @@
-"""What torch.compile generated in this process: read from the compiled graphs that are alive when the recording ends.
+"""What torch.compile generated: the compiled graphs alive at the end, the kernels that they call, and what a kernel's text says.
+
+The text of one generated kernel: its arguments, dtypes, loops and how often each argument is accessed. Read, never run.
+
+Formats: torch/_inductor/codegen/triton.py (`triton_meta['signature']`, `xnumel = ...` in the body) and codegen/cpp.py (loops
+`for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(512L); ...)`), torch 2.2 to 2.13.
+
+The text of one compiled graph: which generated kernels it calls, how often and with which buffers. Read as a syntax tree, never run.
+
+Format: torch/_inductor/codegen/wrapper.py, torch 2.2 to 2.13: kernels are `name = async_compile.triton(...)` or `.cpp_pybinding(...)` at
+module level under a comment with their original operators, and are called in `call` (or in the `partition_*` functions beside it) with
+buffers whose sizes stand in assert_size_stride, empty_strided* and reinterpret_tensor.
+
+What torch.compile generated in this process: read from the compiled graphs that are alive when the recording ends.
 
 Nothing is hooked, logged or configured: `CompiledFxGraph` keeps the source text that Inductor wrote for it, also when it came from a cache
 or was compiled before the recording began. Graphs that torch has thrown away by then (recompiled, torch._dynamo.reset) are not found.
@@ -6,18 +19,378 @@ or was compiled before the recording began. Graphs that torch has thrown away by
 
 from __future__ import annotations
 
+import ast
 import gc
+import re
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.folder import inductor_name
-from gpudiag.capture.graph_text import read_graph
-from gpudiag.capture.writer import write_atomic
-from gpudiag.model.inductor import CompiledGraph, GeneratedKernel, InductorCode
+from gpudiag.capture.bundle_folder import inductor_name
+from gpudiag.capture.recording import write_atomic
+from gpudiag.model.bundle import Access, CompiledGraph, GeneratedKernel, InductorCode, KernelBuffer
+from gpudiag.model.ops import Shape
+
+# Triton's and C++'s names of element types -> our short names. Sources: `_type_of` in torch/_inductor/utils.py, DTYPE_TO_CPP in
+# codegen/cpp_utils.py.
+_TRITON = {
+    "fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8e4nv": "fp8", "fp8e5": "fp8", "fp8e4b8": "fp8", "fp8e5b16": "fp8",
+    "fp8e4b15": "fp8", "i64": "int64", "i32": "int32", "i16": "int16", "i8": "int8", "i1": "bool", "u64": "uint64", "u32": "uint32",
+    "u16": "uint16", "u8": "uint8",
+}  # fmt: skip
+_CPP = {
+    "double": "fp64", "float": "fp32", "half": "fp16", "at::Half": "fp16", "bfloat16": "bf16", "at::BFloat16": "bf16",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "at::Float8_e4m3fn": "fp8", "at::Float8_e5m2": "fp8", "int64_t": "int64",
+    "long": "int64", "int32_t": "int32", "int": "int32", "int16_t": "int16", "short": "int16", "int8_t": "int8", "signed char": "int8",
+    "uint8_t": "uint8", "unsigned char": "uint8", "uint16_t": "uint16", "uint32_t": "uint32", "uint64_t": "uint64", "bool": "bool",
+    "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
+}  # fmt: skip
+
+_SIZE = re.compile(r"(?:static_cast<\w+>\()?(-?\d{1,18})L{0,2}\)?")
+_LOOP = re.compile(r"for\s*\(\s*(?:const )?(?:int64_t|int|long)\s+\w+\s*=\s*([^;]*);\s*\w+\s*<\s*([^;]*);")
+_PARAMETER = re.compile(r"(const\s+)?([\w:<>][\w:<> ]*?)\s*\*\s*(?:__restrict__\s+)?(\w+)\s*(?=[,)])")
+_ALIAS = re.compile(r"auto (\w+) = (\w+);")
+_WORD = re.compile(r"\b[A-Za-z_]\w*\b")
+
+# Buffers of Inductor's own: semaphores and scratch space, no tensors of the model.
+_SCRATCH = ("ws_ptr", "sem_ptr", "workspace")
+
+
+class Parameter(NamedTuple):
+    """One argument of a kernel, in the kernel's order; `dtype` None: a number, not a buffer."""
+
+    name: str
+    dtype: str | None
+    access: Access
+    accesses: int | None
+    """Elements accessed at most; None: not known."""
+
+
+class KernelText(NamedTuple):
+    """What the text of a kernel says."""
+
+    parameters: tuple[Parameter, ...]
+    points: int | None
+    reduction: int | None = None
+
+
+def classify_access(name: str, *, mutated: bool = False) -> Access | None:
+    """Return how Inductor's argument `name` is accessed; None for scratch space and for names that are not Inductor's."""
+    if name.startswith("in_out_ptr"):
+        return "both"
+    if name.startswith(("in_ptr", "arg_")) or name in ("X", "W", "inp", "query", "key", "value"):
+        return "both" if mutated else "read"
+    return "write" if name.startswith(("out_ptr", "Y")) or name == "output" else None
+
+
+# -- Triton ------------------------------------------------------------------------------------------------------------
+
+
+def read_triton(source: str, name: str) -> KernelText | None:
+    """Return what the Triton source of kernel `name` says; None where it holds no such function. Raises SyntaxError."""
+    found = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    function = next((node for node in found if node.name == name), found[0] if len(found) == 1 else None)
+    if function is None:
+        return None
+    signature, mutated = _read_signature(function)
+    sizes = _read_numels(function)
+    points, reduction = _count_triton_points(sizes)
+    uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
+    filled = _find_written_first(function)
+    template = "triton_tem" in name
+    parameters = []
+    for index, argument in enumerate(function.args.args):
+        kind = signature.get(argument.arg, signature.get(str(index), ""))
+        dtype = _TRITON.get(kind[1:], "") if kind.startswith("*") else None
+        access = classify_access(argument.arg, mutated=argument.arg in mutated)
+        if access is None:
+            dtype = None if argument.arg.startswith(_SCRATCH) else dtype
+            access = "both"
+        if argument.arg in filled and access == "both":
+            access = "write"
+        bound = None if points is None or template else max(1, uses[argument.arg]) * points
+        parameters.append(Parameter(argument.arg, dtype, access, bound))
+    return KernelText(tuple(parameters), None if template else points, reduction)
+
+
+def _find_written_first(function: ast.FunctionDef) -> set[str]:
+    """Return the arguments that are stored to before they are loaded from, or never loaded: what was in them does not count."""
+    order: list[tuple[int, int, str, bool]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store") and node.args:
+            names = (item.id for item in ast.walk(node.args[0]) if isinstance(item, ast.Name))
+            order += [(node.lineno, node.col_offset, name, node.func.attr == "store") for name in names]
+    first: dict[str, bool] = {}
+    for _, _, name, stores in sorted(order):
+        first.setdefault(name, stores)
+    return {name for name, stores in first.items() if stores}
+
+
+def _read_signature(function: ast.FunctionDef) -> tuple[dict[str, str], set[str]]:
+    """Return (argument name or position -> Triton type, names of mutated arguments) from the decorator."""
+    signature: dict[str, str] = {}
+    mutated: set[str] = set()
+    for decorator in function.decorator_list:
+        for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+            meta = _read_entries(keyword.value)
+            signature.update(_read_strings(_read_entries(meta.get("signature"))))
+            names = meta.get("mutated_arg_names")
+            if isinstance(names, (ast.List, ast.Tuple)):
+                mutated |= {item.value for item in names.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
+    return signature, mutated
+
+
+def _read_entries(node: ast.expr | None) -> dict[str, ast.expr]:
+    if not isinstance(node, ast.Dict):
+        return {}
+    pairs = zip(node.keys, node.values, strict=True)
+    return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
+
+
+def _read_strings(entries: dict[str, ast.expr]) -> dict[str, str]:
+    return {key: value.value for key, value in entries.items() if isinstance(value, ast.Constant) and isinstance(value.value, str)}
+
+
+def _read_numels(function: ast.FunctionDef) -> dict[str, int | None]:
+    """Return the size of each loop by its name (xnumel, r0_numel, ...); None for one that only the run decides."""
+    names = (argument.arg for argument in function.args.args)
+    sizes: dict[str, int | None] = {name: None for name in names if name.endswith("numel")}
+    for node in function.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant):
+            name, value = node.targets[0].id, node.value.value
+            if name.endswith("numel") and type(value) is int:
+                sizes[name] = value
+    if "r0_numel" in sizes:
+        sizes.pop("rnumel", None)  # newer code also defines the product of the reduced dimensions
+    return sizes
+
+
+def _count_triton_points(sizes: dict[str, int | None]) -> tuple[int | None, int | None]:
+    if not sizes or None in sizes.values():
+        return None, None
+    points, reduction = 1, 1
+    for name, size in sizes.items():
+        points *= size or 0
+        reduction *= (size or 0) if name.startswith("r") else 1
+    return points, reduction if any(name.startswith("r") for name in sizes) else None
+
+
+# -- C++ ---------------------------------------------------------------------------------------------------------------
+
+
+def read_cpp(source: str) -> KernelText | None:
+    """Return what the C++ source of a kernel says; None where it holds no function `kernel`."""
+    _, found, rest = source.partition("kernel(")
+    if not found:
+        return None
+    inside, _, body = rest.partition("{")
+    declared = _PARAMETER.findall(inside)
+    counts, points, unbounded = _scan_loops(body, {name for _, _, name in declared})
+    filled = {pointer for alias, pointer in _ALIAS.findall(body) if alias.startswith("out_ptr")}
+    parameters = []
+    for const, kind, name in declared:
+        access = classify_access(name) or ("read" if const else "both")
+        if name in filled:  # an intermediate result of this kernel, updated in place: what was in it does not count
+            access = "write"
+        bound = None if name in unbounded else counts[name] or None
+        parameters.append(Parameter(name, _CPP.get(kind.strip(), ""), access, bound))
+    return KernelText(tuple(parameters), points)
+
+
+def _scan_loops(body: str, names: set[str]) -> tuple[Counter[str], int | None, set[str]]:
+    """Return (accesses a pointer, points of the largest nest, pointers accessed in loops whose length is not in the text)."""
+    alias: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    unbounded: set[str] = set()
+    nest: list[int | None] = []
+    opened: int | None = 1
+    largest: int | None = 1
+    for line in body.splitlines():
+        if (match := _ALIAS.search(line)) and match.group(2) in names:
+            alias[match.group(1)] = match.group(2)
+            continue
+        if match := _LOOP.search(line):
+            opened = _multiply(opened, _read_extent(*match.groups()))
+        inner = _multiply_all(nest)
+        used = [alias.get(word, word) for word in _WORD.findall(line)]
+        for name in (word for word in used if word in names):
+            if inner is None:
+                unbounded.add(name)
+            else:
+                counts[name] += inner
+            largest = None if inner is None or largest is None else max(largest, inner)
+        for mark in line:
+            if mark == "{":
+                nest.append(opened)
+                opened = 1
+            elif mark == "}" and nest:
+                nest.pop()
+    return counts, largest, unbounded
+
+
+def _read_extent(first: str, last: str) -> int | None:
+    begin, end = _SIZE.fullmatch(first.strip()), _SIZE.fullmatch(last.strip())
+    return max(0, int(end.group(1)) - int(begin.group(1))) if begin and end else None
+
+
+def _multiply(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left * right
+
+
+def _multiply_all(sizes: list[int | None]) -> int | None:
+    product: int | None = 1
+    for size in sizes:
+        product = _multiply(product, size)
+    return product
+
+
+MAX_SOURCE_NODES = 64
+"""Source nodes kept of a kernel."""
+
+_CATEGORY = re.compile(r"triton_([a-z]{3})_")
+_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
+_ATEN = re.compile(r"Original ATen: \[([^\]]*)\]")
+_MAKES_TRITON = ("triton",)
+_MAKES_CPP = ("cpp_pybinding", "cpp")
+_CALL_NAMES = re.compile(r"call|partition_\d+")
+
+
+class _Kernel(NamedTuple):
+    category: str
+    text: KernelText | None
+    ops: tuple[str, ...] | None
+    nodes: tuple[str, ...]
+
+
+def read_graph(source: str) -> tuple[GeneratedKernel, ...]:
+    """Return the kernels that the generated module `source` calls. Raises SyntaxError, ValueError or RecursionError for other text."""
+    tree, lines = ast.parse(source), source.splitlines()
+    kernels = {name: kernel for node in tree.body if (found := _read_definition(node, lines)) for name, kernel in [found]}
+    counted: Counter[GeneratedKernel] = Counter()
+    for function in _iterate_functions(tree):
+        counted.update(_CallReader(kernels).of(function))
+    return tuple(
+        GeneratedKernel(kernel.name, kernel.category, count, kernel.ops, kernel.nodes, kernel.buffers, kernel.points, kernel.reduction)
+        for kernel, count in counted.items()
+    )
+
+
+def _iterate_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in tree.body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        yield from (item for item in inside if isinstance(item, ast.FunctionDef) and _CALL_NAMES.fullmatch(item.name))
+
+
+def _read_definition(node: ast.stmt, lines: Sequence[str]) -> tuple[str, _Kernel] | None:
+    """Return (name, kernel) of `name = async_compile.triton('name', '''text''', ...)` and its C++ kin."""
+    if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call)):
+        return None
+    maker = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else ""
+    texts = [item.value for item in node.value.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    if maker not in (*_MAKES_TRITON, *_MAKES_CPP) or not texts:
+        return None
+    name = node.targets[0].id
+    match = _CATEGORY.match(name)
+    category = "cpp" if maker in _MAKES_CPP else match.group(1) if match else "user"
+    text = _read_kernel_text(maker, texts)
+    return name, _Kernel(category, text, *_read_comment(lines, node.lineno - 1))
+
+
+def _read_kernel_text(maker: str, texts: Sequence[str]) -> KernelText | None:
+    try:
+        return read_triton(texts[-1], texts[0]) if maker in _MAKES_TRITON else read_cpp(texts[-1])
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _read_comment(lines: Sequence[str], row: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return (original operators, source nodes) of the comment above line `row`; operators None without such a comment."""
+    row -= 1
+    while row >= 0 and (not lines[row].strip() or lines[row].startswith("#")):
+        if "Original ATen:" in lines[row]:
+            ops, nodes = _ATEN.search(lines[row]), _NODES.search(lines[row])
+            return _split_list(ops, "aten."), _split_list(nodes)[:MAX_SOURCE_NODES]
+        row -= 1
+    return None, ()
+
+
+def _split_list(match: re.Match[str] | None, prefix: str = "") -> tuple[str, ...]:
+    items = (item.strip().removeprefix(prefix) for item in match.group(1).split(",")) if match else ()
+    return tuple(item for item in items if item)
+
+
+class _CallReader:
+    """Walks one function in order, knows the shape of each buffer name, and collects the calls of kernels."""
+
+    def __init__(self, kernels: dict[str, _Kernel]) -> None:
+        self._kernels = kernels
+        self._shapes: dict[str, Shape | None] = {}
+
+    def of(self, function: ast.FunctionDef) -> list[GeneratedKernel]:
+        """Return one GeneratedKernel for each call, in order."""
+        found = []
+        open_statements = list(reversed(function.body))
+        while open_statements:
+            statement = open_statements.pop()
+            open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
+            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+                self._shapes[statement.targets[0].id] = self._shape(statement.value)
+            call = getattr(statement, "value", None)
+            if isinstance(call, ast.Call) and (kernel := self._call(call)):
+                found.append(kernel)
+        return found
+
+    def _call(self, call: ast.Call) -> GeneratedKernel | None:
+        function = call.func
+        if isinstance(function, ast.Name):
+            if function.id == "assert_size_stride" and len(call.args) > 1 and isinstance(call.args[0], ast.Name):
+                self._shapes[call.args[0].id] = _read_sizes(call.args[1])
+            return self._generated(function.id, call)
+        if not isinstance(function, ast.Attribute):
+            return None
+        if function.attr == "run" and isinstance(function.value, ast.Name):
+            return self._generated(function.value.id, call)
+        path = ast.unparse(function)
+        library = path.startswith(("extern_kernels.", "torch.ops.", "aten."))
+        return GeneratedKernel(path.removeprefix("extern_kernels.").removeprefix("torch.ops."), "extern") if library else None
+
+    def _generated(self, name: str, call: ast.Call) -> GeneratedKernel | None:
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            return None
+        if kernel.text is None:
+            return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes)
+        pairs = zip(kernel.text.parameters, call.args, strict=False)
+        buffers = tuple(self._buffer(parameter, value) for parameter, value in pairs if parameter.dtype is not None)
+        return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes, buffers, kernel.text.points, kernel.text.reduction)
+
+    def _buffer(self, parameter: Parameter, value: ast.expr) -> KernelBuffer:
+        return KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._shape(value), parameter.accesses)
+
+    def _shape(self, value: ast.expr) -> Shape | None:
+        """Return the shape of a buffer's expression; None where it is not known."""
+        if isinstance(value, ast.Name):
+            return self._shapes.get(value.id)
+        if not isinstance(value, ast.Call):
+            return None
+        name = value.func.attr if isinstance(value.func, ast.Attribute) else getattr(value.func, "id", "")
+        at = {"reinterpret_tensor": 1, "_reinterpret_tensor": 1, "as_strided": 1, "alloc_from_pool": 3}.get(name)
+        if at is None:
+            at = 0 if name.startswith(("empty_strided", "empty")) else None
+        return _read_sizes(value.args[at]) if at is not None and len(value.args) > at else None
+
+
+def _read_sizes(node: ast.expr) -> Shape | None:
+    """Return the sizes of a tuple of plain numbers; None where one is symbolic."""
+    if not isinstance(node, (ast.Tuple, ast.List)):
+        return None
+    sizes = [item.value for item in node.elts if isinstance(item, ast.Constant) and type(item.value) is int]
+    return tuple(sizes) if len(sizes) == len(node.elts) else None
+
 
 MAX_SOURCE_BYTES = 64 << 20
 """Source text read at most; parsing takes about 0.1 s a megabyte."""
@@ -26,9 +399,9 @@ _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 """Where the class is: since torch 2.6, and before."""
 
 
-def collect() -> tuple[InductorCode | None, str]:
+def collect_generated_code() -> tuple[InductorCode | None, str]:
     """Return (what is known of the generated code, why some of it is not: ''). None where torch.compile generated nothing."""
-    graphs = _live_graphs()
+    graphs = _find_live_graphs()
     if not graphs:
         return None, ""
     budget, unread, found = MAX_SOURCE_BYTES, 0, []
@@ -36,7 +409,7 @@ def collect() -> tuple[InductorCode | None, str]:
         key, source = getattr(graph, "_fx_graph_cache_key", None), getattr(graph, "source_code", None)
         text = source if isinstance(source, str) else ""
         budget -= len(text)
-        kernels = _kernels(text) if text and budget >= 0 else None
+        kernels = _read_kernels(text) if text and budget >= 0 else None
         unread += kernels is None
         if kernels:
             found.append(CompiledGraph(key if isinstance(key, str) else "", kernels))
@@ -44,10 +417,10 @@ def collect() -> tuple[InductorCode | None, str]:
     return InductorCode(graphs=tuple(found)), problem
 
 
-def write(path: Path, rank: int, warn: Callable[[str, BaseException | None], None]) -> None:
+def write_generated_code(path: Path, rank: int, warn: Callable[[str, BaseException | None], None]) -> None:
     """Write what `collect` finds into the bundle at `path`; whatever fails is one warning, the rest of the bundle is whole."""
     try:
-        code, problem = collect()
+        code, problem = collect_generated_code()
         if problem:
             warn(problem, None)
         if code is not None:
@@ -58,13 +431,13 @@ def write(path: Path, rank: int, warn: Callable[[str, BaseException | None], Non
         warn("the code that torch.compile generated could not be read", error)
 
 
-def _kernels(source: str) -> tuple[GeneratedKernel, ...] | None:
+def _read_kernels(source: str) -> tuple[GeneratedKernel, ...] | None:
     try:
         return read_graph(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError, TypeError):  # another format
         return None
 
 
-def _live_graphs() -> list[Any]:
+def _find_live_graphs() -> list[Any]:
     classes = {getattr(sys.modules.get(home), "CompiledFxGraph", None) for home in _HOMES} - {None}
     return [item for item in gc.get_objects() if type(item) in classes] if classes else []

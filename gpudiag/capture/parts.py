@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpudiag.capture.events import Events, Listener, overriding
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.schedule import Kind
+from gpudiag.capture.hooks import Events, Listener, Patches, find_overriding
+from gpudiag.capture.schedule import WindowKind
 
 if TYPE_CHECKING:
     from gpudiag.capture.steps import StepRow
@@ -55,10 +54,10 @@ class Part(Listener):
     def interrupted(self) -> None:
         """The running step has no end (an epoch or the run is over): it leaves no row."""
 
-    def window_began(self, index: int, kind: Kind) -> None:
+    def window_began(self, index: int, kind: WindowKind) -> None:
         """A profiled window begins with its warm-up."""
 
-    def window_ended(self, index: int, kind: Kind) -> None:
+    def window_ended(self, index: int, kind: WindowKind) -> None:
         """The profiler of this window has stopped."""
 
     def flush(self) -> None:
@@ -102,7 +101,7 @@ class Parts:
         """Call the method `name` of every part."""
         reached = self._reached.get(name)
         if reached is None:
-            reached = self._reached[name] = overriding(self._working, Part, name)
+            reached = self._reached[name] = find_overriding(self._working, Part, name)
         for part, method in reached:
             self._guarded(part, method, *args)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-Facts = dict[str, Any]
-Stage = Callable[[], Facts]
+Answer = dict[str, Any]
+Stage = Callable[[], Answer]
 
 
-def _versions() -> Facts:
+def _versions() -> Answer:
     import torch
 
     return {
@@ -24,15 +24,15 @@ def _versions() -> Facts:
     }  # fmt: skip
 
 
-def _machine() -> Facts:
+def _machine() -> Answer:
     import msgspec
 
-    from gpudiag.capture.environment import machine
+    from gpudiag.capture.environment import read_machine
 
-    return {"machine": msgspec.to_builtins(machine())}
+    return {"machine": msgspec.to_builtins(read_machine())}
 
 
-def _backends() -> Facts:
+def _backends() -> Answer:
     from torch import distributed
 
     if not distributed.is_available():
@@ -41,7 +41,7 @@ def _backends() -> Facts:
     return {"backends": [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]}
 
 
-def _gpu() -> Facts:
+def _gpu() -> Answer:
     """Ask for the device: this starts the driver."""
     import torch
 
@@ -56,20 +56,20 @@ def _gpu() -> Facts:
     return {"available": available, "why": why, "devices": names, "memory_bytes": torch.cuda.mem_get_info()[1] if names else None}
 
 
-def _device() -> Facts:
+def _device() -> Answer:
     """Say under which key measured peaks of this device are kept."""
     import msgspec
     import torch
 
-    from gpudiag.capture.environment import observed_device
+    from gpudiag.capture.environment import read_observed_device
 
     if torch.cuda.is_available():
         torch.cuda.init()
-    found = observed_device()
+    found = read_observed_device()
     return {"device": None if found is None else msgspec.to_builtins(found)}
 
 
-def _profile() -> Facts:
+def _profile() -> Answer:
     """Record a product: are there events of ops, and of the device?"""
     import torch
     from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor first, which takes seconds
@@ -85,25 +85,25 @@ def _profile() -> Facts:
     return {"events": len(events), "device_events": on_device}
 
 
-def _nvml() -> Facts:
+def _nvml() -> Answer:
     import pynvml
 
     pynvml.nvmlInit()
-    return {"driver": _text(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
+    return {"driver": _decode(pynvml.nvmlSystemGetDriverVersion()), "count": pynvml.nvmlDeviceGetCount()}
 
 
-def _text(value: Any) -> str:
+def _decode(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _counters() -> Facts:
+def _counters() -> Answer:
     """Ask each device for what telemetry samples; the reason where it does not tell."""
     import pynvml
 
-    return {"devices": [_of_device(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]}
+    return {"devices": [_read_device(pynvml, pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]}
 
 
-def _of_device(lib: Any, handle: Any) -> Facts:
+def _read_device(lib: Any, handle: Any) -> Answer:
     asked: dict[str, Callable[[], Any]] = {
         "clock": lambda: lib.nvmlDeviceGetClockInfo(handle, lib.NVML_CLOCK_SM),
         "power": lambda: lib.nvmlDeviceGetPowerUsage(handle),
@@ -113,14 +113,14 @@ def _of_device(lib: Any, handle: Any) -> Facts:
         "temperature": lambda: lib.nvmlDeviceGetTemperature(handle, lib.NVML_TEMPERATURE_GPU),
     }
     return {
-        "name": _text(lib.nvmlDeviceGetName(handle)),
-        "silent": {name: reason for name, call in asked.items() if (reason := _silence(call)) is not None},
-        "mig": _state(lambda: lib.nvmlDeviceGetMigMode(handle)[0]),
-        "persistence": _state(lambda: lib.nvmlDeviceGetPersistenceMode(handle)),
+        "name": _decode(lib.nvmlDeviceGetName(handle)),
+        "silent": {name: reason for name, call in asked.items() if (reason := _find_silence(call)) is not None},
+        "mig": _read_state(lambda: lib.nvmlDeviceGetMigMode(handle)[0]),
+        "persistence": _read_state(lambda: lib.nvmlDeviceGetPersistenceMode(handle)),
     }
 
 
-def _silence(call: Callable[[], Any]) -> str | None:
+def _find_silence(call: Callable[[], Any]) -> str | None:
     try:
         call()
     except Exception as error:  # noqa: BLE001 - what NVML says is the answer
@@ -128,7 +128,7 @@ def _silence(call: Callable[[], Any]) -> str | None:
     return None
 
 
-def _state(call: Callable[[], Any]) -> bool | None:
+def _read_state(call: Callable[[], Any]) -> bool | None:
     try:
         return bool(call())
     except Exception:  # noqa: BLE001 - a board without it
@@ -141,7 +141,7 @@ STAGES: dict[str, dict[str, Stage]] = {
 }
 
 
-def answers(probe: str) -> Iterator[Facts]:
+def run_stages(probe: str) -> Iterator[Answer]:
     """Yield what each stage finds, with its name; what a stage raises is its answer."""
     for name, stage in STAGES[probe].items():
         try:
@@ -151,6 +151,6 @@ def answers(probe: str) -> Iterator[Facts]:
 
 
 if __name__ == "__main__":
-    for answer in answers(sys.argv[1]):
+    for answer in run_stages(sys.argv[1]):
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()

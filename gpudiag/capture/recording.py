@@ -1,10 +1,16 @@
-"""What a session shares with its parts: the bundle's folder, its files, and the warnings."""
+"""The bundle that one rank writes: files written atomically and off the training thread, the manifest, the warnings."""
 
 from __future__ import annotations
 
+import errno
+import gzip
 import os
+import re
+import shutil
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,18 +20,198 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.capture import folder, parquet
-from gpudiag.capture.events import Events
-from gpudiag.capture.hostmarks import HostMarks
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.writer import Background, write_atomic
+from gpudiag.capture import bundle_folder, segments
+from gpudiag.capture.hooks import Events, Patches
+from gpudiag.capture.host_marks import HostMarks
+from gpudiag.capture.torch_profiler import defer_signals
+from gpudiag.errors import warn_user
 from gpudiag.model.bundle import Manifest
-from gpudiag.warned import warn
+
+try:  # here and not in the thread: a DataLoader worker that is forked during an import finds that module locked for ever
+    from isal import igzip
+except ImportError:  # other processors than x86-64 and arm64
+    igzip = None
+
+CHUNK_BYTES = 1 << 18
+"""Bytes read at a time when a trace is compressed."""
+
+OVERLAP_BYTES = 1 << 13
+"""Bytes kept back between chunks so that a replaced text is never cut in two (PATH_MAX is 4,096)."""
+
+RESERVE_BYTES = 128 << 20
+"""A plain trace of a few steps of a large model takes up to about 100 MB: where less is free, none is written beside the training."""
+
+_DISK_FULL_BYTES = 1 << 20
+"""A disk with less than this left is full for the profiler, whose file did not fit."""
+
+_HOST_NAME = re.compile(rb'("host_name":\s*")[^"\n]*(")')
+
+
+def write_atomic(path: Path, data: bytes) -> int:
+    """Return the bytes written: `path` holds either the old or the new content, never a part. Raises OSError."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(scratch, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError:
+        scratch.unlink(missing_ok=True)
+        raise
+    return len(data)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether `error` says that the disk, or the share of it that one may use, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def require_space(folder: Path, last_bytes: int) -> None:
+    """Return where a plain trace may be written to `folder`; `last_bytes`: the largest one so far. Raises OSError (ENOSPC)."""
+    free, wanted = shutil.disk_usage(folder).free, max(RESERVE_BYTES, 4 * last_bytes)  # with stacks a trace is a few times as large
+    if free < wanted:
+        raise OSError(errno.ENOSPC, f"only {free >> 20} MB are left, traces are written where {wanted >> 20} MB are")
+
+
+def require_trace(plain: Path) -> int:
+    """Return the size of the trace that the profiler has written. Raises OSError where there is none: Kineto fails silently."""
+    try:
+        return plain.stat().st_size
+    except FileNotFoundError:
+        if shutil.disk_usage(plain.parent).free < _DISK_FULL_BYTES:
+            raise OSError(errno.ENOSPC, "the disk is full") from None
+        raise OSError("the profiler wrote no trace: a limit on the size of files, or a disk that was full for a moment") from None
+
+
+def discard_trace(plain: Path) -> None:
+    """Remove what the profiler has written, and the file under whose name Kineto writes it: that one stays where the disk is full.
+
+    Kineto keeps it open then, so that removing its name alone gives no space back.
+    """
+    for path in (plain, plain.with_name(f"{plain.name}.tmp")):
+        with suppress(OSError):
+            os.truncate(path, 0)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _scrub(data: bytes, replacements: Sequence[tuple[bytes, bytes]]) -> bytes:
+    for old, new in replacements:
+        data = data.replace(old, new)
+    return _HOST_NAME.sub(rb"\1\2", data) if b'"host_name"' in data else data
+
+
+def _open_gzip(path: Path) -> Any:
+    return gzip.open(path, "wb", compresslevel=3) if igzip is None else igzip.open(path, "wb", compresslevel=2)
+
+
+def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[bytes, bytes]] = ()) -> int:
+    """Return the bytes written to `target` (.gz): `source` without its host name and with `replacements` made; removes `source`.
+
+    The profiler writes the machine's name and the path of the export into a trace; neither belongs in a bundle. Raises OSError.
+    """
+    scratch = target.with_name(f".{target.name}.tmp")
+    try:
+        _compress(source, scratch, replacements)
+        os.replace(scratch, target)
+    finally:  # also when the disk is full: a plain trace is ten times the size of a compressed one
+        discard_trace(source)
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _compress(source: Path, scratch: Path, replacements: Sequence[tuple[bytes, bytes]]) -> None:
+    with open(source, "rb") as plain, _open_gzip(scratch) as packed:
+        rest = b""
+        while chunk := plain.read(CHUNK_BYTES):
+            data = _scrub(rest + chunk, replacements)
+            packed.write(data[:-OVERLAP_BYTES])
+            rest = data[-OVERLAP_BYTES:]
+        packed.write(rest)
+    descriptor = os.open(scratch, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class BackgroundWriter:
+    """Runs jobs one after the other in a thread that lives only while there is work; while Python shuts down, in the caller's.
+
+    A job returns the bytes that it wrote. The first failure ends the work: later jobs are not run and `error` holds it.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self._jobs: deque[Callable[[], int]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._written = 0
+
+    @property
+    def busy(self) -> bool:
+        """Return whether a job is running or waiting."""
+        return self._thread is not None
+
+    def submit(self, job: Callable[[], int]) -> None:
+        """Run `job` after those submitted before. Raises RuntimeError where no thread can be started."""
+        with defer_signals():  # a Ctrl-C inside Thread.start() would leave a thread at work of which join() knows nothing
+            if self._queue(job):
+                return
+        self._run()  # in an atexit handler: Python 3.12 and later start no thread there
+
+    def _queue(self, job: Callable[[], int]) -> bool:
+        """Return whether a thread will run `job`."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._thread is None and threading.main_thread().is_alive():
+                self._thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
+                try:
+                    self._thread.start()
+                except Exception:
+                    self._thread = None
+                    raise
+            return self._thread is not None
+
+    def take_written(self) -> int:
+        """Return the bytes that finished jobs wrote since the last call."""
+        with self._lock:
+            written, self._written = self._written, 0
+        return written
+
+    def join(self, timeout_s: float) -> bool:
+        """Return whether all jobs ended within `timeout_s` seconds."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+        return not self.busy
+
+    def _next(self) -> Callable[[], int] | None:
+        with self._lock:
+            if self.error is not None:
+                self._jobs.clear()
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None
+            return None
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                written = job()
+            except BaseException as error:  # noqa: BLE001 - it is handed to the session, which warns once
+                self.error = error
+            else:
+                with self._lock:
+                    self._written += written
+
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
-def stack_level() -> int:
+def find_stack_level() -> int:
     """Return the `stacklevel` with which the caller's warnings.warn points at the line outside gpudiag and torch that led to it.
 
     1 where there is none: in threads of our own, and while Python shuts down.
@@ -49,7 +235,7 @@ class Recording:
         self.patches = Patches()
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
-        self.background = Background()
+        self.background = BackgroundWriter()
         self.say: Callable[[str], None] = _warn
         """Where note() says something: a warning of Python's, unless the script is not to see any."""
         self._segments: dict[str, int] = {}
@@ -71,11 +257,11 @@ class Recording:
         """Write `columns` as the next segment of `table` (model.tables), in the background."""
         sequence = self._segments.get(table, 0)
         self._segments[table] = sequence + 1
-        self.submit(self.path / folder.segment_name(table, self.rank, sequence), partial(parquet.encode, table, columns))
+        self.submit(self.path / bundle_folder.segment_name(table, self.rank, sequence), partial(segments.encode_segment, table, columns))
 
     def manifest_path(self) -> Path:
         """Return where this rank's manifest stands."""
-        return self.path / folder.manifest_name(self.rank)
+        return self.path / bundle_folder.manifest_name(self.rank)
 
     # -- warnings ---------------------------------------------------------------------------------------------------
 
@@ -96,10 +282,10 @@ class Recording:
         if error is not None and self._failed:
             return
         self._failed = self._failed or error is not None
-        self.say(f"gpudiag: {message}" + (f" ({_told(error)})" if error is not None else ""))
+        self.say(f"gpudiag: {message}" + (f" ({_format_error(error)})" if error is not None else ""))
 
 
-def _told(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """Return the kind of an error and its text, where it can be told: one that the program defines may fail at that."""
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
@@ -107,7 +293,7 @@ def _told(error: BaseException) -> str:
 
 
 def _warn(text: str) -> None:
-    warn(text, stack_level())
+    warn_user(text, find_stack_level())
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -1,22 +1,122 @@
-"""What the profiler does in each step: pure bookkeeping, no torch."""
+"""When a session profiles: its options, checked when it is made, and what the profiler does in each step. No torch."""
 
 from __future__ import annotations
 
+import math
+import signal
 from collections import deque
-from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from gpudiag.capture.options import Options
+from gpudiag.errors import UsageError, suggest_nearest
 
-Label = Literal["plain", "warm", "timing", "sites", "export"]
-Kind = Literal["timing", "sites"]
+MIN_RISE, MAX_RISE = 0.05, 10.0
+"""Medians of 20 steps of an unchanged run scatter by a few percent on a shared machine; above 10 someone meant percent."""
+
+_MINIMA = {"skip": 0, "warm": 1, "record": 1, "sites": 0, "repeat": 0, "wait": 0, "max_windows": 1}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """When a session profiles: the schedule of its windows, and what asks for further ones."""
+
+    skip: int = 5
+    warm: int = 2
+    record: int = 6
+    sites: int = 2
+    repeat: int = 1
+    wait: int = 0
+    at_steps: tuple[int, ...] = ()
+    on_signal: int | None = None
+    on_slow: float | None = None
+    max_windows: int = 8
+
+
+OPTION_NAMES = Options.__struct_fields__
+
+SESSION_OPTIONS = (*OPTION_NAMES, "rank", "peaks", "parts", "gives_way")
+"""Everything that a session takes beside its path."""
+
+
+def build_unknown_option_error(name: str, known: Iterable[str], what: str = "a gpudiag session") -> UsageError:
+    """Return the error about an option that does not exist; it names the nearest one that does."""
+    known = sorted(known)
+    near = suggest_nearest(name, known)
+    return UsageError(f"{what} has no option {name!r}{near}", None if near else f"it takes {', '.join(known)}")
+
+
+def check_options(given: Mapping[str, Any]) -> Options:
+    """Return the options as given, the others at their defaults. Raises UsageError."""
+    for name in given:
+        if name not in OPTION_NAMES:
+            raise build_unknown_option_error(name, SESSION_OPTIONS)
+    for name in _MINIMA.keys() & given.keys():
+        _check_count(name, given[name])
+    options = Options(
+        **{**given, "at_steps": _check_at_steps(given.get("at_steps", ())), "on_signal": _check_on_signal(given.get("on_signal"))}
+    )
+    _check_rise(options.on_slow)
+    _check_together(options)
+    return options
+
+
+def check_rank(rank: object) -> int:
+    """Return the rank as given. Raises UsageError."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
+    return rank
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
+        unit = "windows" if name in {"repeat", "max_windows"} else "steps"
+        raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
+
+
+def _check_at_steps(value: Any) -> tuple[int, ...]:
+    steps = [value] if isinstance(value, int) else value
+    if isinstance(steps, (str, bytes)) or not isinstance(steps, Iterable):
+        steps = [None]
+    steps = list(steps)
+    if any(isinstance(step, bool) or not isinstance(step, int) or step < 0 for step in steps):
+        raise UsageError(f"at_steps={value!r} are not step numbers", "give whole numbers from 0, such as at_steps=(1000, 5000)")
+    return tuple(sorted(set(steps)))
+
+
+def _check_on_signal(value: Any) -> int | None:
+    """Return the number of a signal that has no meaning of its own: taking over SIGTERM or SIGINT would keep a run from ending."""
+    if value is None:
+        return None
+    free = {int(getattr(signal, name)) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)}
+    if hasattr(signal, "SIGRTMIN"):
+        free.update(range(signal.SIGRTMIN, signal.SIGRTMAX + 1))
+    if isinstance(value, bool) or not isinstance(value, int) or int(value) not in free:
+        raise UsageError(f"on_signal={value!r} cannot be used", "give signal.SIGUSR1 or SIGUSR2: others have a meaning of their own")
+    return int(value)
+
+
+def _check_rise(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and MIN_RISE <= value <= MAX_RISE):
+        raise UsageError(f"on_slow={value!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
+
+
+def _check_together(options: Options) -> None:
+    if options.repeat > options.max_windows:
+        raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
+    if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
+        raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
+
+
+StepLabel = Literal["plain", "warm", "timing", "sites", "export"]
+WindowKind = Literal["timing", "sites"]
 
 SITE_WARM = 1
 """Warm-up steps of the site window; the timing window has already paid for the profiler's first start."""
 
-ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Times that a window is begun when an epoch ends (or another profiler starts) inside it."""
 
 SITES_INDEX = 1
@@ -29,7 +129,7 @@ class Planned(msgspec.Struct, frozen=True):
     """A window: `warm` + `record` steps, then one in which it is exported."""
 
     index: int
-    kind: Kind
+    kind: WindowKind
     warm: int
     record: int
     trigger: str = "schedule"
@@ -45,13 +145,13 @@ class Planned(msgspec.Struct, frozen=True):
 class Slot(NamedTuple):
     """What happens in one step: its label, and the window that it belongs to (None: no window)."""
 
-    label: Label
+    label: StepLabel
     window: int | None
     first: bool = False
     """The window begins with this step."""
 
 
-PLAIN = Slot("plain", None)
+PLAIN_SLOT = Slot("plain", None)
 
 
 class Schedule:
@@ -80,7 +180,7 @@ class Schedule:
         """Return what happens in the step that is running or comes next."""
         window = self._now
         if window is None:
-            return PLAIN
+            return PLAIN_SLOT
         if self._done < window.warm:
             return Slot("warm", window.index, first=self._done == 0)
         return Slot(window.kind if self._done < window.warm + window.record else "export", window.index)
@@ -122,7 +222,7 @@ class Schedule:
             return
         self._attempts += slot.label != "export" and not slot.first
         self._done = 0
-        if slot.label == "export" or self._attempts >= ATTEMPTS:  # the export itself needs no step of its own
+        if slot.label == "export" or self._attempts >= MAX_ATTEMPTS:  # the export itself needs no step of its own
             self._now = None
             self._choose()
 

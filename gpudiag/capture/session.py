@@ -15,19 +15,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpudiag.capture import environment, folder, inductor, options
-from gpudiag.capture.batches import Leaving, batches_of
-from gpudiag.capture.launch import TRIAL, launch_id
-from gpudiag.capture.loop import Loop
+from gpudiag.capture import bundle_folder, environment, inductor, schedule
+from gpudiag.capture.bundle_folder import TRIAL_VARIABLE, read_launch_id
+from gpudiag.capture.host_marks import RunObserver, install_run_hooks
+from gpudiag.capture.loop import Loop, Triggers
 from gpudiag.capture.parts import Part, Parts
-from gpudiag.capture.quiet import keep_quiet
-from gpudiag.capture.recording import Recording, encode_manifest
+from gpudiag.capture.recording import Recording, encode_manifest, write_atomic
 from gpudiag.capture.schedule import Schedule
-from gpudiag.capture.seen import Seen, install
-from gpudiag.capture.steps import now
-from gpudiag.capture.triggers import Triggers
+from gpudiag.capture.steps import LoopExit, mark_batches, read_clocks
+from gpudiag.capture.torch_profiler import silence_kineto
 from gpudiag.capture.windows import Windows
-from gpudiag.capture.writer import write_atomic
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import Manifest, RankState
 from gpudiag.model.hardware import Device, ObservedDevice
@@ -47,14 +44,14 @@ _active: Session | None = None
 _entering = threading.RLock()
 
 
-def _tool_version() -> str:
+def _read_tool_version() -> str:
     try:
         return metadata.version("gpudiag")
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _absolute(path: Path) -> Path:
+def _make_absolute(path: Path) -> Path:
     """Return the path from the root, or `path` as it is where the current directory was deleted: that must not stop a run."""
     try:
         return Path(os.path.abspath(path))
@@ -89,12 +86,12 @@ class Session:
         gives_way: bool = False,
         **given: Any,
     ) -> None:
-        self.options = options.checked(given)
+        self.options = schedule.check_options(given)
         _require_torch()
-        found, world = environment.rank_and_world()
-        self.rank = found if rank is None else options.checked_rank(rank)
+        found, world = environment.read_rank_and_world()
+        self.rank = found if rank is None else schedule.check_rank(rank)
         self.world_size = max(world, self.rank + 1)
-        self._recording = Recording(_absolute(Path(os.fspath(path))), self.rank, self.world_size)
+        self._recording = Recording(_make_absolute(Path(os.fspath(path))), self.rank, self.world_size)
         self._parts = Parts(parts, self._recording.note)
         self._triggers = Triggers(self.options)
         self._peaks, self._gives_way = peaks, gives_way
@@ -115,7 +112,7 @@ class Session:
     # -- entering and leaving -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
-        if TRIAL in os.environ and not self._gives_way:
+        if TRIAL_VARIABLE in os.environ and not self._gives_way:
             self._entered = True
             return self
         self._take_over()
@@ -172,12 +169,12 @@ class Session:
 
     def _start(self) -> None:
         files, wanted = self._recording, Path(os.path.abspath(self.path))
-        self._launch = launch_id() if self.world_size > 1 else ""
-        files.move(folder.choose(wanted, folder.Claim(self.rank, self.world_size, self._launch)))
-        folder.create(self.path, self.rank)
-        self._machine, self._host = environment.machine(), environment.node(self.world_size)
+        self._launch = read_launch_id() if self.world_size > 1 else ""
+        files.move(bundle_folder.choose_folder(wanted, bundle_folder.Claim(self.rank, self.world_size, self._launch)))
+        bundle_folder.create_folders(self.path, self.rank)
+        self._machine, self._host = environment.read_machine(), environment.name_node(self.world_size)
         self._marks, self._events = files.marks, files.events
-        self._seen = Seen(files.marks)
+        self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._manifest_due = False
         self._windows = self._make_windows()
@@ -206,16 +203,16 @@ class Session:
         atexit.register(self._at_exit)
         patches.on_restore(lambda: atexit.unregister(self._at_exit))
         self._events.install(patches)
-        install(patches, self._seen)
+        install_run_hooks(patches, self._seen)
         self._windows.guard.install(patches)
-        keep_quiet(patches, errors_too=False)
-        self._events.add(Leaving(lambda: self._mark("notice")))
+        silence_kineto(patches, errors_too=False)
+        self._events.add(LoopExit(lambda: self._mark("notice")))
         self._events.add(self._seen)
         self._parts.start(self._recording)
         self._triggers.install(self._recording.note)
         self._marks.install(patches)
         self._marks.attach()
-        self._flushed_ns, _ = now()
+        self._flushed_ns, _ = read_clocks()
 
     def _at_exit(self) -> None:
         """Finish what a prompt or a generator that was not exhausted left open; the loop of another thread may still run."""
@@ -237,10 +234,10 @@ class Session:
         if files.background.error is not None:
             raise files.background.error
         self.warnings.extend(self._missing())
-        inductor.write(self.path, self.rank, files.note)
+        inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
-            folder.release_claim(self.path)
+            bundle_folder.release_claim(self.path)
 
     def _missing(self) -> list[str]:
         """Return what was planned and is not in the bundle, in words."""
@@ -260,7 +257,7 @@ class Session:
         self._check_entered("steps()")
         if isinstance(accumulation, bool) or not isinstance(accumulation, int) or accumulation < 1:
             raise UsageError(f"accumulation={accumulation!r} is not a number of batches", "give the batches of one optimizer step")
-        return batches_of(loader, accumulation, self._mark)
+        return mark_batches(loader, accumulation, self._mark)
 
     def _mark(self, name: str, *args: object) -> bool:
         """Return whether the loop's method `name` was called and did not refuse."""
@@ -311,7 +308,7 @@ class Session:
 
     def _flush(self, *, last: bool = False) -> None:
         """Close the segments of the tables; the files are written in the background."""
-        self._flushed_ns, _ = now()
+        self._flushed_ns, _ = read_clocks()
         self._parts.call("flush")
         for table, columns in (("step_records", self._loop.rows.take(unready=last)), ("host_marks", self._marks.take())):
             if columns is not None:
@@ -341,24 +338,24 @@ class Session:
             return ()
         deadline = time.monotonic() + RANKS_S
         while True:
-            found = folder.other_ranks(self.path, self.rank)
+            found = bundle_folder.list_other_ranks(self.path, self.rank)
             if all(state.finished for state in found) or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)
 
     def _manifest(self, finished: bool) -> Manifest:
         seen = self._seen
-        self._device = environment.observed_device()
+        self._device = environment.read_observed_device()
         if self._marks.dropped:
             self._recording.remember(f"{self._marks.dropped} host marks were dropped: too many in one segment")
         manifest = Manifest(
-            tool_version=_tool_version(),
+            tool_version=_read_tool_version(),
             created_unix_ns=self._recording.created_ns,
             finished=finished,
             device_kind="gpu" if self._device is not None else "cpu",
             device=self._device,
             machine=self._machine,
-            settings=environment.settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
+            settings=environment.read_settings(tuple(sorted(seen.autocast)), seen.optimizers, self._loop.loader or seen.loader),
             windows=tuple(self._windows.recorded.values()),
             steps=self._loop.rows.made,
             rank=self.rank,
@@ -368,7 +365,7 @@ class Session:
         )
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
-            known["settings"] = environment.as_recorded(known["settings"], manifest.settings)
+            known["settings"] = environment.combine_settings(known["settings"], manifest.settings)
         return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings))
 
     # -- failures ---------------------------------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gpudiag.capture.folder import trace_name
+from gpudiag.capture.bundle_folder import trace_name
 from gpudiag.capture.parts import Parts
-from gpudiag.capture.schedule import PLAIN, SITES_INDEX, Label, Planned, Schedule
-from gpudiag.capture.window import Guard, ProfilerWindow
-from gpudiag.capture.writer import Background, compress_trace, discard_trace, full, require_space, require_trace
+from gpudiag.capture.recording import BackgroundWriter, compress_trace, discard_trace, is_disk_full, require_space, require_trace
+from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Planned, Schedule, StepLabel
+from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
 
 
@@ -35,14 +35,14 @@ class Windows:
         *,
         rank: int,
         schedule: Schedule,
-        background: Background,
+        background: BackgroundWriter,
         warn: Callable[[str, BaseException | None], None],
         on_recorded: Callable[[], None],
         parts: Parts,
         together: bool = False,
     ) -> None:
         self.recorded: dict[int, Window] = {}
-        self.guard = Guard(self._step_aside)
+        self.guard = ProfilerGuard(self._step_aside)
         self._folder, self._rank, self._schedule, self._background = folder, rank, schedule, background
         self._warn, self._on_recorded, self._parts, self._together = warn, on_recorded, parts, together
         self._live: ProfilerWindow | None = None
@@ -79,7 +79,7 @@ class Windows:
         if self._live is not None and slot.window == self._live.index and slot.label != "export":
             self._protected(self._live.step)
 
-    def begin(self, step: int) -> Label:
+    def begin(self, step: int) -> StepLabel:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
         self._heed()
         slot = self._schedule.slot
@@ -89,7 +89,7 @@ class Windows:
         if self._live is None and slot.window is not None and slot.label != "export":
             if not slot.first:
                 self._schedule.interrupt()  # another profiler made ours step aside
-            slot = self._schedule.slot if self._open(step) else PLAIN
+            slot = self._schedule.slot if self._open(step) else PLAIN_SLOT
         return "export" if slot.label == "plain" and self._packing else slot.label
 
     def interrupt(self, step: int) -> None:
@@ -218,4 +218,4 @@ class Windows:
     def _give_up(self, error: Exception) -> None:
         self._off = True
         self.drop()
-        self._warn("the disk is full: profiling was switched off" if full(error) else "profiling was switched off", error)
+        self._warn("the disk is full: profiling was switched off" if is_disk_full(error) else "profiling was switched off", error)

@@ -10,29 +10,10 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import (
-    ab,
-    cache,
-    calibrate,
-    check,
-    compare,
-    dashboard,
-    demo,
-    doctor,
-    export,
-    fixes,
-    memory,
-    ops,
-    report,
-    run,
-    schema,
-    scrub,
-    sql,
-    whatif,
-)
+from gpudiag.cli import ab, cache, compare, dashboard, export, machine, memory, queries, report, run, schema
 from gpudiag.cli import rules as rule_commands
-from gpudiag.cli.plain import PlainCommand, PlainGroup
-from gpudiag.cli.terminal import say
+from gpudiag.cli.command import PlainCommand, PlainGroup
+from gpudiag.cli.terminal import write_note
 from gpudiag.errors import GpudiagError
 
 DEBUG = "GPUDIAG_DEBUG"
@@ -51,56 +32,56 @@ app = typer.Typer(
 )
 _command = partial(app.command, cls=PlainCommand)
 _command("report")(report.report)
-app.command("run", cls=run.ScriptCommand, context_settings=run.SETTINGS)(run.run)
-app.command("ab", cls=run.ScriptCommand, context_settings=run.SETTINGS)(ab.ab)
+app.command("run", cls=run.ScriptCommand, context_settings=run.SCRIPT_SETTINGS)(run.run)
+app.command("ab", cls=run.ScriptCommand, context_settings=run.SCRIPT_SETTINGS)(ab.ab)
 _command("compare")(compare.compare)
-_command("check")(check.check)
-_command("ops")(ops.ops)
-_command("whatif")(whatif.whatif)
-_command("sql")(sql.sql)
+_command("check")(compare.check)
+_command("ops")(queries.ops)
+_command("whatif")(queries.whatif)
+_command("sql")(queries.sql)
 _command("memory")(memory.memory)
-_command("demo")(demo.demo)
-_command("calibrate")(calibrate.calibrate)
+_command("demo")(machine.demo)
+_command("calibrate")(machine.calibrate)
 _command("dashboard")(dashboard.dashboard)
 _command("cache")(cache.cache)
-_command("fixes")(fixes.fixes)
-_command("scrub")(scrub.scrub)
-_command("doctor")(doctor.doctor)
-app.add_typer(rule_commands.app, name="rules")
-app.add_typer(schema.app, name="schema")
-app.add_typer(export.app, name="export")
+_command("fixes")(ab.fixes)
+_command("scrub")(export.scrub)
+_command("doctor")(machine.doctor)
+app.add_typer(rule_commands.rules_app, name="rules")
+app.add_typer(schema.schema_app, name="schema")
+app.add_typer(export.export_app, name="export")
 
 
 def main() -> int:
     """Run the command of sys.argv and return its exit code. Every failure is one line on stderr."""
     try:
-        return _run()
+        return _run_app()
     except GpudiagError as error:
-        say(f"gpudiag: {error}")
+        write_note(f"gpudiag: {error}")
         return error.exit_code
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT
     except Exception as error:  # noqa: BLE001 the last resort: a person at a terminal gets a line, not a stack
-        return _unforeseen(error)
+        return _report_internal_error(error)
 
 
-def _unforeseen(error: Exception) -> int:
+def _report_internal_error(error: Exception) -> int:
     """Say what happened and return the exit code: 2 for a full disk behind a standard stream or a folder that is gone, else 3."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        say(f"gpudiag: cannot write: {error.strerror} (write to another place)")
+        write_note(f"gpudiag: cannot write: {error.strerror} (write to another place)")
         return 2
-    if isinstance(error, FileNotFoundError) and not _stands_somewhere():
-        say("gpudiag: the current folder does not exist any more (change to another one: cd)")
+    if isinstance(error, FileNotFoundError) and not _has_current_folder():
+        write_note("gpudiag: the current folder does not exist any more (change to another one: cd)")
         return 2
     if os.environ.get(DEBUG):
         traceback.print_exc()
     else:
         line = f"gpudiag: internal error: {type(error).__name__}: {error}"
-        say(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
+        write_note(f"{line} (this is a bug; run again with {DEBUG}=1 to see where, and report it with that text)")
     return 3
 
 
-def _stands_somewhere() -> bool:
+def _has_current_folder() -> bool:
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -108,7 +89,7 @@ def _stands_somewhere() -> bool:
     return True
 
 
-def _run() -> int:
+def _run_app() -> int:
     """Return the exit code; typer handles usage errors (2) and Ctrl-C (130) itself."""
     try:
         app(prog_name="gpudiag")
@@ -117,7 +98,7 @@ def _run() -> int:
     return 0
 
 
-def _version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
@@ -127,6 +108,6 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
     """Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted."""

@@ -1,7 +1,9 @@
-"""`gpudiag ab`: try changes on a training script, and say which help. The script's output is kept out of sight; stdout is ours."""
+"""`gpudiag ab`: try changes on a training script, and say which help; `gpudiag fixes`: what it can try. The script's output is kept out
+of sight."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from pathlib import Path
@@ -9,16 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpudiag.cli import outputs, terminal
-from gpudiag.cli.stopping import stopping
+from gpudiag.cli import options as options_module
+from gpudiag.cli import terminal
+from gpudiag.cli.command import interrupt_on_signals
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.api.experiment_result import ExperimentResult
+    from gpudiag.api.experiment import ExperimentResult
+    from gpudiag.model.fixes import Fix
+    from gpudiag.report.findings import FixPage
 
 STDOUT = Path("-")
 
-PAGE = "experiments.html"
+RESULTS_PAGE = "experiments.html"
 
 LOOKS = (4, 6, 8, 12)
 
@@ -89,38 +94,39 @@ def ab(
 ) -> None:  # fmt: skip
     """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
     _check_json(json)
-    outputs.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
-    from gpudiag.api.door import seconds
-    from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, experiment
-    from gpudiag.report.experiment.live import Live
+    options_module.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
+    from gpudiag.api.ab import parse_seconds
+    from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
+    from gpudiag.report.experiment.terminal import Live
 
     options = Options(
-        output=output, resume=resume, report=report, combine=combine, search=_one_of("--search", search, _SEARCHES),
-        budget_s=seconds(budget or None, "--budget"), looks=_looks(pairs), min_effect=_share(min_effect), quality=quality, parity=parity,
-        parity_only=parity_only, probe_only=probe_only, aa=aa, sandbox=_one_of("--sandbox", sandbox, _MODES),
+        output=output, resume=resume, report=report, combine=combine, search=_check_choice("--search", search, _SEARCHES),
+        budget_s=parse_seconds(budget or None, "--budget"), looks=_parse_looks(pairs), min_effect=_parse_share(min_effect),
+        quality=quality, parity=parity, parity_only=parity_only, probe_only=probe_only, aa=aa,
+        sandbox=_check_choice("--sandbox", sandbox, _MODES),
         steady_malloc=steady_malloc, shared_ok=shared_ok, wait=wait, clean_exit=clean_exit,
         command_shown=(*(("-m", module) if module is not None else ()), *(words or ())),
     )  # fmt: skip
-    command = _command(words or [], module, resume)
-    with stopping():
+    command = _build_command(words or [], module, resume)
+    with interrupt_on_signals():
         try:
             with Live() as live:
-                found = experiment(
+                found = run_experiment(
                     command, fixes=fix or [], variants=variant or [], auto=auto, options=options,
                     progress=live.tell, tell=live.pair, done=live.done,
                 )  # fmt: skip
         except InterruptedExperiment as stop:
-            _tell_all_the_same(stop.result, stop.bundle, json)
-            terminal.say(f"gpudiag: interrupted; `gpudiag ab --resume {shlex.quote(str(stop.bundle))}` goes on")
+            _try_report_result(stop.result, stop.bundle, json)
+            terminal.write_note(f"gpudiag: interrupted; `gpudiag ab --resume {shlex.quote(str(stop.bundle))}` goes on")
             raise
         except StoppedExperimentError as error:
-            _tell_all_the_same(error.result, error.result.bundle, json)
+            _try_report_result(error.result, error.result.bundle, json)
             raise
-        _tell(found, found.bundle, json)
+        _report_result(found, found.bundle, json)
     raise typer.Exit(exit_code(found.data))
 
 
-def _command(words: list[str], module: str | None, resume: str) -> list[str]:
+def _build_command(words: list[str], module: str | None, resume: str) -> list[str]:
     """Return the command to run; an empty one with --resume alone. Raises UsageError where nothing was given."""
     if module is None and not words:
         if resume:
@@ -128,58 +134,58 @@ def _command(words: list[str], module: str | None, resume: str) -> list[str]:
         raise UsageError(
             "nothing to run", "gpudiag ab --fix bf16 train.py ARGS, gpudiag ab ... -m module, or gpudiag ab ... -- torchrun ..."
         )
-    from gpudiag.api.run import command_of
+    from gpudiag.api.run import build_run_command
 
-    return command_of(words, module)
+    return build_run_command(words, module)
 
 
 def _check_json(path: Path | None) -> None:
     if path is not None and path != STDOUT:
-        outputs.check_targets([path], "", (".json",))
+        options_module.check_targets([path], "", (".json",))
 
 
-def _tell(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
+def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     """Show the result, and write it where that was asked for: the one also where the other fails."""
     try:
-        _show(found, json)
+        _show_result(found, json)
     finally:
-        _write(found, bundle, json)
+        _write_result(found, bundle, json)
 
 
-def _tell_all_the_same(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
+def _try_report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     """As _tell(), at the end of a command that has an exit code already: its terminal may be gone too."""
     try:
-        _tell(found, bundle, json)
+        _report_result(found, bundle, json)
     except GpudiagError as error:
-        terminal.say(f"gpudiag: {error}")
+        terminal.write_note(f"gpudiag: {error}")
     except typer.Exit:  # the reader of stdout has gone
         pass
 
 
-def _show(found: ExperimentResult, json: Path | None) -> None:
+def _show_result(found: ExperimentResult, json: Path | None) -> None:
     """Show the result; with `--json -` stdout is the JSON's."""
-    text = found.text(width=terminal.columns(), color=terminal.coloured() and json != STDOUT)
+    text = found.text(width=terminal.measure_columns(), color=terminal.is_coloured() and json != STDOUT)
     if json == STDOUT:
-        terminal.aside(text)
-        terminal.out(found.json().decode())
+        terminal.write_aside(text)
+        terminal.write_result(found.json().decode())
     else:
-        terminal.out(text)
+        terminal.write_result(text)
 
 
-def _write(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
+def _write_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     if json is not None and json != STDOUT:
         found.save(json)
-        terminal.say(f"wrote {json}")
+        terminal.write_note(f"wrote {json}")
     if bundle is not None:
-        found.save(bundle / PAGE)
+        found.save(bundle / RESULTS_PAGE)
         proved = f"; the recipe is {bundle}/recipe.toml" if found.recipe.proved else ""
-        terminal.say(f"gpudiag: the results are in {bundle}/experiments; the page is {bundle}/{PAGE}{proved}")
+        terminal.write_note(f"gpudiag: the results are in {bundle}/experiments; the page is {bundle}/{RESULTS_PAGE}{proved}")
 
 
 # -- values of options ------------------------------------------------------------------------------------------------------
 
 
-def _looks(text: str) -> tuple[int, ...]:
+def _parse_looks(text: str) -> tuple[int, ...]:
     """Return after how many pairs the result is looked at, for '4..12' or '8'. Raises UsageError."""
     found = _PAIRS.fullmatch(text.strip())
     low, high = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
@@ -188,7 +194,7 @@ def _looks(text: str) -> tuple[int, ...]:
     return tuple(sorted({low, *(look for look in LOOKS if low < look < high), high}))
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     """Return 0.01 for '1%' or '0.01'. Raises UsageError."""
     found = _SHARE.fullmatch(text.strip())
     value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
@@ -197,7 +203,64 @@ def _share(text: str) -> float:
     return value
 
 
-def _one_of(name: str, text: str, known: tuple[str, ...]) -> Any:
+def _check_choice(name: str, text: str, known: tuple[str, ...]) -> Any:
     if text not in known:
         raise UsageError(f"{name} {text}: not known", f"one of {', '.join(known)}")
     return text
+
+
+def fixes(
+    identifier: Annotated[str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False)] = None,
+) -> None:
+    """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, what has to show it."""
+    from gpudiag.errors import UsageError, suggest_nearest
+    from gpudiag.model.fixes import FIX_BY_ID, FIXES
+    from gpudiag.report import findings as pages
+
+    if identifier is None:
+        found = [_build_page(fix) for fix in FIXES]
+        terminal.write_result(pages.render_fix_list(found, width=terminal.measure_columns(), color=terminal.is_coloured()))
+        return
+    fix = FIX_BY_ID.get(identifier)
+    if fix is None:
+        raise UsageError(f"no fix is named {identifier!r}{suggest_nearest(identifier, FIX_BY_ID)}", "`gpudiag fixes` lists them")
+    terminal.write_result(pages.render_fix(_build_page(fix), width=terminal.measure_columns(), color=terminal.is_coloured()))
+
+
+def _build_page(fix: Fix) -> FixPage:
+    """Return the descriptor of a fix with what its applier says of itself."""
+    from gpudiag.experiment.fixes import APPLIERS
+    from gpudiag.report.findings import FixPage
+
+    applier = next((found for found in APPLIERS if found.id == fix.id), None)
+    if applier is None:
+        return FixPage(fix, applies=False)
+    return FixPage(fix, True, applier.needs_gpu, _describe_application(applier), _describe_evidence(applier))
+
+
+def _describe_application(applier: type[Any]) -> str:
+    """Return how a fix is applied: what its class says, then what its process is started with."""
+    own = " ".join(" ".join(inspect.cleandoc(applier.__doc__ or "").split("\n\n")[:2]).split())
+    environ = f"Started with {' '.join(f'{name}={value}' for name, value in applier.environ.items())}." if applier.environ else ""
+    return " ".join(dict.fromkeys(text for text in (own, environ) if text))
+
+
+def _describe_evidence(applier: type[Any]) -> str:
+    """Return what has to show that a fix took effect: what its method returns, '' where no class of its own says it."""
+    from gpudiag.experiment.fixes.fix import Applier
+
+    said = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
+    if said == _take_first_sentence(inspect.getdoc(Applier.evidence) or ""):
+        return ""
+    said = said.removeprefix("Return ").strip()
+    return said[:1].upper() + said[1:]
+
+
+def _take_first_sentence(text: str) -> str:
+    first, stop, _ = _take_paragraph(text).partition(". ")
+    return f"{first}{stop.strip()}"
+
+
+def _take_paragraph(text: str) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())

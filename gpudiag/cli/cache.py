@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.cli import outputs, terminal
+from gpudiag.cli import options, terminal
 from gpudiag.errors import InputError, UsageError
-from gpudiag.report.escape import clean
+from gpudiag.report.console import clean
 from gpudiag.units import format_bytes
 
 _CLEAR = "clear"
-_WHAT = {
+_ENTRY_NAMES = {
     "tables": "tables",
     "report": "report",
     "measured": "steps for comparisons",
@@ -32,22 +32,22 @@ def cache(
 
     Nothing is kept for small recordings, nor where GPUDIAG_NO_CACHE=1 is set.
     """
-    path = _path(words)
-    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    outputs.check_there([path], "give a trace, a bundle, or a folder of ranks")
-    from gpudiag.api.cache import place_of
+    path = _parse_path(words)
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    options.check_exist([path], "give a trace, a bundle, or a folder of ranks")
+    from gpudiag.api.cache import find_cache_folder
 
-    place = place_of(path)
+    place = find_cache_folder(path)
     if place is None:
         raise InputError(f"{path}: cannot be looked into", "check its access rights")
     subject = Path(path).name if os.path.isfile(path) else None
     if words[0] == _CLEAR:
-        _clear(place, subject)
+        _clear_entries(place, subject)
     else:
-        _show(place, subject)
+        _print_entries(place, subject)
 
 
-def _path(words: list[str]) -> str:
+def _parse_path(words: list[str]) -> str:
     """Return the path that was given. Raises UsageError for none or several."""
     if words == [_CLEAR]:
         raise UsageError("clear what?", f"gpudiag cache clear PATH; a folder of that name is .{os.sep}{_CLEAR}")
@@ -56,34 +56,34 @@ def _path(words: list[str]) -> str:
     return words[-1]
 
 
-def _show(place: Path, subject: str | None) -> None:
-    from gpudiag.api.cache import WHOLE, listed
+def _print_entries(place: Path, subject: str | None) -> None:
+    from gpudiag.api.cache import WHOLE_FOLDER, list_entries
 
-    kept = listed(place, subject)
+    kept = list_entries(place, subject)
     for one in kept:
-        what = f"{_WHAT.get(one.kind, one.kind)} of {'the whole' if one.subject == WHOLE else one.subject}"
-        terminal.out(f"{format_bytes(one.size_bytes):>9}  {clean(what, 300)}  {clean(str(one.path), 1_000)}\n")
+        what = f"{_ENTRY_NAMES.get(one.kind, one.kind)} of {'the whole' if one.subject == WHOLE_FOLDER else one.subject}"
+        terminal.write_result(f"{format_bytes(one.size_bytes):>9}  {clean(what, 300)}  {clean(str(one.path), 1_000)}\n")
     total = sum(one.size_bytes for one in kept)
-    terminal.say(f"{format_bytes(total)} in {place}" if kept else f"nothing is kept in {place}{_why(place)}")
+    terminal.write_note(f"{format_bytes(total)} in {place}" if kept else f"nothing is kept in {place}{_explain_nothing_cached(place)}")
 
 
-def _why(place: Path) -> str:
+def _explain_nothing_cached(place: Path) -> str:
     """Return why nothing can be kept, where that is so."""
-    from gpudiag.api.cache import NO_CACHE, switched_off, writable
+    from gpudiag.api.cache import NO_CACHE, is_switched_off, is_writable
 
-    if switched_off():
+    if is_switched_off():
         return f": {NO_CACHE} is set"
     if place.is_symlink():
         return ": it is a link, which is not followed"
-    return "" if writable(place.parent) else f": {place.parent} is read-only"
+    return "" if is_writable(place.parent) else f": {place.parent} is read-only"
 
 
-def _clear(place: Path, subject: str | None) -> None:
+def _clear_entries(place: Path, subject: str | None) -> None:
     """Delete what is kept. Raises InputError where that is not allowed."""
-    from gpudiag.api.cache import clear
+    from gpudiag.api.cache import clear_cache
 
     try:
-        freed = clear(place, subject)
+        freed = clear_cache(place, subject)
     except OSError as error:
         raise InputError(f"{place}: cannot be deleted: {error.strerror}", "check its access rights") from None
-    terminal.say(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is kept in {place}")
+    terminal.write_note(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is kept in {place}")

@@ -1,4 +1,4 @@
-"""`gpudiag compare`: what changed from one recording to another."""
+"""`gpudiag compare`: what changed from one recording to another; `gpudiag check`: a gate for continuous integration."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, outputs, terminal
+from gpudiag.cli import config, options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
 if TYPE_CHECKING:
-    from gpudiag.api.compare import Comparison
+    from gpudiag.api.comparison import CheckResult, Comparison
 
 FAILED = 1
 _TOP_TEXT, _TOP_MARKDOWN = 15, 30
 _SHARE = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
-_WHAT = "A bundle, a trace, a folder of traces, or a report (.json): {}."
+_PATH_HELP = "A bundle, a trace, a folder of traces, or a report (.json): {}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help=_WHAT.format("what was before"))],
-    b: Annotated[str, typer.Argument(metavar="B", help=_WHAT.format("what came after"))],
+    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("what was before"))],
+    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("what came after"))],
     fail_if_slower: Annotated[
         str,
         typer.Option(
@@ -48,28 +48,30 @@ def compare(
 ) -> None:
     """Say what became faster, slower, new and gone from A to B, next to how much each varies from step to step."""
     targets = output or []
-    outputs.check_named("A or B", [a, b], "give two bundles, traces or reports")
+    options.check_named("A or B", [a, b], "give two bundles, traces or reports")
     for source in (a, b):
-        outputs.check_targets(targets, source)
-    most = share("--fail-if-slower", fail_if_slower) if fail_if_slower else None
-    from gpudiag.api.compare import compare as compared
+        options.check_targets(targets, source)
+    most = parse_share("--fail-if-slower", fail_if_slower) if fail_if_slower else None
+    from gpudiag.api.comparison import compare_recordings as compared
 
-    chosen = None if no_config else config.find()
-    with terminal.progress("reading") as tell:
+    chosen = None if no_config else config.find_config()
+    with terminal.show_progress("reading") as tell:
         found = compared(a, b, rank=rank, modules=modules, fail_if_slower=most, config=chosen, progress=tell)
         for target in targets:
             tell(f"writing {target}")
-            files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
+            files.write_file(target, _render_comparison(found, target, _TOP_MARKDOWN if top is None else top))
     listed = _TOP_TEXT if top is None else top
-    shown = found.json().decode() if as_json else found.text(width=terminal.table_columns(), top=listed, color=terminal.coloured())
-    terminal.out(shown)
+    shown = (
+        found.json().decode() if as_json else found.text(width=terminal.measure_table_columns(), top=listed, color=terminal.is_coloured())
+    )
+    terminal.write_result(shown)
     for target in targets:
-        terminal.say(f"wrote {target}")
+        terminal.write_note(f"wrote {target}")
     if found.data.gate is not None and found.data.gate.fails:
         raise typer.Exit(FAILED)
 
 
-def share(option: str, text: str) -> float:
+def parse_share(option: str, text: str) -> float:
     """Return 0.03 for '3%' or '0.03'. Raises UsageError for anything that is not between 0 and 1."""
     found = _SHARE.fullmatch(text.strip())
     value = float(found[1]) / (100 if found[2] else 1) if found else -1.0
@@ -78,9 +80,60 @@ def share(option: str, text: str) -> float:
     return value
 
 
-def _rendered(found: Comparison, target: Path, top: int) -> bytes:
+def _render_comparison(found: Comparison, target: Path, top: int) -> bytes:
     """Return the comparison in the format that the suffix of `target` names."""
     suffix = target.suffix.lower()
     if suffix == ".html":
         return found.html().encode()
     return found.markdown(top=top).encode() if suffix == ".md" else found.json()
+
+
+def check(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle, a trace, a folder of traces, or a report (.json).")],
+    budget: Annotated[
+        str, typer.Option(metavar="FILE", help="Limits, in TOML: one table a metric, and [findings].", show_default=False)
+    ] = "",
+    baseline: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="A run to compare with. Without --budget: the median step and the peak of memory may be 5% worse, and nothing of "
+            "severity warning or above may be found that was not found there.",
+            show_default=False,
+        ),
+    ] = "",
+    github: Annotated[
+        bool, typer.Option("--github", help="Print for GitHub Actions: the text, then an annotation for each gate that did not pass.")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write JUnit XML to FILE (.xml).", show_default=False)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the text.")] = False,
+    rank: Annotated[int | None, options.RANK] = None,
+    no_config: Annotated[bool, options.NO_CONFIG] = False,
+) -> None:
+    """Exit with 1 where a run breaks a limit by more than it varies, or a required figure is not known."""
+    sources = [path, *([baseline] if baseline else [])]
+    options.check_named("PATH", [path], "give a bundle, a trace or a report")
+    if github and as_json:
+        raise UsageError("--github and --json both print to the standard output", "leave one of them out")
+    if junit is not None:
+        for source in sources:
+            options.check_targets([junit], source, (".xml",))
+    from gpudiag.api.comparison import check_gates as checked
+
+    chosen = None if no_config else config.find_config()
+    with terminal.show_progress("reading") as tell:
+        found = checked(path, budget=budget or None, baseline=baseline or None, rank=rank, config=chosen, progress=tell)
+    if junit is not None:
+        files.write_file(junit, found.junit())
+    terminal.write_result(_format_check(found, as_json=as_json, github=github))
+    if junit is not None:
+        terminal.write_note(f"wrote {junit}")
+    if not found.passed:
+        raise typer.Exit(FAILED)
+
+
+def _format_check(found: CheckResult, *, as_json: bool, github: bool) -> str:
+    if as_json:
+        return found.json().decode()
+    width = terminal.measure_columns()
+    return found.github(width) if github else found.text(width=width, color=terminal.is_coloured())

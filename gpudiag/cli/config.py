@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpudiag.diagnosis.config import Config
 
-NAMES = ("gpudiag.toml", "pyproject.toml")
-KEYS = ("rules", "disable", "thresholds", "cache")
+CONFIG_NAMES = ("gpudiag.toml", "pyproject.toml")
+CONFIG_KEYS = ("rules", "disable", "thresholds", "cache")
 MAX_BYTES = 1_000_000
 """Largest file that is read: a thousand times a config of ours."""
 _OURS = re.compile(r"^\s*\[\s*tool\s*\.\s*[\"']?gpudiag[\"']?\s*[.\]]", re.MULTILINE)
 """A header of ours. A pyproject.toml that cannot be read is an error where it has one, else it is somebody else's matter."""
-_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
+_TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 
 
-def find(start: Path | None = None) -> Config:
+def find_config(start: Path | None = None) -> Config:
     """Return the config that is nearest to the folder `start` (default: the working directory), upwards; an empty one where there is none.
 
     In one folder gpudiag.toml counts before pyproject.toml. Raises InputError with file, line and key for one that is wrong.
     """
     from gpudiag.diagnosis.config import Config
 
-    for path in _candidates(start or Path.cwd()):
-        text = _text(path)
-        if text is not None and (path.name == NAMES[0] or _is_ours(path, text)):
-            return read(path, text)
+    for path in _find_candidates(start or Path.cwd()):
+        text = _read_text(path)
+        if text is not None and (path.name == CONFIG_NAMES[0] or _is_ours(path, text)):
+            return parse_config(path, text)
     return Config()
 
 
-def without_cache(config: Config | None) -> Config:
+def disable_cache(config: Config | None) -> Config:
     """Return `config`, or an empty one, under which nothing is kept between commands and nothing that was kept is used."""
     import msgspec
 
@@ -51,7 +51,7 @@ def _is_ours(path: Path, text: str) -> bool:
     if "gpudiag" not in text:
         return False
     try:
-        tool = _parsed(path.as_posix(), text).get("tool")
+        tool = _parse_toml(path.as_posix(), text).get("tool")
     except InputError:
         if _OURS.search(text):
             raise
@@ -59,19 +59,19 @@ def _is_ours(path: Path, text: str) -> bool:
     return isinstance(tool, dict) and "gpudiag" in tool
 
 
-def _candidates(start: Path) -> Iterator[Path]:
+def _find_candidates(start: Path) -> Iterator[Path]:
     folder = start.absolute()
     for place in (folder, *folder.parents):
-        for name in NAMES:
+        for name in CONFIG_NAMES:
             if (place / name).is_file():
                 yield place / name
 
 
-def _text(path: Path) -> str | None:
+def _read_text(path: Path) -> str | None:
     """Return the text of `path`. Raises InputError for a gpudiag.toml that cannot be read; a pyproject.toml may be anyone's: None."""
     from gpudiag.errors import InputError
 
-    ours = path.name == NAMES[0]
+    ours = path.name == CONFIG_NAMES[0]
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -87,68 +87,72 @@ def _text(path: Path) -> str | None:
     return text
 
 
-def read(path: Path, text: str) -> Config:
+def parse_config(path: Path, text: str) -> Config:
     """Return the config of `text`, which stands in `path`; raises InputError with file, line and key for one that is wrong."""
     from gpudiag.diagnosis.config import Config
 
     shown = path.as_posix()
-    values = _parsed(shown, text)
-    if path.name != NAMES[0]:
+    values = _parse_toml(shown, text)
+    if path.name != CONFIG_NAMES[0]:
         tool = values.get("tool")
         values = tool.get("gpudiag", {}) if isinstance(tool, dict) else {}
     empty = Config(shown, text=text)
     if not isinstance(values, dict):
         raise empty.error("tool.gpudiag: a table is needed", "tool", "gpudiag")
     _check_keys(empty, values)
-    folders = tuple((path.parent / folder).as_posix() for folder in _texts(empty, values, "rules"))
+    folders = tuple((path.parent / folder).as_posix() for folder in _parse_texts(empty, values, "rules"))
     cache = values.get("cache", True)
     if not isinstance(cache, bool):
         raise empty.error("cache: true or false is needed", "cache")
-    return Config(shown, folders, _texts(empty, values, "disable"), _thresholds(empty, values.get("thresholds", {})), text, cache)
+    return Config(
+        shown, folders, _parse_texts(empty, values, "disable"), _parse_thresholds(empty, values.get("thresholds", {})), text, cache
+    )
 
 
-def _parsed(shown: str, text: str) -> dict[str, Any]:
+def _parse_toml(shown: str, text: str) -> dict[str, Any]:
     from gpudiag.errors import InputError
 
     reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         values: dict[str, Any] = reader.loads(text)
     except (ValueError, RecursionError) as error:
-        place = _PLACE.search(str(error))
+        place = _TOML_POSITION.search(str(error))
         line = f":{place[1] or len(text.splitlines()) + 1}" if place else ""
-        said = f"{shown}{line}: no TOML that can be read: {_PLACE.sub('', str(error))}"
+        said = f"{shown}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}"
         raise InputError(said, "leave it out with --no-config") from None
     return values
 
 
 def _check_keys(config: Config, values: Mapping[str, Any]) -> None:
-    from gpudiag.errors import nearest
+    from gpudiag.errors import suggest_nearest
 
     for key in values:
-        if key not in KEYS:
-            raise config.error(f"{key}: unknown key{nearest(key, dict.fromkeys(KEYS))}", key, hint=f"keys: {', '.join(KEYS)}")
+        if key not in CONFIG_KEYS:
+            raise config.error(
+                f"{key}: unknown key{suggest_nearest(key, dict.fromkeys(CONFIG_KEYS))}", key, hint=f"keys: {', '.join(CONFIG_KEYS)}"
+            )
 
 
-def _texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
+def _parse_texts(config: Config, values: Mapping[str, Any], key: str) -> tuple[str, ...]:
     found = values.get(key, [])
     if not isinstance(found, list) or not all(isinstance(item, str) and item.strip() for item in found):
         raise config.error(f"{key}: a list of texts is needed", key, hint=f'such as {key} = ["..."]')
     return tuple(found)
 
 
-def _thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
+def _parse_thresholds(config: Config, found: Any) -> dict[str, dict[str, float]]:
     if not isinstance(found, dict):
         raise config.error("thresholds: a table is needed", "thresholds", hint='such as [thresholds."OVH-01"]')
     for identifier, values in found.items():
         if not isinstance(values, dict):
             raise config.error(f"thresholds.{identifier}: a table is needed", "thresholds", identifier, hint="such as min_share = 0.2")
     return {
-        identifier: {name: _number(config, identifier, name, value) for name, value in values.items()}
+        identifier: {name: _parse_number(config, identifier, name, value) for name, value in values.items()}
         for identifier, values in found.items()
     }
 
 
-def _number(config: Config, identifier: str, name: str, value: Any) -> float:
+def _parse_number(config: Config, identifier: str, name: str, value: Any) -> float:
     """Return `value` as a number; raises InputError for anything else, and for an integer beyond all numbers with a decimal point."""
     where = f"thresholds.{identifier}.{name}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpudiag.cli import terminal
-from gpudiag.cli.stopping import stopping
+from gpudiag.cli.command import interrupt_on_signals
 from gpudiag.errors import InputError, MissingDependencyError
 
 
@@ -28,13 +28,13 @@ def dashboard(
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {what}", "give a folder with bundles or traces, such as runs/")
     try:
-        with terminal.progress("starting"):
-            from gpudiag_dashboard.server import serve
+        with terminal.show_progress("starting"):
+            from gpudiag_dashboard.app import serve
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"dash", "flask", "waitress", "plotly"}:
             raise
         raise MissingDependencyError(
             f"the dashboard needs {error.name}, which is not installed", "pip install 'gpudiag[dashboard]'"
         ) from None
-    with stopping():  # an experiment that it runs is ended in order too
-        serve(folder, host=host, port=port, allow_run=allow_run, open_browser=open_browser, say=terminal.say)
+    with interrupt_on_signals():  # an experiment that it runs is ended in order too
+        serve(folder, host=host, port=port, allow_run=allow_run, open_browser=open_browser, say=terminal.write_note)

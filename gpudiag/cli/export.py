@@ -1,21 +1,25 @@
-"""`gpudiag export perfetto|csv|parquet`: the recording and what was found in it, for other tools."""
+"""`gpudiag export perfetto|csv|parquet`: the recording for other tools; `gpudiag scrub`: a copy without what should not be shared."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpudiag.cli import options, outputs, terminal
-from gpudiag.cli.plain import PlainCommand, PlainGroup
-from gpudiag.errors import InputError
+from gpudiag.cli import options, terminal
+from gpudiag.cli.command import PlainCommand, PlainGroup
+from gpudiag.errors import InputError, UsageError
+from gpudiag.report.console import clean
 
-app = typer.Typer(
+if TYPE_CHECKING:
+    from gpudiag.api.scrub import ScrubSummary
+
+export_app = typer.Typer(
     cls=PlainGroup, help="Write the recording and what was found in it for other tools.", no_args_is_help=True, rich_markup_mode=None
 )
-_command = partial(app.command, cls=PlainCommand)
+_command = partial(export_app.command, cls=PlainCommand)
 
 _PATH = typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")
 _WINDOW = typer.Option(
@@ -33,13 +37,13 @@ def perfetto(
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
     """Write the time line with tracks of longest path, idle causes, steps, work by its bound, and queue depth (for ui.perfetto.dev)."""
-    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
-    outputs.check_targets([output], path, (".json", ".gz"))
-    from gpudiag.api.export import export_perfetto
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    options.check_targets([output], path, (".json", ".gz"))
+    from gpudiag.api.queries import export_perfetto
 
-    with terminal.progress("reading") as tell:
+    with terminal.show_progress("reading") as tell:
         export_perfetto(path, output, overlay_only=overlay_only, rank=rank, window=window, progress=tell)
-    terminal.say(f"wrote {output}; open it in ui.perfetto.dev or chrome://tracing")
+    terminal.write_note(f"wrote {output}; open it in ui.perfetto.dev or chrome://tracing")
 
 
 @_command()
@@ -50,7 +54,7 @@ def csv(
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
     """Write every table as CSV; columns.csv among them says what each column is, and in which unit."""
-    _tables(path, output, "csv", rank, window)
+    _export_tables(path, output, "csv", rank, window)
 
 
 @_command()
@@ -61,15 +65,68 @@ def parquet(
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
     """Write every table as Parquet; columns.csv among them says what each column is, and in which unit."""
-    _tables(path, output, "parquet", rank, window)
+    _export_tables(path, output, "parquet", rank, window)
 
 
-def _tables(path: str, folder: Path, form: Literal["csv", "parquet"], rank: int | None, window: int | None) -> None:
-    outputs.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+def _export_tables(path: str, folder: Path, form: Literal["csv", "parquet"], rank: int | None, window: int | None) -> None:
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     if folder.is_file():
         raise InputError(f"cannot write into {folder}: it is a file", "name a folder")
-    from gpudiag.api.export import export_tables
+    from gpudiag.api.queries import export_tables
 
-    with terminal.progress("reading") as tell:
+    with terminal.show_progress("reading") as tell:
         written = export_tables(path, folder, form, rank=rank, window=window, progress=tell)
-    terminal.say(f"wrote {len(written) - 1} tables to {folder}; columns.csv says what their columns are")
+    terminal.write_note(f"wrote {len(written) - 1} tables to {folder}; columns.csv says what their columns are")
+
+
+_MAX_SHOWN = 20
+"""Texts that --show lists."""
+
+
+def scrub(
+    path: Annotated[str | None, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="OUT", help="The copy: .json, .json.gz or .json.zst, or a folder.", show_default=False),
+    ] = None,
+    keep_names: Annotated[bool, typer.Option("--keep-names", help="Keep the texts of your annotations and the names of folders.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show removed texts that also stand in names that are kept.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show what is kept and what is removed, and stop.")] = False,
+) -> None:
+    """Write a copy of a recording that may be shared: only what is on a list is kept, reports stay the same (`--list` shows the list)."""
+    if listing:
+        _print_listing()
+        return
+    if path is None or output is None:
+        raise UsageError("scrub needs a recording and a place for the copy", "gpudiag scrub PATH -o OUT, or gpudiag scrub --list")
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    from gpudiag.api.scrub import scrub as copy
+
+    with terminal.show_progress("scrubbing") as tell:
+        found = copy(path, output, force=force, keep_names=keep_names, tell=tell)
+    terminal.write_note(
+        f"wrote {output}" + (f" ({found.files} files; {found.left_out} were left out)" if found.files > 1 or found.left_out else "")
+    )
+    for line in _describe_removed(found, show=show):
+        terminal.write_note(line)
+
+
+def _describe_removed(found: ScrubSummary, *, show: bool) -> list[str]:
+    """Return what was removed, and what reading the copy again showed."""
+    removed = "; ".join(f"{kind}: {count:,}" for kind, count in found.removed.items())
+    some = "" if found.complete else " (there were more than could be remembered)"
+    checked = f"checked: the copy was read again for {found.looked_for:,} removed texts{some}"
+    lines = [f"removed or replaced: {removed or 'nothing'}"]
+    if not found.left:
+        return [*lines, f"{checked}; none stands in it"]
+    hint = "" if show else "; --show lists them"
+    lines.append(f"{checked}; {len(found.left):,} also stand in names that are kept, look at them before you share it{hint}")
+    return lines + ([f"  {clean(text, 100)}" for text in found.left[:_MAX_SHOWN]] if show else [])
+
+
+def _print_listing() -> None:
+    """Write the allow-list."""
+    from gpudiag.api.scrub_words import format_allow_list
+
+    terminal.write_result(format_allow_list(terminal.measure_columns()))

@@ -1,14 +1,14 @@
-"""`gpudiag memory`: what memory was used for when most of it was in use."""
+"""`gpudiag memory`: what memory was used for when most of it was in use; with --estimate: before anything runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from gpudiag.cli import options, outputs, terminal
-from gpudiag.cli.estimate import estimate
+from gpudiag.cli import options, terminal
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
@@ -49,21 +49,56 @@ def memory(
     if estimated:
         if rank is not None or device is not None:
             raise UsageError("--rank and --device choose from a recording, --estimate has none", "leave them out")
-        estimate(path, settings or [], json)
+        print_estimate(path, settings or [], json)
         return
     if path is None or settings:
         raise UsageError("--set goes with --estimate" if settings else "no PATH", "give a bundle, a trace or a snapshot, or --estimate")
-    outputs.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
+    options.check_named("PATH", [path], "give a bundle, a trace or a snapshot")
     if json is not None:
-        outputs.check_targets([json], path, (".json",))
-    from gpudiag.api.memory import memory as find
-    from gpudiag.report.memory import render
+        options.check_targets([json], path, (".json",))
+    from gpudiag.api.memory import analyse_memory as find
+    from gpudiag.report.memory import render_memory_text
 
-    with terminal.progress("reading") as tell:
+    with terminal.show_progress("reading") as tell:
         found = find(path, rank=rank, device=device, progress=tell)
-    terminal.out(render(found.memory, width=terminal.columns(), top=top, color=terminal.coloured()))
+    terminal.write_result(render_memory_text(found.memory, width=terminal.measure_columns(), top=top, color=terminal.is_coloured()))
     if json is not None:
         import msgspec
 
-        files.write(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-        terminal.say(f"wrote {json}")
+        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        terminal.write_note(f"wrote {json}")
+
+
+def print_estimate(target: str | None, settings: Sequence[str], json: Path | None) -> None:
+    """Print the estimate for `target`, a preset or FILE.py:FUNCTION, with `settings`, and write it to `json`.
+
+    Raises UsageError for what does not exist.
+    """
+    if json is not None:
+        options.check_targets([json], (target or "").partition(":")[0], (".json",))
+    found, text = _estimate_file(target, settings) if target and ".py" in target else _estimate_preset(target, settings)
+    terminal.write_result(text)
+    if json is not None:
+        import msgspec
+
+        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        terminal.write_note(f"wrote {json}")
+
+
+def _estimate_preset(preset: str | None, settings: Sequence[str]) -> tuple[Any, str]:
+    from gpudiag.api.memory_estimate import DEFAULT_PRESET, estimate_transformer
+    from gpudiag.report.memory_estimate import render_transformer_estimate
+
+    found = estimate_transformer(preset or DEFAULT_PRESET, settings)
+    return found, render_transformer_estimate(
+        found.preset, found.model, found.memory, width=terminal.measure_columns(), color=terminal.is_coloured()
+    )
+
+
+def _estimate_file(target: str, settings: Sequence[str]) -> tuple[Any, str]:
+    from gpudiag.api.memory_estimate import estimate_file
+    from gpudiag.report.memory_estimate import render_model_estimate
+
+    with terminal.show_progress("running two steps without data"):
+        found = estimate_file(target, settings)
+    return found, render_model_estimate(found, width=terminal.measure_columns(), color=terminal.is_coloured())

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, outputs, terminal
-from gpudiag.cli.frugal import frugal
+from gpudiag.cli import config, options, terminal
 from gpudiag.report import files
 
 if TYPE_CHECKING:
@@ -60,24 +62,24 @@ def report(
     """Say where the time of a step goes, what to change, and how far to trust it."""
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
-    number = options.rank_or_all(rank)
-    outputs.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
-    outputs.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
-    outputs.check_named("--rules", rules or [], "give a folder of rule files")
-    outputs.check_captures(captures)
-    for source in (*outputs.matched(path), *captures):
-        outputs.check_targets(targets, source)
-    chosen = None if no_config else config.find()
+    number = options.parse_rank(rank)
+    options.check_named("PATH", path, "give a trace, a bundle, or a folder of ranks")
+    options.check_named("--scheduler", [] if scheduler is None else [scheduler], "give tcp://host:port, or a scheduler file")
+    options.check_named("--rules", rules or [], "give a folder of rule files")
+    options.check_captures(captures)
+    for source in (*options.expand_patterns(path), *captures):
+        options.check_targets(targets, source)
+    chosen = None if no_config else config.find_config()
     if no_cache:
-        chosen = config.without_cache(chosen)
+        chosen = config.disable_cache(chosen)
     if watch:
-        options.check_watched(path, rank, scheduler)
+        options.check_watch(path, rank, scheduler)
 
     def tell_all(number: int | None = number) -> None:
         """Analyse, write the files, print."""
-        with terminal.progress("reading") as tell, frugal():
+        with terminal.show_progress("reading") as tell, return_free_memory():
             from gpudiag import api  # polars is loaded here
-            from gpudiag.api.recorded_command import recorded_script
+            from gpudiag.api.recorded_command import read_recorded_script
 
             found = api.diagnose(
                 path[0] if len(path) == 1 else path, rank=number, window=window, rules_dirs=rules or [], config=chosen,
@@ -85,29 +87,29 @@ def report(
             )  # fmt: skip
             for target in targets:
                 tell(f"writing {target}")
-                files.write(target, _rendered(found, target, _TOP_MARKDOWN if top is None else top))
+                files.write_file(target, _render_report(found, target, _TOP_MARKDOWN if top is None else top))
         most = _TOP_TEXT if top is None else top
-        width, coloured, script = terminal.table_columns(), terminal.coloured(), recorded_script(path)
-        terminal.out(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
+        width, coloured, script = terminal.measure_table_columns(), terminal.is_coloured(), read_recorded_script(path)
+        terminal.write_result(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
         for target in targets:
-            terminal.say(f"wrote {target}")
+            terminal.write_note(f"wrote {target}")
 
     if watch:
-        _watch(path[0], number, tell_all)
+        _watch_bundle(path[0], number, tell_all)
     else:
         tell_all()
 
 
-def _watch(path: str, rank: int | None, report: Callable[[int | None], None]) -> None:
+def _watch_bundle(path: str, rank: int | None, report: Callable[[int | None], None]) -> None:
     """Follow one rank of the bundle at `path`: to read the others would slow the training down. Raises InputError where there is none."""
-    from gpudiag.api.watching import Watch
-    from gpudiag.cli.watch import watch
+    from gpudiag.api.live_recording import Watch
+    from gpudiag.cli.watch import watch_run
 
     watched = Watch(path, rank)
-    watch(watched.look, lambda: report(watched.rank))
+    watch_run(watched.look, lambda: report(watched.rank))
 
 
-def _rendered(found: api.Report, target: Path, top: int) -> bytes:
+def _render_report(found: api.Report, target: Path, top: int) -> bytes:
     """Return the report in the format that the suffix of `target` names."""
     suffix = target.suffix.lower()
     if suffix == ".html":
@@ -115,3 +117,26 @@ def _rendered(found: api.Report, target: Path, top: int) -> bytes:
     if suffix == ".md":
         return found.markdown(top=top).encode()
     return found.json()
+
+
+POLARS_ALLOCATOR = "_RJEM_MALLOC_CONF"
+"""Where the allocator in polars (jemalloc) looks for options, once, when polars is loaded."""
+
+RETURN_AT_ONCE = "dirty_decay_ms:0,muzzy_decay_ms:0"
+"""Free pages go back now and not within ten seconds, in which the next stages have taken pages of their own."""
+
+
+@contextmanager
+def return_free_memory() -> Iterator[None]:
+    """Have polars give free memory back at once where it is loaded inside, in this process or in one that is started there.
+
+    What the user has set for its allocator stays. Not around what trains: a training that uses polars has other needs.
+    """
+    if "polars" in sys.modules or POLARS_ALLOCATOR in os.environ:
+        yield
+        return
+    os.environ[POLARS_ALLOCATOR] = RETURN_AT_ONCE
+    try:
+        yield
+    finally:
+        os.environ.pop(POLARS_ALLOCATOR, None)

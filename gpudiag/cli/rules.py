@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.cli import config, options, outputs, terminal
-from gpudiag.cli.plain import PlainCommand, PlainGroup
+from gpudiag.cli import config, options, terminal
+from gpudiag.cli.command import PlainCommand, PlainGroup
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.rule import RuleBase
-    from gpudiag.report.rulepages import RulePage
+    from gpudiag.report.html.pages import RulePage
 
-app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
-_command = partial(app.command, cls=PlainCommand)
+rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
+_command = partial(rules_app.command, cls=PlainCommand)
 
-_LONGEST = 65_536
+_MAX_LINE = 65_536
 """Characters of a line: no text in a rule file is longer (diagnosis.source)."""
 _Dirs = Annotated[list[str] | None, options.RULES]
 _NoConfig = Annotated[bool, options.NO_CONFIG]
@@ -29,15 +29,15 @@ _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule file
 @_command("list")
 def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
     """List every rule: id, kinds of device, maturity, title; and how many are judged."""
-    from gpudiag.diagnosis.config import notes
-    from gpudiag.report.rulepages import state
+    from gpudiag.diagnosis.config import list_config_changes
+    from gpudiag.report.html.pages import name_rule_state
 
-    base = _in_force(rules, no_config)
-    rows = [(rule.id, ", ".join(rule.file.device_kinds), state(rule), rule.file.title) for rule in base.all]
+    base = _load_rules(rules, no_config)
+    rows = [(rule.id, ", ".join(rule.file.device_kinds), name_rule_state(rule), rule.file.title) for rule in base.all]
     off = sum(1 for rule in base.judged if rule.disabled)
     counts = [f"{len(base.judged) - off} judged", f"{len(base.advisories)} advisory"] + ([f"{off} switched off"] if off else [])
-    changed = [f"changed: {note}" for note in notes(rule for rule in base.judged if rule.changed)]
-    _print(("id", "device", "maturity", "title"), rows, ("", f"{len(base.all)} rules: {', '.join(counts)}", *changed))
+    changed = [f"changed: {note}" for note in list_config_changes(rule for rule in base.judged if rule.changed)]
+    _print_rows(("id", "device", "maturity", "title"), rows, ("", f"{len(base.all)} rules: {', '.join(counts)}", *changed))
 
 
 @_command()
@@ -47,14 +47,14 @@ def show(
     no_config: _NoConfig = False,
 ) -> None:
     """Show one rule: when it fires, why it matters, what it is not, the fixes, where its numbers come from."""
-    from gpudiag.errors import UsageError, nearest
-    from gpudiag.report.rulepages import page_of
+    from gpudiag.errors import UsageError, suggest_nearest
+    from gpudiag.report.html.pages import build_rule_page
 
-    known = {rule.id: rule for rule in _in_force(rules, no_config).all}
+    known = {rule.id: rule for rule in _load_rules(rules, no_config).all}
     rule = known.get(identifier.upper())
     if rule is None:
-        raise UsageError(f"no rule {identifier!r}{nearest(identifier.upper(), known)}", "`gpudiag rules list` lists them")
-    _show(page_of(rule))
+        raise UsageError(f"no rule {identifier!r}{suggest_nearest(identifier.upper(), known)}", "`gpudiag rules list` lists them")
+    _print_page(build_rule_page(rule))
 
 
 @_command()
@@ -66,12 +66,12 @@ def docs(
     """Write all rules as one HTML page that needs no network: an index by category, each rule at #ID."""
     from importlib.metadata import version
 
-    from gpudiag.report.files import write
-    from gpudiag.report.html.rulebook import render_rules
+    from gpudiag.report.files import write_file
+    from gpudiag.report.html.pages import render_rules_page
 
-    outputs.check_targets([output], "", (".html",))
-    base = _in_force(rules, no_config)
-    write(output, render_rules(base, f"gpudiag {version('gpudiag')}").encode())
+    options.check_targets([output], "", (".html",))
+    base = _load_rules(rules, no_config)
+    write_file(output, render_rules_page(base, f"gpudiag {version('gpudiag')}").encode())
     typer.echo(f"wrote {output}: {len(base.all)} rules")
 
 
@@ -88,12 +88,12 @@ def check(folder: _Folder) -> None:
 def test(folder: _Folder) -> None:
     """Run the tests inside the rule files of DIR (exit code 1 where one fails)."""
     from gpudiag.diagnosis.loader import read_folder
-    from gpudiag.diagnosis.selftest import self_test
+    from gpudiag.diagnosis.rule_check import self_test
 
     found = read_folder(folder)
     failures = self_test(found.judged)
     for failure in failures:
-        typer.echo(_plain(failure), err=True)
+        typer.echo(_clean_lines(failure), err=True)
     count = sum(len(rule.file.tests) for rule in found.judged)
     typer.echo(f"{count - len({failure.rsplit(': ', 1)[0] for failure in failures})} of {count} test{'' if count == 1 else 's'} hold")
     if failures:
@@ -110,45 +110,45 @@ def facts(
     wanted = [word.lower() for word in words or ()]
     found = [fact for fact in CATALOGUE.values() if all(word in f"{fact.name} {fact.unit} {fact.doc}".lower() for word in wanted)]
     rows = [(fact.name, fact.unit, fact.doc) for fact in found]
-    _print(("fact", "unit", "what it is"), rows, (f"{len(found)} of {len(CATALOGUE)} facts",))
+    _print_rows(("fact", "unit", "what it is"), rows, (f"{len(found)} of {len(CATALOGUE)} facts",))
 
 
-def _in_force(rules: list[str] | None, no_config: bool) -> RuleBase:
+def _load_rules(rules: list[str] | None, no_config: bool) -> RuleBase:
     """Return the rules as a report here would judge them; raises InputError for a mistake in a rule or the config."""
-    from gpudiag.diagnosis.loader import rules_in_force
+    from gpudiag.diagnosis.loader import load_active_rules
 
-    outputs.check_named("--rules", rules or [], "give a folder of rule files")
-    return rules_in_force(rules or (), None if no_config else config.find())
+    options.check_named("--rules", rules or [], "give a folder of rule files")
+    return load_active_rules(rules or (), None if no_config else config.find_config())
 
 
-def _show(page: RulePage) -> None:
-    _print(
+def _print_page(page: RulePage) -> None:
+    _print_rows(
         ("", ""),
         [(row.label, "\n".join(row.lines)) for row in page.rows],
         title=f"{page.id}: {page.title} ({page.category}, {page.state})",
     )
 
 
-def _print(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:
+def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:
     """Write a title, a table whose last column takes what is left, and lines below it. What stands in a rule file moves no cursor."""
-    from gpudiag.report.console import cells, finished, line, new_console, new_table, print_table
+    from gpudiag.report.console import collect_text, create_console, create_table, format_cells, print_line, print_table
 
-    console, sink = new_console(terminal.columns(), terminal.coloured())
+    console, sink = create_console(terminal.measure_columns(), terminal.is_coloured())
     if title:
-        line(console, title, "bold")
+        print_line(console, title, "bold")
         console.print()
-    table = new_table([*((name, "left") for name in columns[:-1]), (columns[-1], "wrapped")])
+    table = create_table([*((name, "left") for name in columns[:-1]), (columns[-1], "wrapped")])
     for row in rows:
-        table.add_row(*cells(*map(_plain, row)))
+        table.add_row(*format_cells(*map(_clean_lines, row)))
     if rows:
         print_table(console, table)
     for note in notes:
-        line(console, note)
-    terminal.out(finished(sink))
+        print_line(console, note)
+    terminal.write_result(collect_text(sink))
 
 
-def _plain(text: str) -> str:
+def _clean_lines(text: str) -> str:
     """Return `text` without what a terminal would obey, line by line."""
-    from gpudiag.report.escape import clean
+    from gpudiag.report.console import clean
 
-    return "\n".join(clean(line, _LONGEST) for line in text.split("\n"))
+    return "\n".join(clean(line, _MAX_LINE) for line in text.split("\n"))

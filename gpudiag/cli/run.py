@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpudiag.cli import config, options, terminal
-from gpudiag.cli.plain import PlainCommand
+from gpudiag.cli.command import PlainCommand
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
-    from gpudiag.api.run import Ran
-    from gpudiag.capture.unmodified.plan import Option
+    from gpudiag.api.run import RunResult
+    from gpudiag.capture.run_script.plan import OptionValue
     from gpudiag.model.experiment import FixCall
 
-_MODULE = ("-m", "--module")
+_MODULE_OPTIONS = ("-m", "--module")
 
 Price = tuple[float | None, int | None]
 """Of an hour of one device, and the planned steps; None: not given."""
@@ -36,16 +36,16 @@ class ScriptCommand(PlainCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Return the parsed arguments; those after the module's name are the script's."""
-        end = _end_of_module(args, {name: param for param in self.params for name in param.opts})
+        end = _find_script_arguments(args, {name: param for param in self.params for name in param.opts})
         return super().parse_args(ctx, args if end is None else [*args[:end], "--", *args[end:]])
 
 
-def _end_of_module(args: list[str], options: dict[str, Any]) -> int | None:
+def _find_script_arguments(args: list[str], options: dict[str, Any]) -> int | None:
     """Return where the script's arguments begin, in a call with -m; None in one without."""
     place = 0
     while place < len(args) and args[place].startswith("-") and args[place] != "--":
         name, attached, _ = args[place].partition("=")
-        if name in _MODULE:
+        if name in _MODULE_OPTIONS:
             return place + (1 if attached else 2)
         if name.startswith("-m") and name not in options:
             return place + 1  # -mMODULE, in one word
@@ -54,7 +54,7 @@ def _end_of_module(args: list[str], options: dict[str, Any]) -> int | None:
     return None
 
 
-SETTINGS = {"allow_interspersed_args": False}
+SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 
 
 def run(
@@ -107,35 +107,35 @@ def run(
     environ = dict(os.environ)  # before polars is imported, which sets a variable of its own
     from gpudiag.api import run as runner
 
-    command = runner.command_of(given, module)
-    fixes = _fixes(recipe, fix or [], command)
+    command = runner.build_run_command(given, module)
+    fixes = _collect_fixes(recipe, fix or [], command)
     shown = [*(["-m", module] if module is not None else []), *given]
-    options: dict[str, Option] = {
+    options: dict[str, OptionValue] = {
         "skip": skip, "warm": warm, "record": record, "sites": sites, "repeat": repeat, "wait": wait, "at_steps": tuple(at_step or ()),
-        "on_signal": _signal(on_signal), "on_slow": on_slow, "max_windows": max_windows,
+        "on_signal": _parse_signal(on_signal), "on_slow": on_slow, "max_windows": max_windows,
         "telemetry_hz": telemetry_hz, "memory": memory, "nvtx": nvtx,
     }  # fmt: skip
-    ran = runner.run(command, output, options, shown=shown, environ=environ, fixes=fixes)
-    if _speaks(ran):
+    ran = runner.run_and_record(command, output, options, shown=shown, environ=environ, fixes=fixes)
+    if _speaks_for_ranks(ran):
         price = (gpu_hour_price, planned_steps)
-        _tell(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
+        _report_outcome(ran, report=report, rules=rules or [], no_config=no_config, price=price, script=shlex.join(shown))
     raise typer.Exit(ran.exit_code)
 
 
-def _fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
+def _collect_fixes(recipe: str | None, given: Sequence[str], command: Sequence[str]) -> tuple[FixCall, ...]:
     """Return the fixes of a recipe and those `given`, which are then named; () without any. Raises InputError for what is none."""
     if recipe is None and not given:
         return ()
-    from gpudiag.api.candidates import check_together, fix_call
+    from gpudiag.api.candidates import check_combination, parse_fix_call
     from gpudiag.api.recipe import read_recipe
 
-    fixes = (*(read_recipe(recipe, command) if recipe is not None else ()), *map(fix_call, given))
-    check_together(fixes)
-    terminal.say(f"gpudiag: fixes: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
+    fixes = (*(read_recipe(recipe, command) if recipe is not None else ()), *map(parse_fix_call, given))
+    check_combination(fixes)
+    terminal.write_note(f"gpudiag: fixes: {', '.join(map(str, fixes)) or 'no fix in it: nothing was proved'}")
     return fixes
 
 
-def _signal(name: str | None) -> int | None:
+def _parse_signal(name: str | None) -> int | None:
     """Return the number of a signal. Raises UsageError for an unknown name."""
     if name is None:
         return None
@@ -145,7 +145,7 @@ def _signal(name: str | None) -> int | None:
     return int(found)
 
 
-def _speaks(ran: Ran, environ: Mapping[str, str] | None = None) -> bool:
+def _speaks_for_ranks(ran: RunResult, environ: Mapping[str, str] | None = None) -> bool:
     """Return whether this process speaks for the ranks of its machine: a launcher may have started each of them as `gpudiag run`.
 
     The first one of all does, and the first one of another machine, unless nothing was recorded there.
@@ -154,81 +154,85 @@ def _speaks(ran: Ran, environ: Mapping[str, str] | None = None) -> bool:
     return env.get("RANK", "0") == "0" or (env.get("LOCAL_RANK", "0") == "0" and ran.bundle is not None)
 
 
-def _tell(
-    ran: Ran, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
+def _report_outcome(
+    ran: RunResult, *, report: bool, rules: Sequence[str] = (), no_config: bool = False, price: Price = (None, None), script: str = ""
 ) -> None:
     """Say what was recorded, where it is, what speaks against it, and what to do next; show the report before that."""
-    from gpudiag.api.launched import launched, listed
-    from gpudiag.api.run import nothing_because
+    from gpudiag.api.run import explain_nothing_recorded, format_rank_ranges, wait_for_ranks
 
     for text in dict.fromkeys(entry.text for entry in ran.told("warned")):
-        terminal.say(f"gpudiag: {text}")
+        terminal.write_note(f"gpudiag: {text}")
     bundle = ran.bundle
     if bundle is None:
-        terminal.say(f"gpudiag: {nothing_because(ran)}")
+        terminal.write_note(f"gpudiag: {explain_nothing_recorded(ran)}")
         return
     notes = dict.fromkeys(entry.text for entry in ran.told("note"))
     for note in notes:
-        terminal.say(f"gpudiag: {note}")
-    place = _short(bundle)
-    ranks = launched(bundle, ran.ranks, lambda text: terminal.say(f"gpudiag: {text}"))
+        terminal.write_note(f"gpudiag: {note}")
+    place = _shorten_path(bundle)
+    ranks = wait_for_ranks(bundle, ran.ranks, lambda text: terminal.write_note(f"gpudiag: {text}"))
     if not ranks.reports:
-        terminal.say(f"gpudiag: {listed(ranks.started)} of {ranks.world_size} recorded into {place}: where rank 0 ran, all are reported on")
+        terminal.write_note(
+            f"gpudiag: {format_rank_ranges(ranks.started)} of {ranks.world_size} recorded into {place}: "
+            "where rank 0 ran, all are reported on"
+        )
         return
     for note in ranks.notes():
-        terminal.say(f"gpudiag: {note}")
+        terminal.write_note(f"gpudiag: {note}")
     stepless = bool(notes) and {entry.rank for entry in ran.told("note")}.issuperset(ran.ranks)
     then = "" if stepless else f"; `gpudiag report {shlex.quote(place)}` reports on it"
     if report and not stepless:
-        reported = _report(ran, bundle, rules, no_config, price, script)
+        reported = _report_recording(ran, bundle, rules, no_config, price, script)
         then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:
-        terminal.say(f"gpudiag: other processes trained too: {_listed(ran.others)}")
-    terminal.say(f"gpudiag: the recording is {place}{then}")
+        terminal.write_note(f"gpudiag: other processes trained too: {_format_bundles(ran.others)}")
+    terminal.write_note(f"gpudiag: the recording is {place}{then}")
 
 
-def _report(ran: Ran, bundle: Path, rules: Sequence[str], no_config: bool, price: Price, script: str) -> bool | None:
+def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_config: bool, price: Price, script: str) -> bool | None:
     """Return whether there is a report, shown then with the next command; None where it may be had later: this time it was broken off.
 
     The exit code is the script's, whatever becomes of the report: nothing is raised.
     """
-    from gpudiag.api.run import report_on
-    from gpudiag.report import proving
+    from gpudiag.api.run import write_bundle_report
+    from gpudiag.report import findings
 
-    terminal.say("gpudiag: the script is over; the report follows (Ctrl-C leaves it out)")
+    terminal.write_note("gpudiag: the script is over; the report follows (Ctrl-C leaves it out)")
     try:
-        with terminal.progress("reading") as progress:
-            chosen = None if no_config else config.find()
-            found = report_on(bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price)
-        width, coloured = terminal.table_columns(sys.stderr), terminal.coloured(sys.stderr)
-        terminal.aside("\n" + found.text(width=width, top=10, color=coloured, script=None))  # the command stands last, in one line
+        with terminal.show_progress("reading") as progress:
+            chosen = None if no_config else config.find_config()
+            found = write_bundle_report(
+                bundle, measure=not ran.interrupted, progress=progress, rules_dirs=rules, config=chosen, price=price
+            )
+        width, coloured = terminal.measure_table_columns(sys.stderr), terminal.is_coloured(sys.stderr)
+        terminal.write_aside("\n" + found.text(width=width, top=10, color=coloured, script=None))  # the command stands last, in one line
         # a process of a launcher knows nothing of its command line
-        if "RANK" not in os.environ and (command := proving.command(found.data, script)):
-            terminal.say(f"gpudiag: measure it before you change the code: {command}")
+        if "RANK" not in os.environ and (command := findings.build_ab_command(found.data, script)):
+            terminal.write_note(f"gpudiag: measure it before you change the code: {command}")
     except KeyboardInterrupt:
-        terminal.say("gpudiag: no report: interrupted")
+        terminal.write_note("gpudiag: no report: interrupted")
         return None
     except GpudiagError as error:
-        terminal.say(f"gpudiag: no report: {_as_options(str(error))}")
+        terminal.write_note(f"gpudiag: no report: {_rewrite_as_options(str(error))}")
         return False
     except Exception as error:  # noqa: BLE001
-        terminal.say(f"gpudiag: no report: {type(error).__name__}: {error}")
+        terminal.write_note(f"gpudiag: no report: {type(error).__name__}: {error}")
         return None
     return True
 
 
-def _as_options(hint: str) -> str:
+def _rewrite_as_options(hint: str) -> str:
     """Return a hint that names arguments of gpudiag.profile (`lower skip=`) with the options of this command."""
     return re.sub(r"\b([a-z_]+)=(?=[\s,;.)]|$)", lambda found: "--" + found[1].replace("_", "-"), hint)
 
 
-def _listed(bundles: Sequence[Path]) -> str:
+def _format_bundles(bundles: Sequence[Path]) -> str:
     """Return the first few bundles and how many more there are."""
     more = len(bundles) - MOST_LISTED
-    return ", ".join(_short(path) for path in bundles[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(_shorten_path(path) for path in bundles[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _short(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """Return the path as seen from the working directory, where it lies below."""
     with_base = os.path.relpath(path)
     return str(path) if with_base.startswith(os.pardir) else with_base

@@ -8,10 +8,10 @@ from typing import Any
 import typer
 
 from gpudiag.cli import terminal
-from gpudiag.cli.plain import PlainCommand, PlainGroup
+from gpudiag.cli.command import PlainCommand, PlainGroup
 
-app = typer.Typer(cls=PlainGroup, help="Print the JSON Schema of what gpudiag writes.", no_args_is_help=True)
-_command = partial(app.command, cls=PlainCommand)
+schema_app = typer.Typer(cls=PlainGroup, help="Print the JSON Schema of what gpudiag writes.", no_args_is_help=True)
+_command = partial(schema_app.command, cls=PlainCommand)
 
 
 @_command("report")
@@ -19,23 +19,23 @@ def report_schema() -> None:
     """Print the schema of what `gpudiag report PATH -o report.json` writes."""
     from gpudiag import api
 
-    _print(api.report_schema())
+    _print_schema(api.report_schema())
 
 
 @_command("whatif")
 def whatif_schema() -> None:
     """Print the schema of what `gpudiag whatif PATH --json out.json` writes."""
-    from gpudiag.api.whatif import json_schema
+    from gpudiag.api.queries import build_whatif_schema
 
-    _print(json_schema())
+    _print_schema(build_whatif_schema())
 
 
 @_command("memory")
 def memory_schema() -> None:
     """Print the schema of what `gpudiag memory PATH --json out.json` writes."""
-    from gpudiag.api.memory import json_schema
+    from gpudiag.api.memory import build_memory_schema
 
-    _print(json_schema())
+    _print_schema(build_memory_schema())
 
 
 @_command("experiments")
@@ -45,31 +45,31 @@ def experiments_schema() -> None:
 
     from gpudiag.model.experiment import ExperimentData
 
-    _print(msgspec.json.schema(ExperimentData))
+    _print_schema(msgspec.json.schema(ExperimentData))
 
 
 @_command("compare")
 def compare_schema() -> None:
     """Print the schema of what `gpudiag compare A B --json` prints."""
-    from gpudiag.model.compare import json_schema
+    from gpudiag.model.comparison import build_comparison_schema
 
-    _print(json_schema())
+    _print_schema(build_comparison_schema())
 
 
 @_command("check")
 def check_schema() -> None:
     """Print the schema of what `gpudiag check PATH --json` prints."""
-    from gpudiag.model.gates import json_schema
+    from gpudiag.model.comparison import build_check_schema
 
-    _print(json_schema())
+    _print_schema(build_check_schema())
 
 
-def _print(schema: dict[str, Any]) -> None:
+def _print_schema(schema: dict[str, Any]) -> None:
     import msgspec
 
-    terminal.out(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
+    terminal.write_result(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
 
 
-@app.callback()
+@schema_app.callback()
 def _schema() -> None:
     """Print the JSON Schema of what gpudiag writes."""

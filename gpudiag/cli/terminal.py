@@ -1,18 +1,22 @@
-"""What the commands write to: results on stdout, everything else on stderr; neither breaks on a closed pipe or an ASCII locale."""
+"""What the commands write to: results on stdout, notes and progress on stderr; neither breaks on a closed pipe or an ASCII locale."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from gpudiag.errors import InputError
-from gpudiag.report.escape import clean, for_encoding
+from gpudiag.report.console import clean, replace_unencodable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 PIPED_COLUMNS = 100
 WIDEST_COLUMNS = 120
@@ -23,13 +27,13 @@ WIDEST_TABLE = 200
 _CLOSED_PIPE = 141  # 128 + SIGPIPE, as for a program that the signal ends
 
 
-def out(text: str) -> None:
+def write_result(text: str) -> None:
     """Write a result to stdout; where the reader has gone (`| head`), end quietly. Raises InputError where the disk behind it is full."""
-    stream = _opened(sys.stdout)
+    stream = _get_stream(sys.stdout)
     if stream is None:
         return
     try:
-        stream.write(writable(text, stream))
+        stream.write(make_writable(text, stream))
         stream.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # else the interpreter fails again when it flushes at exit
@@ -38,35 +42,35 @@ def out(text: str) -> None:
         raise InputError(f"cannot write to the standard output: {error.strerror}", "write to another place") from None
 
 
-def say(line: str) -> None:
+def write_note(line: str) -> None:
     """Write one line to stderr, without control characters; nowhere where stderr is closed or full."""
-    stream = _opened(sys.stderr)
+    stream = _get_stream(sys.stderr)
     if stream is not None:
         with suppress(OSError):
-            stream.write(writable(f"{clean(line, 2_000)}\n", stream))
+            stream.write(make_writable(f"{clean(line, 2_000)}\n", stream))
             stream.flush()
 
 
-def aside(text: str) -> None:
+def write_aside(text: str) -> None:
     """Write a text of several lines to stderr, where stdout belongs to another program; nowhere where stderr is closed or full."""
-    stream = _opened(sys.stderr)
+    stream = _get_stream(sys.stderr)
     if stream is not None:
         with suppress(OSError):
-            stream.write(writable(text, stream))
+            stream.write(make_writable(text, stream))
             stream.flush()
 
 
-def writable(text: str, stream: TextIO) -> str:
+def make_writable(text: str, stream: TextIO) -> str:
     """Return `text` with what the stream, or the locale that its reader asked for, cannot show replaced: bars by '#'."""
-    return for_encoding(text, "ascii" if _plain_locale() else stream.encoding)
+    return replace_unencodable(text, "ascii" if _is_plain_locale() else stream.encoding)
 
 
-def ascii_only(stream: TextIO) -> bool:
+def is_ascii_only(stream: TextIO) -> bool:
     """Return whether `stream`, or the locale that its reader asked for, shows nothing but ASCII."""
-    return writable("\u2588", stream) != "\u2588"
+    return make_writable("\u2588", stream) != "\u2588"
 
 
-def _plain_locale() -> bool:
+def _is_plain_locale() -> bool:
     """Return whether LC_ALL asks for ASCII (C, POSIX). Python itself writes UTF-8 then (PEP 540), unless told otherwise.
 
     LANG=C, or none at all, is what a container has that nobody has set up: Python takes UTF-8 there (PEP 538), and so do terminals.
@@ -75,38 +79,38 @@ def _plain_locale() -> bool:
     return not asked and os.environ.get("LC_ALL", "").upper() in {"C", "POSIX"}
 
 
-def _opened(stream: TextIO | None) -> TextIO | None:
+def _get_stream(stream: TextIO | None) -> TextIO | None:
     """Return a standard stream; None where the command was started with it closed (`>&-`): Python then has none."""
     return stream
 
 
-def _on_terminal(stream: TextIO | None) -> bool:
+def _is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def drawable(stream: TextIO | None) -> bool:
+def is_drawable(stream: TextIO | None) -> bool:
     """Return whether lines can be drawn anew on `stream`: a terminal that moves its cursor."""
-    return _on_terminal(stream) and os.environ.get("TERM") != "dumb"
+    return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-def columns() -> int:
+def measure_columns() -> int:
     """Return the width of the text to write."""
-    return min(table_columns(), WIDEST_COLUMNS)
+    return min(measure_table_columns(), WIDEST_COLUMNS)
 
 
-def table_columns(stream: TextIO | None = None) -> int:
+def measure_table_columns(stream: TextIO | None = None) -> int:
     """Return the width of a table on `stream` (default: stdout): of a wide terminal more than prose should take.
 
     In a pipe it is as COLUMNS says, where that is exported.
     """
     stream = sys.stdout if stream is None else stream
-    if _on_terminal(stream):
-        return min(_terminal_columns(stream), WIDEST_TABLE)
+    if _is_terminal(stream):
+        return min(_measure_terminal_columns(stream), WIDEST_TABLE)
     asked = os.environ.get("COLUMNS", "")
     return min(int(asked), WIDEST_TABLE) if asked.isdecimal() and asked.isascii() and int(asked) > 0 else PIPED_COLUMNS
 
 
-def _terminal_columns(stream: TextIO) -> int:
+def _measure_terminal_columns(stream: TextIO) -> int:
     """Return the columns of the terminal behind `stream`, which need not be that of stdout; COLUMNS is asked first, as shutil does."""
     if stream is not sys.stdout and not os.environ.get("COLUMNS"):
         with suppress(OSError, ValueError):
@@ -114,7 +118,7 @@ def _terminal_columns(stream: TextIO) -> int:
     return shutil.get_terminal_size().columns
 
 
-def coloured(stream: TextIO | None = None) -> bool:
+def is_coloured(stream: TextIO | None = None) -> bool:
     """Return whether `stream` (default: stdout) takes colours.
 
     NO_COLOR forbids them, FORCE_COLOR wants them in a pipe too (no-color.org, force-color.org).
@@ -123,16 +127,90 @@ def coloured(stream: TextIO | None = None) -> bool:
         return False
     if forced := os.environ.get("FORCE_COLOR"):
         return forced != "0"
-    return drawable(sys.stdout if stream is None else stream)
+    return is_drawable(sys.stdout if stream is None else stream)
 
 
 @contextmanager
-def progress(first: str) -> Iterator[Callable[[str], None]]:
+def show_progress(first: str) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows what is being done on stderr; silent where stderr is no terminal. Gone afterwards."""
-    if not drawable(sys.stderr):
+    if not is_drawable(sys.stderr):
         yield lambda _: None
         return
-    from gpudiag.cli.progress import drawn
 
-    with drawn(first) as tell:
+    with draw_progress(first) as tell:
         yield tell
+
+
+READING = "reading"
+
+_STAGE_ENDS = {READING: 0.25, "linking": 0.3, "costing": 0.4, "replaying": 0.65, "judging": 0.98}
+"""Stage -> share of the time of an analysis after which it ends: the middle of three traces of 1 to 3 MB; reading is told by the file."""
+
+_RANKS = re.compile(r"ranks (\d+)/(\d+)")
+
+_BAR_CELLS = 24
+_MAX_STAGE_TEXT = 60
+
+
+@contextmanager
+def draw_progress(first: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done, on a terminal behind stderr; taken away afterwards.
+
+    A stage of an analysis moves the bar, and so does 'ranks 3/64', before the rank that is shown is analysed. Anything else leaves it where
+    it is, and where no stage was told of it runs to and fro.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from gpudiag.trace.decompression import watch_reading
+
+    with Progress(*_build_columns(), console=Console(stderr=True), transient=True) as shown:
+        stages = _Stages(shown, shown.add_task(clean(first, _MAX_STAGE_TEXT), total=None))
+        stages.tell(first)
+        with watch_reading(stages.read):
+            yield stages.tell
+
+
+class _Stages:
+    """Moves one bar by the stages that it is told of."""
+
+    def __init__(self, shown: Progress, task: TaskID) -> None:
+        self._shown, self._task, self._stage = shown, task, ""
+
+    def tell(self, text: str) -> None:
+        """Show what is being done now."""
+        self._stage = text
+        self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
+        if text in _STAGE_ENDS:
+            self._shown.update(self._task, total=1.0, completed=_find_stage_begin(text))
+        elif (share := _parse_rank_share(text)) is not None:
+            self._shown.update(self._task, total=1.0, completed=share)
+
+    def read(self, share: float) -> None:
+        """Hear how much of a file was read, 0..1. A file that is read later, such as a window with stacks, leaves the bar where it is."""
+        if self._stage == READING:
+            self._shown.update(self._task, completed=_STAGE_ENDS[READING] * share)
+
+
+def _parse_rank_share(text: str) -> float | None:
+    """Return the share of the ranks that have been read; None where the text tells of something else."""
+    found = _RANKS.fullmatch(text)
+    return int(found[1]) / max(1, int(found[2])) if found else None
+
+
+def _find_stage_begin(stage: str) -> float:
+    """Return where the bar stands when a stage begins: at the end of the one before."""
+    return max((end for end in _STAGE_ENDS.values() if end < _STAGE_ENDS[stage]), default=0.0)
+
+
+def _build_columns() -> list[ProgressColumn]:
+    """Return what is shown from left to right; a share in digits instead of a bar where the terminal gets ASCII alone."""
+    from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    plain = is_ascii_only(sys.stderr)
+    return [
+        SpinnerColumn("line" if plain else "dots"),
+        TextColumn("{task.description}", markup=False),
+        TaskProgressColumn() if plain else BarColumn(bar_width=_BAR_CELLS),
+        TimeElapsedColumn(),
+    ]

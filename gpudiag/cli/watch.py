@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from gpudiag.cli import terminal
 from gpudiag.errors import GpudiagError
-from gpudiag.report import watch as words
+from gpudiag.report import whole_run as words
 
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from gpudiag.model.watch import Moment
+    from gpudiag.model.bundle import Moment
 
 EVERY_S = 1.0
 """Between two looks; each is a listing of three folders and reads only files that are new."""
@@ -25,28 +25,28 @@ EVERY_S = 1.0
 SETTLED_S = 3.0
 """A report waits until no further window has come for this long: the one with stacks follows that of the times within steps."""
 
-_GIVE_WAY = 5
+_NICENESS = 5
 """How much this process steps back for the training (nice)."""
 
 
-def watch(look: Callable[[], Moment], report: Callable[[], None], *, sleep: Callable[[float], None] = time.sleep) -> None:
+def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: Callable[[float], None] = time.sleep) -> None:
     """Show what `look` sees until the run is over or Ctrl-C is pressed; `report` writes the whole report, once the windows have changed.
 
     Raises InputError of `look` where the bundle cannot be read; what fails in `report` is said.
     """
-    _give_way()
-    pane = _Pane() if terminal.drawable(sys.stdout) else _Lines()
+    _lower_priority()
+    pane = _Pane() if terminal.is_drawable(sys.stdout) else _LinePane()
     try:
         with pane:
-            _follow(look, _Reports(report, pane), pane, sleep)
+            _follow(look, _ReportWriter(report, pane), pane, sleep)
     except KeyboardInterrupt:
-        terminal.say("gpudiag: no longer watching; the run goes on")
+        terminal.write_note("gpudiag: no longer watching; the run goes on")
 
 
-def _follow(look: Callable[[], Moment], reports: _Reports, pane: _Pane | _Lines, sleep: Callable[[float], None]) -> None:
+def _follow(look: Callable[[], Moment], reports: _ReportWriter, pane: _Pane | _LinePane, sleep: Callable[[float], None]) -> None:
     while True:
         moment = look()
-        over = moment.status in words.ENDED
+        over = moment.status in words.ENDED_STATES
         pane.show(moment)
         reports.seen(moment, over=over)
         if over:
@@ -54,10 +54,10 @@ def _follow(look: Callable[[], Moment], reports: _Reports, pane: _Pane | _Lines,
         sleep(EVERY_S)
 
 
-class _Reports:
+class _ReportWriter:
     """Writes a report when the recorded windows have changed and settled, and in the end where they have changed since."""
 
-    def __init__(self, report: Callable[[], None], pane: _Pane | _Lines) -> None:
+    def __init__(self, report: Callable[[], None], pane: _Pane | _LinePane) -> None:
         self._report, self._pane = report, pane
         self._told: tuple[str, ...] = ()
         self._windows: tuple[str, ...] = ()
@@ -77,16 +77,16 @@ class _Reports:
             try:
                 self._report()
             except GpudiagError as error:
-                terminal.say(f"gpudiag: no report yet: {error}")
+                terminal.write_note(f"gpudiag: no report yet: {error}")
 
 
-class _Lines:
+class _LinePane:
     """A line for each change, where stdout is no terminal."""
 
     def __init__(self) -> None:
         self._last = ""
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> _LinePane:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -94,13 +94,13 @@ class _Lines:
 
     def show(self, moment: Moment) -> None:
         """Write the line of this moment, unless it says what the one before said."""
-        said = words.line(moment)
+        said = words.format_watch_line(moment)
         told = f"{moment.status} {moment.version}"
         if told != self._last:
             self._last = told
-            terminal.out(f"{time.strftime('%H:%M:%S')}  {said}\n")
+            terminal.write_result(f"{time.strftime('%H:%M:%S')}  {said}\n")
 
-    def aside(self) -> _Lines:
+    def aside(self) -> _LinePane:
         """Return a context in which something else may be written."""
         return self
 
@@ -116,7 +116,7 @@ class _Pane:
         from rich.console import Console
         from rich.live import Live
 
-        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, no_color=not terminal.coloured())
+        console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False, no_color=not terminal.is_coloured())
         self._live = Live(console=console, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False)
         self._live.start()
         return self
@@ -127,7 +127,7 @@ class _Pane:
             with suppress(OSError):
                 live.stop()
         if self._moment is not None and kind is None:
-            terminal.out(f"{_fitted(words.line(self._moment))}\n")
+            terminal.write_result(f"{_make_writable(words.format_watch_line(self._moment))}\n")
 
     def show(self, moment: Moment) -> None:
         """Draw this moment."""
@@ -135,20 +135,20 @@ class _Pane:
         from rich.text import Text
 
         self._moment = moment
-        rows = [(words.status(moment), "bold" if moment.status == "recording" else "bold yellow")]
+        rows = [(words.format_watch_status(moment), "bold" if moment.status == "recording" else "bold yellow")]
         if moment.status != "waiting":
-            rows += [(words.pace(moment), ""), (words.device(moment), "")]
-        rows += [(f"{words.windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
+            rows += [(words.format_watch_pace(moment), ""), (words.format_watch_device(moment), "")]
+        rows += [(f"{words.format_watch_windows(moment)}; Ctrl-C stops watching, not the run", "bright_black")]
         if self._live is not None:
             with suppress(OSError):  # a terminal that was closed
-                self._live.update(Group(*(Text(_fitted(text), style=style) for text, style in rows if text)), refresh=True)
+                self._live.update(Group(*(Text(_make_writable(text), style=style) for text, style in rows if text)), refresh=True)
 
-    def aside(self) -> _Pause:
+    def aside(self) -> _PanePause:
         """Return a context in which the lines are gone, so that something else may be written."""
-        return _Pause(self)
+        return _PanePause(self)
 
 
-class _Pause:
+class _PanePause:
     """Takes the lines of a pane away, and draws them again."""
 
     def __init__(self, pane: _Pane) -> None:
@@ -162,15 +162,15 @@ class _Pause:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         live = self._pane._live
         if live is not None and kind is None:
-            terminal.out("\n")
+            terminal.write_result("\n")
             live.start()
 
 
-def _fitted(text: str) -> str:
-    return terminal.writable(text, sys.stdout)
+def _make_writable(text: str) -> str:
+    return terminal.make_writable(text, sys.stdout)
 
 
-def _give_way() -> None:
+def _lower_priority() -> None:
     """Let the training go first on a machine that it shares with this process."""
     with suppress(OSError, AttributeError):
-        os.nice(_GIVE_WAY)
+        os.nice(_NICENESS)

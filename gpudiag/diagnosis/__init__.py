@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.engine import Judgement as Judgement
     from gpudiag.diagnosis.engine import judge as judge
     from gpudiag.diagnosis.loader import load_rules as load_rules
-    from gpudiag.diagnosis.selftest import self_test as self_test
+    from gpudiag.diagnosis.rule_check import self_test as self_test
 
-_MODULES = {"Judgement": "engine", "judge": "engine", "load_rules": "loader", "self_test": "selftest"}
+_MODULES = {"Judgement": "engine", "judge": "engine", "load_rules": "loader", "self_test": "rule_check"}
 
 
 def __getattr__(name: str) -> Any:

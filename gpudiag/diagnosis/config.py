@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
-from gpudiag.errors import InputError, nearest
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.units import format_count
 
 
@@ -36,10 +36,10 @@ class Config(msgspec.Struct, frozen=True):
 
     def error(self, message: str, *words: str, hint: str | None = None) -> InputError:
         """Return the error that names the file and the line where `words` stand, one after the other."""
-        return InputError(f"{self.path}:{line_of(self.text, *words)}: {message}", hint)
+        return InputError(f"{self.path}:{find_line(self.text, *words)}: {message}", hint)
 
 
-def line_of(text: str, *words: str) -> int:
+def find_line(text: str, *words: str) -> int:
     """Return the line, from 1, on which the last of `words` is found, each looked for from where the one before stands; 1 for none."""
     found, position = 0, 0
     for word in words:
@@ -49,24 +49,24 @@ def line_of(text: str, *words: str) -> int:
     return text.count("\n", 0, found) + 1
 
 
-def apply(base: RuleBase, config: Config) -> RuleBase:
+def apply_config(base: RuleBase, config: Config) -> RuleBase:
     """Return `base` with the rules of `config` switched off and its thresholds changed; both are noted in the rules.
 
     Raises InputError for an id, a parameter or a number that cannot be.
     """
     known = {rule.id: rule for rule in base.all}
     for identifier in config.disable:
-        if isinstance(_known(config, identifier, known, "disable"), Advisory):
+        if isinstance(_find_rule(config, identifier, known, "disable"), Advisory):
             raise config.error(f"disable: {identifier} is an advisory rule, which is never judged", "disable", identifier)
     for identifier, values in config.thresholds.items():
-        _check_thresholds(config, _known(config, identifier, known, "thresholds"), values)
-    return RuleBase(tuple(_changed(rule, config) for rule in base.judged), base.advisories)
+        _check_thresholds(config, _find_rule(config, identifier, known, "thresholds"), values)
+    return RuleBase(tuple(_change_rule(rule, config) for rule in base.judged), base.advisories)
 
 
-def _known(config: Config, identifier: str, rules: dict[str, Rule | Advisory], key: str) -> Rule | Advisory:
+def _find_rule(config: Config, identifier: str, rules: dict[str, Rule | Advisory], key: str) -> Rule | Advisory:
     if identifier not in rules:
         raise config.error(
-            f"{key}: no rule {identifier!r}{nearest(identifier.upper(), rules)}", key, identifier, hint="see `gpudiag rules list`"
+            f"{key}: no rule {identifier!r}{suggest_nearest(identifier.upper(), rules)}", key, identifier, hint="see `gpudiag rules list`"
         )
     return rules[identifier]
 
@@ -79,13 +79,13 @@ def _check_thresholds(config: Config, rule: Rule | Advisory, values: dict[str, f
         if name not in rule.file.params:
             has = ", ".join(rule.file.params) or "none"
             raise config.error(
-                f"{where}.{name}: no such threshold{nearest(name, rule.file.params)}", rule.id, name, hint=f"{rule.id} has {has}"
+                f"{where}.{name}: no such threshold{suggest_nearest(name, rule.file.params)}", rule.id, name, hint=f"{rule.id} has {has}"
             )
         if not math.isfinite(value):
             raise config.error(f"{where}.{name}: a finite number is needed", rule.id, name)
 
 
-def _changed(rule: Rule, config: Config) -> Rule:
+def _change_rule(rule: Rule, config: Config) -> Rule:
     values = config.thresholds.get(rule.id, {})
     params = rule.file.params
     laid_over = {
@@ -96,15 +96,15 @@ def _changed(rule: Rule, config: Config) -> Rule:
         rule,
         file=replace(rule.file, params={**params, **laid_over}),
         disabled=config.name if rule.id in config.disable else "",
-        changed=tuple(f"{name} {_number(value)} (default {_number(params[name].value)})" for name, value in values.items()),
+        changed=tuple(f"{name} {_format_number(value)} (default {_format_number(params[name].value)})" for name, value in values.items()),
     )
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     return format_count(value) if abs(value) >= 1000 else f"{value:g}"
 
 
-def notes(rules: Iterable[Rule]) -> tuple[str, ...]:
+def list_config_changes(rules: Iterable[Rule]) -> tuple[str, ...]:
     """Return what was changed, a line for each rule: 'OVH-01: min_share 0.2 (default 0.15)', 'OVH-07: switched off'."""
     found = []
     for rule in rules:

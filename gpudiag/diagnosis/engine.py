@@ -2,25 +2,219 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from gpudiag.diagnosis.confidence import GRADES, Measurement, confidence_of
-from gpudiag.diagnosis.expression import Lookup
+from gpudiag.diagnosis.expression import Lookup, join_reasons
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.diagnosis.slowdown import explained_by_profiler
-from gpudiag.diagnosis.verdict import Verdict, decide
-from gpudiag.diagnosis.withhold import NEVER, withheld
+from gpudiag.facts.host_time import NOT_CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.finding import Ceiling, FactValue, Finding, Missing, RuleOutcome, Severity
-from gpudiag.model.judged import AT_RECORDED_PACE, HOLDS, MEASUREMENT_RULE, NO_GAIN, SWITCHED_OFF
-from gpudiag.units import format_share
+from gpudiag.model.finding import (
+    AT_RECORDED_PACE,
+    HOLDS,
+    MEASUREMENT_RULE,
+    NO_GAIN,
+    SLOWED,
+    SWITCHED_OFF,
+    WITHHELD,
+    Ceiling,
+    Confidence,
+    Evidence,
+    FactValue,
+    Finding,
+    Missing,
+    RuleOutcome,
+    Severity,
+    Status,
+)
+from gpudiag.model.hardware import Device
+from gpudiag.units import format_ns, format_share
 
 if TYPE_CHECKING:
     from gpudiag.facts import Facts
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The status of a rule, and what a finding needs where it fired."""
+
+    status: Status
+    reason: str = ""
+    severity: Severity | None = None
+    message: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    fixes: tuple[str, ...] = ()
+    """Without those that are needless in this run."""
+    ceiling_ns: float | None = None
+    """At least 0; None where the rule has none or it is not known. Not yet cut to the wall time."""
+
+
+_WORDING = ("a_step", "device_word")
+"""Facts that are there for the words of messages alone: no evidence of anything."""
+
+
+def add_params(rule: Rule, facts: Lookup) -> Lookup:
+    """Return the lookup of a rule: its own parameters, then the facts."""
+    params = rule.file.params
+
+    def lookup(name: str) -> FactValue | Missing:
+        return params[name].value if name in params else facts(name)
+
+    return lookup
+
+
+def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
+    """Return what `rule` says under `facts`."""
+    lookup = add_params(rule, facts)
+    holds = rule.when.evaluate(lookup)
+    if isinstance(holds, Missing):
+        return Verdict("not_applicable", holds.reason)
+    if not holds:
+        return Verdict("passed")
+    unsaid = [value for name in sorted(rule.message.names) if isinstance(value := lookup(name), Missing)]
+    if unsaid:
+        return Verdict("not_applicable", join_reasons(*unsaid).reason)
+    return _build_fired(rule, lookup)
+
+
+def _build_fired(rule: Rule, lookup: Lookup) -> Verdict:
+    held = [(condition, message) for condition, message in rule.details if condition.evaluate(lookup) is True]
+    text = " ".join([rule.message.render(lookup), *(message.render(lookup) for _, message in held)])
+    return Verdict(
+        "fired",
+        severity=next((level for level, condition in rule.severity if condition.evaluate(lookup) is True), "info"),
+        message=text,
+        evidence=_collect_evidence(rule, lookup),
+        fixes=tuple(fix for fix in rule.file.fixes if not _is_needless(rule, fix, lookup)),
+        ceiling_ns=_evaluate_ceiling(rule, lookup),
+    )
+
+
+def _is_needless(rule: Rule, fix: str, lookup: Lookup) -> bool:
+    """Return whether `fix` is known to be needless; where that is not known it is suggested."""
+    condition = rule.needless.get(fix)
+    return condition is not None and condition.evaluate(lookup) is True
+
+
+def _collect_evidence(rule: Rule, lookup: Lookup) -> tuple[Evidence, ...]:
+    """Return the known facts that the condition, the message and the details look at, by name."""
+    names = rule.when.names | rule.message.names
+    for condition, message in rule.details:
+        names |= condition.names | message.names
+    found = ((name, lookup(name), rule.unit(name)) for name in sorted(names) if name not in _WORDING)
+    return tuple(Evidence(name, value, unit) for name, value, unit in found if unit is not None and not isinstance(value, Missing))
+
+
+def _evaluate_ceiling(rule: Rule, lookup: Lookup) -> float | None:
+    if rule.ceiling is None:
+        return None
+    value = rule.ceiling.evaluate(lookup)
+    return None if isinstance(value, (Missing, str)) else max(float(value), 0.0)
+
+
+GRADES: tuple[Confidence, ...] = ("low", "medium", "high")
+
+Measurement = Literal["sound", "weak", "invalid"]
+
+_LOST: dict[Measurement, int] = {"sound": 0, "weak": 1, "invalid": 2}
+"""Grades that a measurement costs. An invalid one leaves the times of kernels, but not their shares of a step that it stretched."""
+
+LITTLE_SEEN = 0.5
+WELL_SEEN = 0.8
+"""Share of the kernel time below which a finding about kernels is of low and of medium confidence (heuristic: with half of the time
+not seen it may point at the smaller half)."""
+
+_ABOUT_KERNELS = ("compute", "memory", "overhead")
+_ABOUT_HOST = "idle"
+"""How bounds begin that name what the device waits for. A profiler slows the host, and only a bundle tells by how much."""
+
+
+def grade_confidence(rule: Rule, device: Device | None, facts: Lookup, measured: Measurement) -> Confidence:
+    """Return the confidence of a finding of `rule`, from high down to low.
+
+    It follows how much of the time in kernels has a cost (rules that rest on the roofline) or the op that it belongs to (other rules
+    about kernels), what the peaks rest on, and the measurement; for rules about the host, whether it is known what the profiler costs.
+    Rules that are not yet stable lose one grade. What is said of the measurement itself is sure.
+    """
+    if rule.id == MEASUREMENT_RULE:
+        return "high"
+    grade = _grade_rule(rule, device, facts) - _LOST[measured] - (rule.file.maturity != "stable")
+    return GRADES[max(grade, 0)]
+
+
+def _grade_rule(rule: Rule, device: Device | None, facts: Lookup) -> int:
+    if rule.file.basis == "roofline":
+        unsure_peaks = device is not None and device.provenance == "unverified"
+        return min(_grade_share(facts("modelled_work_share")), 1 if unsure_peaks else 2)
+    if rule.file.bound.startswith(_ABOUT_HOST):
+        return 1 if isinstance(facts("profiler_slowdown"), Missing) else 2
+    return _grade_share(facts("attributed_work_share")) if rule.file.bound in _ABOUT_KERNELS else 2
+
+
+def _grade_share(seen: object) -> int:
+    """Return the grade for a share of the kernel time; one that is not known counts as little."""
+    if isinstance(seen, (Missing, str)) or not isinstance(seen, (int, float)) or seen < LITTLE_SEEN:
+        return 0
+    return 1 if seen < WELL_SEEN else 2
+
+
+def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
+    """Return why `rule`, which passed, is said to be withheld instead; '' where it passes all the same.
+
+    Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
+    fired on what was recorded: what it looks at is not known to be fine.
+    """
+    slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
+    if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
+        return ""
+    if isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
+        return ""
+    if decide_verdict(rule, lambda name: facts(NOT_CORRECTED.get(name, name))).status != "fired":
+        return ""
+    added_ns = step_ns * (1 - 1 / slowdown)
+    return (
+        f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the idle time that this is about may be "
+        "no more than that"
+    )
+
+
+NEVER_WITHHELD = "HW-"
+"""Rules about broken hardware are never withheld (rules.md A.5)."""
+
+
+def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], facts_of: Callable[[Rule], Lookup]) -> dict[str, Verdict]:
+    """Return rule id -> its new verdict for the judged rules that others withhold.
+
+    A rule about the measurement makes them not applicable, for what they look at is not known; any other suppresses them. Rules are
+    asked in the order of their ids; one that is itself withheld or failed withholds nothing, nor does a condition that is not known.
+    """
+    found: dict[str, Verdict] = {}
+    judged = [rule for rule in rules if verdicts[rule.id].status in ("fired", "passed")]
+    for rule in rules:
+        if rule.id in found or verdicts[rule.id].status == "error" or verdicts[rule.id].reason.startswith(WITHHELD):
+            continue
+        for condition, spec, reason in rule.withholds:
+            lookup = add_params(rule, facts_of(rule))
+            if condition.evaluate(lookup) is True:
+                verdict = _build_withheld_verdict(rule, reason.render(lookup))
+                for other in judged:
+                    if other.id != rule.id and _matches_pattern(other.id, spec.rules):
+                        found.setdefault(other.id, verdict)
+    return found
+
+
+def _build_withheld_verdict(rule: Rule, reason: str) -> Verdict:
+    if rule.file.bound == "method":
+        return Verdict("not_applicable", f"{WITHHELD}{reason} ({rule.id})")
+    return Verdict("suppressed", f"{rule.id}: {reason}")
+
+
+def _matches_pattern(identifier: str, patterns: tuple[str, ...]) -> bool:
+    return not identifier.startswith(NEVER_WITHHELD) and any(fnmatchcase(identifier, pattern) for pattern in patterns)
+
 
 SEEN_ENOUGH = 0.5
 """Below this share of the kernel time with shapes, a rule that rests on the roofline can fire but not pass: the cause may lie in the
@@ -29,7 +223,7 @@ larger part, which was not seen (replayed graphs, kernels without ops)."""
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
-NOT_ABOUT_TIME = (NEVER, "CAP-")
+NOT_ABOUT_TIME = (NEVER_WITHHELD, "CAP-")
 """How the ids of rules begin that matter without a gain of time: hardware that fails, memory that runs out."""
 
 FOLDED_UP_TO = 1.2
@@ -67,23 +261,23 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
         from gpudiag.facts import Facts
 
         facts = Facts(analysis)
-    verdicts = {rule.id: _verdict(rule, analysis, facts) for rule in ordered}
-    verdicts.update(withheld(ordered, verdicts, lambda rule: _facts_of(rule, facts)))
+    verdicts = {rule.id: _judge_rule(rule, analysis, facts) for rule in ordered}
+    verdicts.update(withhold_rules(ordered, verdicts, lambda rule: _build_lookup(rule, facts)))
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
-    measured = _measurement(verdicts.get(MEASUREMENT_RULE))
-    all_findings = [_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
+    measured = _grade_measurement(verdicts.get(MEASUREMENT_RULE))
+    all_findings = [_build_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
     pace = AT_RECORDED_PACE if analysis.profiler_slowdown is None else "as things are"
-    verdicts.update({finding.rule: _without_gain(finding, pace) for finding in all_findings if _gains_nothing(finding)})
+    verdicts.update({finding.rule: _build_no_gain_verdict(finding, pace) for finding in all_findings if _gains_nothing(finding)})
     findings = [finding for finding in all_findings if not _gains_nothing(finding)]
-    outcomes = tuple(_outcome(rule, verdicts[rule.id]) for rule in ordered)
+    outcomes = tuple(_build_outcome(rule, verdicts[rule.id]) for rule in ordered)
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
     first = frozenset(rule for rule, symptoms in explains.items() if measured == "invalid" and MEASUREMENT_RULE in symptoms)
-    folded = _fold(sorted(findings, key=lambda finding: _rank(finding, first)), explains)
-    folded.sort(key=lambda finding: _rank(finding, first))
-    return Judgement(tuple(_causes_first(folded, explains)), outcomes, dict(facts.errors))
+    folded = _fold_symptoms(sorted(findings, key=lambda finding: _rank_finding(finding, first)), explains)
+    folded.sort(key=lambda finding: _rank_finding(finding, first))
+    return Judgement(tuple(_put_causes_first(folded, explains)), outcomes, dict(facts.errors))
 
 
-def _facts_of(rule: Rule, facts: Facts) -> Lookup:
+def _build_lookup(rule: Rule, facts: Facts) -> Lookup:
     """Return the lookup of `facts` with those that `rule` defines by a query."""
     own = rule.file.facts
 
@@ -93,29 +287,29 @@ def _facts_of(rule: Rule, facts: Facts) -> Lookup:
     return lookup
 
 
-def _measurement(verdict: Verdict | None) -> Measurement:
+def _grade_measurement(verdict: Verdict | None) -> Measurement:
     if verdict is None or verdict.status != "fired":
         return "sound"
     return "invalid" if verdict.severity == "critical" else "weak"
 
 
-def _verdict(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
+def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
     if analysis.device_kind not in rule.file.device_kinds:
         return Verdict("not_applicable", NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator")
     if rule.disabled:
         return Verdict("not_applicable", f"{SWITCHED_OFF} in {rule.disabled}")
     try:
-        lookup = _facts_of(rule, facts)
-        verdict = decide(rule, lookup)
+        lookup = _build_lookup(rule, facts)
+        verdict = decide_verdict(rule, lookup)
         if verdict.status == "passed":
-            reason = explained_by_profiler(rule, verdict, lookup)
-            return Verdict("not_applicable", reason) if reason else _unseen(rule, facts) or verdict
+            reason = explain_by_profiler(rule, verdict, lookup)
+            return Verdict("not_applicable", reason) if reason else _find_unseen(rule, facts) or verdict
         return verdict
     except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
         return Verdict("error", f"{type(error).__name__}: {error}")
 
 
-def _unseen(rule: Rule, facts: Facts) -> Verdict | None:
+def _find_unseen(rule: Rule, facts: Facts) -> Verdict | None:
     """Return not_applicable where too little of the kernel time has shapes for `rule` to pass, else None."""
     seen = facts.value("shaped_share")
     if rule.file.basis != "roofline" or isinstance(seen, (Missing, str)) or seen >= SEEN_ENOUGH:
@@ -123,24 +317,24 @@ def _unseen(rule: Rule, facts: Facts) -> Verdict | None:
     return Verdict("not_applicable", f"only {format_share(seen, 1)} of the kernel time belongs to ops with recorded shapes")
 
 
-def _outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
+def _build_outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
     said = verdict.message if verdict.status == "fired" else verdict.reason
     return RuleOutcome(rule.id, verdict.status, said, ", ".join(rule.changed))
 
 
-def _finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
+def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
     file = rule.file
-    ceiling = _ceiling(rule, verdict, analysis, facts)
+    ceiling = _build_ceiling(rule, verdict, analysis, facts)
     return Finding(
         rule=rule.id,
         title=file.title,
-        severity=_severity(rule.id, verdict.severity or "info", ceiling),
+        severity=_limit_severity(rule.id, verdict.severity or "info", ceiling),
         bound=file.bound,
         message=verdict.message,
         why=" ".join(file.why.split()),
         evidence=verdict.evidence,
         ceiling=ceiling,
-        confidence=confidence_of(rule, analysis.device, facts.value, measured),
+        confidence=grade_confidence(rule, analysis.device, facts.value, measured),
         fixes=verdict.fixes,
         where=facts.places(file.where) if file.where is not None else (),
         references=file.references,
@@ -152,13 +346,13 @@ def _gains_nothing(finding: Finding) -> bool:
     return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NOT_ABOUT_TIME)
 
 
-def _without_gain(finding: Finding, pace: str) -> Verdict:
+def _build_no_gain_verdict(finding: Finding, pace: str) -> Verdict:
     """Return the verdict of a rule that holds where, at this `pace`, something else limits the step, or which is about too little of it."""
     share = format_share(finding.ceiling.share, 1) if finding.ceiling else ""
     return Verdict("suppressed", f"{HOLDS}would save {share} of the step at most {pace}: {finding.message}")
 
 
-def _severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
+def _limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
     """Return the severity that the rule gives, lowered to what the share of the step deserves where that is known."""
     if ceiling is None or (ceiling.share < NO_GAIN and rule.startswith(NOT_ABOUT_TIME)):
         return own
@@ -166,7 +360,7 @@ def _severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
     return min(own, most, key=SEVERITIES.index)
 
 
-def _ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> Ceiling | None:
+def _build_ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> Ceiling | None:
     """Return the ceiling cut to the wall time of the analysed steps; replayed where every time that it is made of is."""
     if verdict.ceiling_ns is None or rule.file.ceiling is None or rule.ceiling is None or analysis.wall_ns <= 0:
         return None
@@ -177,7 +371,7 @@ def _ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts) -> 
     return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
 
 
-def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
+def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:
     """Return the place of a finding in the order that Judgement.findings documents."""
     on_measurement = finding.rule == MEASUREMENT_RULE
     invalid = finding.rule in causes_of_invalid or (on_measurement and finding.severity == "critical")
@@ -188,7 +382,7 @@ def _rank(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> 
     return (group, known, -time, -GRADES.index(finding.confidence), finding.rule)
 
 
-def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
+def _fold_symptoms(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
     """Return the findings that no other explains, each with the ids of those that it explains. Its fixes are its own: those of a symptom
     would treat the symptom.
 
@@ -196,21 +390,21 @@ def _fold(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list
     A cause is as severe as what it causes.
     """
     present = {finding.rule: finding for finding in findings}
-    explains = {rule: _small_enough(present[rule], explains[rule], present) for rule in present}
+    explains = {rule: _filter_small_symptoms(present[rule], explains[rule], present) for rule in present}
     symptoms = {symptom for rule in present for symptom in explains[rule] if symptom in present}
     taken: set[str] = set()
     folded = []
     for finding in findings:
         if finding.rule in symptoms:
             continue
-        own = [rule for rule in _all_symptoms(finding.rule, explains, present) if rule not in taken]
+        own = [rule for rule in _collect_symptoms(finding.rule, explains, present) if rule not in taken]
         taken.update(own)
         severity = max((finding.severity, *(present[rule].severity for rule in own if present[rule].ceiling)), key=SEVERITIES.index)
         folded.append(msgspec.structs.replace(finding, folded=tuple(own), severity=severity))
     return folded
 
 
-def _causes_first(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
+def _put_causes_first(findings: list[Finding], explains: dict[str, tuple[str, ...]]) -> list[Finding]:
     """Return the findings with each cause before the symptoms that are too large to be folded under it, but half of which it makes."""
     ordered = list(findings)
     for cause in findings:
@@ -225,7 +419,7 @@ def _makes_half(cause: Finding, symptom: Finding) -> bool:
     return cause.ceiling is not None and symptom.ceiling is not None and 2 * cause.ceiling.time_ns >= symptom.ceiling.time_ns
 
 
-def _small_enough(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:
+def _filter_small_symptoms(cause: Finding, symptoms: tuple[str, ...], present: dict[str, Finding]) -> tuple[str, ...]:
     """Return the present ones of `symptoms` whose ceiling is not much beyond that of `cause`; all where one of the two is not known."""
     found = [present[rule] for rule in symptoms if rule in present]
     if cause.ceiling is None:
@@ -234,7 +428,7 @@ def _small_enough(cause: Finding, symptoms: tuple[str, ...], present: dict[str, 
     return tuple(finding.rule for finding in found if finding.ceiling is None or finding.ceiling.time_ns <= most)
 
 
-def _all_symptoms(cause: str, explains: dict[str, tuple[str, ...]], present: dict[str, Finding]) -> list[str]:
+def _collect_symptoms(cause: str, explains: dict[str, tuple[str, ...]], present: dict[str, Finding]) -> list[str]:
     """Return the present rules that `cause` explains, directly or through others, sorted. The loader rules circles out."""
     reached: set[str] = set()
     pending = [rule for rule in explains[cause] if rule in present]

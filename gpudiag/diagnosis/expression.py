@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from gpudiag.errors import nearest
+from gpudiag.errors import suggest_nearest
 from gpudiag.model.finding import FactValue, Missing
 
 Kind = Literal["number", "bool", "text"]
@@ -114,7 +114,7 @@ class _Compiler:
     def _name(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         name = node.id if isinstance(node, ast.Name) else ""
         if name not in self.names:
-            raise _error(node, f"unknown name {name!r}{nearest(name, self.names)}")
+            raise _error(node, f"unknown name {name!r}{suggest_nearest(name, self.names)}")
         self.used.add(name)
         return (lambda lookup: lookup(name)), self.names[name]
 
@@ -129,16 +129,16 @@ class _Compiler:
 
     def _unary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return _strict(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
+            return _combine_strictly(lambda value: not value, self._expect(node.operand, depth, "bool")), "bool"
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return _strict(operator.neg, self._number(node.operand, depth)), "number"
+            return _combine_strictly(operator.neg, self._number(node.operand, depth)), "number"
         raise _error(node, "only `not` and `-` may stand before a value")
 
     def _binary(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         operation = _ARITHMETIC.get(type(node.op)) if isinstance(node, ast.BinOp) else None
         if not isinstance(node, ast.BinOp) or operation is None:
             raise _error(node, "only + - * / between numbers")
-        return _strict(operation, self._number(node.left, depth), self._number(node.right, depth)), "number"
+        return _combine_strictly(operation, self._number(node.left, depth), self._number(node.right, depth)), "number"
 
     def _call(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS or node.keywords:
@@ -146,13 +146,13 @@ class _Compiler:
         name, count = node.func.id, len(node.args)
         if (count != 1) if name == "abs" else (count < 2):
             raise _error(node, f"{name} takes {'one number' if name == 'abs' else 'two or more numbers'}")
-        return _strict(_FUNCTIONS[name], *(self._number(arg, depth) for arg in node.args)), "number"
+        return _combine_strictly(_FUNCTIONS[name], *(self._number(arg, depth) for arg in node.args)), "number"
 
     def _boolean(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if not isinstance(node, ast.BoolOp):
             raise _error(node, "not a boolean expression")
         parts = tuple(self._expect(part, depth, "bool") for part in node.values)
-        return _kleene(parts, decisive=isinstance(node.op, ast.Or)), "bool"
+        return _combine_kleene(parts, decisive=isinstance(node.op, ast.Or)), "bool"
 
     def _compare(self, node: ast.expr, depth: int) -> tuple[Evaluate, Kind]:
         if not isinstance(node, ast.Compare):
@@ -163,8 +163,8 @@ class _Compiler:
         for index, op in enumerate(node.ops):
             (left, left_kind), (right, right_kind) = built[index], built[index + 1]
             self._check_comparison(operands[index + 1], op, left_kind, right_kind)
-            links.append(_strict(_ORDER[type(op)], left, right))
-        return _kleene(tuple(links), decisive=False), "bool"
+            links.append(_combine_strictly(_ORDER[type(op)], left, right))
+        return _combine_kleene(tuple(links), decisive=False), "bool"
 
     @staticmethod
     def _check_comparison(node: ast.expr, op: ast.cmpop, left: Kind, right: Kind) -> None:
@@ -185,7 +185,7 @@ def _error(node: ast.expr, message: str) -> ExpressionError:
     return ExpressionError(message, node.col_offset + 1)
 
 
-def _strict(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
+def _combine_strictly(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
     """Return `operation` over `parts`; unknown where a part is, or where there is no finite result."""
 
     def evaluate(lookup: Lookup) -> Value:
@@ -205,7 +205,7 @@ def _strict(operation: Callable[..., FactValue], *parts: Evaluate) -> Evaluate:
     return evaluate
 
 
-def _kleene(parts: tuple[Evaluate, ...], *, decisive: bool) -> Evaluate:
+def _combine_kleene(parts: tuple[Evaluate, ...], *, decisive: bool) -> Evaluate:
     """Return and (`decisive` False) or or (`decisive` True) of `parts`: a decisive part decides, else an unknown one makes it unknown."""
 
     def evaluate(lookup: Lookup) -> Value:

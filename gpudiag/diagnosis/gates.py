@@ -1,26 +1,275 @@
-"""Gates judged: each limit against its figure, with what the figure varies within the run."""
+"""Gates: read from TOML, and judged, each limit against its figure with what the figure varies within the run."""
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from importlib import import_module
+from typing import Any, get_args
 
-from gpudiag.diagnosis import batches
-from gpudiag.diagnosis.batches import Estimate
-from gpudiag.diagnosis.compare import steps_kind
-from gpudiag.diagnosis.gate_figures import Figure, figure
-from gpudiag.diagnosis.gate_findings import finding_results
-from gpudiag.diagnosis.gate_text import amount, span_text
-from gpudiag.model.compare import StepsKind
-from gpudiag.model.finding import Missing
-from gpudiag.model.gates import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates
-from gpudiag.model.measured import Measured
-from gpudiag.units import format_share
+import msgspec
+import numpy as np
+
+from gpudiag.diagnosis import batch_means
+from gpudiag.diagnosis.batch_means import Estimate, Statistic
+from gpudiag.diagnosis.comparison import choose_steps_kind, estimate_step, estimate_throughput, list_walls
+from gpudiag.diagnosis.config import find_line
+from gpudiag.diagnosis.regressions import judge_finding_gate
+from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
+from gpudiag.model.finding import Missing, Severity
+from gpudiag.units import format_bytes, format_ns, format_share
+
+FINDINGS_TABLE = "findings"
+_LIMITS = ("max", "min", "tolerance_share")
+_GATE_KEYS = (*_LIMITS, "required")
+_FINDING_KEYS = ("fail_at", "new_at", "forbid", "allow", "required")
+_TOML_POSITION = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
+
+
+class _GatesFile(msgspec.Struct, frozen=True):
+    """What is being read: messages name its lines."""
+
+    path: str
+    text: str
+    rules: Collection[str]
+
+    def error(self, message: str, *words: str, hint: str | None = None) -> InputError:
+        """Return the error that names the file and the line on which the last of `words` stands."""
+        return InputError(f"{self.path}:{find_line(self.text, *words)}: {message}", hint)
+
+
+def parse_gates(path: str, text: str, rules: Collection[str]) -> Gates:
+    """Return the gates of `text`, which stands in `path`; `rules`: the ids that there are.
+
+    Raises InputError with file, line and key for what is wrong, and the nearest right name for one that is unknown.
+    """
+    file = _GatesFile(path, text, rules)
+    values = _parse_toml(file)
+    _check_keys(file, values, (*METRICS, FINDINGS_TABLE), "metric", ())
+    gates = tuple(_read_gate(file, name, table) for name, table in values.items() if name != FINDINGS_TABLE)
+    findings = _read_findings(file, values[FINDINGS_TABLE]) if FINDINGS_TABLE in values else None
+    if not gates and findings is None:
+        raise InputError(f"{path}: no gates in it", "write a table such as [step_median_ms] with max = 12.0")
+    return Gates(path=path, gates=gates, findings=findings)
+
+
+def _parse_toml(file: _GatesFile) -> dict[str, Any]:
+    reader: Any = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        values: dict[str, Any] = reader.loads(file.text)
+    except (ValueError, RecursionError) as error:
+        place = _TOML_POSITION.search(str(error))
+        line = f":{place[1] or len(file.text.splitlines()) + 1}" if place else ""
+        raise InputError(f"{file.path}{line}: no TOML that can be read: {_TOML_POSITION.sub('', str(error))}") from None
+    return values
+
+
+def _check_keys(file: _GatesFile, values: Mapping[str, Any], names: Collection[str], what: str, where: tuple[str, ...]) -> None:
+    for key in values:
+        if key not in names:
+            shown = ".".join((*where, key))
+            raise file.error(f"{shown}: unknown {what}{suggest_nearest(key, names)}", *where, key, hint=f"there are {', '.join(names)}")
+
+
+def _read_table(file: _GatesFile, name: str, found: Any) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise file.error(f"{name}: a table is needed", name, hint=f"write [{name}], and its limits below")
+    return found
+
+
+def _read_gate(file: _GatesFile, name: str, found: Any) -> Gate:
+    table = _read_table(file, name, found)
+    _check_keys(file, table, _GATE_KEYS, "key", (name,))
+    limits = {key: _read_number(file, name, key, table[key]) for key in _LIMITS if key in table}
+    if not limits:
+        raise file.error(f"{name}: no limit", name, hint=f"give one of {', '.join(_LIMITS)}")
+    if limits.get("tolerance_share", 0.0) < 0:
+        raise file.error(f"{name}.tolerance_share: not below 0", name, "tolerance_share", hint="0.03 allows 3 % worse than the baseline")
+    if "min" in limits and "max" in limits and limits["min"] > limits["max"]:
+        raise file.error(f"{name}: min is above max", name, "min")
+    return Gate(metric=name, required=_read_flag(file, name, table), line=find_line(file.text, name), **limits)
+
+
+def _read_number(file: _GatesFile, name: str, key: str, value: Any) -> float:
+    unit = METRICS[name].unit if key != "tolerance_share" else "share"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise file.error(f"{name}.{key}: a number is needed", name, key, hint=_format_unit_hint(unit))
+    try:
+        found = float(value)
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise file.error(f"{name}.{key}: a finite number is needed", name, key)
+    if unit == "share" and abs(found) > 1:
+        raise file.error(f"{name}.{key}: {found:g} is no share", name, key, hint=_format_unit_hint(unit))
+    return found
+
+
+def _format_unit_hint(unit: str) -> str:
+    return "shares go from 0 to 1: 0.03 is 3 %" if unit == "share" else f"in {unit}"
+
+
+def _read_flag(file: _GatesFile, name: str, table: Mapping[str, Any]) -> bool:
+    value = table.get("required", True)
+    if not isinstance(value, bool):
+        raise file.error(f"{name}.required: true or false is needed", name, "required")
+    return value
+
+
+def _read_findings(file: _GatesFile, found: Any) -> FindingGate:
+    table = _read_table(file, FINDINGS_TABLE, found)
+    _check_keys(file, table, _FINDING_KEYS, "key", (FINDINGS_TABLE,))
+    gate = FindingGate(
+        fail_at=_read_severity(file, table, "fail_at"),
+        new_at=_read_severity(file, table, "new_at"),
+        forbid=_read_rules(file, table, "forbid"),
+        allow=_read_rules(file, table, "allow"),
+        required=_read_flag(file, FINDINGS_TABLE, table),
+        line=find_line(file.text, FINDINGS_TABLE),
+    )
+    if gate.fail_at is None and gate.new_at is None and not gate.forbid:
+        raise file.error(f"{FINDINGS_TABLE}: no limit", FINDINGS_TABLE, hint="give one of fail_at, new_at, forbid")
+    if both := sorted(set(gate.forbid) & set(gate.allow)):
+        raise file.error(f"{FINDINGS_TABLE}: {both[0]} is both forbidden and allowed", FINDINGS_TABLE, both[0])
+    return gate
+
+
+def _read_severity(file: _GatesFile, table: Mapping[str, Any], key: str) -> Severity | None:
+    value = table.get(key)
+    known = get_args(Severity)
+    if value is not None and value not in known:
+        guess = suggest_nearest(value, known) if isinstance(value, str) else ""
+        raise file.error(f"{FINDINGS_TABLE}.{key}: no severity{guess}", FINDINGS_TABLE, key, hint=f"one of {', '.join(known)}")
+    severity: Severity | None = value
+    return severity
+
+
+def _read_rules(file: _GatesFile, table: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = table.get(key, [])
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise file.error(f"{FINDINGS_TABLE}.{key}: a list of rule ids is needed", FINDINGS_TABLE, key, hint=f'such as {key} = ["SYN-01"]')
+    for value in values:
+        if value not in file.rules:
+            message = f"{FINDINGS_TABLE}.{key}: no rule {value!r}{suggest_nearest(value.upper(), file.rules)}"
+            raise file.error(message, FINDINGS_TABLE, key, value, hint="see `gpudiag rules list`")
+    return tuple(values)
+
+
+def format_amount(value: float, unit: str) -> str:
+    """Return a figure with its unit: milliseconds and bytes in the unit that fits, shares in percent."""
+    if unit == "ms":
+        return format_ns(value * 1e6)
+    if unit == "GB":
+        return format_bytes(value * 1e9)
+    if unit == "share":
+        return format_share(value, 1)
+    return f"{value:,.4g} {unit}"
+
+
+def format_span(span: tuple[float, float] | None, unit: str) -> str:
+    """Return an interval in brackets, '' where there is none."""
+    return f" (interval {format_amount(span[0], unit)} to {format_amount(span[1], unit)})" if span else ""
+
+
+NS_PER_MS = 1e6
+BYTES_PER_GB = 1e9
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A figure in the unit of its metric, and what it is of."""
+
+    estimate: Estimate
+    of: str
+
+
+def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Missing:
+    """Return a metric of model.gates.METRICS; `kind`: which steps tell the time of a step. Missing says why it is not known."""
+    maker = _MEASURES.get(metric)
+    return maker(side, kind) if maker else _measure_part(side, metric.removesuffix("_share"))
+
+
+def _measure_step(side: Measured, kind: StepsKind, statistic: Statistic) -> Figure | Missing:
+    found = estimate_step(side, kind, statistic)
+    if found is None:
+        return Missing("no complete step was recorded")
+    count = len(list_walls(side, kind)) or side.report.steps.count
+    return Figure(found.times(1 / NS_PER_MS), f"{count} {'profiled' if kind == 'report' else kind} step{'' if count == 1 else 's'}")
+
+
+def _measure_samples(side: Measured, kind: StepsKind) -> Figure | Missing:
+    found = estimate_throughput(side)
+    if found is None:
+        return Missing("no batch was seen in unprofiled steps: record a bundle, with prof.steps(loader)")
+    return Figure(found, f"{len(side.plain_ns)} unprofiled steps")
+
+
+def _measure_mfu(side: Measured, kind: StepsKind) -> Figure | Missing:
+    """Return the utilisation; the work of a step is the same in all, so that it varies as their times do."""
+    mfu = side.report.mfu
+    if mfu is None:
+        said = next((text for text in side.report.trust.warnings if text.startswith("no model FLOPs utilisation: ")), "")
+        return Missing(said.partition(": ")[2] or "the report has none")
+    walls = batch_means.estimate_by_batches(side.analysed_ns, batch_means.compute_mean)
+    error = None if walls is None or walls.error is None else mfu.share * walls.error / walls.value
+    return Figure(Estimate(mfu.share, error, walls.batches if walls else 0), _describe_profiled_steps(side))
+
+
+def _describe_profiled_steps(side: Measured) -> str:
+    return f"{side.report.steps.count} profiled step{'' if side.report.steps.count == 1 else 's'}"
+
+
+def _measure_idle(side: Measured, kind: StepsKind) -> Figure | Missing:
+    wall = side.report.breakdown.wall_ns
+    if wall <= 0:
+        return Missing("no complete step was recorded")
+    if not side.idle_ns or sum(side.analysed_ns) <= 0:
+        return Figure(Estimate(side.report.breakdown.idle_ns / wall), _describe_profiled_steps(side))
+    rows = np.column_stack((np.asarray(side.idle_ns, dtype=np.float64), np.asarray(side.analysed_ns, dtype=np.float64)))
+    found = batch_means.estimate_by_batches(rows, batch_means.compute_quotient)
+    return Figure(found or Estimate(side.report.breakdown.idle_ns / wall), _describe_profiled_steps(side))
+
+
+def _measure_memory(side: Measured, kind: StepsKind) -> Figure | Missing:
+    memory = side.report.memory
+    if memory is None:
+        return Missing("no allocation was recorded: record with memory=True (gpudiag run --memory)")
+    most = max(memory.peak_bytes, memory.run_peak_bytes or 0)
+    return Figure(Estimate(most / BYTES_PER_GB), "the whole run" if memory.run_peak_bytes else "the recorded window")
+
+
+def _measure_energy(side: Measured, kind: StepsKind) -> Figure | Missing:
+    energy = side.report.energy
+    if energy is None or energy.joule_per_step is None:
+        return Missing(energy.reason if energy and energy.reason else "no power was sampled: a bundle of a run on a GPU has it")
+    return Figure(Estimate(energy.joule_per_step), f"{energy.steps} {energy.of or 'steps'}")
+
+
+def _measure_part(side: Measured, name: str) -> Figure | Missing:
+    breakdown = side.report.breakdown
+    if breakdown.wall_ns <= 0:
+        return Missing("no complete step was recorded")
+    return Figure(Estimate(getattr(breakdown.buckets_ns, name) / breakdown.wall_ns), _describe_profiled_steps(side))
+
+
+_MEASURES: dict[str, Callable[[Measured, StepsKind], Figure | Missing]] = {
+    "step_median_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_median),
+    "step_p95_ms": lambda side, kind: _measure_step(side, kind, batch_means.compute_p95),
+    "samples_per_s": _measure_samples,
+    "mfu_share": _measure_mfu,
+    "idle_share": _measure_idle,
+    "peak_memory_gb": _measure_memory,
+    "joule_per_step": _measure_energy,
+}
+
 
 DEFAULT_TOLERANCE = 0.05
 """Of the gates that hold where a baseline is given alone. Processes of one program differ by a few percent (memory layout, placement)."""
 
-WITH_A_BASELINE = Gates(
+DEFAULT_GATES = Gates(
     gates=(
         Gate(metric="step_median_ms", tolerance_share=DEFAULT_TOLERANCE),
         Gate(metric="peak_memory_gb", tolerance_share=DEFAULT_TOLERANCE, required=False),
@@ -30,51 +279,58 @@ WITH_A_BASELINE = Gates(
 """What is checked where no file of gates is given."""
 
 
-def judged(gates: Gates, run: Measured, baseline: Measured | None = None) -> tuple[GateResult, ...]:
+def judge_gates(gates: Gates, run: Measured, baseline: Measured | None = None) -> tuple[GateResult, ...]:
     """Return what was found of each limit, in the order of the file.
 
     A limit fails where the figure is beyond it and the whole interval of the figure too; where the interval holds the limit the outcome
     is `within_noise`. A figure without an interval is judged by itself. Of a figure that is not known the outcome is `unknown`.
     """
-    results = [result for gate in gates.gates for result in _results(gate, run, baseline)]
+    results = [result for gate in gates.gates for result in _judge_gate(gate, run, baseline)]
     if gates.findings is not None:
-        results += finding_results(gates.findings, run.report, baseline.report if baseline else None)
+        results += judge_finding_gate(gates.findings, run.report, baseline.report if baseline else None)
     return tuple(results)
 
 
-def _results(gate: Gate, run: Measured, baseline: Measured | None) -> Iterator[GateResult]:
+def _judge_gate(gate: Gate, run: Measured, baseline: Measured | None) -> Iterator[GateResult]:
     if gate.max is not None:
-        yield _against(gate, "max", gate.max, run)
+        yield _judge_limit(gate, "max", gate.max, run)
     if gate.min is not None:
-        yield _against(gate, "min", gate.min, run)
+        yield _judge_limit(gate, "min", gate.min, run)
     if gate.tolerance_share is not None:
-        yield _relative(gate, gate.tolerance_share, run, baseline)
+        yield _judge_tolerance(gate, gate.tolerance_share, run, baseline)
 
 
-def _against(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:
+def _judge_limit(gate: Gate, side: str, limit: float, run: Measured) -> GateResult:
     """Return the outcome of a limit in the unit of its metric."""
     name, unit = f"{gate.metric} {side}", METRICS[gate.metric].unit
-    found = figure(gate.metric, run, steps_kind(run))
+    found = measure_figure(gate.metric, run, choose_steps_kind(run))
     if isinstance(found, Missing):
-        return _unknown(gate, name, found.reason, limit)
-    value, span = found.estimate.value, _possible(batches.interval(found.estimate), unit)
-    outcome = _outcome(value, span, limit, upper=side == "max")
-    allowed = f"{'at most' if side == 'max' else 'at least'} {amount(limit, unit)} allowed"
+        return _build_unknown_result(gate, name, found.reason, limit)
+    value, span = found.estimate.value, _clip_span(batch_means.estimate_interval(found.estimate), unit)
+    outcome = _decide_outcome(value, span, limit, upper=side == "max")
+    allowed = f"{'at most' if side == 'max' else 'at least'} {format_amount(limit, unit)} allowed"
     return GateResult(
-        name=name, outcome=outcome, message=f"{amount(value, unit)}{span_text(span, unit)}, {allowed}{_verdict(outcome, span)}; {found.of}",
-        unit=unit, value=value, low=span[0] if span else None, high=span[1] if span else None, limit=limit, required=gate.required,
+        name=name,
+        outcome=outcome,
+        message=f"{format_amount(value, unit)}{format_span(span, unit)}, {allowed}{_explain_outcome(outcome, span)}; {found.of}",
+        unit=unit,
+        value=value,
+        low=span[0] if span else None,
+        high=span[1] if span else None,
+        limit=limit,
+        required=gate.required,
         line=gate.line,
-    )  # fmt: skip
+    )
 
 
-def _possible(span: tuple[float, float] | None, unit: str) -> tuple[float, float] | None:
+def _clip_span(span: tuple[float, float] | None, unit: str) -> tuple[float, float] | None:
     """Return the part of an interval that a figure can take: none is below 0, no share above 1."""
     if span is None:
         return None
     return max(span[0], 0.0), min(span[1], 1.0) if unit == "share" else span[1]
 
 
-def _outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> GateOutcome:
+def _decide_outcome(value: float, span: tuple[float, float] | None, limit: float, *, upper: bool) -> GateOutcome:
     beyond = operator.gt if upper else operator.lt
     if not beyond(value, limit):
         return "passed"
@@ -82,54 +338,64 @@ def _outcome(value: float, span: tuple[float, float] | None, limit: float, *, up
     return "failed" if beyond(nearest, limit) else "within_noise"
 
 
-def _verdict(outcome: GateOutcome, span: tuple[float, float] | None) -> str:
+def _explain_outcome(outcome: GateOutcome, span: tuple[float, float] | None) -> str:
     if outcome == "within_noise":
         return ": beyond it, but no further than it varies within the run"
     return ": its variance is not known, judged by itself" if outcome == "failed" and span is None else ""
 
 
-def _unknown(gate: Gate, name: str, reason: str, limit: float | None) -> GateResult:
+def _build_unknown_result(gate: Gate, name: str, reason: str, limit: float | None) -> GateResult:
     return GateResult(
         name=name, outcome="unknown", message=f"not known: {reason}", unit=METRICS[gate.metric].unit, limit=limit, required=gate.required,
         line=gate.line,
     )  # fmt: skip
 
 
-def _relative(gate: Gate, tolerance: float, run: Measured, baseline: Measured | None) -> GateResult:
+def _judge_tolerance(gate: Gate, tolerance: float, run: Measured, baseline: Measured | None) -> GateResult:
     """Return the outcome of a limit against the baseline, by steps of one kind on both sides."""
     name, metric = f"{gate.metric} tolerance", METRICS[gate.metric]
     if baseline is None:
-        return _unknown(gate, name, "no baseline was given: --baseline BUNDLE", None)
-    kind: StepsKind = steps_kind(run, baseline)
-    found, before = figure(gate.metric, run, kind), figure(gate.metric, baseline, kind)
+        return _build_unknown_result(gate, name, "no baseline was given: --baseline BUNDLE", None)
+    kind: StepsKind = choose_steps_kind(run, baseline)
+    found, before = measure_figure(gate.metric, run, kind), measure_figure(gate.metric, baseline, kind)
     if isinstance(found, Missing):
-        return _unknown(gate, name, found.reason, None)
+        return _build_unknown_result(gate, name, found.reason, None)
     if isinstance(before, Missing):
-        return _unknown(gate, name, f"of the baseline: {before.reason}", None)
+        return _build_unknown_result(gate, name, f"of the baseline: {before.reason}", None)
     if before.estimate.value <= 0:
-        return _unknown(gate, name, f"the baseline has {amount(before.estimate.value, metric.unit)}: set max or min instead", None)
-    return _compared(gate, name, tolerance, found, before)
+        return _build_unknown_result(
+            gate, name, f"the baseline has {format_amount(before.estimate.value, metric.unit)}: set max or min instead", None
+        )
+    return _build_tolerance_result(gate, name, tolerance, found, before)
 
 
-def _compared(gate: Gate, name: str, tolerance: float, found: Figure, before: Figure) -> GateResult:
+def _build_tolerance_result(gate: Gate, name: str, tolerance: float, found: Figure, before: Figure) -> GateResult:
     metric = METRICS[gate.metric]
     upper = metric.worse == "higher"
     old, new = before.estimate, found.estimate
     ratio, limit = new.value / old.value, 1 + tolerance if upper else 1 - tolerance
-    span = batches.ratio(old, new)
-    outcome = _outcome(ratio, span, limit, upper=upper)
+    span = batch_means.estimate_ratio(old, new)
+    outcome = _decide_outcome(ratio, span, limit, upper=upper)
     return GateResult(
-        name=name, outcome=outcome, message=_compared_text(old, new, metric.unit, tolerance, span, outcome, upper=upper) + f"; {found.of}",
-        unit="ratio", value=ratio, low=span[0] if span else None, high=span[1] if span else None, limit=limit, baseline=old.value,
-        required=gate.required, line=gate.line,
-    )  # fmt: skip
+        name=name,
+        outcome=outcome,
+        message=_format_tolerance(old, new, metric.unit, tolerance, span, outcome, upper=upper) + f"; {found.of}",
+        unit="ratio",
+        value=ratio,
+        low=span[0] if span else None,
+        high=span[1] if span else None,
+        limit=limit,
+        baseline=old.value,
+        required=gate.required,
+        line=gate.line,
+    )
 
 
-def _compared_text(
+def _format_tolerance(
     old: Estimate, new: Estimate, unit: str, tolerance: float, span: tuple[float, float] | None, outcome: GateOutcome, *, upper: bool
 ) -> str:
     change = f"{(new.value / old.value - 1) * 100:+.1f} %"
     if span is not None:
         change += f", interval {(span[0] - 1) * 100:+.1f} to {(span[1] - 1) * 100:+.1f} %"
     worse = f"{format_share(tolerance, 1)} {'more' if upper else 'less'} allowed"
-    return f"{amount(new.value, unit)} after {amount(old.value, unit)} ({change}), {worse}{_verdict(outcome, span)}"
+    return f"{format_amount(new.value, unit)} after {format_amount(old.value, unit)} ({change}), {worse}{_explain_outcome(outcome, span)}"

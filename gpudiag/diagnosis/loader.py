@@ -10,24 +10,23 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from gpudiag.diagnosis.check import make
-from gpudiag.diagnosis.config import Config, apply
-from gpudiag.diagnosis.document import Source
-from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase
-from gpudiag.diagnosis.withhold import NEVER
-from gpudiag.errors import InputError, nearest
+from gpudiag.diagnosis.config import Config, apply_config
+from gpudiag.diagnosis.engine import NEVER_WITHHELD
+from gpudiag.diagnosis.rule import Advisory, Rule, RuleBase, Source
+from gpudiag.diagnosis.rule_check import build_rule
+from gpudiag.document_cache import load_document
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.files import open_file
-from gpudiag.parsed import parsed
 
-SUFFIX = ".yaml"
+RULE_SUFFIX = ".yaml"
 
 
 def load_rules(extra_dirs: Sequence[str] = (), config: Config | None = None) -> tuple[Rule, ...]:
     """Return the rules that can be judged, by id; raises InputError as rules_in_force."""
-    return rules_in_force(extra_dirs, config).judged
+    return load_active_rules(extra_dirs, config).judged
 
 
-def rules_in_force(extra_dirs: Sequence[str] = (), config: Config | None = None) -> RuleBase:
+def load_active_rules(extra_dirs: Sequence[str] = (), config: Config | None = None) -> RuleBase:
     """Return all rules: the built-in ones, those of the folders of `config`, then of `extra_dirs`; with the changes of `config`.
 
     Raises InputError for anything wrong in a rule file or in `config`.
@@ -37,7 +36,7 @@ def rules_in_force(extra_dirs: Sequence[str] = (), config: Config | None = None)
     for folder in config.rules:
         if not os.path.isdir(folder):
             raise config.error(f"rules: no such folder of rules: {folder}", "rules", os.path.basename(folder))
-    return apply(read_rules((*config.rules, *extra_dirs)), config)
+    return apply_config(read_rules((*config.rules, *extra_dirs)), config)
 
 
 def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleBase:
@@ -46,22 +45,22 @@ def read_rules(extra_dirs: Sequence[str] = (), *, builtin: bool = True) -> RuleB
     Raises InputError for anything wrong in a file, an id that stands twice without `override: true`, an override of nothing, an
     unknown id in `explains`, rules that explain each other in a circle, and a pattern in `withholds` that no rule has.
     """
-    ours = _builtin() if builtin else ()
+    ours = _read_builtin() if builtin else ()
     sources = {rule.id: source for source, rule in ours}
     rules = {rule.id: rule for _, rule in ours}
     for directory in extra_dirs:
-        for source in _folder(directory):
-            merged = _merge(source, sources)
-            rule = make(merged)
+        for source in _read_folder(directory):
+            merged = _merge_override(source, sources)
+            rule = build_rule(merged)
             rules[rule.id], sources[rule.id] = rule, merged
     found = [rules[identifier] for identifier in sorted(rules)]
     _check_explains(found, sources, complete=builtin)
     if builtin:
         _check_withholds(found, sources)
-    return _base(found)
+    return _build_base(found)
 
 
-def _base(rules: Iterable[Rule | Advisory]) -> RuleBase:
+def _build_base(rules: Iterable[Rule | Advisory]) -> RuleBase:
     found = tuple(rules)
     return RuleBase(tuple(rule for rule in found if isinstance(rule, Rule)), tuple(rule for rule in found if isinstance(rule, Advisory)))
 
@@ -74,53 +73,55 @@ def read_folder(directory: str) -> RuleBase:
     own = Path(str(files("gpudiag_rules"))).resolve()
     given = Path(directory).resolve()
     itself = given == own or given in own.parents or own in given.parents
-    ids = {source.values.get("id") for source in _folder(directory)}
-    return _base(rule for rule in read_rules((directory,), builtin=not itself).all if rule.id in ids)
+    ids = {source.values.get("id") for source in _read_folder(directory)}
+    return _build_base(rule for rule in read_rules((directory,), builtin=not itself).all if rule.id in ids)
 
 
 @functools.cache
-def _builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
+def _read_builtin() -> tuple[tuple[Source, Rule | Advisory], ...]:
     """Return the rules of the package by path, each with its file: read once a process."""
     root = files("gpudiag_rules")
     folders = sorted((item for item in root.iterdir() if item.is_dir()), key=lambda item: item.name)
     found = [(folder, file) for folder in folders for file in sorted(folder.iterdir(), key=lambda item: item.name)]
-    texts = {f"rules/{folder.name}/{file.name}": file.read_bytes() for folder, file in found if file.name.endswith(SUFFIX)}
-    reader = files("gpudiag.diagnosis").joinpath("source.py").read_bytes()
-    rows = parsed("rules", [reader, *(piece for path, text in texts.items() for piece in (path.encode(), text))], lambda: _read(texts))
+    texts = {f"rules/{folder.name}/{file.name}": file.read_bytes() for folder, file in found if file.name.endswith(RULE_SUFFIX)}
+    reader = files("gpudiag.diagnosis").joinpath("rule_yaml.py").read_bytes()
+    rows = load_document(
+        "rules", [reader, *(piece for path, text in texts.items() for piece in (path.encode(), text))], lambda: _read_texts(texts)
+    )
     sources = [Source(*row) for row in rows]
-    return tuple((source, make(source)) for source in sources)
+    return tuple((source, build_rule(source)) for source in sources)
 
 
-def _read(texts: Mapping[str, bytes]) -> list[list[Any]]:
+def _read_texts(texts: Mapping[str, bytes]) -> list[list[Any]]:
     """Return path, values and lines of each rule file."""
-    from gpudiag.diagnosis.source import parse  # here: where the values are kept, nothing else needs PyYAML
+    from gpudiag.diagnosis.rule_yaml import parse_rule_yaml  # here: where the values are kept, nothing else needs PyYAML
 
-    sources = [parse(path, text) for path, text in texts.items()]
+    sources = [parse_rule_yaml(path, text) for path, text in texts.items()]
     return [[source.path, source.values, source.lines] for source in sources]
 
 
-def _folder(directory: str) -> Iterator[Source]:
+def _read_folder(directory: str) -> Iterator[Source]:
     """Yield the rule files below `directory`, sorted by path; raises InputError where there are none."""
     if not directory.strip():
-        raise InputError("the folder of rules is empty text", f"give a folder that holds files *{SUFFIX}")
-    from gpudiag.diagnosis.source import MAX_BYTES, parse
+        raise InputError("the folder of rules is empty text", f"give a folder that holds files *{RULE_SUFFIX}")
+    from gpudiag.diagnosis.rule_yaml import MAX_RULE_BYTES, parse_rule_yaml
 
     root = Path(directory)
     if not os.path.isdir(directory):
         raise InputError(f"{directory}: no such folder of rules")
-    found = sorted(path for path in root.rglob(f"*{SUFFIX}") if path.is_file())
+    found = sorted(path for path in root.rglob(f"*{RULE_SUFFIX}") if path.is_file())
     if not found:
-        raise InputError(f"{directory}: no rule files", f"they end in {SUFFIX}")
+        raise InputError(f"{directory}: no rule files", f"they end in {RULE_SUFFIX}")
     for path in found:
         try:
             with open_file(path) as file:
-                data = file.read(MAX_BYTES + 1)
-            yield parse(path.as_posix(), data)
+                data = file.read(MAX_RULE_BYTES + 1)
+            yield parse_rule_yaml(path.as_posix(), data)
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _merge(source: Source, known: dict[str, Source]) -> Source:
+def _merge_override(source: Source, known: dict[str, Source]) -> Source:
     """Return `source`, laid over the earlier rule of the same id where it says `override: true`."""
     identifier = source.values.get("id")
     earlier = known.get(identifier) if isinstance(identifier, str) else None
@@ -129,14 +130,14 @@ def _merge(source: Source, known: dict[str, Source]) -> Source:
         raise source.error("$.override", "true or false")
     if earlier is None:
         if overrides:
-            raise source.error("$.override", f"there is no rule {identifier!r} to override{nearest(str(identifier), known)}")
+            raise source.error("$.override", f"there is no rule {identifier!r} to override{suggest_nearest(str(identifier), known)}")
         return source
     if not overrides:
         raise source.error("$.id", f"{identifier} stands in {earlier.path} already", "to change it: `override: true` and the changed keys")
-    return Source(source.path, _laid_over(earlier.values, source.values), {**earlier.lines, **source.lines})
+    return Source(source.path, _overlay_keys(earlier.values, source.values), {**earlier.lines, **source.lines})
 
 
-def _laid_over(earlier: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def _overlay_keys(earlier: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return `earlier` with `changes`: whole keys, except that single `params` can be changed (their value, unit, origin)."""
     merged = {**earlier, **changes}
     old, new = earlier.get("params"), changes.get("params")
@@ -152,23 +153,25 @@ def _check_explains(rules: Iterable[Rule | Advisory], sources: dict[str, Source]
         source = sources[identifier]
         for index, symptom in enumerate(symptoms):
             if complete and symptom not in explains:
-                raise source.error(f"$.explains[{index}]", f"no rule {symptom!r}{nearest(symptom, explains)}")
-        if identifier in _reached(explains, identifier):
+                raise source.error(f"$.explains[{index}]", f"no rule {symptom!r}{suggest_nearest(symptom, explains)}")
+        if identifier in _collect_explained(explains, identifier):
             raise source.error("$.explains", f"{identifier} explains itself, directly or through others")
 
 
 def _check_withholds(rules: Sequence[Rule | Advisory], sources: dict[str, Source]) -> None:
     """Raise InputError for a pattern of rules to withhold that none of `rules` has; those that are never withheld do not count."""
-    known = {rule.id: None for rule in rules if isinstance(rule, Rule) and not rule.id.startswith(NEVER)}
+    known = {rule.id: None for rule in rules if isinstance(rule, Rule) and not rule.id.startswith(NEVER_WITHHELD)}
     for rule in rules:
         for place, withholding in enumerate(rule.file.withholds if isinstance(rule, Rule) else ()):
             for index, pattern in enumerate(withholding.rules):
                 if not fnmatch.filter(known, pattern):
                     key = f"$.withholds[{place}].rules[{index}]"
-                    raise sources[rule.id].error(key, f"no rule that can be withheld has an id like {pattern!r}{nearest(pattern, known)}")
+                    raise sources[rule.id].error(
+                        key, f"no rule that can be withheld has an id like {pattern!r}{suggest_nearest(pattern, known)}"
+                    )
 
 
-def _reached(explains: dict[str, tuple[str, ...]], start: str) -> set[str]:
+def _collect_explained(explains: dict[str, tuple[str, ...]], start: str) -> set[str]:
     """Return every rule that `start` explains, directly or through others."""
     reached: set[str] = set()
     pending = list(explains.get(start, ()))

@@ -1,30 +1,222 @@
-"""One arm of a pair: a process tree that trains while it has its turn and is frozen while it has not."""
+"""One arm of a pair: how it is started, a process tree that trains while it has its turn and is frozen while it has not, and why it ended
+early."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gpudiag.capture.unmodified.injected import injected
-from gpudiag.capture.unmodified.marks import BY_HAND
-from gpudiag.errors import InputError
-from gpudiag.experiment import guard, launch, memory
+from gpudiag.capture.run_script.driver import BY_HAND
+from gpudiag.capture.run_script.plan import build_environment
+from gpudiag.errors import GpudiagError, InputError
+from gpudiag.experiment import guard, memory
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError, ended, places, refused, tail_of
-from gpudiag.experiment.fixes.registered import registered
-from gpudiag.experiment.trial.protocol import CONTROL, LOG, Block, Control, Evidence, ParityPlan, Row, TrialPlan, Warmed, read_rows
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.fixes.registry import list_registered
+from gpudiag.experiment.trial.protocol import (
+    CONTROL,
+    LOG,
+    STACK,
+    Block,
+    Control,
+    Died,
+    Evidence,
+    Over,
+    ParityPlan,
+    Row,
+    TrialPlan,
+    Warmed,
+    read_rows,
+)
+from gpudiag.model.experiment import Failure
+
+QUIET_VARIABLES = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "SWANLAB_MODE": "disabled",
+    "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""Trials are no runs that anybody wants to find in a tracker, nor do they upload, download or leave compiled files beside the script."""
+
+_PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT", "ACCELERATE_MAIN_PROCESS_PORT")
+"""Where launchers read a port from: torch.distributed's env:// method; torchrun's default of --master-port (torch.distributed.argparse_util
+puts PET_ before each of its options); accelerate."""
+
+_LOGS_OF_RANKS = "PET_LOG_DIR"
+"""torchrun's default of --log-dir; it leaves a folder torchelastic_... among the temporary files of the user else."""
+
+_PORT_FLAG = re.compile(r"(--(?:master|main[-_]process)[-_]port)(?:=(.*))?")
+_ENDPOINT_FLAG = re.compile(r"(--rdzv[-_]endpoint)(?:=(.*))?")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname())  # noqa: S104 - compared with, not bound to
+
+
+def build_arm_environment(arm: Arm, folder: Path, port: int) -> dict[str, str]:
+    """Return the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
+    environ = {**os.environ, **QUIET_VARIABLES, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), _LOGS_OF_RANKS: str(folder / "ranks")}
+    environ.update(dict.fromkeys(_PORT_VARIABLES, str(port)))
+    for call in arm.fixes:
+        environ.update(make_applier(call).environ)
+    return {**environ, **arm.environ}
+
+
+def replace_ports(command: tuple[str, ...], port: int) -> tuple[str, ...]:
+    """Return `command` with the ports that it names on this machine replaced by `port`: two arms are alive at once.
+
+    Options of torchrun, accelerate and deepspeed: --master-port, --main_process_port, --rdzv-endpoint HOST:PORT. Port 0 (any free) stays.
+    """
+    found = list(command)
+    for at, argument in enumerate(command):
+        for flag, replace in ((_PORT_FLAG, _replace_port), (_ENDPOINT_FLAG, _replace_endpoint)):
+            match = flag.fullmatch(argument)
+            if match and match[2] is not None:
+                found[at] = f"{match[1]}={replace(match[2], port)}"
+            elif match and at + 1 < len(command):
+                found[at + 1] = replace(command[at + 1], port)
+    return tuple(found)
+
+
+def _replace_port(value: str, port: int) -> str:
+    return str(port) if value.isdigit() and int(value) else value
+
+
+def _replace_endpoint(value: str, port: int) -> str:
+    host, colon, given = value.rpartition(":")
+    host = host if colon else value
+    return value if host.strip("[]") not in _LOCAL_HOSTS or given == "0" else f"{host}:{port}"
+
+
+def find_free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def mark_expendable(pid: int) -> None:
+    """Have the kernel end this process and its children before any other when memory runs out (proc(5), oom_score_adj)."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+TAIL_BYTES = 4000
+MAX_STACK, MAIN_THREAD, FRAMES = 200_000, "Current thread", 12
+
+_REFUSAL = re.compile(r"^gpudiag\.experiment\.fixes\.fix\.NotAppliedError: (.*)$", re.MULTILINE)
+_NO_MEMORY = ("OutOfMemoryError", "DefaultCPUAllocator: can't allocate memory", "\nMemoryError")
+
+
+class ArmError(GpudiagError):
+    """An arm ended before its trial did. `reason` as in a Comparison; the message names the arm, `detail` is what it wrote last.
+
+    `crowded`: it may fit without the other arm beside it.
+    """
+
+    def __init__(self, reason: Failure, message: str, detail: str = "", *, crowded: bool = False) -> None:
+        super().__init__(message)
+        self.reason: Failure = reason
+        self.detail = detail
+        self.crowded = crowded
+        self.arm: Arm | None = None
+        """The arm that ended."""
+
+
+class NotAppliedArmError(ArmError):
+    """A fix of the arm does not suit the program or the machine, or shows nothing. `fix`: '' where it is not known which one."""
+
+    def __init__(self, fix: str, why: str) -> None:
+        super().__init__("", f"{fix}: {why}" if fix else why)
+        self.fix = fix
+
+
+class BudgetError(ArmError):
+    """The time for the experiment was over while the arm ran."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("timeout", f"the budget was spent ({name})")
+
+
+def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
+    """Return the error for the first fix that has nothing to show; None where all have."""
+    for row in rows:
+        if isinstance(row, Evidence) and not row.found:
+            return NotAppliedArmError(row.fix, row.reason or "nothing shows that it took effect")
+    return None
+
+
+def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
+    """Return the error of arm `name`, which ended with exit code `code` (negative: a signal), wrote `rows` and printed `tail` last."""
+    words = next((row for row in rows if isinstance(row, Died)), None)  # the first: what dies of it, as a launcher, comes later
+    refusal = find_refusal(rows) or _find_late_refusal(words, tail)
+    if refusal is not None:
+        return refusal
+    if code != 0:
+        return _build_crash(name, code, words, tail)
+    over = next((row for row in reversed(rows) if isinstance(row, Over)), None)
+    if over is None or over.reason is not None:
+        return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
+    steps = "1 step" if over.steps == 1 else f"{over.steps} steps"
+    why = f"{name}: over {steps} after its steps were known; it must train for longer (epochs, samples), for a trial takes some seconds"
+    return ArmError("ended", why, tail)
+
+
+def _find_late_refusal(words: Died | None, tail: str) -> NotAppliedArmError | None:
+    """Return the refusal of a fix that was raised inside the program: into its last words, or only printed (in a thread, by a launcher)."""
+    if words is not None and words.kind == "not_applied":
+        return NotAppliedArmError("", words.message)
+    printed = _REFUSAL.search(tail)
+    return None if printed is None else NotAppliedArmError("", printed[1])
+
+
+def _build_crash(name: str, code: int, words: Died | None, tail: str) -> ArmError:
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    oom = words.kind == "oom" if words is not None else any(text in tail for text in _NO_MEMORY)
+    said = f": {words.message}" if words is not None else ""
+    return ArmError("oom" if oom else "crash", f"{name} ended with {how}{said}", tail, crowded=oom)
+
+
+def read_tail(path: Path) -> str:
+    """Return the end of a file; '' where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_stacks(folder: Path) -> str:
+    """Return the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
+    stacks = (stack for path in sorted(folder.glob(f"{STACK}-*")) for stack in _read_main_threads(path))
+    return "\n".join(line for stack in stacks for line in stack.splitlines()[:FRAMES])
+
+
+def _read_main_threads(path: Path) -> list[str]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(MAX_STACK)
+    except OSError:
+        return []
+    return [MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:]]
+
 
 __all__ = ["ArmError", "LiveArm"]
 
-WATCHER = "gpudiag.experiment.trial.watch"
+TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
 
 POLL_S = 0.002
 STACK_S = 0.5
@@ -67,16 +259,16 @@ class LiveArm:
         self._began_s = time.monotonic()
         self._process = self._start(parity)
         self._family = guard.Family(f"{mark}.", frozenset({self._process.pid}))
-        self._limit = memory.Limit(self._family.members, design.memory_limit_bytes)
+        self._limit = memory.MemoryLimit(self._family.members, design.memory_limit_bytes)
 
     def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
-        port = launch.free_port()
-        base = launch.environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
-        environ = injected(msgspec.json.encode(self._plan(parity)).decode(), base, WATCHER)
+        port = find_free_port()
+        base = build_arm_environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
+        environ = build_environment(msgspec.json.encode(self._plan(parity)).decode(), base, TRIAL_WATCHER)
         with open(self.folder / LOG, "wb") as log:
             try:
                 process = subprocess.Popen(  # noqa: S603 - the user's own command
-                    launch.separated(self.arm.command, port),
+                    replace_ports(self.arm.command, port),
                     env=environ,
                     cwd=self.arm.cwd,
                     stdin=subprocess.DEVNULL,
@@ -86,7 +278,7 @@ class LiveArm:
                 )
             except OSError as error:
                 raise InputError(f"cannot start {self.arm.command[0]}: {error.strerror or error}") from None
-        launch.expendable(process.pid)
+        mark_expendable(process.pid)
         return process
 
     def _plan(self, parity: ParityPlan | None) -> TrialPlan:
@@ -100,7 +292,7 @@ class LiveArm:
             self.arm.fixes,
             parity,
             design.clean_exit,
-            registered(call.id for call in self.arm.fixes),
+            list_registered(call.id for call in self.arm.fixes),
         )
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -112,7 +304,7 @@ class LiveArm:
         """
         self._wait(lambda: self._control.done >= 1, lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s))
         row = self._row(Warmed)
-        refusal = refused(self.evidence)
+        refusal = find_refusal(self.evidence)
         if refusal is not None:
             raise self._named(refusal)
         return row, time.monotonic() - self._began_s
@@ -135,12 +327,12 @@ class LiveArm:
     def freeze(self) -> None:
         """Stop the whole tree: loader workers that ran on would fill their queues and flatter the next turn."""
         while new := self._family.members() - self._frozen:
-            guard.send(new, signal.SIGSTOP)
+            guard.send_signal(new, signal.SIGSTOP)
             self._frozen |= new
 
     def thaw(self) -> None:
         """Let the whole tree run again."""
-        guard.send(self._frozen, signal.SIGCONT)
+        guard.send_signal(self._frozen, signal.SIGCONT)
         self._frozen = set()
 
     def end(self) -> None:
@@ -170,11 +362,11 @@ class LiveArm:
         """Return why the arm, whose process is gone, ended."""
         if self._control.failed:
             return self._full()
-        return self._named(ended(self.arm.name, self._process.wait(), self.rows(), self.tail()))
+        return self._named(explain_end(self.arm.name, self._process.wait(), self.rows(), self.tail()))
 
     def tail(self) -> str:
         """Return the end of what the arm has printed."""
-        return tail_of(self.folder / LOG)
+        return read_tail(self.folder / LOG)
 
     @property
     def resident_bytes(self) -> int:
@@ -244,6 +436,6 @@ class LiveArm:
 
     def _hangs(self, silent_s: float) -> ArmError:
         """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
-        guard.send(self._family.members(), signal.SIGUSR1)
+        guard.send_signal(self._family.members(), signal.SIGUSR1)
         time.sleep(STACK_S)
-        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", places(self.folder) or self.tail())
+        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", read_stacks(self.folder) or self.tail())

@@ -71,23 +71,23 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
     fixes: tuple[FixCall, ...] = ()
 
 
-def level(looks: tuple[int, ...]) -> float:
+def find_level(looks: tuple[int, ...]) -> float:
     """Return the level of significance of each look that keeps ALPHA over all: tabulated, else ALPHA shared out (Bonferroni)."""
     return _LEVELS.get(looks, ALPHA / len(looks))
 
 
-def starting(pair: int) -> tuple[int, int]:
+def order_arms(pair: int) -> tuple[int, int]:
     """Return the arms of a pair in the order in which they start: it alternates, so that a drift favours neither."""
     return (0, 1) if pair % 2 == 0 else (1, 0)
 
 
-def turns(pair: int, blocks: int) -> list[int]:
+def schedule_turns(pair: int, blocks: int) -> list[int]:
     """Return the arm of each block of a pair: ABBA ABBA ... in the order of starting(). A linear drift cancels in each two blocks."""
-    first, second = starting(pair)
+    first, second = order_arms(pair)
     return [arm for block in range(blocks) for arm in ((first, second) if block % 2 == 0 else (second, first))]
 
 
-def block_steps(design: Design, step_ns: float, prefetched: int) -> int:
+def count_block_steps(design: Design, step_ns: float, prefetched: int) -> int:
     """Return the measured steps of a block of steps of `step_ns`, with `prefetched` batches made ahead.
 
     A block of fewer steps than twice the queue would be fed by what was made before it, and flatter an arm that waits for its loader.

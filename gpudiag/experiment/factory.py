@@ -14,36 +14,36 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.errors import GpudiagError, InputError, nearest
-from gpudiag.experiment import preflight
+from gpudiag.errors import GpudiagError, InputError, suggest_nearest
+from gpudiag.experiment import task as task_module
+from gpudiag.experiment.code_location import CodeLocation, load_code
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.fixes.registered import instead
-from gpudiag.experiment.importable import Place, load
-from gpudiag.experiment.knobs import ACCUM, FIXES, HERE, Knobs, call
-from gpudiag.experiment.task import GIVE, Loop, Task
+from gpudiag.experiment.fixes.registry import replace_appliers
+from gpudiag.experiment.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
+from gpudiag.experiment.task import TASK_HINT, Loop, Task
 
 PROGRAM = "gpudiag.experiment.factory"
 
-TRIAL = "gpudiag.experiment.trial.watch"
+TRIAL_WATCHER = "gpudiag.experiment.trial.watch"
 """Is loaded in the processes of an arm alone, by the injector."""
 
 ALONE_STEPS = 60
 """Steps of a run that is no trial: as many as a recording takes with its standard windows, and some until steps are known."""
 
 
-def command(where: Place, knobs: Mapping[str, Any], seed: int) -> tuple[str, ...]:
+def build_command(where: CodeLocation, knobs: Mapping[str, Any], seed: int) -> tuple[str, ...]:
     """Return the command of an arm that trains what the function at `where` builds. Raises InputError for knobs that are no JSON."""
     folder = ("--folder", where.folder) if where.folder else ()
-    given = ("--knobs", knobs_text(knobs)) if knobs else ()
+    given = ("--knobs", encode_knobs(knobs)) if knobs else ()
     return (sys.executable, "-m", PROGRAM, where.target, *folder, *given, "--seed", str(seed))
 
 
-def turning(program: Sequence[str]) -> AbstractContextManager[None]:
+def turn_knobs(program: Sequence[str]) -> AbstractContextManager[None]:
     """Return what has batch-size and accumulation turn knobs of a `build` while it lasts, where the command `program` is one."""
-    return instead(FIXES) if PROGRAM in program else nullcontext()
+    return replace_appliers(KNOB_FIXES) if PROGRAM in program else nullcontext()
 
 
-def knobs_text(knobs: Mapping[str, Any]) -> str:
+def encode_knobs(knobs: Mapping[str, Any]) -> str:
     """Return knobs as one argument. Raises InputError for values that a command line cannot carry."""
     try:
         return msgspec.json.encode(dict(knobs)).decode()
@@ -53,11 +53,11 @@ def knobs_text(knobs: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: train until the trial is over, or for --steps steps."""
-    asked = _parser().parse_args(arguments)
+    asked = _build_parser().parse_args(arguments)
     try:
-        _turn(asked.turn)
+        _apply_turns(asked.turn)
         if asked.estimate:
-            sys.stdout.write(msgspec.json.encode(preflight.need(lambda: _loop(asked)[0])).decode() + "\n")
+            sys.stdout.write(msgspec.json.encode(task_module.estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
         else:
             _train(asked)
     except GpudiagError as error:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {PROGRAM}", description="Trains what a function builds.")
     parser.add_argument("target", help="FILE.py:FUNCTION or MODULE:FUNCTION; it returns a gpudiag.Task")
     parser.add_argument("--folder", default="", help="put on sys.path for MODULE")
@@ -78,60 +78,60 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _turn(fixes: Sequence[str]) -> None:
+def _apply_turns(fixes: Sequence[str]) -> None:
     """Have knobs turned without a trial. Raises InputError for a fix that turns none."""
-    known = {fix.id: fix for fix in FIXES}
+    known = {fix.id: fix for fix in KNOB_FIXES}
     for text in fixes:
         name, _, value = text.partition("=")
         if name not in known:
-            raise InputError(f"--turn {text}: {name!r} turns no knob{nearest(name, known)}", f"one of {', '.join(known)}")
+            raise InputError(f"--turn {text}: {name!r} turns no knob{suggest_nearest(name, known)}", f"one of {', '.join(known)}")
         fix = known[name](value or None)
-        HERE.turns[fix.knob] = fix.turned
+        KNOB_STATE.turns[fix.knob] = fix.turned
 
 
 def _train(asked: argparse.Namespace) -> None:
-    loop, knobs = _loop(asked)
-    HERE.loop = loop
-    steps = asked.steps if asked.steps is not None or TRIAL in sys.modules else ALONE_STEPS
-    done = loop.run(steps, first=lambda: _all_read(knobs))
+    loop, knobs = _build_loop(asked)
+    KNOB_STATE.loop = loop
+    steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
+    done = loop.run(steps, first=lambda: _check_all_read(knobs))
     sys.stderr.write(f"gpudiag: trained {done} steps\n")
 
 
-def _loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
+def _build_loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
     """Return the loop over what the user's function builds; where that reads the knob of accumulation, it splits the batches itself."""
-    task, knobs = _built(asked)
+    task, knobs = _build_task(asked)
     return Loop(task, 1 if knobs.read(ACCUM) else knobs.get(ACCUM)), knobs
 
 
-def _built(asked: argparse.Namespace) -> tuple[Task, Knobs]:
+def _build_task(asked: argparse.Namespace) -> tuple[Task, Knobs]:
     """Return what the user's function builds, and its knobs. Raises InputError for what is no Task."""
     import torch  # here and first: the fixes are put in place now, before a file of the user is executed
 
-    _seed(asked.seed)
-    build = load(Place(asked.target, asked.folder))
+    _seed_generators(asked.seed)
+    build = load_code(CodeLocation(asked.target, asked.folder))
     given: dict[str, Any] = {}
     for text in asked.knobs:
-        given.update(_knobs(text))
+        given.update(_decode_knobs(text))
     standard = {"device": "cuda" if torch.cuda.is_available() else "cpu", "seed": asked.seed}
 
     def knobs(declared: Mapping[str, Any]) -> Knobs:
-        HERE.knobs = Knobs(given, {**standard, **declared}, HERE.turns)
-        return HERE.knobs
+        KNOB_STATE.knobs = Knobs(given, {**standard, **declared}, KNOB_STATE.turns)
+        return KNOB_STATE.knobs
 
-    task, read = call(build, knobs)
+    task, read = call_build(build, knobs)
     if not isinstance(task, Task):
-        raise InputError(f"{asked.target} returned a {type(task).__name__}", GIVE)
+        raise InputError(f"{asked.target} returned a {type(task).__name__}", TASK_HINT)
     return task, read
 
 
-def _knobs(text: str) -> dict[str, Any]:
+def _decode_knobs(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise InputError(f"--knobs {text}: {error}", "a JSON object: NAME: VALUE") from None
 
 
-def _seed(seed: int) -> None:
+def _seed_generators(seed: int) -> None:
     """Start the random numbers of this process from `seed`, so that two arms build and draw the same."""
     import torch
 
@@ -143,10 +143,12 @@ def _seed(seed: int) -> None:
         np.random.seed(seed % 2**32)
 
 
-def _all_read(knobs: Knobs) -> None:
+def _check_all_read(knobs: Knobs) -> None:
     """Raise NotAppliedError for a knob that was set and that nothing has read, neither build nor the first step: it changed nothing."""
     for name in knobs.unread():
-        raise NotAppliedError(f'nothing reads the knob {name!r}{nearest(name, knobs.seen())}; write cfg.get("{name}", DEFAULT) in build')
+        raise NotAppliedError(
+            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.seen())}; write cfg.get("{name}", DEFAULT) in build'
+        )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Family:
 
     def members(self) -> set[int]:
         """Return the ids of the living ones."""
-        living = {pid: one for pid in _processes() if (one := _stat(pid)) is not None}
+        living = {pid: one for pid in _list_processes() if (one := _read_stat(pid)) is not None}
         found = {pid for pid, one in living.items() if self._is_member(pid, one)}
         _add_descendants(found, living)
         self._seen |= {(pid, living[pid].start) for pid in found}
@@ -55,7 +55,7 @@ class Family:
         return found
 
     def _is_member(self, pid: int, one: _Process) -> bool:
-        return one.session in self._sessions or (pid, one.start) in self._seen or _has(pid, self._wanted)
+        return one.session in self._sessions or (pid, one.start) in self._seen or _has_mark(pid, self._wanted)
 
     def kill(self) -> bool:
         """Kill all of them, also those that they start meanwhile; return whether none is left."""
@@ -63,17 +63,17 @@ class Family:
             left = self.members()
             if not left:
                 return True
-            send(left, signal.SIGKILL)
+            send_signal(left, signal.SIGKILL)
             time.sleep(0.02)
         return False
 
 
-def marked(prefix: str, sessions: frozenset[int] = frozenset()) -> set[int]:
+def find_marked_processes(prefix: str, sessions: frozenset[int] = frozenset()) -> set[int]:
     """Return the ids of the living processes of a Family that nobody has looked at before."""
     return Family(prefix, sessions).members()
 
 
-def _processes() -> list[int]:
+def _list_processes() -> list[int]:
     try:
         names = os.listdir("/proc")
     except OSError:
@@ -81,7 +81,7 @@ def _processes() -> list[int]:
     return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def _has_mark(pid: int, wanted: bytes) -> bool:
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return any(entry.startswith(wanted) for entry in file.read().split(b"\0"))
@@ -89,7 +89,7 @@ def _has(pid: int, wanted: bytes) -> bool:
         return False
 
 
-def _stat(pid: int) -> _Process | None:
+def _read_stat(pid: int) -> _Process | None:
     """Return what is known of a process; None for one that is gone, or dead and not yet waited for."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -106,19 +106,19 @@ def _add_descendants(found: set[int], living: dict[int, _Process]) -> None:
         found |= below
 
 
-def send(pids: set[int], number: int) -> None:
+def send_signal(pids: set[int], number: int) -> None:
     """Send a signal to processes; those that are gone are left out."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def kill(prefix: str, sessions: frozenset[int] = frozenset()) -> bool:
+def kill_processes(prefix: str, sessions: frozenset[int] = frozenset()) -> bool:
     """Kill the processes of a Family that nobody has looked at before; return whether none is left."""
     return Family(prefix, sessions).kill()
 
 
-def remove(folder: str) -> bool:
+def remove_folder(folder: str) -> bool:
     """Remove a folder with all that is in it, folders without permissions (the work of an overlay) too; return whether it is gone."""
     for _ in range(_TRIES):
         for parent, names, _files in os.walk(folder):
@@ -138,9 +138,9 @@ def main() -> None:
     """Wait until the other end of standard input is closed, then end all processes of the experiment, and remove its folder."""
     sys.stdin.buffer.read()
     mark, folder = sys.argv[1:3]
-    kill(mark)
+    kill_processes(mark)
     if folder:
-        remove(folder)
+        remove_folder(folder)
 
 
 if __name__ == "__main__":

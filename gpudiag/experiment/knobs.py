@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from gpudiag.errors import InputError
-from gpudiag.experiment.fixes.batch_size import size_and_factor
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
-from gpudiag.experiment.fixes.values import whole
+from gpudiag.experiment.fixes.dataloader import parse_batch_size
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number
 from gpudiag.experiment.task import Loop
 
 Turn = Callable[[Any], Any]
@@ -17,7 +16,7 @@ Turn = Callable[[Any], Any]
 
 ACCUM, BATCH_SIZE = "accum", "batch_size"
 
-STANDARD: Mapping[str, Any] = {ACCUM: 1, "amp": None, "compile": False}
+STANDARD_KNOBS: Mapping[str, Any] = {ACCUM: 1, "amp": None, "compile": False}
 """Knobs that have a default of their own; and `device` and `seed`, which the arm knows."""
 
 
@@ -31,7 +30,7 @@ class Knobs:
 
     def __init__(self, values: Mapping[str, Any], defaults: Mapping[str, Any], turns: Mapping[str, Turn]) -> None:
         self._values, self._turns = dict(values), dict(turns)
-        self._defaults = {**STANDARD, **defaults}
+        self._defaults = {**STANDARD_KNOBS, **defaults}
         self._read: dict[str, tuple[Any, Any]] = {}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -59,7 +58,7 @@ class Knobs:
         return list(self._read)
 
 
-def call(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Knobs]) -> tuple[Any, Knobs]:
+def call_build(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Knobs]) -> tuple[Any, Knobs]:
     """Return what `build` makes, and the knobs, which `make` makes of the defaults that build declares.
 
     A parameter without a default is given the knobs; those with one are knobs themselves. Raises InputError for several without.
@@ -75,7 +74,7 @@ def call(build: Callable[..., Any], make: Callable[[Mapping[str, Any]], Knobs]) 
     return build(*([knobs] if plain else []), **{name: knobs.get(name) for name in named}), knobs
 
 
-class Here:
+class KnobState:
     """What the fixes of this process and its factory know of one another."""
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class Here:
         self.loop: Loop | None = None
 
 
-HERE = Here()
+KNOB_STATE = KnobState()
 """Of this process."""
 
 
@@ -95,7 +94,7 @@ class KnobFix(Applier):
 
     def install(self, site: Site) -> None:
         """Have the knob turned when build reads it."""
-        HERE.turns[self.knob] = self.turned
+        KNOB_STATE.turns[self.knob] = self.turned
 
     def turned(self, before: Any) -> Any:
         """Return the value that the knob is to have in place of `before`: the same, unless a fix says otherwise."""
@@ -103,7 +102,7 @@ class KnobFix(Applier):
 
     def values(self) -> tuple[Any, Any]:
         """Return the value without the fix and with it. Raises NotAppliedError where build has not read the knob."""
-        read = None if HERE.knobs is None else HERE.knobs.read(self.knob)
+        read = None if KNOB_STATE.knobs is None else KNOB_STATE.knobs.read(self.knob)
         if read is None:
             raise NotAppliedError(f'build does not read the knob {self.knob}: write cfg.get("{self.knob}", DEFAULT) where it is used')
         return read
@@ -117,7 +116,7 @@ class BatchSizeKnob(KnobFix):
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self._size, self._factor = size_and_factor(value)
+        self._size, self._factor = parse_batch_size(value)
 
     def turned(self, before: Any) -> Any:
         """Return the size that was asked for; `before` where that is no number and cannot be multiplied."""
@@ -128,7 +127,7 @@ class BatchSizeKnob(KnobFix):
     def evidence(self, site: Site) -> str:
         """Return the size that was read, and the samples of the batches that came of it."""
         before, after = self.values()
-        samples = None if HERE.loop is None else HERE.loop.samples
+        samples = None if KNOB_STATE.loop is None else KNOB_STATE.loop.samples
         if before == after:
             raise NotAppliedError(f"cfg.batch_size is {before!r} as it is")
         if samples == before:
@@ -144,7 +143,7 @@ class AccumulationKnob(KnobFix):
 
     def __init__(self, value: str | None = None) -> None:
         super().__init__(value)
-        self._count = whole(self.id, value, least=2) or 2
+        self._count = parse_whole_number(self.id, value, least=2) or 2
 
     def turned(self, before: Any) -> int:
         """Return the micro-batches of a step."""
@@ -152,7 +151,7 @@ class AccumulationKnob(KnobFix):
 
     def evidence(self, site: Site) -> str:
         """Return how many micro-batches a step had."""
-        loop = HERE.loop
+        loop = KNOB_STATE.loop
         if loop is None:
             raise NotAppliedError("no step was trained")
         if loop.accumulation == 1:  # build does it
@@ -163,4 +162,4 @@ class AccumulationKnob(KnobFix):
         return f"{loop.parts} micro-batches in each step of {loop.samples} samples"
 
 
-FIXES: tuple[type[KnobFix], ...] = (BatchSizeKnob, AccumulationKnob)
+KNOB_FIXES: tuple[type[KnobFix], ...] = (BatchSizeKnob, AccumulationKnob)

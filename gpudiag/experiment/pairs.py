@@ -7,11 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gpudiag.errors import InputError
-from gpudiag.experiment import gpustate, memory
-from gpudiag.experiment.arm import LiveArm
-from gpudiag.experiment.design import Arm, Design, block_steps, starting, turns
-from gpudiag.experiment.ending import ArmError
-from gpudiag.experiment.gpustate import State
+from gpudiag.experiment import gpu_state, memory
+from gpudiag.experiment.arm import ArmError, LiveArm
+from gpudiag.experiment.design import Arm, Design, count_block_steps, order_arms, schedule_turns
+from gpudiag.experiment.gpu_state import GpuState
 from gpudiag.experiment.trial.protocol import Block, Warmed
 from gpudiag.model.experiment import Pair, Unit
 from gpudiag.units import format_bytes
@@ -25,16 +24,16 @@ class CrowdedError(Exception):
     """The arms do not fit into memory together. The message says why."""
 
 
-class Run:
+class ArmRun:
     """One live arm in one pair, warmed up: what it told, its blocks in their order, and the device in each."""
 
     def __init__(self, live: LiveArm, row: Warmed, start_s: float, design: Design) -> None:
         self.live, self.row, self.start_s = live, row, start_s
-        self.steps = block_steps(design, row.step_ns, row.prefetched)
+        self.steps = count_block_steps(design, row.step_ns, row.prefetched)
         self.blocks: list[Block] = []
-        self.states: list[State] = []
+        self.states: list[GpuState] = []
 
-    def turn(self, gpu: gpustate.Watch, at: int) -> None:
+    def turn(self, gpu: gpu_state.GpuWatch, at: int) -> None:
         """Measure block `at`; one that was measured before is replaced. The arm is frozen before and after."""
         self.live.thaw()
         gpu.begin()
@@ -58,7 +57,7 @@ class Run:
     @property
     def faults(self) -> float | None:
         """Return the page faults of a step."""
-        return per_step([block.faults for block in self.blocks], self.blocks)
+        return average_per_step([block.faults for block in self.blocks], self.blocks)
 
     def samples(self, block: Block) -> float | None:
         """Return the samples of a block: those that a loader gave, else those that the model was given in the warm-up."""
@@ -81,14 +80,14 @@ class Run:
         return sum(energy for energy, _ in known) / amount if amount > 0 else None
 
 
-def per_step(values: Sequence[int | None], blocks: Sequence[Block]) -> float | None:
+def average_per_step(values: Sequence[int | None], blocks: Sequence[Block]) -> float | None:
     """Return the sum of `values`, one for each block, over its steps; None where a value is not known, or there is no step."""
     steps = sum(block.steps for block in blocks)
     known = [value for value in values if value is not None]
     return sum(known) / steps if steps and len(known) == len(values) else None
 
 
-def measured(runs: dict[int, Run], *, together: bool) -> Pair:
+def build_pair(runs: dict[int, ArmRun], *, together: bool) -> Pair:
     """Return the pair of two runs whose blocks are all there."""
     unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
     first, second = runs[0], runs[1]
@@ -111,7 +110,7 @@ def measured(runs: dict[int, Run], *, together: bool) -> Pair:
     )
 
 
-def void(pair: Pair) -> bool:
+def is_void(pair: Pair) -> bool:
     """Return whether a block of the pair holds nothing: the pair is then no measurement."""
     return not pair.first or not all(rate > 0 for rate in (*pair.first, *pair.second))
 
@@ -119,24 +118,24 @@ def void(pair: Pair) -> bool:
 class Pairs:
     """Measures pair after pair of the same two arms. `notes`: what a reader has to know; `evidence`: what the fixes had to show."""
 
-    def __init__(self, arms: tuple[Arm, Arm], design: Design, scratch: Path, mark: str, *, gpu: gpustate.Watch | None = None) -> None:
+    def __init__(self, arms: tuple[Arm, Arm], design: Design, scratch: Path, mark: str, *, gpu: gpu_state.GpuWatch | None = None) -> None:
         self.together = True
         self.evidence: tuple[str, ...] = ()
         self.notes: list[str] = []
         self._arms, self._design, self._scratch, self._mark = arms, design, scratch, mark
-        self._gpu = gpu or gpustate.Watch()
+        self._gpu = gpu or gpu_state.GpuWatch()
         self._started = 0
         self._held: dict[int, int | None] = {}
-        self._clocks: list[tuple[State, State]] = []
+        self._clocks: list[tuple[GpuState, GpuState]] = []
 
     def measure(self, number: int) -> Pair:
         """Return pair `number`, counted from 0. Raises ArmError; InputError where others compute on the GPU."""
         pair = self._pair(number)
-        if not void(pair):
+        if not is_void(pair):
             return pair
         self._note(f"a block of pair {number + 1} held no steps: the pair was measured again")
         pair = self._pair(number)
-        if void(pair):
+        if is_void(pair):
             raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
         return pair
 
@@ -148,7 +147,7 @@ class Pairs:
                 f"{faults:,.0f} page faults a step: memory goes back to the system and is fetched again, and processes differ by it; "
                 "`--fix malloc` tries to keep it, `--steady-malloc` keeps it in both arms"
             )
-        clock = gpustate.lower_clock(self._clocks)
+        clock = gpu_state.describe_clock_change(self._clocks)
         if clock is not None:
             self._note(clock)
         return tuple(self.notes)
@@ -173,7 +172,7 @@ class Pairs:
 
     def _live(self, number: int) -> Pair:
         with ExitStack() as alive:
-            one, two = starting(number)
+            one, two = order_arms(number)
             runs = {one: alive.enter_context(self._run(number, one))}
             self._room_beside(runs[one], two)
             try:
@@ -187,26 +186,26 @@ class Pairs:
                 run.live.end()
             return self._done(runs, number)
 
-    def _blocks(self, runs: dict[int, Run], number: int) -> None:
-        order = turns(number, self._design.blocks)
+    def _blocks(self, runs: dict[int, ArmRun], number: int) -> None:
+        order = schedule_turns(number, self._design.blocks)
         for at in range(self._design.blocks):
             self._turns(runs, order, at)
-        wrong = gpustate.disturbed([(runs[0].states[at], runs[1].states[at]) for at in range(self._design.blocks)])
+        wrong = gpu_state.find_disturbed_blocks([(runs[0].states[at], runs[1].states[at]) for at in range(self._design.blocks)])
         again = [at for at, why in enumerate(wrong) if why is not None]
-        for at in again[: gpustate.repeats(self._design.blocks)]:
+        for at in again[: gpu_state.count_allowed_repeats(self._design.blocks)]:
             self._note(f"pair {number + 1}: two blocks were measured again, for {wrong[at]}")
             self._turns(runs, order, at)
-        for at in again[gpustate.repeats(self._design.blocks) :]:
+        for at in again[gpu_state.count_allowed_repeats(self._design.blocks) :]:
             self._note(f"pair {number + 1}: {wrong[at]} in a block that was kept")
 
-    def _turns(self, runs: dict[int, Run], order: list[int], at: int) -> None:
+    def _turns(self, runs: dict[int, ArmRun], order: list[int], at: int) -> None:
         for arm in order[2 * at : 2 * at + 2]:
             runs[arm].turn(self._gpu, at)
 
     def _alone(self, number: int) -> Pair:
         """Measure the arms one after the other, the one that is first alternating as ever."""
-        runs: dict[int, Run] = {}
-        for arm in starting(number):
+        runs: dict[int, ArmRun] = {}
+        for arm in order_arms(number):
             with self._run(number, arm) as run:
                 for at in range(self._design.blocks):
                     run.turn(self._gpu, at)
@@ -214,16 +213,16 @@ class Pairs:
             runs[arm] = run
         return self._done(runs, number)
 
-    def _done(self, runs: dict[int, Run], number: int) -> Pair:
+    def _done(self, runs: dict[int, ArmRun], number: int) -> Pair:
         self._clocks += zip(runs[0].states, runs[1].states, strict=True)
         self._held = {arm: run.held_bytes for arm, run in runs.items()}
         self.evidence = self.evidence or tuple(f"{row.fix}: {row.found}" for row in runs[1].live.evidence)
-        return measured(runs, together=self.together)
+        return build_pair(runs, together=self.together)
 
     # -- an arm ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _run(self, number: int, arm: int) -> Iterator[Run]:
+    def _run(self, number: int, arm: int) -> Iterator[ArmRun]:
         """Start an arm, and freeze it once it is warm: one after the other, for what one compiles would disturb the other."""
         self._started += 1
         name = f"{number}-{arm}-{self._started}"
@@ -233,7 +232,7 @@ class Pairs:
             live.freeze()
             self._gpu.follow(row.gpu)
             self._nobody_else()
-            yield Run(live, row, start_s, self._design)
+            yield ArmRun(live, row, start_s, self._design)
         finally:
             live.kill()
 
@@ -247,7 +246,7 @@ class Pairs:
             raise InputError(f"other processes compute on this GPU (as the driver counts them: {who})", hint)
         self._note(f"other processes computed on this GPU ({who})")
 
-    def _room_beside(self, run: Run, other: int) -> None:
+    def _room_beside(self, run: ArmRun, other: int) -> None:
         """Raise CrowdedError where the other arm, which is taken to need what it did before, else as much as this one, will not fit."""
         first, second = run.held_bytes, self._held.get(other) or run.held_bytes
         left = run.row.free_bytes if run.row.device == "cuda" else memory.spare_bytes()

@@ -1,22 +1,32 @@
-"""One run of the program as it is: its steps, samples, memory, warm-up, what it writes, and how much its processes differ."""
+"""One run of the program as it is, before anything is compared: its steps, samples, memory, noise and side effects; or a recording of
+it."""
 
 from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
-from gpudiag.experiment import busy, gpustate, runner, sandbox
-from gpudiag.experiment.arm import LiveArm
+from gpudiag.capture.run_script.plan import JournalEntry, Plan, build_environment, read_journal
+from gpudiag.errors import InputError
+from gpudiag.experiment import gpu_state, guard, isolation, runner
+from gpudiag.experiment.arm import ArmError, LiveArm, build_arm_environment, find_free_port, mark_expendable, read_tail, replace_ports
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.pairs import MANY_FAULTS, Run
+from gpudiag.experiment.fixes.registry import list_registered
+from gpudiag.experiment.pairs import MANY_FAULTS, ArmRun
+from gpudiag.experiment.runner import guard_processes, wrap_in_sandbox
 from gpudiag.experiment.trial.protocol import Row, Saved
-from gpudiag.hardware.cpu import cpu_model_name
-from gpudiag.model.experiment import Baseline, Pair, pair_log_ratio
+from gpudiag.experiment.trial.record import RecordPlan
+from gpudiag.hardware.cpu import read_cpu_model
+from gpudiag.model.experiment import Baseline, Pair, compute_pair_log_ratio
 
 Progress = Callable[[str], None]
 
@@ -26,10 +36,10 @@ MAX_FILES = 20_000
 MAX_NAMED = 10
 """Files that are named; more are counted."""
 
-PASSED_OVER = frozenset({".git", "__pycache__", "node_modules", ".venv", "venv"})
+SKIPPED_FOLDERS = frozenset({".git", "__pycache__", "node_modules", ".venv", "venv"})
 
 
-def probe(
+def probe_program(
     arm: Arm,
     design: Design | None = None,
     *,
@@ -44,39 +54,39 @@ def probe(
     design, tell = design or Design(), progress or (lambda _: None)
     tell("one run of the program as it is")
     cwd = arm.cwd or Path.cwd()
-    before, others = written(cwd), busy.note()
+    before, others = list_written_files(cwd), describe_busy_processors()
     baseline = _one_run(arm, design)
-    changed = [name for name, state in sorted(written(cwd).items()) if before.get(name) != state]
-    noise, notes = _noise(arm, design, pairs, tell, on_pair)
+    changed = [name for name, state in sorted(list_written_files(cwd).items()) if before.get(name) != state]
+    noise, notes = _measure_noise(arm, design, pairs, tell, on_pair)
     return msgspec.structs.replace(
         baseline,
         command=arm.command,
-        side_effects=(*baseline.side_effects, *_named(changed)),
+        side_effects=(*baseline.side_effects, *_describe_written_files(changed)),
         noise_share=noise,
         notes=(*baseline.notes, *([others] if others else []), *notes),
     )
 
 
 def _one_run(arm: Arm, design: Design) -> Baseline:
-    gpu = gpustate.Watch()
-    with runner.experiment() as (scratch, mark), runner.room(scratch):
-        arm, kept = runner.boxed(runner.with_caches(arm, scratch), design, scratch)
+    gpu = gpu_state.GpuWatch()
+    with runner.open_experiment() as (scratch, mark), runner.catch_full_disk(scratch):
+        arm, kept = runner.wrap_in_sandbox(runner.add_compiler_caches(arm, scratch), design, scratch)
         live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", looked=gpu.look)
         try:
             row, start_s = live.warmed()
             live.freeze()
             gpu.follow(row.gpu)
-            run = Run(live, row, start_s, design)
+            run = ArmRun(live, row, start_s, design)
             run.turn(gpu, 0)
             live.end()
-            found = _baseline(run, live.rows(), gpu)
-            effects = (*found.side_effects, *_named(list(sandbox.kept(scratch))))
+            found = _build_baseline(run, live.rows(), gpu)
+            effects = (*found.side_effects, *_describe_written_files(list(isolation.list_layer_files(scratch))))
             return msgspec.structs.replace(found, side_effects=effects, notes=(*([kept] if kept else []), *found.notes))
         finally:
             live.kill()
 
 
-def _baseline(run: Run, rows: Iterable[Row], gpu: gpustate.Watch) -> Baseline:
+def _build_baseline(run: ArmRun, rows: Iterable[Row], gpu: gpu_state.GpuWatch) -> Baseline:
     block, row = run.blocks[0], run.row
     samples = run.samples(block)
     return Baseline(
@@ -87,13 +97,13 @@ def _baseline(run: Run, rows: Iterable[Row], gpu: gpustate.Watch) -> Baseline:
         warm_steps=row.steps,
         start_s=run.start_s,
         peak_bytes=run.peak_bytes,
-        device=cpu_model_name() if row.device == "cpu" else row.device,
-        side_effects=saves(rows),
-        notes=tuple(_notes(run, gpu)),
+        device=read_cpu_model() if row.device == "cpu" else row.device,
+        side_effects=describe_saves(rows),
+        notes=tuple(_build_notes(run, gpu)),
     )
 
 
-def saves(rows: Iterable[Row]) -> tuple[str, ...]:
+def describe_saves(rows: Iterable[Row]) -> tuple[str, ...]:
     """Return what the program saved, or would have, by what it called."""
     found = next((row for row in rows if isinstance(row, Saved)), None)
     if found is None:
@@ -102,7 +112,7 @@ def saves(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(f"{what} ({count} {'call' if count == 1 else 'calls'}{held})" for what, count in sorted(found.counts.items()))
 
 
-def _notes(run: Run, gpu: gpustate.Watch) -> list[str]:
+def _build_notes(run: ArmRun, gpu: gpu_state.GpuWatch) -> list[str]:
     notes = []
     if not run.row.steady:
         notes.append("steps were not steady at the end of the warm-up")
@@ -116,14 +126,14 @@ def _notes(run: Run, gpu: gpustate.Watch) -> list[str]:
     return notes
 
 
-def _noise(
+def _measure_noise(
     arm: Arm, design: Design, pairs: int, tell: Progress, on_pair: Callable[[Pair], None] | None
 ) -> tuple[float | None, tuple[str, ...]]:
     """Return the standard deviation of the log ratio of a pair of unchanged processes, and notes; None where it was not measured."""
     if pairs < 2:
         return None, ()
-    found = runner.compare(arm, arm, msgspec.structs.replace(design, looks=(pairs,)), progress=tell, on_pair=on_pair)
-    ratios = [ratio for pair in found.measured if (ratio := pair_log_ratio(pair)) is not None]
+    found = runner.compare_arms(arm, arm, msgspec.structs.replace(design, looks=(pairs,)), progress=tell, on_pair=on_pair)
+    ratios = [ratio for pair in found.measured if (ratio := compute_pair_log_ratio(pair)) is not None]
     if len(ratios) < 2:
         return None, ("the noise is not known", *found.notes)
     return statistics.stdev(ratios), found.notes
@@ -132,11 +142,11 @@ def _noise(
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def written(folder: Path) -> dict[str, tuple[int, int]]:
+def list_written_files(folder: Path) -> dict[str, tuple[int, int]]:
     """Return the files below `folder` with time of change (ns) and size, at most MAX_FILES; folders of tools are passed over."""
     found: dict[str, tuple[int, int]] = {}
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in PASSED_OVER)
+        folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
         for name in names:
             path = os.path.join(parent, name)
             with suppress(OSError):
@@ -147,8 +157,110 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _named(changed: list[str]) -> tuple[str, ...]:
+def _describe_written_files(changed: list[str]) -> tuple[str, ...]:
     """Return what to say of files that appeared or changed while the program ran."""
     more = len(changed) - MAX_NAMED
     named = tuple(f"writes {name}" for name in changed[:MAX_NAMED])
     return named if more <= 0 else (*named, f"writes {more} more files")
+
+
+BUSY_LOOK_S = 0.5
+"""Fifty ticks of the kernel's accounting on each processor."""
+
+BUSY_SHARE = 0.25
+"""Of the processors that this process may use: from then on a program with a thread on each of them waits for others again and again."""
+
+_STAT = Path("/proc/stat")
+_IDLE_COLUMNS = (3, 4)
+"""Places of idle and iowait among the columns of a processor."""
+
+
+def describe_busy_processors(sleep: Callable[[float], None] = time.sleep) -> str:
+    """Return what to say of other programs, '' where they do little or that is not known. Call it before anything is started."""
+    before, began = _read_busy_ticks(), time.monotonic()
+    sleep(BUSY_LOOK_S)
+    after, seconds = _read_busy_ticks(), time.monotonic() - began
+    if before is None or after is None or seconds <= 0:
+        return ""
+    processors, busy = len(os.sched_getaffinity(0)), (after - before) / os.sysconf("SC_CLK_TCK") / seconds
+    if busy < BUSY_SHARE * processors:
+        return ""
+    return f"other programs kept {busy:.1f} of {processors} processors busy before it ran: pairs differ more, so that more are needed"
+
+
+def _read_busy_ticks() -> int | None:
+    """Return how long the processors that this process may use were not idle, in ticks; None where the system does not say."""
+    try:
+        lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        return sum(sum(map(int, rest[:8])) - sum(int(rest[place]) for place in _IDLE_COLUMNS) for name, *rest in lines if name in ours)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return None
+
+
+RECORD_WATCHER = "gpudiag.experiment.trial.record"
+
+RECORDING_LIMIT_S = 900.0
+"""Of a recording: some 35 steps, two traces, and the start of the program. What was recorded until then is read."""
+
+POLL_S, LOOK_S = 0.05, 1.0
+
+
+def record_arm(arm: Arm, design: Design, folder: Path, scratch: Path, shown: Sequence[str] = ()) -> Path:
+    """Return the bundle of a recording of `arm`, at `folder`; what it prints, saves and logs goes to `scratch`. `shown`: for the manifest.
+
+    Raises ArmError where nothing was recorded, InputError where the command cannot be started. No process of it is left.
+    """
+    home = scratch / f"recorded-{uuid.uuid4().hex[:8]}"
+    home.mkdir()
+    journal = home / "journal"
+    journal.touch()
+    plan = Plan(os.path.abspath(folder), tuple(shown) or None, {}, str(journal))
+    own = list_registered(call.id for call in arm.fixes)
+    text = RecordPlan(plan, arm.fixes, ends=True, quiet_folder=str(home) if design.block_saves else "", registered=own).text()
+    _run_recording(arm, design, text, home)
+    begun = sorted((entry for entry in read_journal(journal) if entry.what == "bundle"), key=lambda entry: entry.rank)
+    if not begun:
+        raise ArmError(
+            "no_steps", f"{arm.name}: nothing was recorded{_explain_empty_recording(read_journal(journal))}", read_tail(home / "log")
+        )
+    return Path(begun[0].text)
+
+
+def _explain_empty_recording(entries: list[JournalEntry]) -> str:
+    said = [entry.text for entry in entries if entry.what in ("failed", "note") and entry.text]
+    return f": {said[0]}" if said else ""
+
+
+def _run_recording(arm: Arm, design: Design, text: str, home: Path) -> None:
+    """Run the command to its end, or to that of its time; then end what is left of it."""
+    mark, port = uuid.uuid4().hex, find_free_port()
+    arm, _ = wrap_in_sandbox(arm, design, home)
+    environ = build_environment(text, {**build_arm_environment(arm, home, port), guard.MARK: f"{mark}."}, RECORD_WATCHER)
+    with guard_processes(mark), open(home / "log", "wb") as log:
+        process = _start_process(replace_ports(arm.command, port), environ, arm.cwd, log)
+        mark_expendable(process.pid)
+        family = guard.Family(f"{mark}.", frozenset({process.pid}))
+        try:
+            _wait_for_end(process, family, min(time.monotonic() + RECORDING_LIMIT_S, design.deadline or float("inf")))
+        finally:
+            family.kill()
+            process.wait()
+
+
+def _start_process(command: tuple[str, ...], environ: dict[str, str], cwd: Path | None, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603 - the user's own command
+            command, env=environ, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    except OSError as error:
+        raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], family: guard.Family, end_s: float) -> None:
+    looked_s = time.monotonic()
+    while process.poll() is None and time.monotonic() < end_s:
+        if time.monotonic() - looked_s > LOOK_S:
+            family.members()  # what has no mark is known by its parent, which will be gone in the end
+            looked_s = time.monotonic()
+        time.sleep(POLL_S)

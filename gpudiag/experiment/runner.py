@@ -18,27 +18,26 @@ import msgspec
 
 from gpudiag.errors import InputError
 from gpudiag.experiment import guard
-from gpudiag.experiment.arm import LiveArm
+from gpudiag.experiment.arm import ArmError, BudgetError, LiveArm, NotAppliedArmError, find_refusal
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError, refused
+from gpudiag.experiment.isolation import wrap_command
 from gpudiag.experiment.pairs import Pairs
-from gpudiag.experiment.sandbox import sandboxed
-from gpudiag.experiment.stats import compared, decided
+from gpudiag.experiment.stats import is_decided, judge_pairs
 from gpudiag.experiment.trial.protocol import Evidence, ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
 
 Progress = Callable[[str], None]
 
-CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+COMPILER_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Folders of each arm's own: its first pair compiles with cold caches, the later ones share what that has compiled. Those of the user stay
 as they are: an arm that is killed while it compiles may leave half a file."""
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL_DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 MORE_MEMORY = "the program fails without any change too: measure again when more of the machine's memory is free"
 
 
-def compare(
+def compare_arms(
     first: Arm,
     second: Arm,
     design: Design | None = None,
@@ -55,16 +54,16 @@ def compare(
     """
     design, tell = design or Design(), progress or (lambda _: None)
     pairs, error = list(done), None
-    with experiment() as (scratch, mark):
-        first, _ = boxed(with_caches(first, scratch / "first"), design, scratch)
-        second, _ = boxed(with_caches(second, scratch / "second"), design, scratch)
+    with open_experiment() as (scratch, mark):
+        first, _ = wrap_in_sandbox(add_compiler_caches(first, scratch / "first"), design, scratch)
+        second, _ = wrap_in_sandbox(add_compiler_caches(second, scratch / "second"), design, scratch)
         run = Pairs((first, second), design, scratch, mark)
         for number in range(len(pairs), design.looks[-1]):
-            if len(pairs) in design.looks and decided(_compared(pairs, design)):
+            if len(pairs) in design.looks and is_decided(_judge_steady_pairs(pairs, design)):
                 break
             tell(f"pair {number + 1} of {design.looks[-1]} at most")
             try:
-                pair = _measured(run, number, design, scratch)
+                pair = _measure_pair(run, number, design, scratch)
             except ArmError as failure:
                 error = failure
                 break
@@ -72,72 +71,78 @@ def compare(
             if on_pair is not None:
                 on_pair(pair)
     notes = run.last_notes(pairs)
-    return _found(pairs, design, notes, run.evidence) if error is None else _failed(pairs, design, notes, run.evidence, error, first)
+    return (
+        _build_comparison(pairs, design, notes, run.evidence)
+        if error is None
+        else _build_failed_comparison(pairs, design, notes, run.evidence, error, first)
+    )
 
 
-def _measured(run: Pairs, number: int, design: Design, scratch: Path) -> Pair:
+def _measure_pair(run: Pairs, number: int, design: Design, scratch: Path) -> Pair:
     if design.deadline is not None and time.monotonic() >= design.deadline:
         raise BudgetError(f"pair {number + 1}")
-    with room(scratch):
+    with catch_full_disk(scratch):
         return run.measure(number)
 
 
-def _compared(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...] = ()) -> Comparison:
-    return compared(pairs, design, steady=all(pair.steady for pair in pairs), notes=notes)
+def _judge_steady_pairs(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...] = ()) -> Comparison:
+    return judge_pairs(pairs, design, steady=all(pair.steady for pair in pairs), notes=notes)
 
 
-def _found(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...]) -> Comparison:
+def _build_comparison(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...]) -> Comparison:
     if not all(pair.steady for pair in pairs):
         notes = (*notes, f"steps were not steady after {design.warm_limit_s:.0f} s of warm-up")
-    return msgspec.structs.replace(_compared(pairs, design, notes), evidence=evidence)
+    return msgspec.structs.replace(_judge_steady_pairs(pairs, design, notes), evidence=evidence)
 
 
-def _failed(
+def _build_failed_comparison(
     pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...], error: ArmError, first: Arm
 ) -> Comparison:
     """Return the comparison that `error` ended. Time that was over is no failure where there are pairs."""
     if isinstance(error, BudgetError) and pairs:
-        return _found(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
+        return _build_comparison(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
     said = (error.message, *([error.detail] if error.detail else []), *notes)
     if error.arm is first and error.reason in ("crash", "oom", "hang"):
         said = (*said, MORE_MEMORY if error.crowded else "the program fails without any change")
-    found = _found(pairs, design, said, evidence) if pairs else Comparison(verdict="failed", notes=said)
+    found = _build_comparison(pairs, design, said, evidence) if pairs else Comparison(verdict="failed", notes=said)
     verdict = "not_applied" if isinstance(error, NotAppliedArmError) else "failed"
     return msgspec.structs.replace(found, verdict=verdict, reason=error.reason)
 
 
-def with_caches(arm: Arm, scratch: Path) -> Arm:
+def add_compiler_caches(arm: Arm, scratch: Path) -> Arm:
     """Return `arm` with caches of compilers of its own below `scratch`, unless it names others."""
-    return msgspec.structs.replace(arm, environ={**{name: str(scratch / folder) for name, folder in CACHES.items()}, **arm.environ})
+    return msgspec.structs.replace(
+        arm, environ={**{name: str(scratch / folder) for name, folder in COMPILER_CACHES.items()}, **arm.environ}
+    )
 
 
-def boxed(arm: Arm, design: Design, scratch: Path) -> tuple[Arm, str]:
+def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path) -> tuple[Arm, str]:
     """Return `arm` as it runs in its sandbox, and what that keeps. Raises InputError where the one that is asked for does not work here."""
-    command, cwd, note = sandboxed(design.sandbox, arm.command, arm.cwd, scratch)
+    command, cwd, note = wrap_command(design.sandbox, arm.command, arm.cwd, scratch)
     return msgspec.structs.replace(arm, command=command, cwd=cwd), note
 
 
 @contextmanager
-def room(folder: Path) -> Iterator[None]:
+def catch_full_disk(folder: Path) -> Iterator[None]:
     """Have a full disk raise ArmError, in one line."""
     try:
         yield
     except OSError as failure:
-        if failure.errno not in FULL:
+        if failure.errno not in FULL_DISK_ERRNOS:
             raise
         raise ArmError("crash", f"cannot write to {folder}: {failure.strerror}; TMPDIR names a folder with more room") from None
 
 
 @contextmanager
-def experiment() -> Iterator[tuple[Path, str]]:
+def open_experiment() -> Iterator[tuple[Path, str]]:
     """Give a folder for the files of arms, and a mark for their processes: all of them are ended, and the folder removed, at the end."""
     mark = uuid.uuid4().hex
-    with scratch(mark) as folder:
+    with make_scratch_folder(mark) as folder:
         yield folder, mark
 
 
 @contextmanager
-def scratch(mark: str = "") -> Iterator[Path]:
+def make_scratch_folder(mark: str = "") -> Iterator[Path]:
     """Give a folder for temporary files that is gone afterwards, as are all processes with the mark, even where this one is killed.
 
     Raises InputError where there is no room for one.
@@ -146,12 +151,12 @@ def scratch(mark: str = "") -> Iterator[Path]:
         made = tempfile.TemporaryDirectory(prefix="gpudiag-ab-", ignore_cleanup_errors=True)
     except OSError as error:  # tempfile tries several places, and says which
         raise InputError(f"no temporary folder: {error.strerror or error}", "TMPDIR names one with room") from None
-    with made as folder, guarded(mark or uuid.uuid4().hex, folder):
+    with made as folder, guard_processes(mark or uuid.uuid4().hex, folder):
         yield Path(folder)
 
 
 @contextmanager
-def guarded(mark: str, folder: str = "") -> Iterator[None]:
+def guard_processes(mark: str, folder: str = "") -> Iterator[None]:
     """Have a process of its own end all arms when this process is gone, however that came about: a frozen arm cannot see it.
 
     `folder`: of temporary files, which it then removes.
@@ -184,13 +189,13 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
     Raises ArmError where the run does not come to its end, NotAppliedArmError where a fix has nothing to show.
     """
     mark = uuid.uuid4().hex
-    boxed_arm, _ = boxed(arm, design, scratch)
-    with guarded(mark), room(scratch):
+    boxed_arm, _ = wrap_in_sandbox(arm, design, scratch)
+    with guard_processes(mark), catch_full_disk(scratch):
         folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
         live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
         try:
             rows = live.finished()
-            refusal = refused([row for row in rows if isinstance(row, Evidence)])
+            refusal = find_refusal([row for row in rows if isinstance(row, Evidence)])
             if refusal is not None:
                 raise refusal
             run = next((row for row in rows if isinstance(row, ParityRun)), None)
@@ -199,10 +204,10 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
             live.end()
         finally:
             live.kill()
-    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, _sketch(folder, run.sketch))
+    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, _load_sketch(folder, run.sketch))
 
 
-def _sketch(folder: Path, name: str) -> Any | None:
+def _load_sketch(folder: Path, name: str) -> Any | None:
     """Return the array in a file of the arm; its name is one that the arm wrote, and stands for no other folder."""
     if not name:
         return None

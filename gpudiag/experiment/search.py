@@ -21,14 +21,14 @@ Measure = Callable[[tuple[FixCall, ...]], "float | None"]
 Conflicts = Mapping[str, Collection[str]]
 """Ids of fixes that cannot be combined with one; it is enough that either of two names the other."""
 
-DESCRIBED: dict[str, Collection[str]] = {fix.id: fix.conflicts for fix in FIX_BY_ID.values()}
+DESCRIBED_CONFLICTS: dict[str, Collection[str]] = {fix.id: fix.conflicts for fix in FIX_BY_ID.values()}
 """Those that are known beforehand; fixes that are registered add theirs."""
 
-BASIC = 3
+BASIC_FACTORS = 3
 """Of up to so many factors all combinations are tried."""
 
 
-class Measured:
+class CachedMeasure:
     """A measure that measures no set twice, in whatever order its fixes come. Who gives one to a search can read `count` and `results`."""
 
     def __init__(self, measure: Measure) -> None:
@@ -50,20 +50,20 @@ class Measured:
         return len(self.results) - 1
 
 
-def ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
+def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
     """Return the best set on the way: each fix in turn is kept if that is better, then left out if that is, then the others have one retry.
 
     `candidates` come with the most promising first. One that cannot be combined with some of the set is tried in their place. What is kept
     must gain `margin` (a log ratio). Takes at most 3 measurements for each candidate, 2 as a rule.
     """
-    tried = _measured(measure)
-    stack = _stacked((), candidates, conflicts, tried, margin)
-    stack = _thinned(stack, tried, margin)
-    stack = _stacked(stack, [one for one in candidates if one not in stack], conflicts, tried, margin)
-    return stack if _value(tried(stack)) > 0 else ()
+    tried = _cache_measure(measure)
+    stack = _add_fixes((), candidates, conflicts, tried, margin)
+    stack = _drop_idle_fixes(stack, tried, margin)
+    stack = _add_fixes(stack, [one for one in candidates if one not in stack], conflicts, tried, margin)
+    return stack if _rank_gain(tried(stack)) > 0 else ()
 
 
-def fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
+def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
     """Return the best of a fraction of all sets and of what its main effects promise, with each other fix then added and each left out.
 
     The fraction is regular, of 8 sets for up to 7 fixes and 16 for up to 15 (Box, Hunter and Hunter 2005, Statistics for Experimenters,
@@ -71,74 +71,74 @@ def fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Mea
     recorded factorial, depending on the order of the fixes; hence the second half. Fixes that cannot be combined with an earlier one have
     their turn there. A fraction with holes tells too little: where a set fails, `ordered` takes over.
     """
-    tried = _measured(measure)
-    factors = _combinable(candidates, conflicts)
-    table = fraction(len(factors))
+    tried = _cache_measure(measure)
+    factors = _select_combinable(candidates, conflicts)
+    table = build_fraction(len(factors))
     rows = [tuple(one for one, on in zip(factors, row, strict=True) if on) for row in table]
     values = [tried(row) for row in rows]
     if None in values:
-        return ordered(candidates, conflicts, tried, margin=margin)
-    promised = tuple(one for one, effect in zip(factors, _effects(table, values), strict=True) if effect > margin)
-    best = max((*rows, promised), key=lambda calls: (_value(tried(calls)), -len(calls)))
-    best = _stacked(best, [one for one in candidates if one not in best], conflicts, tried, margin)
-    best = _thinned(best, tried, margin)
-    return best if _value(tried(best)) > 0 else ()
+        return search_ordered(candidates, conflicts, tried, margin=margin)
+    promised = tuple(one for one, effect in zip(factors, _compute_main_effects(table, values), strict=True) if effect > margin)
+    best = max((*rows, promised), key=lambda calls: (_rank_gain(tried(calls)), -len(calls)))
+    best = _add_fixes(best, [one for one in candidates if one not in best], conflicts, tried, margin)
+    best = _drop_idle_fixes(best, tried, margin)
+    return best if _rank_gain(tried(best)) > 0 else ()
 
 
-def fraction(factors: int) -> list[tuple[bool, ...]]:
+def build_fraction(factors: int) -> list[tuple[bool, ...]]:
     """Return the sets of a regular two-level fraction, all off first; each factor is on in half of them, each two of them in a quarter.
 
     There are 8 sets, 16 from 8 factors on, 32 from 16 on. Columns are sums modulo 2 of basic ones, of an odd number where they last: then
     no main effect is mixed with the joint effect of two (resolution IV), else with some (resolution III).
     """
-    basic = max(BASIC, factors.bit_length())
+    basic = max(BASIC_FACTORS, factors.bit_length())
     words = [word for size in (*range(1, basic + 1, 2), *range(2, basic + 1, 2)) for word in combinations(range(basic), size)]
     return [tuple(sum(run >> bit & 1 for bit in word) % 2 == 1 for word in words[:factors]) for run in range(2**basic)]
 
 
-def conflicting(one: FixCall, other: FixCall, conflicts: Conflicts) -> bool:
+def is_conflicting(one: FixCall, other: FixCall, conflicts: Conflicts) -> bool:
     """Return whether two fixes cannot be combined; two values of the same fix never can."""
     return one.id == other.id or other.id in conflicts.get(one.id, ()) or one.id in conflicts.get(other.id, ())
 
 
-def _measured(measure: Measure) -> Measured:
-    return measure if isinstance(measure, Measured) else Measured(measure)
+def _cache_measure(measure: Measure) -> CachedMeasure:
+    return measure if isinstance(measure, CachedMeasure) else CachedMeasure(measure)
 
 
-def _value(found: float | None) -> float:
+def _rank_gain(found: float | None) -> float:
     return -math.inf if found is None else found
 
 
-def _stacked(
-    stack: tuple[FixCall, ...], candidates: Sequence[FixCall], conflicts: Conflicts, tried: Measured, margin: float
+def _add_fixes(
+    stack: tuple[FixCall, ...], candidates: Sequence[FixCall], conflicts: Conflicts, tried: CachedMeasure, margin: float
 ) -> tuple[FixCall, ...]:
     """Return the stack with each candidate that makes it better."""
     for one in candidates:
-        joined = (*(kept for kept in stack if not conflicting(kept, one, conflicts)), one)
-        if _value(tried(joined)) > _value(tried(stack)) + margin:
+        joined = (*(kept for kept in stack if not is_conflicting(kept, one, conflicts)), one)
+        if _rank_gain(tried(joined)) > _rank_gain(tried(stack)) + margin:
             stack = joined
     return stack
 
 
-def _thinned(stack: tuple[FixCall, ...], tried: Measured, margin: float) -> tuple[FixCall, ...]:
+def _drop_idle_fixes(stack: tuple[FixCall, ...], tried: CachedMeasure, margin: float) -> tuple[FixCall, ...]:
     """Return the stack without each fix whose absence makes it no worse than by `margin`: nothing is kept that does not pay."""
     for one in stack:
         rest = tuple(kept for kept in stack if kept != one)
-        if _value(tried(rest)) >= _value(tried(stack)) - margin:
+        if _rank_gain(tried(rest)) >= _rank_gain(tried(stack)) - margin:
             stack = rest
     return stack
 
 
-def _combinable(candidates: Sequence[FixCall], conflicts: Conflicts) -> list[FixCall]:
+def _select_combinable(candidates: Sequence[FixCall], conflicts: Conflicts) -> list[FixCall]:
     """Return the candidates that can be combined with all that come before them."""
     found: list[FixCall] = []
     for one in candidates:
-        if not any(conflicting(one, earlier, conflicts) for earlier in found):
+        if not any(is_conflicting(one, earlier, conflicts) for earlier in found):
             found.append(one)
     return found
 
 
-def _effects(table: Sequence[tuple[bool, ...]], values: Sequence[float | None]) -> list[float]:
+def _compute_main_effects(table: Sequence[tuple[bool, ...]], values: Sequence[float | None]) -> list[float]:
     """Return the main effect of each factor: the mean of the sets with it less that of the sets without it."""
     on, found = np.array(table, dtype=bool), np.array(values, dtype=float)
     return [float(found[column].mean() - found[~column].mean()) for column in on.T]

@@ -1,19 +1,22 @@
-"""What `build` returns, and the loop that trains it in an arm."""
+"""What `build` returns, the loop that trains it in an arm, its micro-batches, and whether it can fit into the memory of its device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from gpudiag.capture.samples import samples_of
-from gpudiag.capture.unmodified import marker
-from gpudiag.errors import InputError, UsageError
+from gpudiag.capture import run_script
+from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.estimate.model_estimate import EstimateInput, run_estimate
+from gpudiag.errors import GpudiagError, InputError, UsageError
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.micro import micro_batches
 
-GIVE = "return gpudiag.Task(model, optimizer, loader, step), where step(batch) returns the loss"
+TASK_HINT = "return gpudiag.Task(model, optimizer, loader, step), where step(batch) returns the loss"
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -39,9 +42,9 @@ class Task(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise UsageError for what cannot be trained."""
         if not callable(self.step):
-            raise UsageError(f"the step of a Task is a {type(self.step).__name__}, not a function", GIVE)
+            raise UsageError(f"the step of a Task is a {type(self.step).__name__}, not a function", TASK_HINT)
         if not hasattr(type(self.loader), "__iter__"):
-            raise UsageError(f"the loader of a Task is a {type(self.loader).__name__}, which gives no batches", GIVE)
+            raise UsageError(f"the loader of a Task is a {type(self.loader).__name__}, which gives no batches", TASK_HINT)
         if self.update is None and not hasattr(self.optimizer, "step"):
             raise UsageError(f"the optimizer of a Task is a {type(self.optimizer).__name__} without step()", "give one, or update=")
 
@@ -65,13 +68,13 @@ class Loop:
         `first` is called after the first one. Raises InputError where there is nothing to train with.
         """
         done = 0
-        for batch in _batches(self.task.loader):
+        for batch in _iterate_batches(self.task.loader):
             if done == steps:
                 break
-            samples = samples_of(batch)
+            samples = count_samples(batch)
             self.samples = max(filter(None, (self.samples, samples)), default=None)
             self._train(batch)
-            marker.step(samples)
+            run_script.step(samples)
             done += 1
             if done == 1:
                 first()
@@ -90,7 +93,7 @@ class Loop:
     def _parts(self, batch: Any) -> list[tuple[Any, float]]:
         if self.accumulation > 1:
             try:
-                return micro_batches(batch, self.accumulation)
+                return split_into_micro_batches(batch, self.accumulation)
             except NotAppliedError as error:
                 self.refused = str(error)
         return [(batch, 1.0)]
@@ -100,7 +103,7 @@ class Loop:
         self.task.optimizer.zero_grad()
 
 
-def _batches(loader: Any) -> Iterator[Any]:
+def _iterate_batches(loader: Any) -> Iterator[Any]:
     """Yield the batches of one epoch after the other; one that gives none ends it. Raises InputError where the first gives none."""
     epochs = 0
     while True:
@@ -112,3 +115,142 @@ def _batches(loader: Any) -> Iterator[Any]:
         if not given:
             return  # an iterator is over after its first epoch
         epochs += 1
+
+
+_UNSPLIT_TYPES = (str, bytes, bool, int, float, complex, type(None))
+"""What is the same for every sample, or has no samples."""
+
+
+def split_into_micro_batches(batch: Any, count: int, rows: int | None = None) -> list[tuple[Any, float]]:
+    """Return `count` parts of `batch` along the first dimension of its tensors, and the share of the samples that each has.
+
+    The sum of share x (mean loss of the part) is the mean loss of the batch, whatever the sizes of the parts. With fewer samples than
+    `count` each is a part. `rows`: its samples where that is known. Raises NotAppliedError where what belongs to a sample cannot be told.
+    """
+    rows = count_samples(batch) if rows is None else rows
+    if not rows:
+        raise NotAppliedError("batches cannot be split: no tensor in them has samples in its first dimension")
+    if rows == 1:
+        raise NotAppliedError("batches cannot be split: they have one sample")
+    count = min(count, rows)
+    bounds = [rows * number // count for number in range(count + 1)]
+    return [(_slice_samples(batch, rows, start, end), (end - start) / rows) for start, end in pairwise(bounds)]
+
+
+def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
+    """Return samples `start` to `end` of `value`, a batch of `rows` samples or a part of one."""
+    if isinstance(value, _UNSPLIT_TYPES):
+        return value
+    if _is_array(value):
+        return _slice_array(value, rows, start, end)
+    if isinstance(value, MutableMapping):
+        part = copy.copy(value)  # keeps the class: BatchEncoding of transformers has methods that a dict has not
+        for name in value:
+            part[name] = _slice_samples(value[name], rows, start, end)
+        return part
+    if isinstance(value, (list, tuple)):
+        return _slice_sequence(value, rows, start, end)
+    raise NotAppliedError(f"batches cannot be split: they hold a {type(value).__name__}")
+
+
+def _is_array(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and hasattr(value, "ndim"))
+
+
+def _slice_array(value: Any, rows: int, start: int, end: int) -> Any:
+    if value.ndim == 0:
+        return value
+    if value.shape[0] != rows:
+        raise NotAppliedError(f"batches cannot be split: they hold tensors of {rows} and of {value.shape[0]} rows")
+    return value[start:end]
+
+
+def _slice_sequence(value: Any, rows: int, start: int, end: int) -> Any:
+    """Return a list or tuple of the same class: of names the samples' own, of anything else each item cut."""
+    if value and len(value) == rows and all(isinstance(item, _UNSPLIT_TYPES) for item in value):
+        if not all(isinstance(item, (str, bytes)) for item in value):
+            raise NotAppliedError(f"batches cannot be split: it cannot be told whether a {type(value).__name__} has one number a sample")
+        return value[start:end]
+    items = [_slice_samples(item, rows, start, end) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+class MemoryNeed(msgspec.Struct, frozen=True):
+    """Memory that a training will take. Null: not known, with the reason."""
+
+    peak_bytes: int | None = None
+    """The most that its tensors hold; what the driver and libraries take comes on top."""
+    free_bytes: int | None = None
+    """Of the device now; null where there is no GPU: host memory can be lent by the disk."""
+    reason: str = ""
+
+    @property
+    def impossible(self) -> bool:
+        """Return whether it cannot fit: its tensors alone need more than is free."""
+        return self.peak_bytes is not None and self.free_bytes is not None and self.peak_bytes > self.free_bytes
+
+
+def estimate_memory_need(make: Callable[[], Loop]) -> MemoryNeed:
+    """Return the memory of the loop that `make` makes; of what needs the values of tensors it is not known, and the reason says so."""
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    try:
+        found = run_estimate(lambda: _build_estimate_input(make(), "cuda" if on_gpu else "cpu"), "build()")
+    except GpudiagError as error:
+        return MemoryNeed(reason=str(error))
+    return MemoryNeed(found.peak_bytes, torch.cuda.mem_get_info()[0] if on_gpu else None)
+
+
+def _build_estimate_input(loop: Loop, device: str) -> EstimateInput:
+    """Return what is estimated of a loop: the step of its task in the place of a model, with the parameters of the model."""
+    import torch
+
+    task, batch = loop.task, make_first_batch(loop.task.loader)
+    if loop.accumulation > 1:
+        with suppress(NotAppliedError):
+            batch = split_into_micro_batches(batch, loop.accumulation, _count_rows(batch))[0][0]
+
+    class Step(torch.nn.Module):  # type: ignore[misc]
+        """Gives the loss of a batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = task.model
+            self.one_by_one = False
+
+        def forward(self, *parts: Any, **named: Any) -> Any:
+            """Return the loss; the estimate gives the items of a sequence one by one, and those of a mapping by name."""
+            if named:
+                return task.step(named)
+            return task.step(list(parts) if self.one_by_one else parts[0])
+
+    step = Step()
+    step.one_by_one = isinstance(batch, (list, tuple))
+    if isinstance(batch, Mapping):
+        batch = dict(batch)
+    return EstimateInput(model=step, batch=batch, loss=None, optimizer=task.optimizer, device=device, accumulate=loop.accumulation > 1)
+
+
+def _count_rows(batch: Any) -> int | None:
+    """Return the first dimension of the first tensor; samples_of() asks no tensor of another class, as those without data are."""
+    import torch
+    from torch.utils._pytree import tree_iter
+
+    return next((leaf.shape[0] for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
+
+
+def make_first_batch(loader: Any) -> Any:
+    """Return a batch of the size and form of the loader's own.
+
+    A DataLoader is not iterated: it would draw an order, which tensors without data have not, or start processes. Its first samples are
+    put together as it would.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
+        return next(iter(loader))
+    count = min(loader.batch_size, len(loader.dataset))
+    return loader.collate_fn([loader.dataset[index] for index in range(count)])

@@ -16,9 +16,9 @@ from gpudiag.errors import InputError
 from gpudiag.experiment.design import Arm
 from gpudiag.model.fixes import Parity
 
-Kind = Literal["args", "env", "script", "git"]
+ChangeKind = Literal["args", "env", "script", "git"]
 
-SHAPE = "write NAME=args:'--flag 1', NAME=env:KEY=VALUE, NAME=script:FILE.py or NAME=git:REVISION"
+VARIANT_HINT = "write NAME=args:'--flag 1', NAME=env:KEY=VALUE, NAME=script:FILE.py or NAME=git:REVISION"
 
 _PYTHON_SUFFIXES = (".py", ".pyw")
 _PYTHONS = ("python", "pypy")
@@ -29,7 +29,7 @@ MAX_DIFF_LINES = 400
 class Change(msgspec.Struct, frozen=True):
     """One thing that a variant has otherwise."""
 
-    kind: Kind
+    kind: ChangeKind
     value: str
 
 
@@ -41,11 +41,11 @@ class Variant(msgspec.Struct, frozen=True):
     parity: Parity = "semantics"
 
 
-def variants(texts: Sequence[str]) -> tuple[Variant, ...]:
+def parse_variants(texts: Sequence[str]) -> tuple[Variant, ...]:
     """Return the variants of `--variant` options; those of one name are one variant with all their changes. Raises InputError."""
     found: dict[str, Variant] = {}
     for text in texts:
-        one = parsed(text)
+        one = parse_variant(text)
         before = found.get(one.name)
         if before is not None:
             one = Variant(one.name, before.changes + one.changes, one.parity if one.parity != "semantics" else before.parity)
@@ -53,30 +53,30 @@ def variants(texts: Sequence[str]) -> tuple[Variant, ...]:
     return tuple(found.values())
 
 
-def parsed(text: str) -> Variant:
+def parse_variant(text: str) -> Variant:
     """Return the variant of `NAME=KIND:VALUE`, or `NAME:CLASS=KIND:VALUE` with its parity class. Raises InputError."""
     name, equals, rest = text.partition("=")
     name, _, parity = name.partition(":")
     kind, colon, value = rest.partition(":")
-    if not (name.strip() and equals and colon and kind in get_args(Kind)) or (kind != "args" and not value.strip()):
-        raise InputError(f"--variant {text}: no variant", SHAPE)
+    if not (name.strip() and equals and colon and kind in get_args(ChangeKind)) or (kind != "args" and not value.strip()):
+        raise InputError(f"--variant {text}: no variant", VARIANT_HINT)
     if parity and parity not in get_args(Parity):
         raise InputError(f"--variant {text}: no parity class {parity!r}", f"one of {', '.join(get_args(Parity))}")
     if kind == "env" and not value.partition("=")[0].strip():
-        raise InputError(f"--variant {text}: no variable is named", SHAPE)
+        raise InputError(f"--variant {text}: no variable is named", VARIANT_HINT)
     if kind == "args":
-        _words(value, text)
+        _split_words(value, text)
     return Variant(name.strip(), (Change(kind, value),), parity or "semantics")  # type: ignore[arg-type]  # both are checked above
 
 
-def _words(value: str, text: str = "") -> list[str]:
+def _split_words(value: str, text: str = "") -> list[str]:
     try:
         return shlex.split(value)
     except ValueError as error:
         raise InputError(f"--variant {text or value}: its arguments cannot be read: {error}", "quote them as for a shell") from None
 
 
-def script_of(command: Sequence[str]) -> int | None:
+def find_script(command: Sequence[str]) -> int | None:
     """Return the place of the Python script in a command: of `python train.py`, or of a launcher such as torchrun; None: there is none."""
     if len(command) > 1 and _is_python(command[0]) and os.path.exists(command[1]):
         return 1
@@ -95,20 +95,20 @@ def _is_python(program: str) -> bool:
 # -- the arm of a variant ----------------------------------------------------------------------------------------------
 
 
-def varied(variant: Variant, base: Arm, scratch: Path) -> Arm:
+def apply_variant(variant: Variant, base: Arm, scratch: Path) -> Arm:
     """Return the arm that starts `base` as `variant` says; a revision is laid out in `scratch`, which exists and is removed by the caller.
 
     Raises InputError for a script or revision that does not exist.
     """
     arm = base
     for change in variant.changes:
-        arm = _WAYS[change.kind](arm, change.value, scratch)
+        arm = _APPLY[change.kind](arm, change.value, scratch)
     return msgspec.structs.replace(arm, name=variant.name)
 
 
 def _with_args(arm: Arm, value: str, _: Path) -> Arm:
     """Add arguments after the program's own: argparse and its like take the last one given."""
-    return msgspec.structs.replace(arm, command=(*arm.command, *_words(value)))
+    return msgspec.structs.replace(arm, command=(*arm.command, *_split_words(value)))
 
 
 def _with_env(arm: Arm, value: str, _: Path) -> Arm:
@@ -120,7 +120,7 @@ def _with_script(arm: Arm, value: str, _: Path) -> Arm:
     path = os.path.abspath(os.path.expanduser(value))
     if not os.path.isfile(path):
         raise InputError(f"--variant script:{value}: no such file", "name a copy of the script with the change in it")
-    place = script_of(arm.command)
+    place = find_script(arm.command)
     if place is None:
         raise InputError(f"--variant script:{value}: the command has no script that it could replace", "use args: or git:")
     return msgspec.structs.replace(arm, command=(*arm.command[:place], path, *arm.command[place + 1 :]))
@@ -128,21 +128,21 @@ def _with_script(arm: Arm, value: str, _: Path) -> Arm:
 
 def _with_revision(arm: Arm, value: str, scratch: Path) -> Arm:
     """Lay the revision out in `scratch` and start there; the repository is only read (its own index is left alone)."""
-    place = script_of(arm.command)
+    place = find_script(arm.command)
     here = Path(arm.cwd or os.getcwd()).resolve()
     script = None if place is None else Path(here, arm.command[place]).resolve()
-    top = _top(script.parent if script else here, value)
+    top = _find_repository(script.parent if script else here, value)
     target = scratch / f"revision-{len(list(scratch.iterdir()))}"
-    _lay_out(top, value, target)
+    _export_revision(top, value, target)
     command = list(arm.command)
     if place is not None and script is not None:
-        command[place] = str(_within(script, top, target))
+        command[place] = str(_map_path(script, top, target))
         if not os.path.isfile(command[place]):
             raise InputError(f"--variant git:{value}: {script.relative_to(top)} is not in that revision", "name one that has the script")
-    return msgspec.structs.replace(arm, command=tuple(command), cwd=_within(here, top, target))
+    return msgspec.structs.replace(arm, command=tuple(command), cwd=_map_path(here, top, target))
 
 
-def _within(path: Path, top: Path, target: Path) -> Path:
+def _map_path(path: Path, top: Path, target: Path) -> Path:
     """Return `path` as it lies in `target`, a copy of `top`; itself where it lies elsewhere, or its folder is not in the copy."""
     if path != top and top not in path.parents:
         return path
@@ -150,26 +150,26 @@ def _within(path: Path, top: Path, target: Path) -> Path:
     return path if path.is_dir() and not moved.is_dir() else moved
 
 
-def _top(folder: Path, value: str) -> Path:
-    found = _git(folder, "rev-parse", "--show-toplevel")
+def _find_repository(folder: Path, value: str) -> Path:
+    found = _run_git(folder, "rev-parse", "--show-toplevel")
     if found is None:
         raise InputError(f"--variant git:{value}: {folder} is in no git repository", "use script: with a copy of the script")
     return Path(found).resolve()
 
 
-def _lay_out(top: Path, value: str, target: Path) -> None:
+def _export_revision(top: Path, value: str, target: Path) -> None:
     """Write the files of a revision below `target`, as `git read-tree` and `git checkout-index --prefix` export a tree (their manual)."""
-    commit = _git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{value}^{{commit}}")
+    commit = _run_git(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{value}^{{commit}}")
     if not commit:
         raise InputError(f"--variant git:{value}: no such revision in {top}", "name a commit, branch or tag")
     target.mkdir()
     index = {"GIT_INDEX_FILE": f"{target}.index"}
-    read = _git(top, "read-tree", commit, environ=index)
-    if read is None or _git(top, "checkout-index", "--all", f"--prefix={target}/", environ=index) is None:
+    read = _run_git(top, "read-tree", commit, environ=index)
+    if read is None or _run_git(top, "checkout-index", "--all", f"--prefix={target}/", environ=index) is None:
         raise InputError(f"--variant git:{value}: git could not write it out to {target}", "is there space in the temporary folder?")
 
 
-def _git(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
+def _run_git(folder: Path, *words: str, environ: Mapping[str, str] | None = None) -> str | None:
     """Return what git prints; None where it fails or is not installed."""
     try:
         done = subprocess.run(  # noqa: S603
@@ -185,29 +185,29 @@ def _git(folder: Path, *words: str, environ: Mapping[str, str] | None = None) ->
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-_WAYS = {"args": _with_args, "env": _with_env, "script": _with_script, "git": _with_revision}
+_APPLY = {"args": _with_args, "env": _with_env, "script": _with_script, "git": _with_revision}
 
 
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
-def described(variant: Variant, command: Sequence[str]) -> str:
+def describe_variant(variant: Variant, command: Sequence[str]) -> str:
     """Return what to do to train as the variant does: lines for a person, a unified diff where it is another script."""
-    return "\n".join(_told(change, command) for change in variant.changes)
+    return "\n".join(_describe_change(change, command) for change in variant.changes)
 
 
-def _told(change: Change, command: Sequence[str]) -> str:
+def _describe_change(change: Change, command: Sequence[str]) -> str:
     if change.kind == "args":
         return f"arguments: {change.value}"
     if change.kind == "env":
         return f"export {change.value}"
     if change.kind == "git":
         return f"git checkout {change.value}"
-    return _difference(change.value, command) or f"script: {change.value}"
+    return _diff_scripts(change.value, command) or f"script: {change.value}"
 
 
-def _difference(other: str, command: Sequence[str]) -> str:
-    place = script_of(command)
+def _diff_scripts(other: str, command: Sequence[str]) -> str:
+    place = find_script(command)
     try:
         before = Path(command[place] if place is not None else "").read_text(encoding="utf-8").splitlines()
         after = Path(os.path.expanduser(other)).read_text(encoding="utf-8").splitlines()

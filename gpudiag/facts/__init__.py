@@ -6,14 +6,14 @@ The catalogue is loaded on first use: to print a report that is already made tak
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpudiag.facts.values import CATALOGUE as CATALOGUE
-    from gpudiag.facts.values import Facts as Facts
+    from gpudiag.facts.catalogue import CATALOGUE as CATALOGUE
+    from gpudiag.facts.catalogue import Facts as Facts
 
 
 def __getattr__(name: str) -> Any:
     """Return CATALOGUE or Facts. Raises AttributeError for another name."""
     if name not in ("CATALOGUE", "Facts"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from gpudiag.facts import values
+    from gpudiag.facts import catalogue
 
-    return getattr(values, name)
+    return getattr(catalogue, name)

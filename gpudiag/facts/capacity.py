@@ -1,10 +1,14 @@
-"""Facts about how much of the memory a run needs, and what of it could be had otherwise (CAP-01 to CAP-06)."""
+"""Facts about how much of the memory a run needs, what could be had otherwise, and data that lives in host memory (offload)."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts.memory import memory_of
+from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import match_column, match_names
+from gpudiag.facts.hardware_state import read_memory
+from gpudiag.facts.idle_time import without_loader_ns
+from gpudiag.facts.input_pipeline import loader_wait_share
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.telemetry import device_memory_used_share, host_memory_used_share
 from gpudiag.facts.window import Window
@@ -12,7 +16,7 @@ from gpudiag.facts.window import Window
 USABLE = 0.92
 """Part of the device's memory that a batch may fill: the rest goes to the context, workspaces and fragments (rules.md CAP-01)."""
 
-GROWS = ("activations", "forward_held", "inputs", "temporary")
+GROWING_USES = ("activations", "forward_held", "inputs", "temporary")
 """Uses of memory that grow with the batch."""
 
 MOST_GROWTH = 1024.0
@@ -25,7 +29,7 @@ NOTICED = 0.01
 
 def _allocated_share(window: Window) -> float:
     """Return the largest peak of allocated memory, of the run or the window, over the memory of the device."""
-    found = memory_of(window)
+    found = read_memory(window)
     require(bool(found.capacity_bytes), "the memory of this device was not recorded")
     return max(found.peak_bytes, found.run_peak_bytes or 0) / (found.capacity_bytes or 1)
 
@@ -51,17 +55,17 @@ def memory_in_use_share(window: Window) -> float:
         return float(device_memory_used_share(window))
 
 
-def growth_room(window: Window) -> float:
+def estimate_growth_room(window: Window) -> float:
     """Return how many times as large a batch could be: (usable - fixed) / what grows with it; at least 1.
 
     M(b) = fixed + b x per sample (rules.md CAP-01). Where the uses of memory are not told all of it is taken to grow, so it is less.
     """
     used = float(memory_in_use_share(window))
-    growing = max(used * _growing_part(window), 1e-9)
+    growing = max(used * _measure_growing_part(window), 1e-9)
     return min(max(1.0, 1 + (USABLE - used) / growing), MOST_GROWTH)
 
 
-def _growing_part(window: Window) -> float:
+def _measure_growing_part(window: Window) -> float:
     """Return the part of the memory in use that grows with the batch; 1 where that is not told."""
     found = window.analysis.memory
     if window.on_cpu or found is None or not found.peak_bytes:
@@ -70,19 +74,19 @@ def _growing_part(window: Window) -> float:
     if 2 * sum(known.values()) < found.peak_bytes:
         return 1.0
     dark = found.peak_bytes - sum(known.values())
-    return (sum(known.get(kind, 0) for kind in GROWS) + dark) / found.peak_bytes
+    return (sum(known.get(kind, 0) for kind in GROWING_USES) + dark) / found.peak_bytes
 
 
 @fact("batch_growth_room", unit="ratio")
 def batch_growth_room(window: Window) -> float:
     """How many times as large the batch could be until 92 % of the memory is in use; what does not grow with it is counted once."""
-    return growth_room(window)
+    return estimate_growth_room(window)
 
 
 @fact("memory_uses", unit="text")
 def memory_uses(window: Window) -> str:
     """What the memory at its peak is used for: the largest uses with their share of it."""
-    found = memory_of(window)
+    found = read_memory(window)
     ranked = sorted((item for item in found.by_category.items() if item[1] >= NOTICED * found.peak_bytes), key=lambda item: -item[1])[:4]
     require(bool(ranked), "what the memory is used for was not recorded")
     return ", ".join(f"{kind.replace('_', ' ')} {100 * size / found.peak_bytes:.0f} %" for kind, size in ranked)
@@ -91,7 +95,7 @@ def memory_uses(window: Window) -> str:
 @fact("largest_memory_use", unit="text")
 def largest_memory_use(window: Window) -> str:
     """Name of the use that takes most memory at the peak: 'activations', 'optimizer_state', 'parameters', ..."""
-    found = memory_of(window)
+    found = read_memory(window)
     require(bool(found.by_category), "what the memory is used for was not recorded")
     return max(found.by_category, key=lambda kind: (found.by_category[kind], kind))
 
@@ -100,7 +104,7 @@ def largest_memory_use(window: Window) -> str:
 def out_of_memory_errors(window: Window) -> int:
     """Times that the allocator ran out of memory, since the process began (num_ooms)."""
     window.require_accelerator()
-    found = memory_of(window).ooms
+    found = read_memory(window).ooms
     if found is None:
         raise NotKnownError("the counters of the allocator were not recorded: record with gpudiag.profile(memory=True)")
     return found
@@ -110,7 +114,7 @@ def out_of_memory_errors(window: Window) -> int:
 def unused_reserve_share(window: Window) -> float:
     """Memory that the allocator had reserved at its peak beyond what tensors used at theirs, over the memory of the device."""
     window.require_accelerator()
-    found = memory_of(window)
+    found = read_memory(window)
     if found.reserved_peak_bytes is None or not found.capacity_bytes:
         raise NotKnownError("the recording does not hold how much the allocator had reserved")
     return max(0, found.reserved_peak_bytes - max(found.peak_bytes, found.run_peak_bytes or 0)) / found.capacity_bytes
@@ -120,7 +124,7 @@ def unused_reserve_share(window: Window) -> float:
 def reserved_share(window: Window) -> float:
     """Memory that the allocator had reserved at its peak over the memory of the device."""
     window.require_accelerator()
-    found = memory_of(window)
+    found = read_memory(window)
     if found.reserved_peak_bytes is None or not found.capacity_bytes:
         raise NotKnownError("the recording does not hold how much the allocator had reserved")
     return found.reserved_peak_bytes / found.capacity_bytes
@@ -129,7 +133,7 @@ def reserved_share(window: Window) -> float:
 # -- activation checkpointing -----------------------------------------------------------------------------------------
 
 
-def repeated_work(window: Window) -> pl.DataFrame:
+def find_repeated_work(window: Window) -> pl.DataFrame:
     """Return the kernels that repeat forward work in the backward pass; raises NotKnownError where no backward pass was seen."""
     work = window.work()
     require((work["phase"] == "backward").any(), "no backward pass was seen in the analysed steps")
@@ -140,10 +144,97 @@ def repeated_work(window: Window) -> pl.DataFrame:
 @fact("recompute_share", unit="share")
 def recompute_share(window: Window) -> float:
     """Time in forward work that the backward pass repeats (activation checkpointing) over the wall time of the analysed steps."""
-    return window.share_of_wall(repeated_work(window))
+    return window.share_of_wall(find_repeated_work(window))
 
 
 @fact("without_recompute_ns", unit="ns")
 def without_recompute_ns(window: Window) -> float:
     """Time saved if no forward work was repeated: from the replay, else the time that only it fills."""
-    return window.saving_ns(repeated_work(window), pl.lit(0.0))
+    return window.saving_ns(find_repeated_work(window), pl.lit(0.0))
+
+
+LARGE_BYTES = 1 << 20
+"""Copies below 1 MiB are scalars, indices and batches of small samples, not offloaded tensors (heuristic)."""
+
+TO_DEVICE = r"HtoD|Host To Device|HOST_TO_DEVICE"
+TO_HOST = r"DtoH|Device To Host|DEVICE_TO_HOST"
+
+GRAPH_PACKAGES = ("torch-geometric", "dgl")
+_GRAPH_FRAMES = r"torch_geometric[/.]|(^|[/.])dgl[/.]"
+_GRAPH_OPS = r"^(torch_scatter|torch_sparse|torch_cluster|pyg|dgl)::"
+
+
+def _find_large_copies(window: Window, direction: str) -> pl.DataFrame:
+    window.require_accelerator()
+    return window.kernels.filter((pl.col("kind") == "memcpy") & pl.col("name").str.contains(direction) & (pl.col("bytes") >= LARGE_BYTES))
+
+
+@fact("offloaded_bytes_per_step", unit="B")
+def offloaded_bytes_per_step(window: Window) -> float:
+    """Bytes that travel both ways between host and device in an analysed step, in copies of 1 MiB or more: the lesser of both directions.
+
+    Batches go one way only; offloaded activations, gradients and states go out and come back.
+    """
+    require(window.steps.height > 0, "no complete step was recorded")
+    ways = [float(_find_large_copies(window, way)["bytes"].sum()) for way in (TO_DEVICE, TO_HOST)]
+    return min(ways) / window.steps.height
+
+
+@fact("large_copy_exposed_ns", unit="ns")
+def large_copy_exposed_ns(window: Window) -> int:
+    """Time that only copies of 1 MiB or more between host and device fill: nothing else ran on the device."""
+    return window.exposed_ns(pl.concat([_find_large_copies(window, TO_DEVICE), _find_large_copies(window, TO_HOST)]))
+
+
+@fact("host_optimizer_ns", unit="ns")
+def host_optimizer_ns(window: Window) -> int:
+    """Idle time of the device during optimizer steps: with an optimizer on the CPU, the time that it takes alone."""
+    window.require_accelerator()
+    marks = window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
+    require(marks.height > 0, "no optimizer step was seen in the window")
+    return spans.measure_overlap(spans.build_spans(marks), spans.build_spans(window.idle))
+
+
+@fact("offload_ns", unit="ns")
+def offload_ns(window: Window) -> float:
+    """large_copy_exposed_ns and, where optimizer steps were seen, host_optimizer_ns: what offloading costs at most."""
+    try:
+        alone = float(host_optimizer_ns(window))
+    except NotKnownError:
+        alone = 0.0
+    return float(large_copy_exposed_ns(window)) + alone
+
+
+@fact("offload_share", unit="share")
+def offload_share(window: Window) -> float:
+    """offload_ns over the wall time of the analysed steps."""
+    return min(1.0, float(offload_ns(window)) / window.wall_ns)
+
+
+# -- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@fact("graph_library_used", unit="bool")
+def graph_library_used(window: Window) -> bool:
+    """Whether the program works on graphs with PyTorch Geometric or DGL: by its packages, its Python frames or its ops."""
+    trace, manifest = window.analysis.trace, window.analysis.manifest
+    if match_names(trace.ops["name"], _GRAPH_OPS).any() or match_names(trace.frames["name"], _GRAPH_FRAMES).any():
+        return True
+    if manifest is not None and manifest.program is not None and manifest.program.packages:
+        return any(name in manifest.program.packages for name in GRAPH_PACKAGES)
+    require(
+        trace.frames.height > 0, "whether this is work on graphs is not in the trace: record with gpudiag.profile, or with Python stacks"
+    )
+    return False
+
+
+@fact("feeding_share", unit="share")
+def feeding_share(window: Window) -> float:
+    """Share of the analysed time that waits for batches, or for their copies to the device: loader_wait_share and exposed copies."""
+    return float(loader_wait_share(window)) + window.analysis.breakdown.buckets_ns.exposed_copy / window.wall_ns
+
+
+@fact("without_feeding_ns", unit="ns")
+def without_feeding_ns(window: Window) -> float:
+    """Time saved if the next batch lay on the device: without_loader_ns and the copies that nothing hides."""
+    return float(without_loader_ns(window)) + window.analysis.breakdown.buckets_ns.exposed_copy

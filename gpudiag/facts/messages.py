@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import text, texts
+from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts.registry import require
 from gpudiag.model.analysis import Analysis
-from gpudiag.roofline.costs.collectives import message_bytes
-from gpudiag.trace.message_kinds import kernel_kind, kind_of
+from gpudiag.roofline.bus_bandwidth import count_message_bytes
+from gpudiag.trace.collectives import match_kernel_message_kind, match_message_kind
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window
@@ -27,25 +27,25 @@ GRADIENT_KINDS = ("all_reduce", "reduce_scatter")
 NONE_RAN = "no collective ran in the analysed steps"
 
 
-def messages(window: Window) -> pl.DataFrame:
+def find_messages(window: Window) -> pl.DataFrame:
     """Return the collectives that the analysed steps called, in the order of the calls.
 
     Columns: those of `recorded`. Raises NotKnownError where none ran.
     """
     require(bool(window.analysis.trace.kernels["collective"].any()), NONE_RAN)
-    frame = recorded(window.analysis, window.steps["id"])
+    frame = find_recorded_messages(window.analysis, window.steps["id"])
     require(frame.height > 0, NONE_RAN)
     return frame
 
 
-def recorded(analysis: Analysis, steps: pl.Series | None = None) -> pl.DataFrame:
+def find_recorded_messages(analysis: Analysis, steps: pl.Series | None = None) -> pl.DataFrame:
     """Return the collectives of the recording, or those that `steps` (rows of `steps`) called, in the order of the calls.
 
     Columns: kernel, op, by (name of the kernel or of the back end's work), step, kind (null: not told), group, members, size, seq, sent and
     received (elements), bytes (of the whole tensor), dtype, source, target, in_splits, out_splits, called_ns (on the host), start_ns,
     end_ns, phase.
     """
-    frame = _of_back_end(analysis, steps) if analysis.device_kind == "cpu" else _of_kernels(analysis, steps)
+    frame = _find_back_end_messages(analysis, steps) if analysis.device_kind == "cpu" else _find_kernel_messages(analysis, steps)
     return frame.select(_COLUMNS).sort("called_ns", "start_ns", nulls_last=True)
 
 
@@ -53,71 +53,78 @@ _FIELDS = ("group", "members", "size", "seq", "sent", "received", "bytes", "dtyp
 _COLUMNS = ("kernel", "op", "by", "step", *_FIELDS, "called_ns", "start_ns", "end_ns", "phase", "kind")
 
 
-def _fields(analysis: Analysis) -> pl.DataFrame:
+def _read_fields(analysis: Analysis) -> pl.DataFrame:
     table = analysis.trace.collectives
-    table = table.with_columns(bytes=message_bytes(table)).rename({"in_elements": "sent", "out_elements": "received"})
+    table = table.with_columns(bytes=count_message_bytes(table)).rename({"in_elements": "sent", "out_elements": "received"})
     return table.select("kernel", "op", "name", *_FIELDS)
 
 
-def _within(frame: pl.DataFrame, steps: pl.Series | None) -> pl.DataFrame:
+def _filter_steps(frame: pl.DataFrame, steps: pl.Series | None) -> pl.DataFrame:
     return frame if steps is None else frame.filter(pl.col("step").is_in(steps.implode()))
 
 
-def _of_kernels(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
+def _find_kernel_messages(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a GPU: its collective kernels, with the fields of the kernel or else of the op that launched it."""
     trace = analysis.trace
-    chosen = _within(trace.kernels.filter("collective"), steps)
-    frame = chosen.select(pl.col("id").alias("kernel"), "op", "launch", "step", "start_ns", "end_ns", text("name").alias("by"))
-    fields = _fields(analysis)
+    chosen = _filter_steps(trace.kernels.filter("collective"), steps)
+    frame = chosen.select(pl.col("id").alias("kernel"), "op", "launch", "step", "start_ns", "end_ns", decode_column("name").alias("by"))
+    fields = _read_fields(analysis)
     for key in ("kernel", "op"):
         own = fields.drop_nulls(key).unique(key, keep="first").drop({"kernel", "op"} - {key})
         frame = frame.join(own, on=key, how="left", suffix=f"_{key}", maintain_order="left")
     merged = [pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", *_FIELDS)]
     launches = trace.launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("called_ns"), "thread")
     frame = frame.with_columns(merged).join(launches, on="launch", how="left", maintain_order="left")
-    frame = _around(frame, analysis)
-    told = pl.coalesce(kind_of(pl.col("name")), kind_of(pl.col("above")), kind_of(pl.col("mark")), kernel_kind(pl.col("by")))
+    frame = _add_surroundings(frame, analysis)
+    told = pl.coalesce(
+        match_message_kind(pl.col("name")),
+        match_message_kind(pl.col("above")),
+        match_message_kind(pl.col("mark")),
+        match_kernel_message_kind(pl.col("by")),
+    )
     return frame.with_columns(told.alias("kind"))
 
 
-def _around(frame: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
+def _add_surroundings(frame: pl.DataFrame, analysis: Analysis) -> pl.DataFrame:
     """Return `frame` with the phase, the names of the ops above the launch and the annotation of the back end around it."""
     ops, rows = analysis.trace.ops, frame["op"]  # an op's id is its row; messages are few, ops are many
-    frame = frame.with_columns(ops["phase"].gather(rows), texts(ops["name"].gather(rows)).alias("above"))
+    frame = frame.with_columns(ops["phase"].gather(rows), decode_names(ops["name"].gather(rows)).alias("above"))
     for _ in range(_ANCESTORS):
         rows = ops["parent"].gather(rows)
-        frame = frame.with_columns(texts(ops["name"].gather(rows)).alias("op_name"))
+        frame = frame.with_columns(decode_names(ops["name"].gather(rows)).alias("op_name"))
         call = pl.when(pl.col("op_name").str.contains("c10d")).then("op_name")  # a node of autograd is named after its forward message
         joined = pl.concat_str("above", call, separator=" ", ignore_nulls=True)
         frame = frame.with_columns(joined.alias("above")).drop("op_name")
-    marks = analysis.trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=text("name"))
+    marks = analysis.trace.marks.select("thread", pl.col("start_ns").alias("called_ns"), "end_ns", mark=decode_column("name"))
     marks = marks.filter(pl.col("mark").str.contains(_BACK_END_MARK)).rename({"end_ns": "mark_end"}).sort("called_ns")
     frame = frame.sort("called_ns", nulls_last=True).join_asof(marks, on="called_ns", by="thread", check_sortedness=False)
     return frame.with_columns(pl.when(pl.col("mark_end") >= pl.col("called_ns")).then("mark").alias("mark"))
 
 
-def _of_back_end(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
+def _find_back_end_messages(analysis: Analysis, steps: pl.Series | None) -> pl.DataFrame:
     """Return the messages of a CPU run: what the threads of the back end did ('gloo:all_reduce'), each with the call that asked for it."""
-    ops = analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", text("name").alias("by"))
-    within = _within(ops, steps)
-    fields = _fields(analysis).drop_nulls("op").unique("op", keep="first").drop("kernel")
+    ops = analysis.trace.ops.select("id", "step", "start_ns", "end_ns", "phase", decode_column("name").alias("by"))
+    within = _filter_steps(ops, steps)
+    fields = _read_fields(analysis).drop_nulls("op").unique("op", keep="first").drop("kernel")
     ran = within.filter(pl.col("by").str.contains(_BACK_END_MARK)).join(
         fields, left_on="id", right_on="op", how="left", maintain_order="left"
     )
-    ran = _numbered(ran.with_columns(kind_of(pl.col("by")).alias("kind")).drop("phase"))
-    calls = _numbered(within.filter(pl.col("by").str.starts_with("c10d::")).with_columns(kind_of(pl.col("by")).alias("kind")))
+    ran = _number_messages(ran.with_columns(match_message_kind(pl.col("by")).alias("kind")).drop("phase"))
+    calls = _number_messages(
+        within.filter(pl.col("by").str.starts_with("c10d::")).with_columns(match_message_kind(pl.col("by")).alias("kind"))
+    )
     paired = calls.select("kind", "turn", "turns", "phase", pl.col("start_ns").alias("called_ns"))
     frame = ran.join(paired, on=["kind", "turn", "turns"], how="left", maintain_order="left").rename({"id": "op"})
     called = pl.coalesce("called_ns", "start_ns").alias("called_ns")
     return frame.with_columns(called, pl.lit(None, dtype=pl.Int64).alias("kernel"))
 
 
-def _numbered(frame: pl.DataFrame) -> pl.DataFrame:
+def _number_messages(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` with turn and turns: which of how many messages of its kind, by start. A back end keeps their order."""
     return frame.sort("start_ns").with_columns(pl.int_range(pl.len()).over("kind").alias("turn"), pl.len().over("kind").alias("turns"))
 
 
-def exposed_ns(window: Window, chosen: pl.DataFrame) -> int:
+def measure_exposed_ns(window: Window, chosen: pl.DataFrame) -> int:
     """Return how much of the exposed communication `chosen` (rows of messages) is, in ns.
 
     On a GPU the time that only they fill. On a CPU, whose threads share the cores with them, their time where no step's breakdown tells
@@ -126,11 +133,11 @@ def exposed_ns(window: Window, chosen: pl.DataFrame) -> int:
     if not window.on_cpu:
         kernels = window.kernels
         return window.exposed_ns(kernels.filter(pl.col("id").is_in(chosen["kernel"].drop_nulls().implode())))
-    own = spans.overlap(spans.of(chosen), window.step_spans)
+    own = spans.measure_overlap(spans.build_spans(chosen), window.step_spans)
     return min(own, window.analysis.breakdown.buckets_ns.exposed_communication)
 
 
-def gradient_messages(window: Window) -> pl.DataFrame:
+def find_gradient_messages(window: Window) -> pl.DataFrame:
     """Return the messages that carry gradients: all_reduce and reduce_scatter called in the backward pass. Raises NotKnownError."""
     found = window.messages.filter(pl.col("kind").is_in(GRADIENT_KINDS) & (pl.col("phase") == "backward"))
     require(found.height > 0, "no all_reduce or reduce_scatter was called in a backward pass")

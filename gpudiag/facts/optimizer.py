@@ -1,18 +1,177 @@
-"""Facts about the optimizer step and zeroed gradients (MEM-05, MEM-08)."""
+"""Facts about updates of the parameters: gradient accumulation, the optimizer step, zeroed gradients."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import matches, text, texts
-from gpudiag.facts import attained
-from gpudiag.facts.accumulation import gradient_additions, micro_batches
+from gpudiag.attribution.names import decode_column, decode_names, match_column
+from gpudiag.facts import fused_kernels
+from gpudiag.facts.capacity import estimate_growth_room
+from gpudiag.facts.host_time import measure_issued_ns, subtract_profiler_ns
+from gpudiag.facts.matrix_products import FEW_ROWS, look_up_matrix_rate, skinny_product_rows, skinny_saving_ns
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
-from gpudiag.model.signature import parse_signature
+from gpudiag.model.ops import parse_signature
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+
+NOT_RECORDED = "how many backward passes make one update is not in this recording: record with gpudiag.profile or gpudiag run"
+
+FIXED_NS = 10_000
+"""Work that its bytes keep busy for less than 10 us lasts for what one call costs, not for its size (heuristic: two launches on a GPU)."""
+
+_PASSES = ("forward", "backward")
+_ADDS = r"^aten::add_?$"
+
+
+MOST_GROWTH = 16.0
+"""Nobody takes a batch a hundred times as large because there is room for it: beyond this the figure would promise too much (heuristic)."""
+
+
+def _read_counted_steps(window: Window) -> pl.DataFrame:
+    """Return the step records that tell backward passes and optimizer steps."""
+    records = window.analysis.step_records
+    if records is None:
+        raise NotKnownError(NOT_RECORDED)
+    known = records.drop_nulls(["backwards", "optimizer_steps"])
+    require(known.height > 0 and int(known["optimizer_steps"].sum()) > 0, "no optimizer stepped in a recorded step")
+    return known
+
+
+def _count_turns(window: Window) -> int:
+    """Return how often the matrix work of the analysed steps turns from forward to backward: the passes over a batch."""
+    work = window.work().filter(pl.col("phase").is_in(_PASSES) & pl.col("family").is_in(MATRIX_FAMILIES))
+    require(work.height > 0, "no matrix work of forward and backward passes was recorded")
+    again = window.analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("recompute").fill_null(False).alias("again"))
+    backward = (work.join(again, on="call", how="left").sort("start_ns")["phase"] == "backward").to_numpy()
+    return int((backward[1:] & ~backward[:-1]).sum())
+
+
+def _count_passes_of_backward(window: Window, known: pl.DataFrame) -> float:
+    """Return the forward passes that go with a call of backward, at most 1: several losses of one forward pass are no micro-batches."""
+    numbers = window.steps["name"].str.extract(r"^ProfilerStep#(\d+)$").cast(pl.Int64).drop_nulls()
+    backwards = int(known.filter(pl.col("step").is_in(numbers.implode()))["backwards"].sum())
+    return min(1.0, _count_turns(window) / backwards) if backwards else 1.0
+
+
+@fact("micro_batches", unit="count")
+def micro_batches(window: Window) -> float:
+    """Forward and backward passes whose gradients one optimizer step adds up; 1 without accumulation.
+
+    Calls of backward over optimizer steps, of all recorded steps. Losses that share a forward pass count once.
+    """
+    known = _read_counted_steps(window)
+    calls = int(known["backwards"].sum()) / int(known["optimizer_steps"].sum())
+    return max(1.0, calls * _count_passes_of_backward(window, known)) if calls > 1 else 1.0
+
+
+def _count_mergeable(window: Window) -> int:
+    """Return how many micro-batches can go through at once."""
+    return max(1, int(min(round(float(micro_batches(window))), estimate_growth_room(window))))
+
+
+@fact("mergeable_micro_batches", unit="count")
+def mergeable_micro_batches(window: Window) -> int:
+    """Micro-batches that would fit into memory as one: at most those of an update, and what 92 % of the memory holds."""
+    return _count_mergeable(window)
+
+
+def _parent_names(window: Window, calls: pl.Series) -> pl.Series:
+    ops = window.analysis.trace.ops
+    return decode_names(ops["name"].gather(ops["parent"].gather(calls))).fill_null("")  # an op's id is its row
+
+
+def _find_pass_work(window: Window) -> pl.DataFrame:
+    """Return the work of forward and backward passes with floor_ns, what it needs at the peaks, and `adds`: gradients added up."""
+    work = window.work(shapes=True).filter(pl.col("phase").is_in(_PASSES))
+    if window.on_cpu:
+        work = work.filter(pl.col("bound") != "overhead")  # their dispatch is time of the host (facts.host_time)
+    rate = look_up_matrix_rate(window)
+    matrix, rows = (
+        pl.col("family").is_in(MATRIX_FAMILIES),
+        pl.when(pl.col("phase") == "backward").then(pl.min_horizontal("m", "k")).otherwise("m"),
+    )
+    # weights are read once for all rows, so products of few rows are left with their arithmetic; large work gains nothing
+    few = matrix & ((pl.col("bound") == "memory") | (rows < FEW_ROWS))
+    small = ~matrix & (pl.col("t_roof_ns") < FIXED_NS)
+    floor = pl.when(few).then(pl.col("flops") / rate * 1e9).when(small).then("t_roof_ns").otherwise("time_ns")
+    floor = pl.when(~matrix & (pl.col("bound") == "overhead")).then(0.0).otherwise(floor)
+    adds = pl.col("id").is_in(find_gradient_additions(window)["id"].implode())
+    return work.with_columns(floor_ns=pl.min_horizontal(floor.fill_null(pl.col("time_ns")), "time_ns"), adds=adds)
+
+
+def find_gradient_additions(window: Window) -> pl.DataFrame:
+    """Return the kernels that add a gradient to one that is there already (aten::add_ under autograd's AccumulateGrad)."""
+    work = window.work().filter(pl.col("op_name").str.contains(_ADDS).fill_null(False))
+    return work.filter(_parent_names(window, work["call"]).str.contains("AccumulateGrad"))
+
+
+def estimate_merged_saving_ns(window: Window, left: float, adds_left: float) -> float:
+    """Return the time in ns that is saved where each cost of a pass is paid `left` (0..1) times as often, for the same samples.
+
+    Products that memory binds or that have few rows, and work too small to last for its size, shrink to that part of their time, but not
+    below what their FLOP (products) or bytes need at the peaks; what the host needs to issue work shrinks in full, and the profiler's part
+    is in neither. Large work stays as it is. `adds_left`: part of the additions of gradients that is left.
+    """
+    work = _find_pass_work(window)
+    merged = pl.max_horizontal(pl.col("time_ns") * left, "floor_ns")
+    saved = work.select(pl.col("time_ns") - pl.when("adds").then(pl.col("time_ns") * adds_left).otherwise(merged)).to_series()
+    work_ns = min(float(np.maximum(saved.to_numpy(), 0).sum()), float(window.exposed_ns(work)))
+    issued = measure_issued_ns(window)
+    host_ns = subtract_profiler_ns(window, issued)
+    plain_ns = window.wall_ns - (issued - host_ns)
+    if window.on_cpu:  # nothing of the process ran then: the system ran others, whatever the step does
+        plain_ns -= window.analysis.breakdown.buckets_ns.idle_unexplained
+    return min(1.0, (work_ns + host_ns * (1 - left)) / max(plain_ns, 1.0)) * window.wall_ns
+
+
+@fact("accumulation_saving_ns", unit="ns")
+def accumulation_saving_ns(window: Window) -> float:
+    """Time of the analysed steps that merging the micro-batches of an update would save, as far as memory allows.
+
+    Each pass reads all weights, issues all work and adds its gradients to those before it. With k micro-batches in g passes, g/k of that
+    is left, matrix work keeps its arithmetic, and of k - 1 additions g - 1 are left.
+    """
+    before = round(float(micro_batches(window)))
+    after = -(-before // _count_mergeable(window))
+    return 0.0 if before < 2 else estimate_merged_saving_ns(window, after / before, (after - 1) / (before - 1))
+
+
+@fact("accumulation_saving_share", unit="share")
+def accumulation_saving_share(window: Window) -> float:
+    """accumulation_saving_ns over the wall time of the analysed steps."""
+    return float(accumulation_saving_ns(window)) / window.wall_ns
+
+
+@fact("larger_batch_saving_ns", unit="ns")
+def larger_batch_saving_ns(window: Window) -> float:
+    """Time for the same samples that a batch as large as 92 % of the memory holds would save, at most 16 times as large.
+
+    As accumulation_saving_ns, and the optimizer steps once for all of them.
+    """
+    left = 1 / min(estimate_growth_room(window), MOST_GROWTH)
+    optimizer = window.work().filter(pl.col("phase") == "optimizer")
+    return estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left)
+
+
+@fact("few_rows_saving_ns", unit="ns")
+def few_rows_saving_ns(window: Window) -> float:
+    """Time per sample that the steps would save if batches made 128 rows where most skinny products have fewer.
+
+    The larger of skinny_saving_ns and what fewer passes would save: each reads all weights, issues all work, adds up gradients and is
+    followed by a step of the optimizer.
+    """
+    alone = float(skinny_saving_ns(window))
+    try:
+        left = min(1.0, float(skinny_product_rows(window)) / FEW_ROWS)
+        optimizer = window.work().filter(pl.col("phase") == "optimizer")
+        return max(alone, estimate_merged_saving_ns(window, left, left) + window.exposed_ns(optimizer) * (1 - left))
+    except NotKnownError:  # no passes forward and backward: generation, evaluation
+        return alone
+
 
 MEMORY_SHARE_OF_PEAK = 0.85
 
@@ -30,7 +189,7 @@ _HALF = r"BFloat16|Half"
 _FUSED = r"^aten::_fused_|^apex|fused_adam|FusedAdam|multi_tensor_(adam|sgd)"
 
 
-def _seen(window: Window) -> bool:
+def _has_optimizer_step(window: Window) -> bool:
     return bool((window.analysis.trace.ops["phase"] == "optimizer").any())
 
 
@@ -38,26 +197,26 @@ def _seen(window: Window) -> bool:
 def optimizer_seen(window: Window) -> bool:
     """Whether an optimizer step was seen: forward passes alone, and optimizers that do not mark their step, have none."""
     require(window.analysis.trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
-    return _seen(window)
+    return _has_optimizer_step(window)
 
 
-def optimizer_work(window: Window) -> pl.DataFrame:
+def find_optimizer_work(window: Window) -> pl.DataFrame:
     """Return the kernels of the optimizer step; raises NotKnownError where no optimizer step was seen."""
     work = window.work()
-    require(_seen(window), "no optimizer step was seen in the window")
+    require(_has_optimizer_step(window), "no optimizer step was seen in the window")
     return work.filter(pl.col("phase") == "optimizer")
 
 
 @fact("optimizer_ns", unit="ns")
 def optimizer_ns(window: Window) -> int:
     """Summed time of the optimizer's kernels (CPU: ops) within the analysed steps."""
-    return int(optimizer_work(window)["time_ns"].sum())
+    return int(find_optimizer_work(window)["time_ns"].sum())
 
 
 @fact("optimizer_share", unit="share")
 def optimizer_share(window: Window) -> float:
     """optimizer_ns over the wall time of the analysed steps."""
-    return window.share_of_wall(optimizer_work(window))
+    return window.share_of_wall(find_optimizer_work(window))
 
 
 @fact("optimizer_style", unit="text")
@@ -66,7 +225,7 @@ def optimizer_style(window: Window) -> str:
 
     'compiled' where its kernels were generated, 'custom' where none of these is seen.
     """
-    work = optimizer_work(window)
+    work = find_optimizer_work(window)
     require(work.height > 0, "the optimizer did no work in the analysed steps")
     moving = work.filter(pl.col("bytes_moved").fill_null(1) > 0)  # on a CPU dispatch has rows of its own
     work = moving if moving.height else work
@@ -90,37 +249,37 @@ def optimizer_style(window: Window) -> str:
 def optimizer_launches_per_step(window: Window) -> float:
     """Kernels (CPU: ops that work) of the optimizer per analysed step."""
     require(window.steps.height > 0, "no complete step was recorded")
-    return optimizer_work(window).height / window.steps.height
+    return find_optimizer_work(window).height / window.steps.height
 
 
-def _parameters_per_window(window: Window) -> float:
+def _count_updated_parameters(window: Window) -> float:
     """Return how many parameters were updated in the window: from the manifest, else from the shapes of the last op of the update."""
     manifest = window.analysis.manifest
     if manifest is not None and manifest.settings.optimizers:
-        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * _updates(window)
+        return sum(optimizer.parameters for optimizer in manifest.settings.optimizers) * _count_updates(window)
     # each parameter passes exactly one addcdiv (Adam) or is the first input of one add (SGD) per step
     ops = window.analysis.trace.ops.filter(
         (pl.col("phase") == "optimizer") & pl.col("step").is_in(window.steps["id"].implode()) & pl.col("signature").is_not_null()
-    ).with_columns(text("name"))
+    ).with_columns(decode_column("name"))
     for name in ("aten::_foreach_addcdiv_", "aten::addcdiv_"):
         calls = ops.filter(pl.col("name") == name)
         if calls.height:
-            return float(sum(_first_numel(window, row) for row in calls["signature"]))
+            return float(sum(_read_first_numel(window, row) for row in calls["signature"]))
     raise NotKnownError("the number of parameters is not known: record with gpudiag.profile")
 
 
-def _step_marks(window: Window) -> pl.DataFrame:
-    return window.analysis.trace.marks.filter(matches("name", r"^Optimizer\.step#"))
+def _find_step_marks(window: Window) -> pl.DataFrame:
+    return window.analysis.trace.marks.filter(match_column("name", r"^Optimizer\.step#"))
 
 
-def _updates(window: Window) -> int:
+def _count_updates(window: Window) -> int:
     """Return how often the optimizer stepped within the analysed steps."""
-    starts = _step_marks(window)["start_ns"].to_numpy()
-    inside = int((spans.covered(window.step_spans, starts, starts + 1) > 0).sum())
+    starts = _find_step_marks(window)["start_ns"].to_numpy()
+    inside = int((spans.measure_covered(window.step_spans, starts, starts + 1) > 0).sum())
     return inside or window.steps.height
 
 
-def _first_numel(window: Window, row: int) -> int:
+def _read_first_numel(window: Window, row: int) -> int:
     texts = window.analysis.trace.signatures.row(row, named=True)
     inputs = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"]).inputs
     if not inputs:
@@ -128,25 +287,25 @@ def _first_numel(window: Window, row: int) -> int:
     return sum(math.prod(shape) for shape in inputs[0].tensors) if inputs[0].tensors is not None else inputs[0].numel
 
 
-def _names(window: Window) -> list[str]:
+def _list_optimizer_names(window: Window) -> list[str]:
     """Return the class names of the optimizers: of the manifest, then of the marks of their steps."""
     manifest = window.analysis.manifest
     names = [optimizer.name for optimizer in manifest.settings.optimizers] if manifest is not None else []
-    marks = texts(window.analysis.trace.marks["name"]).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
+    marks = decode_names(window.analysis.trace.marks["name"]).str.extract(r"^Optimizer\.step#(\w+)\.").drop_nulls()
     return [*names, *marks.unique().sort()]
 
 
-def _kind(window: Window) -> str | None:
+def _find_fused_kind(window: Window) -> str | None:
     """Return 'adam', 'sgd' or 'adagrad' from the optimizer's class name; None for others, which have no fused form."""
-    found = (kind for name in _names(window) for kind in FUSED_BYTES if name.lower().rstrip("w") == kind)
+    found = (kind for name in _list_optimizer_names(window) for kind in FUSED_BYTES if name.lower().rstrip("w") == kind)
     return next(found, None)
 
 
 @fact("optimizer_has_fused_form", unit="bool")
 def optimizer_has_fused_form(window: Window) -> bool:
     """Whether torch has a fused step for an optimizer of the run: Adam, AdamW, SGD, Adagrad."""
-    require(bool(_names(window)), "the class of the optimizer is not known: no call of optimizer.step was marked")
-    return _kind(window) is not None
+    require(bool(_list_optimizer_names(window)), "the class of the optimizer is not known: no call of optimizer.step was marked")
+    return _find_fused_kind(window) is not None
 
 
 @fact("optimizer_saving_ns", unit="ns")
@@ -156,51 +315,53 @@ def optimizer_saving_ns(window: Window) -> float:
     The pass moves 28 B per parameter for Adam(W), 20 for SGD with momentum, at 85 % of the bandwidth; on a CPU at the best rate that a
     kind of op of the optimizer reaches.
     """
-    work = optimizer_work(window)
+    work = find_optimizer_work(window)
     require(work.height > 0, "the optimizer did no work in the analysed steps")
-    kind = _kind(window)
+    kind = _find_fused_kind(window)
     if kind is None:
         raise NotKnownError("the traffic of this optimizer's fused form is not known")
-    fused_bytes = FUSED_BYTES[kind] * _parameters_per_window(window)
-    return attained.fused_saving_ns(window, work, fused_bytes) + attained.gaps_within_ns(window, spans.of(_step_marks(window)))
+    fused_bytes = FUSED_BYTES[kind] * _count_updated_parameters(window)
+    return fused_kernels.estimate_fused_saving_ns(window, work, fused_bytes) + fused_kernels.measure_gaps_within_ns(
+        window, spans.build_spans(_find_step_marks(window))
+    )
 
 
 @fact("optimizer_host_part", unit="share")
 def optimizer_host_part(window: Window) -> float:
     """Part of all waits for Python and the framework that lies inside Optimizer.step."""
-    marks = _step_marks(window)
+    marks = _find_step_marks(window)
     require(marks.height > 0, "no call of optimizer.step was marked in the window")
-    return attained.host_part_within(window, spans.of(marks))
+    return fused_kernels.measure_host_part_within(window, spans.build_spans(marks))
 
 
-def _zero_grad_calls(window: Window) -> pl.DataFrame:
+def _find_zero_grad_calls(window: Window) -> pl.DataFrame:
     """Return the spans of Optimizer.zero_grad; torch up to 1.9 wrote annotations among the ops."""
     frames = (window.analysis.trace.marks, window.analysis.trace.ops)
-    named = matches("name", r"^Optimizer\.zero_grad#")
+    named = match_column("name", r"^Optimizer\.zero_grad#")
     return pl.concat([frame.filter(named).select("thread", "start_ns", "end_ns") for frame in frames])
 
 
-def _like_gradients(window: Window, work: pl.DataFrame) -> pl.Series:
+def _match_gradients(window: Window, work: pl.DataFrame) -> pl.Series:
     """Return whether each zeroing lies outside the passes and writes a tensor of the shape of a gradient that is then added to.
 
     That is p.grad.zero_() and Module.zero_grad(set_to_none=False), which nothing marks.
     """
     first = pl.col("shapes").str.split(" x ").list.first()
-    shapes = gradient_additions(window).select(first.alias("shape")).filter(pl.col("shape") != "")["shape"]
+    shapes = find_gradient_additions(window).select(first.alias("shape")).filter(pl.col("shape") != "")["shape"]
     outside = pl.col("phase").is_in(["other", "optimizer"]).fill_null(False)
     return work.select((outside & first.is_in(shapes.implode())).fill_null(False)).to_series()
 
 
-def zeroing_work(window: Window) -> pl.DataFrame:
+def find_zeroing_work(window: Window) -> pl.DataFrame:
     """Return the kernels that write zeros into gradients: inside Optimizer.zero_grad, or told by the shapes.
 
     Raises NotKnownError where no zero_grad was marked and nothing else looks like one.
     """
-    inside = _zero_grad_calls(window)
+    inside = _find_zero_grad_calls(window)
     work = window.work().filter(pl.col("op_name").str.contains(r"^aten::(zero_|_foreach_zero_|fill_)$"))
     starts = window.analysis.trace.ops["start_ns"].gather(work["call"]).fill_null(-1).to_numpy()  # an op's id is its row
-    within = pl.Series(spans.covered(spans.of(inside), starts, starts + 1) > 0, dtype=pl.Boolean)
-    found = work.filter(within | _like_gradients(window, work))
+    within = pl.Series(spans.measure_covered(spans.build_spans(inside), starts, starts + 1) > 0, dtype=pl.Boolean)
+    found = work.filter(within | _match_gradients(window, work))
     require(inside.height > 0 or found.height > 0, "no call of optimizer.zero_grad was seen in the window")
     return found
 
@@ -208,15 +369,15 @@ def zeroing_work(window: Window) -> pl.DataFrame:
 @fact("zero_grad_share", unit="share")
 def zero_grad_share(window: Window) -> float:
     """Time of writing zeros into gradients (zero_grad with set_to_none=False, grad.zero_()) over the wall time of the analysed steps."""
-    return window.share_of_wall(zeroing_work(window))
+    return window.share_of_wall(find_zeroing_work(window))
 
 
-def _zeroing_calls(window: Window) -> pl.DataFrame:
+def _find_zeroing_calls(window: Window) -> pl.DataFrame:
     """Return the calls that write zeros, with column bytes; raises NotKnownError where none tells how many.
 
     On a CPU aten::_foreach_zero_ and aten::zero_ leave the writing to aten::fill_: their own rows move nothing, or have no shapes.
     """
-    calls = zeroing_work(window).filter(pl.col("bytes_moved").fill_null(1) > 0).unique("call")
+    calls = find_zeroing_work(window).filter(pl.col("bytes_moved").fill_null(1) > 0).unique("call")
     narrow = (pl.col("op_name") == "aten::_foreach_zero_") & pl.col("name").str.contains(_HALF)  # counted as fp32: lists carry no type
     sized = pl.coalesce(pl.when(narrow).then(pl.col("zeroed_bytes") // 2).otherwise("zeroed_bytes"), pl.col("numel") * pl.col("item_bytes"))
     told = calls.with_columns(bytes=sized).drop_nulls("bytes")
@@ -228,7 +389,7 @@ def _zeroing_calls(window: Window) -> pl.DataFrame:
 @fact("zeroed_gradient_bytes", unit="B")
 def zeroed_gradient_bytes(window: Window) -> int:
     """Bytes of gradients written with zeros in the analysed steps."""
-    return int(_zeroing_calls(window)["bytes"].sum())
+    return int(_find_zeroing_calls(window)["bytes"].sum())
 
 
 @fact("zero_grad_saving_ns", unit="ns")
@@ -238,13 +399,13 @@ def zero_grad_saving_ns(window: Window) -> float:
     With set_to_none=True autograd keeps the first gradient as it is (torch/csrc/autograd/functions/accumulate_grad.h); those of further
     micro-batches are added all the same. At least 16 B per fp32 element (one write; then two reads and one write) at 85 % of the bandwidth.
     """
-    zeroing, adds = zeroing_work(window), gradient_additions(window)
-    measured = window.exposed_ns(zeroing) + window.exposed_ns(adds) / _passes_of_an_update(window)
-    least = ZEROED_PASSES * float(_zeroing_calls(window)["bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    zeroing, adds = find_zeroing_work(window), find_gradient_additions(window)
+    measured = window.exposed_ns(zeroing) + window.exposed_ns(adds) / _count_passes_of_update(window)
+    least = ZEROED_PASSES * float(_find_zeroing_calls(window)["bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
     return max(float(measured), least)
 
 
-def _passes_of_an_update(window: Window) -> float:
+def _count_passes_of_update(window: Window) -> float:
     try:
         return float(micro_batches(window))
     except NotKnownError:

@@ -1,14 +1,32 @@
-"""Facts about number formats: IEEE fp32 and fp64 on slow paths (CMP-01), 16-bit types not used (CMP-02)."""
+"""Facts about number formats: fp32 and fp64 on slow paths, 16-bit types and fp8 that are not used."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from gpudiag.facts import attained
-from gpudiag.facts.precision_paths import with_path
+from gpudiag.facts import fused_kernels
 from gpudiag.facts.registry import NotKnownError, fact, require
-from gpudiag.facts.window import Window, targets_ns
-from gpudiag.roofline.families import MATRIX
+from gpudiag.facts.window import Window, estimate_target_ns
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+
+
+def add_path(window: Window, work: pl.DataFrame) -> pl.DataFrame:
+    """Return `work` with a column path: 'fast' | 'slow' for fp32 and fp64 matrix work, null where nothing tells, and for other work.
+
+    fp64 is always slow. fp32: by the engine that its roofline names (roofline/engine.py), where a kernel's name, the settings or the rate
+    told it. TF32 that was merely allowed tells nothing: the library chooses.
+    """
+    told, allowed = pl.col("engine_by") != "type", (pl.col("engine") == "tf32") & (pl.col("engine_by") == "settings")
+    path = (
+        pl.when(~pl.col("family").is_in(MATRIX_FAMILIES))
+        .then(None)
+        .when(pl.col("dtype") == "fp64")
+        .then(pl.lit("slow"))
+        .when((pl.col("dtype") == "fp32") & told & ~allowed)
+        .then(pl.when(pl.col("engine") == "tf32").then(pl.lit("fast")).otherwise(pl.lit("slow")))
+    )
+    return work.with_columns(path.alias("path"))
+
 
 MATRIX_SHARE_OF_PEAK = 0.75
 MEMORY_SHARE_OF_PEAK = 0.85
@@ -18,20 +36,20 @@ MEMORY_SHARE_OF_PEAK = 0.85
 CAST_BYTES = 6
 """Read and written for each element that is cast from fp32 to 16 bit."""
 
-FOLLOWING = ("elementwise", "copy")
+AUTOCAST_FOLLOWERS = ("elementwise", "copy")
 """Families that run in the type of their inputs under autocast; on a GPU norms (batch norm aside), softmax, losses and reductions stay
 fp32 (torch/aten/src/ATen/autocast_mode.h: AT_FORALL_FP32)."""
 
 
-def _matrix(window: Window) -> pl.DataFrame:
-    work = window.work(shapes=True).filter(pl.col("family").is_in(MATRIX))
-    return with_path(window, work)
+def _find_matrix_kernels(window: Window) -> pl.DataFrame:
+    work = window.work(shapes=True).filter(pl.col("family").is_in(MATRIX_FAMILIES))
+    return add_path(window, work)
 
 
-def slow_matrix_work(window: Window) -> pl.DataFrame:
+def find_slow_matrix_work(window: Window) -> pl.DataFrame:
     """Return the fp32 and fp64 matrix kernels on a slow path; raises NotKnownError where most of them cannot be told."""
     window.require_accelerator()
-    wide = _matrix(window).filter(pl.col("dtype").is_in(["fp32", "fp64"]))
+    wide = _find_matrix_kernels(window).filter(pl.col("dtype").is_in(["fp32", "fp64"]))
     slow = wide.filter(pl.col("path") == "slow")
     untold = int(wide.filter(pl.col("path").is_null())["time_ns"].sum())
     require(
@@ -44,7 +62,7 @@ def slow_matrix_work(window: Window) -> pl.DataFrame:
 @fact("slow_matrix_share", unit="share")
 def slow_matrix_share(window: Window) -> float:
     """Time in fp32 matrix products and convolutions without TF32, and in fp64 ones, over the wall time of the analysed steps."""
-    return window.share_of_wall(slow_matrix_work(window))
+    return window.share_of_wall(find_slow_matrix_work(window))
 
 
 @fact("tf32_speedup", unit="ratio")
@@ -57,7 +75,7 @@ def tf32_speedup(window: Window) -> float:
     return peaks.get("tf32", peaks["fp32"]) / peaks["fp32"]
 
 
-def fp64_work(window: Window) -> pl.DataFrame:
+def find_fp64_work(window: Window) -> pl.DataFrame:
     """Return the kernels of ops whose first floating tensor is fp64, the optimizer aside; raises NotKnownError on a CPU-only run."""
     window.require_accelerator()
     return window.work(shapes=True).filter((pl.col("dtype") == "fp64") & pl.col("phase").ne_missing("optimizer"))
@@ -66,66 +84,66 @@ def fp64_work(window: Window) -> pl.DataFrame:
 @fact("fp64_work_share", unit="share")
 def fp64_work_share(window: Window) -> float:
     """Time in fp64 ops of all kinds, optimizer aside, over the wall time of the analysed steps."""
-    return window.share_of_wall(fp64_work(window))
+    return window.share_of_wall(find_fp64_work(window))
 
 
-def slow_path_work(window: Window) -> pl.DataFrame:
+def find_slow_path_work(window: Window) -> pl.DataFrame:
     """Return the matrix kernels on a slow path and all other kernels in fp64."""
-    slow = slow_matrix_work(window)
-    return pl.concat([slow.drop("path"), fp64_work(window)]).unique("id", keep="first", maintain_order=True)
+    slow = find_slow_matrix_work(window)
+    return pl.concat([slow.drop("path"), find_fp64_work(window)]).unique("id", keep="first", maintain_order=True)
 
 
 @fact("slow_path_saving_ns", unit="ns")
 def slow_path_saving_ns(window: Window) -> float:
     """Time that slow matrix work would save at 75 % of the TF32 peak or 85 % of the bandwidth, and other fp64 work with half the bytes."""
     peak = window.device.peaks.get("tf32") or window.device.vector_peak
-    matrix = targets_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK)
-    halved = pl.coalesce(targets_ns(window, None, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5), pl.col("time_ns") / 2)
-    return window.saving_ns(slow_path_work(window), pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(halved))
+    matrix = estimate_target_ns(window, peak, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK)
+    halved = pl.coalesce(estimate_target_ns(window, None, compute=1.0, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5), pl.col("time_ns") / 2)
+    return window.saving_ns(find_slow_path_work(window), pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(halved))
 
 
 @fact("fp64_matrix_share", unit="share")
 def fp64_matrix_share(window: Window) -> float:
     """Time in fp64 matrix products and convolutions over the wall time of the analysed steps."""
-    return window.share_of_wall(_matrix(window).filter(pl.col("dtype") == "fp64"))
+    return window.share_of_wall(_find_matrix_kernels(window).filter(pl.col("dtype") == "fp64"))
 
 
 @fact("fp32_matrix_flop_share", unit="share")
 def fp32_matrix_flop_share(window: Window) -> float:
     """Part of the matrix FLOP (products, convolutions, attention) whose inputs are fp32."""
-    work = _matrix(window).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
+    work = _find_matrix_kernels(window).filter(pl.col("flops").is_not_null() & pl.col("dtype").is_not_null())
     total = float(work["flops"].sum())
     require(total > 0, "no matrix work with known FLOP and types was recorded")
     return float(work.filter(pl.col("dtype") == "fp32")["flops"].sum()) / total
 
 
-def fp32_work(window: Window) -> pl.DataFrame:
+def find_fp32_work(window: Window) -> pl.DataFrame:
     """Return the fp32 matrix kernels and the fp32 kernels bound by memory that follow their inputs' type under autocast.
 
     Not the optimizer, which stays fp32, nor what is no op of torch. On a CPU autocast lets nearly all ops follow.
     """
     work = window.work(shapes=True).filter((pl.col("dtype") == "fp32") & pl.col("phase").ne_missing("optimizer"))
-    follows = pl.col("family").is_in(FOLLOWING) | pl.col("op_name").str.contains("batch_norm")
+    follows = pl.col("family").is_in(AUTOCAST_FOLLOWERS) | pl.col("op_name").str.contains("batch_norm")
     follows = pl.col("op_name").str.starts_with("aten::") & (pl.lit(True) if window.on_cpu else follows)
-    return work.filter(pl.col("family").is_in(MATRIX) | ((pl.col("bound") == "memory") & follows))
+    return work.filter(pl.col("family").is_in(MATRIX_FAMILIES) | ((pl.col("bound") == "memory") & follows))
 
 
 @fact("fp32_matrix_share", unit="share")
 def fp32_matrix_share(window: Window) -> float:
     """Time in fp32 products, convolutions and attention, optimizer aside, over the wall time of the analysed steps."""
-    return window.share_of_wall(fp32_work(window).filter(pl.col("family").is_in(MATRIX)))
+    return window.share_of_wall(find_fp32_work(window).filter(pl.col("family").is_in(MATRIX_FAMILIES)))
 
 
 @fact("fp32_work_share", unit="share")
 def fp32_work_share(window: Window) -> float:
     """Time in fp32 matrix work and the fp32 memory-bound work that autocast would halve, over the wall time of the analysed steps."""
-    return window.share_of_wall(fp32_work(window))
+    return window.share_of_wall(find_fp32_work(window))
 
 
 @fact("fp32_computing_share", unit="share")
 def fp32_computing_share(window: Window) -> float:
     """Time in fp32 products and convolutions that arithmetic binds, over the wall time of the analysed steps."""
-    return window.share_of_wall(fp32_work(window).filter(pl.col("family").is_in(MATRIX) & (pl.col("bound") == "compute")))
+    return window.share_of_wall(find_fp32_work(window).filter(pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("bound") == "compute")))
 
 
 def _half_peak(window: Window) -> float | None:
@@ -156,20 +174,72 @@ def half_precision_saving_ns(window: Window) -> float:
     Matrix work at 75 % of that peak or 85 % of the bandwidth with half the bytes, on a CPU not better than now against its peak;
     memory-bound work half its time; less the casts of the weights in the forward pass.
     """
-    work = fp32_work(window)
+    work = find_fp32_work(window)
     half = _half_peak(window)
     if half is None:
         raise NotKnownError("this device has no 16-bit matrix path")
-    matrix = targets_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
+    matrix = estimate_target_ns(window, half, compute=MATRIX_SHARE_OF_PEAK, memory=MEMORY_SHARE_OF_PEAK, byte_factor=0.5)
     if window.on_cpu:
         matrix = pl.max_horizontal(matrix, pl.col("time_ns") / float(half_precision_speedup(window)))
-    rate = attained.stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
-    matrix = pl.min_horizontal(matrix + _casts_ns(rate), "time_ns")
-    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX)).then(matrix).otherwise(pl.col("time_ns") / 2))
+    rate = fused_kernels.estimate_stream_byte_per_s(window, work.filter(pl.col("bound") == "memory"))
+    matrix = pl.min_horizontal(matrix + _estimate_casts_ns(rate), "time_ns")
+    return window.saving_ns(work, pl.when(pl.col("family").is_in(MATRIX_FAMILIES)).then(matrix).otherwise(pl.col("time_ns") / 2))
 
 
-def _casts_ns(rate: float) -> pl.Expr:
+def _estimate_casts_ns(rate: float) -> pl.Expr:
     """Return the time of autocast's cast of each forward product's weights, which stay fp32: 4 B an element read, 2 B written."""
     weights = (pl.col("k") * pl.col("n")).fill_null(0)
     cast = (pl.col("phase") == "forward") & (pl.col("batch") == 1)
     return pl.when(cast.fill_null(False)).then(CAST_BYTES * weights / rate * 1e9).otherwise(0.0)
+
+
+LARGE_DIMENSION = 4096
+"""Least m, n and k from which on the casts cost less than fp8 gives (heuristic, rules.md CMP-03)."""
+
+FP8_MULTIPLE = 16
+"""k and n of an fp8 product are multiples of 16 (torch._scaled_mm; cuBLASLt)."""
+
+CAST_PASSES = 3
+"""Sizes of each operand that scaling and casting to fp8 move: read for its maximum, read, written at half the size (rules.md CMP-03)."""
+
+
+@fact("fp8_speedup", unit="ratio")
+def fp8_speedup(window: Window) -> float:
+    """Peak of fp8 over that of bf16; 1 where the device has no fp8 path (before compute capability 8.9, gfx942)."""
+    window.require_accelerator()
+    peaks = window.device.peaks
+    half = max((peaks[name] for name in ("bf16", "fp16") if name in peaks), default=None)
+    if half is None:
+        raise NotKnownError("the 16-bit peak of this device is not known")
+    return peaks.get("fp8", half) / half
+
+
+def find_large_products(window: Window) -> pl.DataFrame:
+    """Return the 16-bit products that arithmetic binds with m, n and k of at least 4096, n and k multiples of 16."""
+    window.require_accelerator()
+    work = window.work(shapes=True).filter((pl.col("family") == "gemm") & pl.col("dtype").is_in(["bf16", "fp16"]))
+    sizes = pl.min_horizontal("m", "n", "k") >= LARGE_DIMENSION
+    return work.filter((pl.col("bound") == "compute") & sizes & (pl.col("n") % FP8_MULTIPLE == 0) & (pl.col("k") % FP8_MULTIPLE == 0))
+
+
+@fact("large_product_share", unit="share")
+def large_product_share(window: Window) -> float:
+    """Time in 16-bit products with m, n and k of at least 4096 that arithmetic binds, over the wall time of the analysed steps."""
+    return window.share_of_wall(find_large_products(window))
+
+
+@fact("large_product_efficiency", unit="share")
+def large_product_efficiency(window: Window) -> float:
+    """Roofline time of these products over their time."""
+    work = find_large_products(window).drop_nulls("t_roof_ns")
+    require(work.height > 0, "no 16-bit product has m, n and k of at least 4096")
+    return float(work["t_roof_ns"].sum()) / float(work["time_ns"].sum())
+
+
+@fact("fp8_saving_ns", unit="ns")
+def fp8_saving_ns(window: Window) -> float:
+    """Time that these products would save in fp8: their time over fp8_speedup, and the casts of both operands at 85 % of the bandwidth."""
+    speedup = float(fp8_speedup(window))
+    operands = (pl.col("m") + pl.col("n")) * pl.col("k") * pl.col("item_bytes")
+    casts = CAST_PASSES * operands / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return window.saving_ns(find_large_products(window), pl.col("time_ns") / speedup + casts)

@@ -1,24 +1,27 @@
-"""Facts about how the ranks of a run compare: from the comparison of all ranks, or from the step records that each keeps in the bundle."""
+"""Facts about how the ranks of a run compare: stragglers, balance, and the stages of a pipeline."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
 import numpy as np
+import polars as pl
 
+from gpudiag.attribution.names import decode_column
+from gpudiag.facts.messages import measure_exposed_ns
 from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window
-from gpudiag.model.job import Balance, Straggler
-from gpudiag.timeline.rank_steps import PARTS, Floats, RankSteps, rank_steps
+from gpudiag.model.job import Balance, Pipeline, Straggler
+from gpudiag.timeline.history import STEP_PARTS, Floats, RankSteps, build_rank_steps
 
 REST = "rest"
 
 
-class Late:
+class LateRank:
     """The rank with the longest own time, by the step records of all ranks. Raises NotKnownError where they cannot be compared."""
 
     def __init__(self, window: Window) -> None:
-        self.steps = records_of(window)
+        self.steps = read_rank_records(window)
         self.ranks = self.steps.ranks
 
     @cached_property
@@ -41,25 +44,25 @@ class Late:
         return None if np.isnan(found).any() else np.asarray(np.median(found, axis=0))
 
 
-def records_of(window: Window) -> RankSteps:
+def read_rank_records(window: Window) -> RankSteps:
     """Return the step records of all ranks side by side. Raises NotKnownError where they cannot be compared."""
     read = window.analysis.rank_records
     if read is None:
         raise NotKnownError(
             "one rank alone: other ranks are compared by a folder of their traces, or by a bundle of all (gpudiag run torchrun ...)"
         )
-    found = rank_steps(read())
+    found = build_rank_steps(read())
     if isinstance(found, str):
         raise NotKnownError(found)
     return found
 
 
-def straggler(window: Window) -> Straggler | None:
+def read_straggler(window: Window) -> Straggler | None:
     """Return the rank for which the others wait, where all ranks were compared and one is late for long."""
     return window.analysis.job.straggler if window.analysis.job is not None else None
 
 
-def none_is_late(window: Window) -> bool:
+def is_none_late(window: Window) -> bool:
     """Return whether all ranks were compared and none is late for long. Raises NotKnownError where their own times are not known."""
     job = window.analysis.job
     if job is None or job.straggler is not None:
@@ -67,7 +70,7 @@ def none_is_late(window: Window) -> bool:
     if job.own is None and window.analysis.rank_records is None:
         raise NotKnownError(job.no_straggler or "the own times of the ranks are not known")
     if job.own is None:
-        records_of(window)
+        read_rank_records(window)
     return True
 
 
@@ -79,68 +82,68 @@ def _others_own_ns(found: Straggler) -> float:
 def ranks_compared(window: Window) -> int:
     """Ranks of the job that are compared."""
     job = window.analysis.job
-    return len(Late(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
+    return len(LateRank(window).ranks) if job is None else sum(row.wall_ns is not None for row in job.ranks)
 
 
 @fact("late_rank", unit="text")
 def late_rank(window: Window) -> str:
     """Number of the rank whose steps take longest without its waits for the others."""
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         return str(found.rank)
-    require(not none_is_late(window), "no rank is late for long")
-    late = Late(window)
+    require(not is_none_late(window), "no rank is late for long")
+    late = LateRank(window)
     return str(late.ranks[late.late])
 
 
 @fact("late_rank_own_ns", unit="ns")
 def late_rank_own_ns(window: Window) -> float:
     """Time of a step that the late rank takes for itself, without its waits for others (median; mean where all ranks were compared)."""
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         return _others_own_ns(found) + found.excess_ns
-    late = Late(window)
+    late = LateRank(window)
     return float(late.usual[late.late])
 
 
 @fact("other_ranks_own_ns", unit="ns")
 def other_ranks_own_ns(window: Window) -> float:
     """Time of a step that the other ranks take for themselves (median over them)."""
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         return _others_own_ns(found)
-    late = Late(window)
+    late = LateRank(window)
     return late.others(late.usual)
 
 
 @fact("straggler_share", unit="share")
 def straggler_share(window: Window) -> float:
     """How much longer the late rank takes for itself than the other ranks: late / others - 1; 0 where ranks were compared and none is."""
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         return found.excess_share
-    if none_is_late(window):
+    if is_none_late(window):
         return 0.0
-    late = Late(window)
+    late = LateRank(window)
     return float(late.usual[late.late]) / max(late.others(late.usual), 1.0) - 1
 
 
 @fact("late_rank_step_share", unit="share")
 def late_rank_step_share(window: Window) -> float:
     """Share of the steps in which the late rank is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         if found.late_share is None:
             raise NotKnownError("the steps of the ranks could not be compared one by one")
         return found.late_share
-    late = Late(window)
+    late = LateRank(window)
     return float((late.steps.own.argmax(axis=1) == late.late).mean())
 
 
 @fact("late_rank_since_step", unit="count")
 def late_rank_since_step(window: Window) -> int:
     """Number of the step from which on the late rank is late; unknown where it was so from the first one that was seen."""
-    found = straggler(window)
+    found = read_straggler(window)
     require(found is not None, "ranks were not compared, or none is late")
     since = found.since_step if found is not None else None
     if since is None:
@@ -151,7 +154,7 @@ def late_rank_since_step(window: Window) -> int:
 @fact("late_rank_reason", unit="text")
 def late_rank_reason(window: Window) -> str:
     """What differs on the late rank from the median rank, in one sentence with figures."""
-    found = straggler(window)
+    found = read_straggler(window)
     require(found is not None and bool(found.reason), "ranks were not compared, or none is late")
     return found.reason if found is not None else ""
 
@@ -162,9 +165,9 @@ def late_rank_phase(window: Window) -> str:
 
     By the step records alone; late_rank_reason tells more where all ranks were compared.
     """
-    require(straggler(window) is None, "late_rank_reason tells more")
-    late = Late(window)
-    medians = {name: np.median(late.steps.part(name), axis=0) for name in PARTS}
+    require(read_straggler(window) is None, "late_rank_reason tells more")
+    late = LateRank(window)
+    medians = {name: np.median(late.steps.part(name), axis=0) for name in STEP_PARTS}
     medians[REST] = np.clip(np.median(late.steps.rest, axis=0), 0, None)
     return max(medians, key=lambda name: float(medians[name][late.late]) - late.others(medians[name]))
 
@@ -176,10 +179,10 @@ def late_rank_excess_ns(window: Window) -> float:
     A step takes as long as the late rank takes for itself. By records alone: where its forward pass is slower than theirs, its backward
     pass counts as slower by the same factor.
     """
-    found = straggler(window)
+    found = read_straggler(window)
     if found is not None:
         return found.excess_share / (1 + found.excess_share) * window.wall_ns
-    late = Late(window)
+    late = LateRank(window)
     excess = late.usual[late.late] - late.others(late.usual)
     forward = late.forward()
     if forward is not None and forward[late.late] > 0:
@@ -191,13 +194,13 @@ def late_rank_excess_ns(window: Window) -> float:
 # -- lengths ----------------------------------------------------------------------------------------------------------
 
 
-def _balance(window: Window) -> Balance | None:
+def _read_balance(window: Window) -> Balance | None:
     return window.analysis.job.balance if window.analysis.job is not None else None
 
 
-def _lengths(window: Window) -> RankSteps:
+def _read_lengths(window: Window) -> RankSteps:
     """Return the step records of all ranks, with positions. Raises NotKnownError."""
-    found = records_of(window)
+    found = read_rank_records(window)
     require(found.positions is not None, "no batch told its positions: a field attention_mask, padding_mask or lengths does")
     return found
 
@@ -205,25 +208,25 @@ def _lengths(window: Window) -> RankSteps:
 @fact("length_measure", unit="text")
 def length_measure(window: Window) -> str:
     """What the work of the ranks' batches is told by: positions (padding included), or matrix FLOP where no batch tells its positions."""
-    found = _balance(window)
+    found = _read_balance(window)
     if found is not None:
         return found.measure
-    _lengths(window)
+    _read_lengths(window)
     return "positions"
 
 
 @fact("length_imbalance_share", unit="share")
 def length_imbalance_share(window: Window) -> float:
     """Mean over the steps of 1 - mean / max over the ranks of the work in their batches: positions (padding included), else matrix FLOP."""
-    found = _balance(window)
-    return float(_lengths(window).imbalance.mean()) if found is None else found.imbalance_share
+    found = _read_balance(window)
+    return float(_read_lengths(window).imbalance.mean()) if found is None else found.imbalance_share
 
 
 @fact("length_time_correlation", unit="ratio")
 def length_time_correlation(window: Window) -> float:
     """Pearson correlation over steps and ranks of that work with the ranks' compute, each less the mean of its step."""
-    found = _balance(window)
-    value = _lengths(window).follows_positions if found is None else found.correlation
+    found = _read_balance(window)
+    value = _read_lengths(window).follows_positions if found is None else found.correlation
     if value is None:
         raise NotKnownError("all ranks have batches of one size, or take the same time, or there are too few steps and ranks to tell")
     return value
@@ -236,8 +239,114 @@ def length_balanced_ns(window: Window) -> float:
     Work is taken by positions or by forward time, whichever differs more: attention costs more than in proportion to length. By matrix
     FLOP: the busy time of the rank that has most, by max - mean.
     """
-    found = _balance(window)
+    found = _read_balance(window)
     if found is not None:
         return found.saved_share * window.wall_ns
-    lengths = _lengths(window)
+    lengths = _read_lengths(window)
     return float(lengths.balanced.sum() / lengths.wall.max(axis=1).sum()) * window.wall_ns
+
+
+_MICRO_BATCH = r"^(?:(?:Forward|Backward) (\d{1,6})|PP:\d+[FBIW](\d{1,6}))$"
+"""Annotations of torch.distributed.pipelining (schedules.py): GPipe's 'Forward 3', the others' 'PP:<stage>F<micro-batch>'."""
+
+
+def _find_micro_batches(window: Window) -> pl.DataFrame:
+    """Return the annotated micro-batches of the analysed steps (columns name, index). Raises NotKnownError where there is none."""
+    marks = window.analysis.trace.marks.select("start_ns", decode_column("name"))
+    marks = marks.filter(pl.col("name").str.contains(_MICRO_BATCH))
+    inside = pl.any_horizontal(
+        *(pl.col("start_ns").is_between(start, end, closed="left") for start, end in window.step_spans.tolist()), pl.lit(False)
+    )
+    index = pl.coalesce(pl.col("name").str.extract(_MICRO_BATCH, group) for group in (1, 2)).cast(pl.Int64)
+    found = marks.filter(inside).with_columns(index.alias("index"))
+    require(found.height > 0, "no micro-batch of a pipeline was annotated ('Forward 0', as torch's ScheduleGPipe does; 1F1B does not)")
+    return found
+
+
+def _read_pipeline(window: Window) -> Pipeline | None:
+    """Return the pipeline that all ranks form; None where ranks were not compared, or form none."""
+    return window.analysis.job.pipeline if window.analysis.job is not None else None
+
+
+@fact("pipeline_whose_bubble", unit="text")
+def pipeline_whose_bubble(window: Window) -> str:
+    """Whose bubble the others tell of: 'a stage on average' where all ranks were compared, else 'this stage'."""
+    if _read_pipeline(window) is not None:
+        return "a stage on average"
+    _find_micro_batches(window)
+    return "this stage"
+
+
+@fact("pipeline_micro_batches", unit="count")
+def pipeline_micro_batches(window: Window) -> int:
+    """Micro-batches of a step of the pipeline: as annotated by torch.distributed.pipelining, else messages from stage to stage."""
+    found = _read_pipeline(window)
+    if found is not None and found.micro_batches is not None:
+        return found.micro_batches
+    return int(_find_micro_batches(window)["index"].n_unique())
+
+
+@fact("pipeline_stages", unit="count")
+def pipeline_stages(window: Window) -> int:
+    """Ranks that hold the stages of the pipeline: the chain of sends and receives, else the size of their group."""
+    found = _read_pipeline(window)
+    if found is not None:
+        return found.stages
+    _find_micro_batches(window)
+    sizes = window.messages.filter(pl.col("kind") == "point_to_point")["size"].drop_nulls()
+    largest = max(sizes.to_list(), default=0)
+    require(largest > 1, "the sends and receives of the pipeline do not tell the size of their group")
+    return int(largest)
+
+
+@fact("pipeline_bubble_ns", unit="ns")
+def pipeline_bubble_ns(window: Window) -> int:
+    """Time of the analysed steps in which this stage (all ranks compared: the mean stage) is idle, or only sends and receives run."""
+    window.require_accelerator()
+    found = _read_pipeline(window)
+    if found is not None:
+        return round(found.bubble_share * window.wall_ns)
+    _find_micro_batches(window)
+    return window.analysis.breakdown.idle_ns + measure_exposed_ns(window, window.messages.filter(pl.col("kind") == "point_to_point"))
+
+
+@fact("pipeline_bubble_share", unit="share")
+def pipeline_bubble_share(window: Window) -> float:
+    """pipeline_bubble_ns over the wall time of the analysed steps."""
+    return float(pipeline_bubble_ns(window)) / window.wall_ns
+
+
+@fact("pipeline_imbalance_share", unit="share")
+def pipeline_imbalance_share(window: Window) -> float:
+    """1 - mean / largest busy time of the stages."""
+    found = _read_pipeline(window)
+    if found is None:
+        raise NotKnownError("one stage alone: others are compared by a folder of all ranks, or by their bundle")
+    return found.imbalance_share
+
+
+@fact("pipeline_slowest_rank", unit="text")
+def pipeline_slowest_rank(window: Window) -> str:
+    """Number of the rank whose stage has most work."""
+    found = _read_pipeline(window)
+    if found is None:
+        raise NotKnownError("one stage alone: others are compared by a folder of all ranks, or by their bundle")
+    return str(found.slowest_stage_rank)
+
+
+@fact("pipeline_ideal_bubble_share", unit="share")
+def pipeline_ideal_bubble_share(window: Window) -> float:
+    """Bubble of a GPipe or 1F1B schedule of p equal stages and m micro-batches: (p - 1) / (m + p - 1) (GPipe, arXiv:1811.06965)."""
+    stages, batches = float(pipeline_stages(window)), float(pipeline_micro_batches(window))
+    return (stages - 1) / (batches + stages - 1)
+
+
+@fact("pipeline_filled_ns", unit="ns")
+def pipeline_filled_ns(window: Window) -> float:
+    """Time saved with micro-batches four times the stages (GPipe's advice), or all of the bubble where the stages are not known."""
+    bubble = float(pipeline_bubble_ns(window))
+    try:
+        stages = float(pipeline_stages(window))
+    except NotKnownError:
+        return bubble
+    return max(0.0, bubble - (stages - 1) / (5 * stages - 1) * window.wall_ns)

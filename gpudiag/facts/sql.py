@@ -1,4 +1,11 @@
-"""SQL over the tables of an analysis: for facts that a rule file defines, and for `gpudiag sql`.
+"""SQL over the tables of an analysis, for facts that a rule file defines and for `gpudiag sql`: one SELECT over known tables.
+
+The text of an SQL query, taken apart before polars sees it: one SELECT over known tables, and nothing that reaches further.
+
+polars' own functions of tables (read_csv and the like) open files. What runs is not the text as given but its tokens as read here, without
+comments, so that nothing can hide between them.
+
+SQL over the tables of an analysis: for facts that a rule file defines, and for `gpudiag sql`.
 
 A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of TABLES and nothing else (facts.query_text), so a
 rule file cannot reach beyond the recording.
@@ -8,28 +15,187 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import polars as pl
 
-from gpudiag.facts.query_text import QueryError, checked
 from gpudiag.facts.registry import NotKnownError, Unit
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue
 from gpudiag.model.trace import TRACE_TABLES
 
-TABLES: tuple[str, ...] = (*TRACE_TABLES, "steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks", "telemetry")
+MAX_QUERY_LENGTH = 4_000
+"""Characters of a query: far beyond a readable one."""
+
+MAX_QUERY_TOKENS = 600
+"""Words and signs of a query: polars takes 0.3 s for 300 terms of a sum, and many times as long for ten times as many (measured)."""
+
+MAX_QUERY_RELATIONS = 24
+"""Tables named after FROM and JOIN: parts of WITH that name the last one twice double the work each time."""
+
+_TOKEN = re.compile(
+    r"(?P<gap>\s+|--[^\n]*|/\*.*?\*/)"
+    r"|(?P<text>'(?:[^'\\]|'')*')"
+    r'|(?P<quoted>"[^"\\]+")'
+    r"|(?P<word>[A-Za-z_]\w*)"
+    r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)"
+    r"|(?P<sign>\|\||::|<=|>=|<>|!=|==|[-+*/%<>=(),.;\[\]])",
+    re.DOTALL | re.ASCII,
+)
+"""What a query is made of. Dialects differ on backslashes, $, # and backquotes: a text with them could be read in two ways."""
+
+_OUTSIDE = re.compile(r"read_\w*|scan_\w*|generate_\w*|recursive")
+"""Names of polars' functions that open files or make rows of their own; and WITH RECURSIVE, on which polars does not come back."""
+
+_NEXT_CLAUSE = (
+    "select",
+    "where",
+    "group",
+    "having",
+    "order",
+    "limit",
+    "offset",
+    "union",
+    "intersect",
+    "except",
+    "qualify",
+    "window",
+    "fetch",
+)
+"""Words that end the list of tables after FROM."""
+
+_WITH_FROM = ("extract", "substring", "trim", "overlay")
+"""Functions in whose brackets FROM names no table: extract(year from x)."""
+
+
+class QueryError(Exception):
+    """A query that is not allowed or cannot be run. `name`: what it calls a table or column that is none; `known`: what there is."""
+
+    def __init__(self, message: str, name: str = "", known: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.name = name
+        self.known = known
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A word or sign of a query as written, and as it is compared: in lower case, without quotes."""
+
+    text: str
+    name: str
+    kind: str
+    apart: bool
+    """A gap or a comment stands before it."""
+
+
+class _Bracket(msgspec.Struct):
+    """Where in a pair of brackets the reading is: in the list of tables of a FROM, and whether a table must come next."""
+
+    function: bool = False
+    """These are the brackets of a function of _WITH_FROM."""
+    tables: bool = False
+    due: bool = False
+
+
+def clean_query(query: str, tables: Sequence[str]) -> str:
+    """Return `query` without comments; raises QueryError unless it is one short SELECT, or WITH ... SELECT, that names only `tables`."""
+    tokens = _read_tokens(query)
+    if not tokens or tokens[0].kind != "word" or tokens[0].name not in ("select", "with"):
+        raise QueryError("only SELECT, or WITH ... SELECT")
+    for token in tokens:
+        if token.kind in ("word", "quoted") and _OUTSIDE.fullmatch(token.name):
+            raise QueryError(f"{token.name} is not allowed: a query sees only the tables {', '.join(tables)}")
+    _check_relations(tokens, tables)
+    return "".join(f" {token.text}" if token.apart else token.text for token in tokens).strip()
+
+
+def _read_tokens(query: str) -> list[Token]:
+    """Return the tokens of `query`, without gaps and comments; raises QueryError for a sign that has no place in one, and for too many."""
+    if len(query) > MAX_QUERY_LENGTH:
+        raise QueryError(f"longer than {MAX_QUERY_LENGTH} characters")
+    found, position, apart = [], 0, False
+    while position < len(query):
+        match = _TOKEN.match(query, position)
+        if match is None:
+            raise QueryError(f"{query[position]!r} is not allowed, at {query[position : position + 20]!r}")
+        position, kind = match.end(), match.lastgroup or ""
+        if kind != "gap":
+            found.append(Token(match[0], match[0].lower().strip('"'), kind, apart))
+        apart = kind == "gap"
+    if len(found) > MAX_QUERY_TOKENS:
+        raise QueryError(f"more than {MAX_QUERY_TOKENS} words and signs")
+    return found
+
+
+def _check_relations(tokens: list[Token], tables: Sequence[str]) -> None:
+    """Raise QueryError for anything after FROM and JOIN but `tables`, names that WITH gives, and brackets that hold a SELECT."""
+    own = {one.name for one, two, three in zip(tokens, tokens[1:], tokens[2:], strict=False) if two.name == "as" and three.text == "("}
+    count = 0
+    for token, after in _find_relations(tokens):
+        count += 1
+        if token.text == "(" and after is not None and after.name in ("select", "with"):
+            continue
+        if token.kind not in ("word", "quoted") or token.name not in {*tables, *own} or (after is not None and after.text in ("(", ".")):
+            raise QueryError(f"no table is named {token.text!r}", token.name, tuple(tables))
+    if count > MAX_QUERY_RELATIONS:
+        raise QueryError(f"names more than {MAX_QUERY_RELATIONS} tables after FROM and JOIN")
+
+
+def _find_relations(tokens: list[Token]) -> Iterator[tuple[Token, Token | None]]:
+    """Yield the first token of everything that stands where a table must stand, and the token after it."""
+    brackets = [_Bracket()]
+    for index, token in enumerate(tokens):
+        inner = brackets[-1]
+        if inner.due:
+            inner.due = False
+            yield token, tokens[index + 1] if index + 1 < len(tokens) else None
+        elif token.text == "," and inner.tables:
+            inner.due = True
+        elif token.kind == "word":
+            _read_word(inner, tokens, index)
+        if token.text == "(":
+            brackets.append(_Bracket(function=index > 0 and tokens[index - 1].name in _WITH_FROM))
+        elif token.text == ")" and len(brackets) > 1:
+            brackets.pop()
+
+
+def _read_word(inner: _Bracket, tokens: list[Token], index: int) -> None:
+    """Note in `inner` what the word at `index` means for the tables that follow."""
+    name = tokens[index].name
+    if name in _NEXT_CLAUSE:
+        inner.function, inner.tables = inner.function and name != "select", False
+    elif name == "join" or (name == "from" and not inner.function and not _is_distinct(tokens, index)):
+        inner.tables = inner.due = True
+
+
+def _is_distinct(tokens: list[Token], index: int) -> bool:
+    """Return whether the FROM at `index` is that of IS (NOT) DISTINCT FROM, a comparison."""
+    return [token.name for token in tokens[max(0, index - 2) : index]] in (["is", "distinct"], ["not", "distinct"])
+
+
+QUERY_TABLES: tuple[str, ...] = (
+    *TRACE_TABLES,
+    "steps",
+    "gaps",
+    "idle",
+    "syncs",
+    "critical_path",
+    "step_records",
+    "host_marks",
+    "telemetry",
+)
 """Tables that a query can name; columns: model.tables."""
 
-__all__ = ["TABLES", "QueryError", "analysis_tables", "check", "measure", "run", "tables_of"]
+__all__ = ["QUERY_TABLES", "QueryError", "check_query", "find_query_tables", "list_analysis_tables", "measure_query", "run_query"]
 
 _UNKNOWN_COLUMN = re.compile(r"unable to find column \"([^\"]*)\"|no column named '([^']*)'")
 _UNKNOWN_TABLE = re.compile(r"relation '([^']*)' was not found")
 
 
-def analysis_tables(analysis: Analysis) -> dict[str, pl.DataFrame]:
+def list_analysis_tables(analysis: Analysis) -> dict[str, pl.DataFrame]:
     """Return the tables of `analysis` by the names that queries use, without those that were not recorded."""
     found = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
     own = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")
@@ -39,47 +205,47 @@ def analysis_tables(analysis: Analysis) -> dict[str, pl.DataFrame]:
     return found
 
 
-def run(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
+def run_query(query: str, found: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """Return the rows of `query` over the tables `found`; raises QueryError.
 
     A table that is not among `found` has no rows. Names of kernels and ops are plain text.
     """
-    text = checked(query, TABLES)
-    named = {name: found.get(name, tables.empty(name, "cost")) for name in tables_of(query)}
-    context = pl.SQLContext(frames={name: _plain(table) for name, table in named.items()}, register_globals=False)
+    text = clean_query(query, QUERY_TABLES)
+    named = {name: found.get(name, trace.build_empty_table(name, "cost")) for name in find_query_tables(query)}
+    context = pl.SQLContext(frames={name: _drop_categories(table) for name, table in named.items()}, register_globals=False)
     try:
         result = context.execute(text, eager=False).collect()
     except Exception as error:  # noqa: BLE001 - polars raises a dozen kinds, and panics of its parser are no reason to stop
-        raise _explained(error, tuple(named)) from None
+        raise _explain_error(error, tuple(named)) from None
     if not isinstance(result, pl.DataFrame):
         raise QueryError("gives no table")
     return result
 
 
-def tables_of(query: str) -> tuple[str, ...]:
+def find_query_tables(query: str) -> tuple[str, ...]:
     """Return the tables of TABLES that `query` may name, found by word: none is missed."""
     words = set(re.findall(r"\w+", query.lower()))
-    return tuple(name for name in TABLES if name in words)
+    return tuple(name for name in QUERY_TABLES if name in words)
 
 
-def check(query: str, unit: Unit) -> None:
+def check_query(query: str, unit: Unit) -> None:
     """Raise QueryError unless `query` yields one column that fits `unit`; tried on tables without rows."""
-    result = run(query, {})
+    result = run_query(query, {})
     if result.width != 1:
         raise QueryError(f"yields {result.width} columns, a fact is one")
-    if not _fits(result.dtypes[0], unit):
+    if not _fits_unit(result.dtypes[0], unit):
         raise QueryError(f"yields {str(result.dtypes[0]).lower()}, which is no {unit if unit in ('bool', 'text') else 'number'}")
 
 
-def measure(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> FactValue:
+def measure_query(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> FactValue:
     """Return the single value of `query` in `unit`; raises NotKnownError where a table that it names is empty, or no value comes out.
 
     An empty table is no zero: most often it means that this was not recorded.
     """
-    for name in tables_of(query):
+    for name in find_query_tables(query):
         if name not in found or found[name].is_empty():
             raise NotKnownError(f"this recording has no rows in the table {name!r}")
-    result = run(query, found)
+    result = run_query(query, found)
     if result.height > 1:
         raise NotKnownError(f"the query yields {result.height} rows, a fact is one")
     value: Any = result.item(0, 0) if result.height else None
@@ -92,7 +258,7 @@ def measure(query: str, unit: Unit, found: dict[str, pl.DataFrame]) -> FactValue
     return value if isinstance(value, (bool, int, float)) else str(value)
 
 
-def _fits(dtype: pl.DataType, unit: Unit) -> bool:
+def _fits_unit(dtype: pl.DataType, unit: Unit) -> bool:
     if dtype == pl.Null:
         return True
     if unit == "bool":
@@ -100,18 +266,18 @@ def _fits(dtype: pl.DataType, unit: Unit) -> bool:
     return dtype == pl.String if unit == "text" else dtype.is_numeric()
 
 
-def _plain(table: pl.DataFrame) -> pl.LazyFrame:
+def _drop_categories(table: pl.DataFrame) -> pl.LazyFrame:
     """Return `table` with categories as text: LIKE knows no other."""
     return table.lazy().with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
-def _explained(error: Exception, named: tuple[str, ...]) -> QueryError:
+def _explain_error(error: Exception, named: tuple[str, ...]) -> QueryError:
     """Return the error of polars in one line, with the name that is wrong and those that would be right."""
     text = " ".join(str(error).split("Resolved plan until failure")[0].split())
     if unknown := _UNKNOWN_TABLE.search(text):
-        return QueryError(f"no table is named {unknown[1]!r}", unknown[1], TABLES)
+        return QueryError(f"no table is named {unknown[1]!r}", unknown[1], QUERY_TABLES)
     if unknown := _UNKNOWN_COLUMN.search(text):
         column = unknown[1] or unknown[2]
-        known = tuple(dict.fromkeys(item.name for name in named for item in tables.TABLES[name]))
+        known = tuple(dict.fromkeys(item.name for name in named for item in trace.TABLES[name]))
         return QueryError(f"no column is named {column!r}", column, known)
     return QueryError(text.removeprefix("sql parser error: ").split("; valid columns")[0][:300])

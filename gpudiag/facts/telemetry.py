@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.facts.registry import NotKnownError, fact, require
-from gpudiag.model.telemetry import ColumnRange, Energy, Telemetry
+from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
 
 if TYPE_CHECKING:
     from gpudiag.facts.window import Window  # heavy, and what prints a report needs two shares alone
@@ -16,7 +16,7 @@ NOT_SAMPLED = "no telemetry: record with gpudiag.profile (telemetry_hz above 0)"
 _LANE_GT_PER_S = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}
 
 
-def told(window: Window) -> Telemetry:
+def read_telemetry(window: Window) -> Telemetry:
     """Return what was sampled; raises NotKnownError where nothing was."""
     found = window.analysis.telemetry
     if found is None:
@@ -24,22 +24,22 @@ def told(window: Window) -> Telemetry:
     return found
 
 
-def column(window: Window, name: str) -> ColumnRange:
+def read_column(window: Window, name: str) -> ColumnRange:
     """Return the range of a column; raises NotKnownError with what the source said instead of values."""
-    found = told(window)
+    found = read_telemetry(window)
     if name not in found.columns:
         raise NotKnownError(f"{name} was not sampled: {found.missing.get(name, 'no sample falls into the steps')}")
     return found.columns[name]
 
 
-def limit(window: Window, name: str) -> float:
+def read_limit(window: Window, name: str) -> float:
     """Return a limit of the device by its name (model.bundle.TelemetryInfo); raises NotKnownError where it is not told."""
-    value = told(window).limits.get(name, 0.0)
+    value = read_telemetry(window).limits.get(name, 0.0)
     require(value > 0, f"the device does not tell its {name}")
     return value
 
 
-def _energy(window: Window) -> Energy:
+def _read_energy(window: Window) -> Energy:
     found = window.analysis.energy
     if found is None:
         raise NotKnownError(NOT_SAMPLED)
@@ -47,7 +47,7 @@ def _energy(window: Window) -> Energy:
     return found
 
 
-def _figure(value: float | None, reason: str) -> float:
+def _require_figure(value: float | None, reason: str) -> float:
     if value is None:
         raise NotKnownError(reason)
     return value
@@ -56,44 +56,44 @@ def _figure(value: float | None, reason: str) -> float:
 @fact("energy_per_step_j", unit="J")
 def energy_per_step_j(window: Window) -> float:
     """Energy of the device in a step: of the unprofiled steps of the run, else of the analysed ones. Without CPU and host memory."""
-    return _figure(_energy(window).joule_per_step, "no energy was recorded")
+    return _require_figure(_read_energy(window).joule_per_step, "no energy was recorded")
 
 
 @fact("energy_per_sample_j", unit="J")
 def energy_per_sample_j(window: Window) -> float:
     """Energy of the device in those steps over the samples of their batches."""
-    return _figure(_energy(window).joule_per_sample, "the batch size of some steps is not known")
+    return _require_figure(_read_energy(window).joule_per_sample, "the batch size of some steps is not known")
 
 
 @fact("mean_power_w", unit="W")
 def mean_power_w(window: Window) -> float:
     """Energy of the device in those steps over their wall time."""
-    return _figure(_energy(window).mean_power_w, "no energy was recorded")
+    return _require_figure(_read_energy(window).mean_power_w, "no energy was recorded")
 
 
 @fact("power_share_of_limit", unit="share")
 def power_share_of_limit(window: Window) -> float:
     """Median power draw over the power limit in force."""
-    return column(window, "power_w").median / limit(window, "power_limit_w")
+    return read_column(window, "power_w").median / read_limit(window, "power_limit_w")
 
 
 @fact("throttle_share", unit="share")
 def throttle_share(window: Window) -> float:
     """Part of the time in which NVML gave a reason that holds clocks down (power cap, heat, power brake, sync boost, board limit)."""
-    found = told(window)
+    found = read_telemetry(window)
     why = found.missing.get("clock_event_reasons", "no sample falls into the steps")
-    return _figure(found.throttle_share, f"clock event reasons were not sampled: {why}")
+    return _require_figure(found.throttle_share, f"clock event reasons were not sampled: {why}")
 
 
 @fact("throttle_reasons", unit="text")
 def throttle_reasons(window: Window) -> str:
     """The reasons that held clocks down, in NVIDIA's words, with the share of the time of each; 'none'."""
     throttle_share.measure(window)
-    held = [f"{event.reason} {_percent(event.share)}" for event in told(window).clock_events if event.lowers]
+    held = [f"{event.reason} {_format_percent(event.share)}" for event in read_telemetry(window).clock_events if event.lowers]
     return ", ".join(held) or "none"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
     return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
@@ -101,19 +101,19 @@ def _percent(share: float) -> str:
 @fact("sm_clock_mhz", unit="MHz")
 def sm_clock_mhz(window: Window) -> float:
     """Median SM clock during the steps, in MHz."""
-    return column(window, "sm_clock_mhz").median
+    return read_column(window, "sm_clock_mhz").median
 
 
 @fact("sm_clock_share_of_max", unit="share")
 def sm_clock_share_of_max(window: Window) -> float:
     """Median SM clock over the highest that the device allows."""
-    return column(window, "sm_clock_mhz").median / limit(window, "max_sm_clock_mhz")
+    return read_column(window, "sm_clock_mhz").median / read_limit(window, "max_sm_clock_mhz")
 
 
 @fact("gpu_temperature_c", unit="C")
 def gpu_temperature_c(window: Window) -> float:
     """Highest temperature of the GPU."""
-    return column(window, "temperature_c").max
+    return read_column(window, "temperature_c").max
 
 
 @fact("pcie_link_share_of_max", unit="share")
@@ -122,11 +122,14 @@ def pcie_link_share_of_max(window: Window) -> float:
 
     The link falls back while the GPU is idle, so the best sample counts: below 1 it was never better.
     """
-    best = column(window, "pcie_link_gen").max, column(window, "pcie_link_width").max
-    return _figure(link_share(best, (limit(window, "max_pcie_link_gen"), limit(window, "max_pcie_link_width"))), "unknown PCIe generation")
+    best = read_column(window, "pcie_link_gen").max, read_column(window, "pcie_link_width").max
+    return _require_figure(
+        measure_link_share(best, (read_limit(window, "max_pcie_link_gen"), read_limit(window, "max_pcie_link_width"))),
+        "unknown PCIe generation",
+    )
 
 
-def link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
+def measure_link_share(now: tuple[float, float], most: tuple[float, float]) -> float | None:
     """Return the rate of a PCIe link (generation, lanes) over that of another; None for a generation that is not known."""
     rate, best = _link_rate(*now), _link_rate(*most)
     return rate / best if rate is not None and best else None
@@ -141,29 +144,29 @@ def _link_rate(generation: float, lanes: float) -> float | None:
 @fact("device_memory_used_bytes", unit="B")
 def device_memory_used_bytes(window: Window) -> float:
     """Most device memory in use, by all processes, as the driver counts."""
-    return column(window, "mem_used_bytes").max
+    return read_column(window, "mem_used_bytes").max
 
 
 @fact("device_memory_used_share", unit="share")
 def device_memory_used_share(window: Window) -> float:
     """Most device memory in use, by all processes, over what the device has."""
-    return column(window, "mem_used_bytes").max / limit(window, "memory_bytes")
+    return read_column(window, "mem_used_bytes").max / read_limit(window, "memory_bytes")
 
 
 @fact("host_memory_used_share", unit="share")
 def host_memory_used_share(window: Window) -> float:
     """Most resident memory of this process and its children over the memory of the machine."""
-    return column(window, "rss_bytes").max / limit(window, "host_memory_bytes")
+    return read_column(window, "rss_bytes").max / read_limit(window, "host_memory_bytes")
 
 
 @fact("other_cpu_share", unit="share")
 def other_cpu_share(window: Window) -> float:
     """Part of the machine's CPUs that other programs kept busy: the median load of the machine less that of this process."""
-    column(window, "system_cpu_util_pct"), column(window, "cpu_util_pct")
-    return _figure(others_share(told(window)), "the number of CPUs was not told")
+    read_column(window, "system_cpu_util_pct"), read_column(window, "cpu_util_pct")
+    return _require_figure(measure_others_share(read_telemetry(window)), "the number of CPUs was not told")
 
 
-def others_share(found: Telemetry) -> float | None:
+def measure_others_share(found: Telemetry) -> float | None:
     """Return other_cpu_share of `found`; None where it was not sampled."""
     machine, own, cpus = found.columns.get("system_cpu_util_pct"), found.columns.get("cpu_util_pct"), found.limits.get("cpus", 0.0)
     if machine is None or own is None or cpus < 1:
@@ -174,4 +177,6 @@ def others_share(found: Telemetry) -> float | None:
 @fact("rss_growth_share", unit="share")
 def rss_growth_share(window: Window) -> float:
     """Resident memory of this process and its children in the last quarter of the run over that in the second, less 1."""
-    return _figure(told(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows")
+    return _require_figure(
+        read_telemetry(window).rss_growth_share, "the run was too short, or sampled too seldom, to tell whether memory grows"
+    )

@@ -1,38 +1,53 @@
-"""The analysed window with the tables that several facts share, each made once and only when asked for."""
+"""The analysed window with the tables and replays that several facts share, each made once and only when asked for.
+
+The matrix work that the analysed steps launched: what was counted, what repeats forward work, what could not be counted.
+
+Conventions of the counts (op_costs section 15.1):
+
+* products, convolutions, attention and recurrent layers, 2 FLOP per multiply-add; no element-wise work, no optimizer;
+* attention under a causal mask counts half of the pairs, so half of PaLM's 12*L*H*Q*T per token (appendix B of arXiv:2204.02311
+  counts all pairs); the embedding look-up counts nothing, the output layer is a product like any other;
+* repeated forward work is counted apart: ops inside a checkpointed region's backward, and the scores that a fused attention backward
+  forms again. Work that a compiler recomputes inside its own kernels cannot be told from other work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
-from gpudiag.attribution.names import matches, text
-from gpudiag.facts.matrix_work import matrix_work
-from gpudiag.facts.messages import messages
+from gpudiag.attribution.names import decode_column, decode_names, match_column
+from gpudiag.errors import InputError
+from gpudiag.facts.messages import find_messages
 from gpudiag.facts.registry import NO_ACCELERATOR, NotKnownError, require
-from gpudiag.facts.replayed import Replays
-from gpudiag.facts.sql import analysis_tables
+from gpudiag.facts.sql import list_analysis_tables
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.hardware import Device
-from gpudiag.model.history import StepHistory
-from gpudiag.roofline import calls
-from gpudiag.timeline.history import history
-from gpudiag.trace.kernel_names import LOADER_MARK
+from gpudiag.model.timeline import StepHistory, WhatIf
+from gpudiag.roofline import op_calls
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
+from gpudiag.timeline.history import build_history
+from gpudiag.timeline.whatif.base import Setting
+from gpudiag.timeline.whatif.registry import parse_settings
+from gpudiag.timeline.whatif.study import Study, adjust_to_plain_pace, build_study
+from gpudiag.trace.kernel_names import LOADER_MARK, OTHER_CLASS
 
-HELD = 0.5
+LEAST_SHARE_OF_CAUSE = 0.5
 """Least part of the idle time of a cause that its what-if gives back where the steps that are replayed hold the cause (heuristic)."""
 
 
-NOT_ASKED = (
+UNUSED_COLUMNS = (
     "correlation", "graph_node", "block", "kernel_class", "matrix_flops", "recompute_flops", "cache_resident", "over_roof", "over_cause",
 )  # fmt: skip
 """Columns that no fact asks of `kernels`: each choice of rows would copy them."""
 
-WORDS = ("kind", "bound", "provenance", "engine", "engine_by", "phase", "family", "dtype", "copy_kind")
+WORD_COLUMNS = ("kind", "bound", "provenance", "engine", "engine_by", "phase", "family", "dtype", "copy_kind")
 """Columns of `kernels` that hold one of a few words: as codes they take a quarter of the memory of texts."""
 
 
@@ -94,7 +109,7 @@ class Window:
         cause stood in others (a collection in one step of a hundred), and the idle time itself is the better figure.
         """
         share, idle = self.replays.saved_share(*settings), float(idle_ns())
-        if share is not None and not self.replays.whole and share * self.wall_ns < HELD * idle:
+        if share is not None and not self.replays.whole and share * self.wall_ns < LEAST_SHARE_OF_CAUSE * idle:
             share = None
         return self._replayed_ns(share, lambda: idle)
 
@@ -122,7 +137,7 @@ class Window:
     @cached_property
     def tables(self) -> dict[str, pl.DataFrame]:
         """Return the tables that queries see, by name."""
-        return analysis_tables(self.analysis)
+        return list_analysis_tables(self.analysis)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -132,13 +147,13 @@ class Window:
     @cached_property
     def step_spans(self) -> spans.Spans:
         """Return the time that the analysed steps cover."""
-        return spans.of(self.steps)
+        return spans.build_spans(self.steps)
 
     @cached_property
     def history(self) -> StepHistory | None:
         """Return what the records of all steps say; None where there are none."""
         records = self.analysis.step_records
-        return None if records is None else history(records, self.analysis.host_marks)
+        return None if records is None else build_history(records, self.analysis.host_marks)
 
     @property
     def device(self) -> Device:
@@ -170,17 +185,17 @@ class Window:
         ops = self.analysis.trace.ops  # an op's id is its row
         asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
         frame = frame.with_columns(ops[column].gather(frame["call"]).alias(name) for name, column in asked.items())
-        frame = frame.with_columns(text("op_name"), pl.col("phase").cast(pl.Categorical))
+        frame = frame.with_columns(decode_column("op_name"), pl.col("phase").cast(pl.Categorical))
         pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
-        described = calls.table(pairs.iter_rows(), self.analysis.trace.signatures)
+        described = op_calls.build_call_table(pairs.iter_rows(), self.analysis.trace.signatures)
         described = described.with_columns(pl.col("family", "dtype", "copy_kind").cast(pl.Categorical))
         frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True)
         return frame.with_columns(pl.col("family").fill_null("other"))
 
     def _timed(self) -> pl.DataFrame:
         """Return the kernels of the analysed device and steps with their time_ns (> 0)."""
-        kernels = self.analysis.trace.kernels.drop(NOT_ASKED)
-        kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORDS if word in kernels.columns)
+        kernels = self.analysis.trace.kernels.drop(UNUSED_COLUMNS)
+        kernels = kernels.with_columns(pl.col(word).cast(pl.Categorical) for word in WORD_COLUMNS if word in kernels.columns)
         if self.on_cpu:
             steps = self.steps["id"].implode()
             frame = kernels.filter((pl.col("kind") == "cpu") & pl.col("step").is_in(steps)).with_columns(time_ns="busy_ns")
@@ -189,10 +204,10 @@ class Window:
             if self.analysis.device_index is not None:
                 frame = frame.filter(pl.col("device") == self.analysis.device_index)
             starts, ends = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
-            frame = frame.with_columns(pl.Series("time_ns", spans.covered(self.step_spans, starts, ends), dtype=pl.Int64))
+            frame = frame.with_columns(pl.Series("time_ns", spans.measure_covered(self.step_spans, starts, ends), dtype=pl.Int64))
         frame = frame.drop("device").filter(pl.col("time_ns") > 0)
         frame = frame if frame["start_ns"].is_sorted() else frame.sort("start_ns", "id")  # each copies all columns
-        return frame.with_columns(text("name"))
+        return frame.with_columns(decode_column("name"))
 
     def work(self, *, shapes: bool = False) -> pl.DataFrame:
         """Return `kernels`; raises NotKnownError where there are none, no op is linked, or (`shapes`) no shapes were recorded."""
@@ -205,12 +220,12 @@ class Window:
     @cached_property
     def matrix_work(self) -> pl.DataFrame:
         """Return the kernels of the steps that do matrix work or may do some (see matrix_work)."""
-        return matrix_work(self)
+        return find_matrix_work(self)
 
     @cached_property
     def messages(self) -> pl.DataFrame:
         """Return the collectives that the analysed steps called (see messages); raises NotKnownError where there is none."""
-        return messages(self)
+        return find_messages(self)
 
     @cached_property
     def busy_ns(self) -> int:
@@ -225,16 +240,16 @@ class Window:
         if self.on_cpu:
             return min(int(chosen["time_ns"].sum()), self.wall_ns)
         rest = self.kernels.select("id", "start_ns", "end_ns").filter(~pl.col("id").is_in(chosen["id"].implode()))
-        own, others = spans.of(chosen), spans.of(rest)
-        within = spans.covered(self.step_spans, own[:, 0], own[:, 1]).sum()
+        own, others = spans.build_spans(chosen), spans.build_spans(rest)
+        within = spans.measure_covered(self.step_spans, own[:, 0], own[:, 1]).sum()
         return int(within) - self._common_ns(own, others)
 
     def _common_ns(self, a: spans.Spans, b: spans.Spans) -> int:
         """Return how much of the steps both `a` and `b` cover."""
         return (
-            spans.overlap(a, self.step_spans)
-            + spans.overlap(b, self.step_spans)
-            - spans.overlap(spans.union(np.concatenate((a, b))), self.step_spans)
+            spans.measure_overlap(a, self.step_spans)
+            + spans.measure_overlap(b, self.step_spans)
+            - spans.measure_overlap(spans.merge_spans(np.concatenate((a, b))), self.step_spans)
         )
 
     def share_of_wall(self, chosen: pl.DataFrame) -> float:
@@ -246,7 +261,7 @@ class Window:
         """Return the calls of the DataLoader's __next__ (start_ns, end_ns, name); None where the trace shows none."""
         trace = self.analysis.trace
         found = [
-            frame.filter(matches("name", LOADER_MARK)).select("start_ns", "end_ns", text("name"))
+            frame.filter(match_column("name", LOADER_MARK)).select("start_ns", "end_ns", decode_column("name"))
             for frame in (trace.marks, trace.ops)  # torch up to 1.9 wrote annotations among the ops
         ]
         both = pl.concat(found)
@@ -264,7 +279,7 @@ class Window:
         return pl.concat([*pieces, gaps.clear()]).with_columns((end - start).alias("time_ns")).filter(pl.col("time_ns") > 0)
 
 
-def targets_ns(window: Window, matrix_peak: float | None, *, compute: float, memory: float, byte_factor: float = 1.0) -> pl.Expr:
+def estimate_target_ns(window: Window, matrix_peak: float | None, *, compute: float, memory: float, byte_factor: float = 1.0) -> pl.Expr:
     """Return the time in ns that each kernel would take at `compute` of `matrix_peak` (FLOP/s) or `memory` of the bandwidth.
 
     max(F / (compute x peak), byte_factor x B / (memory x BW)): the floor of the gain bounds (roofline model, Williams et al. 2009).
@@ -273,3 +288,142 @@ def targets_ns(window: Window, matrix_peak: float | None, *, compute: float, mem
     if matrix_peak is None:
         return by_bytes
     return pl.max_horizontal(pl.col("flops") / (compute * matrix_peak) * 1e9, by_bytes)
+
+
+Cached = TypeVar("Cached")
+
+
+def cache_by_window(make: Callable[[Window], Cached]) -> Callable[[Window], Cached]:
+    """Return `make` with its result kept as long as the window lives (in Window.shared)."""
+
+    def asked(window: Window) -> Cached:
+        if make not in window.shared:
+            window.shared[make] = make(window)
+        found: Cached = window.shared[make]
+        return found
+
+    asked.__doc__ = make.__doc__
+    return asked
+
+
+Floats = npt.NDArray[np.float64]
+
+
+class Replays:
+    """What changes give in the analysed steps of one window, each what-if replayed once. None wherever there is nothing to replay."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._analysis = analysis
+        self._known: dict[tuple[bool, tuple[str, ...]], float | None] = {}
+
+    @cached_property
+    def study(self) -> Study | None:
+        """Return the what-ifs of the steps; None where nothing can be replayed."""
+        return build_study(self._analysis)
+
+    @cached_property
+    def plain(self) -> Study | None:
+        """Return the what-ifs of the steps at the pace without the profiler; `study` where that is not known, or the CPU is the device."""
+        slowdown = self._analysis.profiler_slowdown
+        if self.study is None or slowdown is None or slowdown <= 1 or self._analysis.device_kind == "cpu":
+            return self.study
+        return adjust_to_plain_pace(self.study, slowdown)
+
+    @property
+    def whole(self) -> bool:
+        """Return whether every analysed step is replayed."""
+        run = self._analysis.run_graph
+        return run is not None and run.step_count >= self._analysis.steps["analysed"].sum()
+
+    @cached_property
+    def standard(self) -> tuple[WhatIf, ...]:
+        """Return every standard what-if that applies, the largest gain first."""
+        return self.study.standard() if self.study else ()
+
+    def saved_share(self, *settings: str, plain: bool = False) -> float | None:
+        """Return the share of the time, 0..1, that `settings` (as `--set` takes them) save at once; None where none of them applies.
+
+        `plain`: in steps at the pace without the profiler, as what saves work of the device is to be judged.
+        """
+        key = (plain, settings)
+        if key not in self._known:
+            study = self.plain if plain else self.study
+            self._known[key] = _find_saved_share(study, parse_settings(settings)) if study else None
+        return self._known[key]
+
+    def with_kernels(self, new_ns: Floats) -> float | None:
+        """Return the share that is saved, at the pace without the profiler, where row k of `kernels` takes new_ns[k] ns (NaN: as it is)."""
+        return None if self.plain is None else _saved_share(self.plain.kernels(new_ns, "kernels", "these kernels take another time"))
+
+    def without_syncs(self, launches: Sequence[int]) -> float | None:
+        """Return the share that is saved where these rows of `launches` do not wait; None where no replayed step holds one that does."""
+        found = self.study.without_syncs(np.asarray(launches, dtype=np.int64)) if self.study else None
+        return None if found is None else _saved_share(found)
+
+
+def _saved_share(found: WhatIf) -> float:
+    return min(max(found.share, 0.0), 1.0)
+
+
+def _find_saved_share(study: Study, settings: Sequence[Setting]) -> float | None:
+    """Return the share that those of `settings` save that are about something in the steps; None where none is."""
+    try:
+        return study.saved_share(settings)
+    except InputError:
+        rest = [setting for setting in settings if _applies_to(study, setting)] if len(settings) > 1 else []
+        return _find_saved_share(study, rest) if rest else None
+
+
+def _applies_to(study: Study, setting: Setting) -> bool:
+    try:
+        study.saved_share([setting])
+    except InputError:
+        return False
+    return True
+
+
+MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
+"""Kernel classes (trace.kernel_class) whose work runs on matrix engines."""
+
+
+def find_matrix_work(window: Window) -> pl.DataFrame:
+    """Return the kernels launched in the analysed steps that do matrix work or may do some, with op_name, repeated, matrix and again.
+
+    matrix: matrix FLOP, null where they are not known; again: the part that repeats forward work. Work goes to the step that launched
+    it, whenever it ran (architecture: two accounts).
+    """
+    kernels = window.analysis.trace.kernels
+    within = pl.col("step").is_in(window.steps["id"].implode()) & pl.col("kind").is_in(["kernel", "cpu"])
+    asked = ("id", "owner", "op", "matrix_flops", "provenance", "kernel_class")  # all columns of those rows alone that do: others are many
+    own = kernels.select(*asked, "step", "kind", "collective").filter(within & ~pl.col("collective").fill_null(False))
+    counted = pl.col("matrix_flops") > 0
+    guessed = pl.col("provenance").is_in(["generic", "none"]) | pl.col("matrix_flops").is_null()
+    found = _add_ops(window, own.select(asked)).filter(counted | (guessed & _may_be_matrix()))
+    frame = kernels[found["id"]].hstack(found.select("call", "op_name", "repeated", "family"))
+    matrix = pl.when(counted).then(pl.col("matrix_flops"))
+    return frame.with_columns(
+        matrix.alias("matrix"),
+        pl.when("repeated").then(matrix).otherwise(pl.when(counted).then("recompute_flops").fill_null(0.0)).alias("again"),
+    )
+
+
+def measure_known_share(work: pl.DataFrame) -> float | None:
+    """Return the part of the kernel time of `work` (rows of matrix_work) whose FLOP are known; None where there is no time."""
+    total = int(work["busy_ns"].sum())
+    return int(work.filter(pl.col("matrix").is_not_null())["busy_ns"].sum()) / total if total else None
+
+
+def _add_ops(window: Window, kernels: pl.DataFrame) -> pl.DataFrame:
+    ops, frame = window.analysis.trace.ops, kernels.with_columns(pl.coalesce("owner", "op").alias("call"))
+    names, repeated = (ops[name].gather(frame["call"]) for name in ("name", "recompute"))  # an op's id is its row
+    frame = frame.with_columns(decode_names(names).alias("op_name"), repeated.alias("repeated"))
+    families = {name: find_family(name) for name in frame["op_name"].drop_nulls().unique().to_list()}
+    known = pl.col("op_name").replace_strict(families, default=None, return_dtype=pl.String) if families else pl.lit(None, dtype=pl.String)
+    return frame.with_columns(known.alias("family"), pl.col("repeated").fill_null(False))
+
+
+def _may_be_matrix() -> pl.Expr:
+    """Return whether a kernel without a count may do matrix work: by its op's family, else by its own name, else because nothing tells."""
+    by_op, kind = pl.col("family").is_in(MATRIX_FAMILIES), pl.col("kernel_class")
+    unknown = (kind.is_null() | (kind == OTHER_CLASS)) & (pl.col("family").is_null() | (pl.col("family") == "other"))
+    return by_op.fill_null(False) | kind.is_in(MATRIX_CLASSES).fill_null(False) | unknown

@@ -43,7 +43,7 @@ class Streams(NamedTuple):
         return max(self)
 
 
-def cpu_clock(work: Work, runs: int) -> float:
+def time_on_cpu(work: Work, runs: int) -> float:
     """Return the seconds of one run on the CPU."""
     start = time.perf_counter()
     for _ in range(runs):
@@ -51,7 +51,7 @@ def cpu_clock(work: Work, runs: int) -> float:
     return (time.perf_counter() - start) / runs
 
 
-def cuda_clock(torch: Any) -> Clock:
+def build_cuda_clock(torch: Any) -> Clock:
     """Return a clock that takes the time between two CUDA events on the current stream."""
 
     def clock(work: Work, runs: int) -> float:
@@ -66,7 +66,7 @@ def cuda_clock(torch: Any) -> Clock:
     return clock
 
 
-def best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> float:
+def measure_best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> float:
     """Return the shortest time of one run within the budget: the first run warms up and counts only if it used the budget up."""
     deadline = time.perf_counter() + budget_s
     best = clock(work, 1)
@@ -78,7 +78,9 @@ def best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> fl
     return best
 
 
-def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float, *, zeros: bool = False, runs: int = 1) -> float | None:
+def measure_gemm_flop_per_s(
+    bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float, *, zeros: bool = False, runs: int = 1
+) -> float | None:
     """Return the best rate of a product of square matrices (2 n^3 FLOP); None where this torch or device has no such kernel.
 
     torch.mm, torch._int_mm for int8, torch._scaled_mm for fp8. Sizes rise; one that would not fit into what is left of the budget is
@@ -91,18 +93,18 @@ def gemm_flop_per_s(bench: Bench, dtype: str, sizes: Sequence[int], budget_s: fl
         if best and flop / best > left / 3:
             break
         try:
-            seconds = best_seconds(_matmul(bench, dtype, size, zeros=zeros), bench.clock, left / (len(sizes) - done), runs)
+            seconds = measure_best_seconds(_build_matmul(bench, dtype, size, zeros=zeros), bench.clock, left / (len(sizes) - done), runs)
         except _NO_KERNEL:
             return best or None
         best = max(best, flop / seconds)
     return best
 
 
-def _matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
+def _build_matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
     """Return one product; the right matrix of the 8-bit types is column-major, which cuBLASLt asks for."""
     torch = bench.torch
     kind = getattr(torch, dtype)
-    left, right = (_matrix(bench, kind, size, zeros=zeros) for _ in range(2))
+    left, right = (_build_matrix(bench, kind, size, zeros=zeros) for _ in range(2))
     if dtype == "int8":
         return lambda: torch._int_mm(left, right.t())
     if dtype.startswith("float8"):
@@ -112,12 +114,12 @@ def _matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
     return lambda: torch.mm(left, right, out=out)
 
 
-def _matrix(bench: Bench, kind: Any, size: int, *, zeros: bool) -> Any:
+def _build_matrix(bench: Bench, kind: Any, size: int, *, zeros: bool) -> Any:
     matrix = bench.torch.empty(size, size, device=bench.device)
     return (matrix.zero_() if zeros else matrix.uniform_(-1, 1)).to(kind)
 
 
-def stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, runs: int = 1) -> Streams:
+def measure_stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, runs: int = 1) -> Streams:
     """Return the rates of copy, reduction and in-place addition of fp32 over two tensors that make up the working set."""
     count = working_set_bytes // 8
     source = bench.torch.ones(count, device=bench.device)
@@ -134,15 +136,15 @@ def stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, run
     return Streams(*(size * count / seconds for size, seconds in zip((8, 4, 12), best, strict=True)))
 
 
-def fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> float:
+def measure_fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> float:
     """Return the rate of torch.addcmul (one fp32 multiply-add an element) on tensors that stay in the inner caches."""
     torch = bench.torch
     first, second, third = (torch.ones(elements, device=bench.device) for _ in range(3))
     out = torch.empty_like(first)
-    return 2 * elements / best_seconds(lambda: torch.addcmul(first, second, third, out=out), bench.clock, budget_s)
+    return 2 * elements / measure_best_seconds(lambda: torch.addcmul(first, second, third, out=out), bench.clock, budget_s)
 
 
-def cpu_launch_floor_ns(bench: Bench) -> float | None:
+def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:
     """Return the median self time of aten::empty for no elements, in ns, under torch.profiler with shapes; None if it records nothing."""
     torch = bench.torch
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
@@ -152,7 +154,7 @@ def cpu_launch_floor_ns(bench: Bench) -> float | None:
     return statistics.median(times) if times else None
 
 
-def cuda_launch_floor_ns(bench: Bench) -> float | None:
+def measure_cuda_launch_floor_ns(bench: Bench) -> float | None:
     """Return the median duration of a kernel that fills one element, in ns, under torch.profiler; None if it records none."""
     torch = bench.torch
     one = torch.empty(1, device=bench.device)
@@ -166,20 +168,20 @@ def cuda_launch_floor_ns(bench: Bench) -> float | None:
     return statistics.median(times) if times else None
 
 
-def host_copy_byte_per_s(bench: Bench, nbytes: int, budget_s: float) -> dict[str, float]:
+def measure_host_copy_byte_per_s(bench: Bench, nbytes: int, budget_s: float) -> dict[str, float]:
     """Return the rates of host-to-device (h2d) and device-to-host (d2h) copies from and to pinned and pageable memory."""
     torch = bench.torch
     on_device = torch.zeros(nbytes, dtype=torch.uint8, device=bench.device)
     rates: dict[str, float] = {}
     for kind in ("pinned", "pageable"):
         host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=kind == "pinned")
-        up = best_seconds(lambda host=host: on_device.copy_(host, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
-        down = best_seconds(lambda host=host: host.copy_(on_device, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
+        up = measure_best_seconds(lambda host=host: on_device.copy_(host, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
+        down = measure_best_seconds(lambda host=host: host.copy_(on_device, non_blocking=True), bench.clock, budget_s / 4)  # type: ignore[misc]
         rates |= {f"h2d {kind}": nbytes / up, f"d2h {kind}": nbytes / down}
     return rates
 
 
-def stream_note(where: str, working_set: int, rates: Streams) -> str:
+def format_stream_note(where: str, working_set: int, rates: Streams) -> str:
     """Return the rates as a sentence."""
     each = ", ".join(f"{name} {format_rate(rate, 'B')}" for name, rate in zip(rates._fields, rates, strict=True))
     return f"{where}, {format_bytes(working_set)} working set: {each}."

@@ -18,7 +18,7 @@ F16C and AVX-NE-CONVERT only convert."""
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-def cpu_model_name() -> str:
+def read_cpu_model() -> str:
     """Return the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
     try:
         text = _CPUINFO.read_text(errors="replace")
@@ -28,7 +28,7 @@ def cpu_model_name() -> str:
     return " ".join((found[1] if found else platform.processor() or platform.machine()).split())
 
 
-def computes_in(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
+def supports_dtype(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
     """Return whether the CPU has instructions for products in `dtype`, "bfloat16" or "float16"; None where the system does not say."""
     try:
         found = re.search(r"^(?:flags|Features)\s*:(.*)$", cpuinfo.read_text(errors="replace"), re.MULTILINE)
@@ -37,42 +37,42 @@ def computes_in(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
     return None if found is None else not _FLAGS[dtype].isdisjoint(found[1].split())
 
 
-def last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
+def read_last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
     """Return the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
 
     Caches of the highest level are counted once each (an EPYC has one L3 per core complex). A virtual machine may show more than its share.
     """
-    caches = _by_level(system)
+    caches = _group_by_level(system)
     return sum(caches[max(caches)]) if caches else None
 
 
-def inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
+def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
     """Return the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
 
     Level 1 is too small to hold what an op moves.
     """
-    caches = _by_level(system)
+    caches = _group_by_level(system)
     if not caches or max(caches) < 3:
         return None
     return sum(sorted(caches.get(max(caches) - 1, []), reverse=True)[:threads]) or None
 
 
-def _by_level(system: Path) -> dict[int, list[int]]:
+def _group_by_level(system: Path) -> dict[int, list[int]]:
     """Return the sizes of the distinct caches of each level, in bytes."""
-    found = dict(entry for cpu in _usable_cpus() for entry in _caches(system / f"cpu{cpu}" / "cache"))
+    found = dict(entry for cpu in _list_usable_cpus() for entry in _read_caches(system / f"cpu{cpu}" / "cache"))
     levels: dict[int, list[int]] = {}
     for (level, _), size in found.items():
         levels.setdefault(level, []).append(size)
     return levels
 
 
-def _usable_cpus() -> list[int]:
+def _list_usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
-def _caches(folder: Path) -> list[tuple[tuple[int, str], int]]:
+def _read_caches(folder: Path) -> list[tuple[tuple[int, str], int]]:
     """Return ((level, CPUs that share it), bytes) of each data or unified cache of one CPU."""
     found = []
     for index in sorted(folder.glob("index[0-9]*")):

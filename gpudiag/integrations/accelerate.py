@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from gpudiag.capture.session import Session
-from gpudiag.integrations.defaults import AnyPath, session_options, session_path
+from gpudiag.integrations.recorder import AnyPath, build_session_options, choose_session_path
 
 Batch = TypeVar("Batch")
 
@@ -20,8 +20,8 @@ class profile(Session):  # noqa: N801 - used like a function, as gpudiag.profile
     """
 
     def __init__(self, accelerator: Any, path: AnyPath = "", **options: Any) -> None:
-        chosen = session_options({"rank": accelerator.process_index, **options}, "gpudiag.integrations.accelerate.profile")
-        super().__init__(session_path(path), **chosen)
+        chosen = build_session_options({"rank": accelerator.process_index, **options}, "gpudiag.integrations.accelerate.profile")
+        super().__init__(choose_session_path(path), **chosen)
         self._accelerator = accelerator
 
     def steps(self, loader: Iterable[Batch], *, accumulation: int | None = None) -> Iterator[Batch]:

@@ -12,9 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from gpudiag.errors import MissingDependencyError
-from gpudiag.integrations.defaults import AnyPath
-from gpudiag.integrations.left import LoopLeft, Place
-from gpudiag.integrations.recorder import LEFT, Recorder
+from gpudiag.integrations.recorder import LEFT_EARLY, AnyPath, LoopLeft, LoopPlace, Recorder
 
 try:
     from transformers.trainer_callback import TrainerCallback
@@ -49,8 +47,8 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a recording."""
-        loop = _training_loop(state)
-        self._recorder.begin([LoopLeft(loop, lambda: self._recorder.end(LEFT))], loop)
+        loop = _find_training_loop(state)
+        self._recorder.begin([LoopLeft(loop, lambda: self._recorder.end(LEFT_EARLY))], loop)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin a step: it asks for its batches at once."""
@@ -75,9 +73,9 @@ class GpudiagCallback(TrainerCallback):  # type: ignore[misc]
         self._recorder.end()
 
 
-def _training_loop(state: object) -> Place:
+def _find_training_loop(state: object) -> LoopPlace:
     """Return the call of the function that runs the training: the nearest one outside the modules that pass events on."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "transformers.trainer_callback"):
         frame = frame.f_back
-    return Place(frame, state)
+    return LoopPlace(frame, state)

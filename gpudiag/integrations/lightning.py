@@ -13,18 +13,17 @@ from typing import Any
 
 from gpudiag.capture.parts import Part
 from gpudiag.errors import MissingDependencyError
-from gpudiag.integrations.defaults import AnyPath
-from gpudiag.integrations.recorder import Recorder
+from gpudiag.integrations.recorder import AnyPath, Recorder
 
-_NAMES = ("lightning.pytorch", "pytorch_lightning")
+_MODULE_NAMES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def _bases() -> tuple[type, ...]:
+def _find_base_classes() -> tuple[type, ...]:
     """Return the Callback class of each package that the program has imported, else of the first that is installed."""
-    loaded = [module for name in _NAMES if (module := sys.modules.get(name)) is not None]
+    loaded = [module for name in _MODULE_NAMES if (module := sys.modules.get(name)) is not None]
     if loaded:
         return tuple(module.Callback for module in loaded)
-    for name in _NAMES:
+    for name in _MODULE_NAMES:
         with suppress(ImportError):
             return (import_module(name).Callback,)
     raise MissingDependencyError("the callback for the Lightning Trainer needs lightning", "pip install lightning")
@@ -41,7 +40,7 @@ class _Stepped(Part):
         self.since_last = True
 
 
-class GpudiagCallback(*_bases()):  # type: ignore[misc]
+class GpudiagCallback(*_find_base_classes()):  # type: ignore[misc]
     """Records every fit() of a Trainer: `Trainer(..., callbacks=[GpudiagCallback("runs/x")])`; options as those of gpudiag.profile.
 
     A step ends with the batch in which an optimizer has stepped, so that it holds all batches of its gradient accumulation

@@ -1,21 +1,108 @@
-"""Records the trainings of a framework, driven by the framework's own hooks."""
+"""Records the trainings of a framework, driven by its own hooks: the session's options, the recorder, and loops that were left."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from gpudiag.capture.parts import Part
+from gpudiag.capture.bundle_folder import choose_default_path
+from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.schedule import SESSION_OPTIONS, build_unknown_option_error
 from gpudiag.capture.session import Session
-from gpudiag.integrations.defaults import AnyPath, new_session
-from gpudiag.integrations.left import Place
-from gpudiag.warned import warn
+from gpudiag.capture.standard_parts import make_standard_parts
+from gpudiag.errors import warn_user
+from gpudiag.hardware.peaks_cache import load_recording_peaks
 
-LEFT = "the training ended early: it raised or was stopped, its framework did not say which"
+AnyPath = str | os.PathLike[str]
+
+
+def choose_session_path(path: AnyPath) -> Path:
+    """Return `path`, or the default one where it is empty: runs/<time>, the same for all ranks of one torchrun."""
+    return Path(os.fspath(path)) if os.fspath(path) else choose_default_path()
+
+
+def build_session_options(options: Mapping[str, Any], what: str = "gpudiag.profile", more: Sequence[Part] = ()) -> dict[str, Any]:
+    """Return the keyword arguments of a Session for the `options` given to `what`; the parts in `more` hear of events last.
+
+    Without `parts` these are the standard ones, without `peaks` those measured before. Raises UsageError for an unknown option.
+    """
+    of_parts = signature(make_standard_parts).parameters.keys()
+    for name in options:
+        if name not in SESSION_OPTIONS and name not in of_parts:
+            raise build_unknown_option_error(name, (*SESSION_OPTIONS, *of_parts), what)
+    chosen = {"peaks": load_recording_peaks, **options}
+    own = {name: chosen.pop(name) for name in of_parts & chosen.keys()}
+    parts = chosen.pop("parts") if "parts" in chosen else make_standard_parts(**own)
+    return {**chosen, "parts": [*parts, *more]}
+
+
+def make_session(path: AnyPath, options: Mapping[str, Any], what: str, more: Sequence[Part] = ()) -> Session:
+    """Return a session as gpudiag.profile(path, **options) makes it, with the parts in `more`. Raises UsageError."""
+    return Session(choose_session_path(path), **build_session_options(options, what, more))
+
+
+class LoopPlace:
+    """One call of the function that runs a training, on the stack of the thread that makes this. `training`: any object of that call alone.
+
+    It is known by the number and the code of its frame: to keep the frame would keep everything alive that the call holds. The code
+    alone would not do, as a framework runs every training by the same function; nor the number, which a later frame may get.
+    """
+
+    def __init__(self, frame: FrameType, training: object) -> None:
+        self._frame, self._code = id(frame), frame.f_code
+        self._thread = threading.get_ident()
+        self._training = weakref.ref(training)
+
+    def holds(self, frame: FrameType | None) -> bool:
+        """Return whether `frame` is this call or runs inside it."""
+        while frame is not None and not (id(frame) == self._frame and frame.f_code is self._code):
+            frame = frame.f_back
+        return frame is not None
+
+    def over(self, later: LoopPlace) -> bool:
+        """Return whether this call has ended, now that `later` runs."""
+        if self._frame == later._frame:
+            return self._training() is not later._training()
+        return not self.holds(sys._current_frames().get(self._thread))
+
+
+class LoopLeft(Part):
+    """Calls `left` at the first batch or backward pass outside the call `loop`, once one was seen inside it."""
+
+    def __init__(self, loop: LoopPlace, left: Callable[[], None]) -> None:
+        self._loop, self._left = loop, left
+        self._inside = False
+        self._context: Context | None = None
+
+    def start(self, context: Context) -> None:
+        """Keep the list of listeners."""
+        self._context = context
+
+    def batch_asked(self, at_ns: int) -> None:
+        """Look whether the loop still runs."""
+        self._look()
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Look whether the loop still runs."""
+        self._look()
+
+    def _look(self) -> None:
+        if self._loop.holds(sys._getframe(2)):
+            self._inside = True
+        elif self._inside and self._context is not None:
+            self._context.events.clear()  # the call that is under way emits one more event
+            self._left()
+
+
+LEFT_EARLY = "the training ended early: it raised or was stopped, its framework did not say which"
 """The manifest's warning where a framework has no hook for a training that raises."""
 
 _recording: weakref.ref[Recorder] | None = None
@@ -32,34 +119,34 @@ class Recorder:
     def __init__(self, path: AnyPath, options: Mapping[str, Any]) -> None:
         self._path, self._options = os.fspath(path), dict(options)
         self._session: Session | None = None
-        self._loop: Place | None = None
+        self._loop: LoopPlace | None = None
         self.in_epoch = False
         """Whether the steps of an epoch are being taken."""
         self.path: Path | None = None
         """Folder of the bundle of the present or the last training; None before the first."""
-        new_session(self._path, self._options, "GpudiagCallback")  # a wrong option is told here, where the user wrote it
+        make_session(self._path, self._options, "GpudiagCallback")  # a wrong option is told here, where the user wrote it
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_session": None, "_loop": None, "in_epoch": False}
 
-    def begin(self, more: Sequence[Part] = (), loop: Place | None = None) -> None:
+    def begin(self, more: Sequence[Part] = (), loop: LoopPlace | None = None) -> None:
         """Start a recording, with the parts in `more`; one that was left open, by another recorder too, is ended first.
 
         `loop`: where the training runs, of a framework that does not say that one has raised.
         """
-        self.end(LEFT)
+        self.end(LEFT_EARLY)
         self._guarded("this training is not recorded", lambda: self._begin(more, loop))
 
-    def _begin(self, more: Sequence[Part], loop: Place | None) -> None:
+    def _begin(self, more: Sequence[Part], loop: LoopPlace | None) -> None:
         global _recording
         other = _recording() if _recording is not None else None
         if other is not None and other._loop is not None and loop is not None and other._loop.over(loop):
-            other.end(LEFT)
-        session = new_session(self._path, self._options, "GpudiagCallback", more)
+            other.end(LEFT_EARLY)
+        session = make_session(self._path, self._options, "GpudiagCallback", more)
         session.__enter__()
         self._session, self._loop, _recording = session, loop, weakref.ref(self)
         self.path = session.path
-        atexit.register(self.end, LEFT)
+        atexit.register(self.end, LEFT_EARLY)
         session.pause()
 
     def enter_epoch(self) -> None:
@@ -105,4 +192,4 @@ class Recorder:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the training run comes first
-            warn(f"gpudiag: {failure} ({error})", 1)
+            warn_user(f"gpudiag: {failure} ({error})", 1)

@@ -32,8 +32,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.warned import warn
+from gpudiag.errors import warn_user
+from gpudiag.model.timeline import BUCKETS
 
 if TYPE_CHECKING:
     from gpudiag.model.report import ReportData
@@ -47,7 +47,7 @@ _warned: set[str] = set()
 def flat(report: Any, prefix: str = PREFIX) -> dict[str, float]:
     """Return the figures of a gpudiag.Report (or its `data`) by the keys of this module's table, each with `prefix` in front."""
     data: ReportData = getattr(report, "data", report)
-    found = {**_steps(data), **_shares(data), **_resources(data), **_findings(data)}
+    found = {**_collect_steps(data), **_collect_shares(data), **_collect_resources(data), **_collect_findings(data)}
     return {f"{prefix}{key}": float(value) for key, value in found.items() if value is not None}
 
 
@@ -64,10 +64,10 @@ def log_wandb(run: Any, report: Any, *, step: int | None = None, prefix: str = P
         else:
             run.log(values, step=step)
         if page:
-            html = _imported("wandb").Html(report.html())
+            html = _find_imported("wandb").Html(report.html())
             run.log({f"{prefix}report": html}, **({} if step is None else {"step": step}))
 
-    return _tried("W&B", send)
+    return _try_send("W&B", send)
 
 
 def log_mlflow(report: Any, *, mlflow: Any = None, step: int | None = None, prefix: str = PREFIX, page: bool = False) -> bool:
@@ -77,13 +77,13 @@ def log_mlflow(report: Any, *, mlflow: Any = None, step: int | None = None, pref
     """
 
     def send() -> None:
-        target = _imported("mlflow") if mlflow is None else mlflow
+        target = _find_imported("mlflow") if mlflow is None else mlflow
         target.log_metrics(flat(report, prefix), step=step)
         target.log_text(report.markdown(), "gpudiag.md")
         if page:
             target.log_text(report.html(), "gpudiag.html")
 
-    return _tried("MLflow", send)
+    return _try_send("MLflow", send)
 
 
 def log_tensorboard(writer: Any, report: Any, *, step: int = 0, prefix: str = PREFIX) -> bool:
@@ -94,10 +94,10 @@ def log_tensorboard(writer: Any, report: Any, *, step: int = 0, prefix: str = PR
             writer.add_scalar(key, value, step)
         writer.add_text(f"{prefix}report", report.markdown(), step)
 
-    return _tried("TensorBoard", send)
+    return _try_send("TensorBoard", send)
 
 
-def _imported(name: str) -> Any:
+def _find_imported(name: str) -> Any:
     """Return a module that the program has imported. Raises RuntimeError where it has not."""
     module = sys.modules.get(name)
     if module is None:
@@ -105,7 +105,7 @@ def _imported(name: str) -> Any:
     return module
 
 
-def _tried(tracker: str, send: Callable[[], None]) -> bool:
+def _try_send(tracker: str, send: Callable[[], None]) -> bool:
     """Return whether `send` went well; the first failure of a tracker is a warning."""
     try:
         send()
@@ -113,23 +113,23 @@ def _tried(tracker: str, send: Callable[[], None]) -> bool:
         if tracker not in _warned:
             _warned.add(tracker)
             text = f"gpudiag: the report was not sent to {tracker} ({type(error).__name__}: {error})"
-            warn(text, 3)  # at the line that called log_...
+            warn_user(text, 3)  # at the line that called log_...
         return False
     return True
 
 
-def _steps(data: ReportData) -> dict[str, float | None]:
+def _collect_steps(data: ReportData) -> dict[str, float | None]:
     steps, run = data.steps, data.history
     return {
         "step_mean_ms": data.breakdown.wall_ns / steps.count * _MS if steps.count and data.breakdown.wall_ns else None,
-        "step_median_ms": _scaled(steps.median_ns, _MS),
-        "step_p95_ms": _scaled(steps.p95_ns, _MS),
-        "run_step_median_ms": None if run is None else _scaled(run.median_ns, _MS),
+        "step_median_ms": _scale(steps.median_ns, _MS),
+        "step_p95_ms": _scale(steps.p95_ns, _MS),
+        "run_step_median_ms": None if run is None else _scale(run.median_ns, _MS),
         "profiler_slowdown_ratio": data.trust.profiler_slowdown,
     }
 
 
-def _shares(data: ReportData) -> dict[str, float | None]:
+def _collect_shares(data: ReportData) -> dict[str, float | None]:
     """Return the parts of a step; none of them where no step was analysed."""
     wall, mfu = data.breakdown.wall_ns, data.mfu
     parts = {f"{bucket}_share": getattr(data.breakdown.buckets_ns, bucket) / wall for bucket in BUCKETS} if wall else {}
@@ -143,7 +143,7 @@ def _shares(data: ReportData) -> dict[str, float | None]:
     }
 
 
-def _resources(data: ReportData) -> dict[str, float | None]:
+def _collect_resources(data: ReportData) -> dict[str, float | None]:
     memory, energy = data.memory, data.energy
     return {
         "memory_peak_bytes": None if memory is None else memory.peak_bytes,
@@ -154,7 +154,7 @@ def _resources(data: ReportData) -> dict[str, float | None]:
     }
 
 
-def _findings(data: ReportData) -> dict[str, float | None]:
+def _collect_findings(data: ReportData) -> dict[str, float | None]:
     """Return the counts, and the largest ceiling; unknown where rules were not judged."""
     if not data.rules:
         return {}
@@ -164,5 +164,5 @@ def _findings(data: ReportData) -> dict[str, float | None]:
     return {"findings_count": len(found), **counts, "best_gain_share": max(ceilings, default=None)}
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
+def _scale(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.job.stack import CODES
+from gpudiag.job.message_table import CODES
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Clocks
-from gpudiag.model.rank import RankSummary
 from gpudiag.units import format_ns
 
 SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -25,19 +25,19 @@ SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 DRIFT_AFTER_NS = 10_000_000_000
 """Shorter recordings show no drift: 20 ppm are 200 us in 10 s."""
 
-SURE = 5.0
+SURE_DRIFT = 5.0
 """A drift counts where it moves the clock by this many standard errors over the recording."""
 
 RESOLUTION_NS = 2_000
 """Times of older traces have whole microseconds."""
 
-ROUNDS = 3
+FIT_ROUNDS = 3
 """Offsets and drifts are told in turns: with drift taken away the medians are sharper."""
 
 Floats = npt.NDArray[np.float64]
 
 
-class Correction(msgspec.Struct, frozen=True):
+class ClockCorrection(msgspec.Struct, frozen=True):
     """What is added to a rank's time t: offset_ns + slope * (t - pivot_ns)."""
 
     offset_ns: int = 0
@@ -45,10 +45,10 @@ class Correction(msgspec.Struct, frozen=True):
     pivot_ns: int = 0
 
 
-class Aligned(msgspec.Struct, frozen=True):
+class AlignedClocks(msgspec.Struct, frozen=True):
     """The corrections of the ranks that can be compared, and how they were told."""
 
-    corrections: dict[int, Correction]
+    corrections: dict[int, ClockCorrection]
     clocks: Clocks
 
     def common(self, rows: pl.DataFrame, *columns: str) -> pl.DataFrame:
@@ -63,81 +63,81 @@ class Aligned(msgspec.Struct, frozen=True):
         return rows.join(table, on="rank", how="left", maintain_order="left").with_columns(moved).drop("_offset", "_slope", "_pivot")
 
 
-def align(called: pl.DataFrame, summaries: Sequence[RankSummary]) -> Aligned:
+def align_rank_clocks(called: pl.DataFrame, summaries: Sequence[RankSummary]) -> AlignedClocks:
     """Return the clocks told by the rows of `called` (see Matches.rows) that have a call of a synchronising kind."""
     codes = [CODES[kind] for kind in SYNCHRONISING]
     rows = called.filter(pl.col("call").is_not_null() & pl.col("kind").is_in(codes)).select("call", "rank", "group", "end")
     if not rows.height:
-        return _as_recorded(summaries)
+        return _keep_recorded(summaries)
     first = rows.group_by("rank").agg(pl.col("end").min().alias("zero"))
     rows = rows.join(first, on="rank", how="left").with_columns(t=(pl.col("end") - pl.col("zero")).cast(pl.Float64))
     zeros = dict(first.iter_rows())
-    offsets, slopes = _solved(rows)
-    found = _from_first(offsets, slopes, zeros)
-    found = _same_machine(found, summaries)
+    offsets, slopes = _solve_offsets(rows)
+    found = _build_corrections(offsets, slopes, zeros)
+    found = _share_corrections(found, summaries)
     calls = int(rows["call"].n_unique())
-    shifted = Aligned(found, Clocks(method="messages", matched=calls))
-    error = _error_ns(shifted.common(rows, "end"))
-    if {summary.clock for summary in summaries} == {"unix"} and _agree(found, error, zeros):
-        return _unshifted(rows, list(found), calls)
+    shifted = AlignedClocks(found, Clocks(method="messages", matched=calls))
+    error = _measure_error_ns(shifted.common(rows, "end"))
+    if {summary.clock for summary in summaries} == {"unix"} and _check_agreement(found, error, zeros):
+        return _keep_unshifted(rows, list(found), calls)
     missing = sorted({summary.rank for summary in summaries} - set(found))
     note = f"no message joins rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing[:8]))} with the others" if missing else ""
-    return Aligned(found, Clocks(method="messages", matched=calls, error_ns=error, note=note))
+    return AlignedClocks(found, Clocks(method="messages", matched=calls, error_ns=error, note=note))
 
 
-def _as_recorded(summaries: Sequence[RankSummary]) -> Aligned:
+def _keep_recorded(summaries: Sequence[RankSummary]) -> AlignedClocks:
     """Return the clocks as they are where all ranks ran on one machine; else none can be compared with another."""
     hosts = {summary.host for summary in summaries}
     if len(hosts) == 1 and "" not in hosts and all(summary.clock == "unix" for summary in summaries):
         note = "no message that all ranks leave together was matched: Unix time of one machine"
-        return Aligned({summary.rank: Correction() for summary in summaries}, Clocks(method="unix", note=note))
+        return AlignedClocks({summary.rank: ClockCorrection() for summary in summaries}, Clocks(method="unix", note=note))
     note = "no message that all ranks leave together was matched, so that times of different ranks cannot be compared"
-    return Aligned({}, Clocks(method="none", note=note))
+    return AlignedClocks({}, Clocks(method="none", note=note))
 
 
-def _unshifted(rows: pl.DataFrame, ranks: list[int], calls: int) -> Aligned:
-    error = _error_ns(rows)
+def _keep_unshifted(rows: pl.DataFrame, ranks: list[int], calls: int) -> AlignedClocks:
+    error = _measure_error_ns(rows)
     note = f"the ends of matched messages agree within {format_ns(error)}"
-    return Aligned({rank: Correction() for rank in ranks}, Clocks(method="unix", matched=calls, error_ns=error, note=note))
+    return AlignedClocks({rank: ClockCorrection() for rank in ranks}, Clocks(method="unix", matched=calls, error_ns=error, note=note))
 
 
-def _error_ns(rows: pl.DataFrame) -> int:
+def _measure_error_ns(rows: pl.DataFrame) -> int:
     """Return the 95th percentile over the calls of the range of their ends over the ranks."""
     ranges = rows.group_by("call").agg(pl.col("end").max() - pl.col("end").min())["end"]
     return int(ranges.quantile(0.95, interpolation="higher") or 0)
 
 
-def _agree(found: Mapping[int, Correction], error: int, zeros: Mapping[int, int]) -> bool:
+def _check_agreement(found: Mapping[int, ClockCorrection], error: int, zeros: Mapping[int, int]) -> bool:
     """Return whether no correction is larger than what is left after all: the clocks need none."""
     largest = max(abs(one.offset_ns) for one in found.values())
     drifts = any(one.slope for one in found.values())
     return not drifts and largest <= max(error, RESOLUTION_NS) and len(found) >= len(zeros)
 
 
-def _solved(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
+def _solve_offsets(rows: pl.DataFrame) -> tuple[dict[int, float], dict[int, float]]:
     """Return offset and drift of each rank, from its own first end on, to a clock of all ranks that are joined with the first one."""
     slopes: dict[int, float] = {}
     offsets: dict[int, float] = {}
-    for _ in range(ROUNDS):
+    for _ in range(FIT_ROUNDS):
         slope = pl.col("rank").replace_strict(slopes, default=0.0, return_dtype=pl.Float64) if slopes else pl.lit(0.0)
         level = rows.with_columns(level=pl.col("t") * (1 + slope))
-        offsets = _joined(_medians(level))
+        offsets = _join_offsets(_compute_medians(level))
         level = level.filter(pl.col("rank").is_in(list(offsets)))
         level = level.with_columns(level=pl.col("level") + pl.col("rank").replace_strict(offsets, return_dtype=pl.Float64))
-        more = _drifts(level)
+        more = _estimate_drifts(level)
         if not more:
             break
         slopes = {rank: slopes.get(rank, 0.0) + more.get(rank, 0.0) for rank in slopes.keys() | more.keys()}
     return offsets, slopes
 
 
-def _medians(rows: pl.DataFrame) -> pl.DataFrame:
+def _compute_medians(rows: pl.DataFrame) -> pl.DataFrame:
     """Return (group, rank, late, calls): the median of each rank's end less that of the call."""
     late = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
     return late.group_by("group", "rank").agg(pl.col("late").median(), pl.len().alias("calls")).sort("group", "rank")
 
 
-def _joined(medians: pl.DataFrame) -> dict[int, float]:
+def _join_offsets(medians: pl.DataFrame) -> dict[int, float]:
     """Return the offset of each rank that a path of groups joins with the lowest one; groups with the most calls are taken first."""
     late: dict[int, dict[int, float]] = {}
     calls: dict[int, int] = {}
@@ -164,18 +164,18 @@ def _joined(medians: pl.DataFrame) -> dict[int, float]:
     return offsets
 
 
-def _drifts(rows: pl.DataFrame) -> dict[int, float]:
+def _estimate_drifts(rows: pl.DataFrame) -> dict[int, float]:
     """Return what is to be added to the slope of each rank whose ends drift from the others' for sure; empty where none does."""
     rows = rows.with_columns(late=pl.col("level") - pl.col("level").median().over("call"))
     found = {}
     for (rank,), frame in rows.group_by("rank", maintain_order=True):
-        slope = _slope(frame["t"].to_numpy(), frame["late"].to_numpy())
+        slope = _estimate_slope(frame["t"].to_numpy(), frame["late"].to_numpy())
         if slope:
             found[int(rank)] = -slope
     return found
 
 
-def _slope(t: Floats, late: Floats) -> float:
+def _estimate_slope(t: Floats, late: Floats) -> float:
     """Return the slope of `late` over `t` by the medians of the first and last third; 0 where it may be chance or the time is short."""
     if len(t) < 9 or t.max() - t.min() < DRIFT_AFTER_NS:
         return 0.0
@@ -186,10 +186,10 @@ def _slope(t: Floats, late: Floats) -> float:
     rest = late - rise / run * t
     deviation = 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
     error = 1.2533 * deviation * np.sqrt(2 / third)
-    return rise / run if abs(rise) > max(SURE * error, RESOLUTION_NS) else 0.0
+    return rise / run if abs(rise) > max(SURE_DRIFT * error, RESOLUTION_NS) else 0.0
 
 
-def _from_first(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros: Mapping[int, int]) -> dict[int, Correction]:
+def _build_corrections(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros: Mapping[int, int]) -> dict[int, ClockCorrection]:
     """Return the corrections to the clock of the lowest rank. An offset counts from its rank's own first end (`zeros`)."""
     first = min(offsets)
     bent = slopes.get(first, 0.0)
@@ -198,13 +198,13 @@ def _from_first(offsets: Mapping[int, float], slopes: Mapping[int, float], zeros
         slope = slopes.get(rank, 0.0) - bent
         # t_first = zero_first + t_rank + offset_rank - offset_first, and the first rank's own slope is taken back at that time
         back = bent * (offset - offsets[first])
-        found[rank] = Correction(zeros[first] - zeros[rank] + round(offset - offsets[first] - back), slope, zeros[rank])
+        found[rank] = ClockCorrection(zeros[first] - zeros[rank] + round(offset - offsets[first] - back), slope, zeros[rank])
     return found
 
 
-def _same_machine(found: dict[int, Correction], summaries: Sequence[RankSummary]) -> dict[int, Correction]:
+def _share_corrections(found: dict[int, ClockCorrection], summaries: Sequence[RankSummary]) -> dict[int, ClockCorrection]:
     """Return the corrections and those of ranks that no message joins, but that share machine and clock with one that is joined."""
-    known: dict[str, Correction] = {}
+    known: dict[str, ClockCorrection] = {}
     for summary in summaries:
         if summary.rank in found and summary.host and summary.clock == "unix":
             known.setdefault(summary.host, found[summary.rank])

@@ -1,19 +1,145 @@
-"""How each kind of message of each group went on all of its ranks."""
+"""The matched messages: how long each rank waits in them, how long the transfer takes, and the bandwidth of each kind and group."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from gpudiag.facts.link_rate import ONE_MACHINE
-from gpudiag.job.match import Matches
-from gpudiag.job.stack import CODES, Stack, stacked
-from gpudiag.job.waits import group_text
+from gpudiag.facts.communication import ONE_MACHINE
+from gpudiag.job.message_matching import Matches, build_empty_matched
+from gpudiag.job.message_table import BATCH_ROWS, CODES, NO_KIND, MessageTable, stack_summaries
+from gpudiag.job.rank_summary import measure_exposed_until
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import MessageRow
-from gpudiag.model.rank import RankSummary
-from gpudiag.roofline.costs.collectives import bandwidths
+from gpudiag.roofline.bus_bandwidth import compute_bandwidths
+from gpudiag.trace.collectives import MESSAGE_KINDS
+
+FROM_ROOT = ("broadcast", "scatter")
+"""The others wait for the root alone, and the root for nobody."""
+
+TO_ROOT = ("reduce", "gather")
+"""The root waits for all, the others for nobody."""
+
+
+_RECORDED = ("rank", "step", "kind", "bytes", "source", "phase", "exposed_ns", "exposed_by", "start", "end")
+
+
+def build_matched(summaries: Sequence[RankSummary], matches: Matches) -> pl.DataFrame:
+    """Return the table MATCHED: each matched message on each rank, on the clock of the job's first rank."""
+    stack = stack_summaries(summaries)
+    texts = pl.Series(
+        "group", [format_group(group.members, pair=group.pair) for _, group in sorted(matches.groups.items())], dtype=pl.Categorical
+    )
+    arrivals = _find_arrivals(stack, matches)
+    frames = [_build_rank_rows(stack, matches, at, arrivals, texts) for at in stack.batches()]
+    return pl.concat([build_empty_matched(), *frames])
+
+
+def iterate_ranks(matched: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the rows of MATCHED of whole ranks, some BATCH_ROWS at a time."""
+    matched = matched if matched["rank"].is_sorted() else matched.sort("rank", maintain_order=True)
+    rank = matched["rank"].to_numpy()
+    begin = 0
+    for end in (*(np.flatnonzero(rank[1:] != rank[:-1]) + 1).tolist(), matched.height):
+        if end - begin >= BATCH_ROWS or end == matched.height:
+            yield matched.slice(begin, end - begin)
+            begin = end
+
+
+def build_calls(matched: pl.DataFrame) -> pl.DataFrame:
+    """Return the calls of `matched`: call, kind, group, size, rank and row of the first rank, bytes, skew, waiting, transfer, last, inside.
+
+    skew, waiting (mean), transfer and last (the rank that arrived last, of several the lowest) are null where clocks cannot be compared;
+    inside: all ranks made it in an analysed step.
+    """
+    last = pl.col("arrival_ns").max()
+    comparable = pl.col("arrival_ns").null_count() == 0
+    return matched.group_by("call", maintain_order=True).agg(
+        pl.col("kind", "group", "size", "rank", "row").first(),
+        pl.col("bytes").max(),
+        pl.when(comparable).then(last - pl.col("arrival_ns").min()).alias("skew"),
+        pl.when(comparable).then(pl.col("wait_ns").mean()).alias("waiting"),
+        pl.when(comparable).then(pl.col("end_ns").max() - last).alias("transfer"),
+        pl.when(comparable).then(pl.col("rank").get(pl.col("arrival_ns").arg_max())).alias("last"),
+        (pl.col("step").null_count() == 0).alias("inside"),
+    )
+
+
+def format_group(members: Sequence[int], *, pair: bool = False) -> str:
+    """Return '0,1,2', or 'source>target' of a pair."""
+    return (">" if pair else ",").join(map(str, members))
+
+
+def _read_batch(stack: MessageTable, matches: Matches, at: tuple[int, int]) -> pl.DataFrame:
+    """Return the matched messages of some ranks (first row, number of rows), start and end on one clock (else null)."""
+    recorded = stack.messages.slice(*at).select(_RECORDED)
+    rows = recorded.with_columns(matches.rows.slice(*at).select("call", "group")).with_columns(
+        pl.col("start").alias("start_ns"), pl.col("end").alias("end_ns"), pl.int_range(pl.len(), dtype=pl.Int32).over("rank").alias("row")
+    )
+    return matches.aligned.common(rows.drop_nulls("call"), "start", "end")
+
+
+def _find_arrivals(stack: MessageTable, matches: Matches) -> pl.DataFrame:
+    """Return of each call size, last (arrival; null: clocks cannot be compared) and root (when that arrived), by the number of the call."""
+    rows = matches.rows.select("call", "rank", "source", "start").drop_nulls("call")
+    rows = matches.aligned.common(rows, "start")
+    found = rows.group_by("call").agg(
+        pl.len().alias("size"), pl.when(pl.col("start").null_count() == 0).then(pl.col("start").max()).alias("last")
+    )
+    roots = rows.filter(pl.col("rank") == pl.col("source")).unique("call", keep="first", maintain_order=True)
+    return found.join(roots.select("call", root="start"), on="call", how="left").sort("call")
+
+
+def _add_waits(rows: pl.DataFrame, arrivals: pl.DataFrame) -> pl.DataFrame:
+    """Return `rows` with size, wait and fresh: the wait less what earlier ones held."""
+    rows = rows.with_columns(arrivals.select(pl.col("size", "last", "root").gather(rows["call"])))
+    known = pl.col("source").is_not_null()
+    from_root, to_root = (known & pl.col("kind").is_in([CODES[kind] for kind in kinds]) for kinds in (FROM_ROOT, TO_ROOT))
+    is_root = pl.col("rank") == pl.col("source")
+    until = pl.when(from_root).then("root").when(to_root & ~is_root).then("start").otherwise("last")
+    until = pl.when(pl.col("last").is_not_null()).then(until)
+    rows = rows.with_columns(wait=(until - pl.col("start")).clip(lower_bound=0))
+    rows = rows.with_columns(
+        pl.when(pl.col("wait") > pl.col("end") - pl.col("start")).then(pl.col("end") - pl.col("start")).otherwise("wait").alias("wait")
+    )
+    rows = rows.sort("rank", "start", nulls_last=True)
+    until = pl.col("start") + pl.col("wait")
+    held = until.cum_max().shift(1).over("rank")
+    return rows.with_columns(fresh=(until - pl.max_horizontal("start", held)).clip(lower_bound=0))
+
+
+def _build_rank_rows(stack: MessageTable, matches: Matches, at: tuple[int, int], arrivals: pl.DataFrame, texts: pl.Series) -> pl.DataFrame:
+    """Return the rows of some ranks (first row, number of rows) as in MATCHED; `texts`: of the groups."""
+    rows = _add_waits(_read_batch(stack, matches, at), arrivals)
+    kinds = pl.Series(MESSAGE_KINDS, dtype=pl.Categorical)
+    rows = rows.with_columns(exposed_wait_ns=_measure_exposed(rows))
+    return rows.select(
+        "call",
+        "rank",
+        "row",
+        pl.col("step").cast(pl.Int32),
+        kinds.gather(rows["kind"].replace(NO_KIND, None)).alias("kind"),
+        texts.gather(rows["group"]),
+        pl.col("size").cast(pl.Int32),
+        pl.col("bytes").cast(pl.Int64),
+        "phase",
+        (pl.col("start") + stack.base_ns).alias("arrival_ns"),
+        (pl.col("end") + stack.base_ns).alias("end_ns"),
+        pl.col("wait").alias("wait_ns"),
+        "exposed_wait_ns",
+        (pl.col("end") - pl.col("start") - pl.col("wait")).alias("transfer_ns"),
+    )
+
+
+def _measure_exposed(messages: pl.DataFrame) -> pl.Expr:
+    """Return the exposed part of each wait; of waits in several messages at once, what the earlier one holds counts there."""
+    share = pl.when(pl.col("wait") > 0).then(pl.col("fresh") / pl.col("wait")).otherwise(0.0)
+    found = (measure_exposed_until(messages, pl.col("wait")) * share).round().cast(pl.Int64)
+    return pl.when(pl.col("wait").is_not_null()).then(found)
+
 
 MOST_ROWS = 200
 """Kinds and groups that are told, those that take most time; a job of a thousand ranks has as many pairs."""
@@ -21,10 +147,10 @@ MOST_ROWS = 200
 ABOVE_ERROR = 5
 """A bandwidth is told where the transfer takes at least this many times the clocks' error: it is then right within a fifth or so."""
 
-_NO_KIND = "not told"
+_KIND_UNKNOWN = "not told"
 
 
-def message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.DataFrame) -> tuple[tuple[MessageRow, ...], int]:
+def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.DataFrame) -> tuple[tuple[MessageRow, ...], int]:
     """Return the rows, those that take most time first, and how many more there are. `calls`: see job.waits.
 
     They are of calls whose arrivals can be compared and that all ranks made in analysed steps.
@@ -48,45 +174,45 @@ def message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.D
         )
     )
     found = found.with_columns(pl.col("kind", "group").cast(pl.String))
-    single = _unmatched(matches)
+    single = _count_unmatched(matches)
     found = found.join(single, on=["kind", "group"], how="full", coalesce=True, nulls_equal=True)
     time = (pl.col("waiting") + pl.col("transfer")) * pl.col("count")
     found = found.sort([time.fill_null(-1), pl.col("unmatched"), pl.col("kind"), pl.col("group")], descending=[True, True, False, False])
-    stack = stacked(summaries)
+    stack = stack_summaries(summaries)
     of_rank = {summary.rank: summary for summary in stack}
     error = matches.aligned.clocks.error_ns
-    rows = tuple(_row(row, of_rank, _name(row, stack), error) for row in found.head(MOST_ROWS).iter_rows(named=True))
+    rows = tuple(_build_message_row(row, of_rank, _find_name(row, stack), error) for row in found.head(MOST_ROWS).iter_rows(named=True))
     return rows, max(0, found.height - MOST_ROWS)
 
 
-def _unmatched(matches: Matches) -> pl.DataFrame:
+def _count_unmatched(matches: Matches) -> pl.DataFrame:
     """Return (kind, group, unmatched): calls of single ranks in the analysed steps without a partner on every other rank."""
     single = matches.rows.filter(pl.col("call").is_null() & pl.col("step").is_not_null())
     counted = single.group_by("kind", "group").agg(pl.len().alias("unmatched"))
     kinds = {code: kind for kind, code in CODES.items()}
-    texts = {number: group_text(group.members, pair=group.pair) for number, group in matches.groups.items()}
+    texts = {number: format_group(group.members, pair=group.pair) for number, group in matches.groups.items()}
     kind = pl.col("kind").replace_strict(kinds, default=None, return_dtype=pl.String)
     text = pl.col("group").replace_strict(texts, default=None, return_dtype=pl.String) if texts else pl.lit(None, dtype=pl.String)
     counted = counted.with_columns(kind.alias("kind"), text.alias("group"))
     return counted.group_by("kind", "group").agg(pl.col("unmatched").sum())
 
 
-def _name(found: dict[str, Any], stack: Stack) -> str:
+def _find_name(found: dict[str, Any], stack: MessageTable) -> str:
     """Return the name of the first of the messages; '' where none was matched."""
     if not found["count"]:
         return ""
     return stack.messages["name"][stack.first[found["rank"]] + int(found["row"])] or ""
 
 
-def _row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:
+def _build_message_row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, error_ns: int | None) -> MessageRow:
     text = found["group"] or ""
     members = tuple(int(rank) for rank in text.replace(">", ",").split(",")) if text else ()
-    kind, unmatched = found["kind"] or _NO_KIND, int(found["unmatched"] or 0)
+    kind, unmatched = found["kind"] or _KIND_UNKNOWN, int(found["unmatched"] or 0)
     if not found["count"]:
         return MessageRow(kind=kind, group=text, members=members, unmatched=unmatched)
     complete = all(rank in of_rank for rank in members)
-    algorithm, bus = _bandwidths(found, len(members), error_ns) if complete else (None, None)
-    link = _link(members, of_rank)
+    algorithm, bus = _measure_bandwidths(found, len(members), error_ns) if complete else (None, None)
+    link = _find_slowest_link(members, of_rank)
     return MessageRow(
         kind=kind,
         name=name,
@@ -107,16 +233,16 @@ def _row(found: dict[str, Any], of_rank: dict[int, RankSummary], name: str, erro
     )
 
 
-def _bandwidths(found: dict[str, Any], size: int, error_ns: int | None) -> tuple[float | None, float | None]:
+def _measure_bandwidths(found: dict[str, Any], size: int, error_ns: int | None) -> tuple[float | None, float | None]:
     """Return algorithm and bus bandwidth in byte/s; None where the transfer is not well above the clocks' error or bytes are not known."""
     time = round(found["transfer"])
     if error_ns is None or found["bytes"] is None or time < ABOVE_ERROR * error_ns:
         return None, None
-    told = bandwidths("send" if found["kind"] == "point_to_point" else found["kind"] or "", round(found["bytes"]), size, time)
+    told = compute_bandwidths("send" if found["kind"] == "point_to_point" else found["kind"] or "", round(found["bytes"]), size, time)
     return told if told is not None else (None, None)
 
 
-def _link(members: Sequence[int], of_rank: dict[int, RankSummary]) -> float | None:
+def _find_slowest_link(members: Sequence[int], of_rank: dict[int, RankSummary]) -> float | None:
     """Return the rate of the slowest link of the members in byte/s; None where it is not known, or they are on several machines.
 
     Where machines are not recorded a group as large as one machine holds counts as on one (as in fact link_bytes_per_second).

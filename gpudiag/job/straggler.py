@@ -1,4 +1,4 @@
-"""The rank for which the others wait: which, since when, and why."""
+"""The straggler: the rank for which the others wait, since when, and why."""
 
 from __future__ import annotations
 
@@ -6,15 +6,182 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from gpudiag.job.cause import find_cause
-from gpudiag.job.differences import of_buckets, of_parts
-from gpudiag.job.lateness import Late, late_ranks, nobody
-from gpudiag.job.records import steps_of
+from gpudiag.job.rank_summary import read_rank_steps
+from gpudiag.job.straggler_cause import compare_buckets, compare_parts, find_cause
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import RankRow, Straggler
-from gpudiag.model.rank import RankSummary
-from gpudiag.timeline.rank_steps import MIN_STEPS, Floats, RankSteps
+from gpudiag.timeline.history import MIN_STEPS, Floats, RankSteps
+from gpudiag.units import format_share
+
+SURE_RISE = 3.0
+"""Least standard deviations of the two-sample statistic at the split. What it finds is verified by how late the rank is on both sides."""
+
+LEAST_ON_A_SIDE = 5
+"""Values on either side of a split."""
+
+
+def find_rise(series: npt.NDArray[np.float64]) -> int | None:
+    """Return the index from which on `series` is higher than before; None where no split tells the two sides apart.
+
+    The split that maximises the statistic of Mann and Whitney (1947), standardised for its place: by ranks of the values, so that a few
+    very slow steps move it little. From there to the split that leaves fewest values on the wrong side of the middle of both medians.
+    """
+    count = series.size
+    if count < 2 * LEAST_ON_A_SIDE:
+        return None
+    ordered = np.sort(series)
+    ranks = (np.searchsorted(ordered, series, "left") + np.searchsorted(ordered, series, "right") + 1) / 2
+    before = np.arange(LEAST_ON_A_SIDE, count - LEAST_ON_A_SIDE + 1)
+    lack = before * (count + 1) / 2 - np.cumsum(ranks)[before - 1]
+    sure = lack / np.sqrt(before * (count - before) * (count + 1) / 12)
+    best = int(before[sure.argmax()])
+    return _sharpen_split(series, best) if sure.max() >= SURE_RISE else None
+
+
+def _sharpen_split(series: npt.NDArray[np.float64], split: int) -> int:
+    above = series > (np.median(series[:split]) + np.median(series[split:])) / 2
+    right = np.concatenate(([0], np.cumsum(~above))) - np.concatenate(([0], np.cumsum(above)))
+    return int(right.argmax())
+
+
+MIN_SHARE = 0.05
+"""A rank is late in a step where it takes this much longer than the median of the others (heuristic: machines differ by less)."""
+
+HABIT_SHARE = 0.7
+"""Share of the steps in which a straggler is late (as rule DST-06): of two ranks that take turns each is in half."""
+
+SURE_LATE = 4.0
+"""Its mean lateness in standard errors: by chance, one of some hundred ranks reaches 4."""
+
+BEYOND_FACTOR = 3.0
+"""Its lateness in standard deviations of the others' (robust: 1.4826 times the median deviation): ranks that differ anyway."""
+
+CHANCE = 0.01
+"""Chance that one of equal ranks takes longest in every step: ranks ^ (1 - steps). Below it, a rank that does is late by habit."""
+
+FEW_STEPS = 10
+"""Fewer steps have no robust deviation of their own: that of all ranks is taken."""
+
+
+class LateRank(msgspec.Struct, frozen=True):
+    """A rank that is late for long. Times in ns."""
+
+    column: int
+    """Of the ranks compared."""
+    begin: int
+    """Row of the first step in which it is late."""
+    excess_ns: float
+    """Mean of its own time less the median of the others'."""
+    share: float
+    """excess_ns over the mean of the others' median."""
+    late_share: float
+    last_share: float
+
+
+def find_late_ranks(own: Floats, least: int) -> list[LateRank]:
+    """Return the ranks that are late for long, the latest first, from their own times (steps x ranks).
+
+    `least`: steps in which a rank has to be seen. Ranks that take turns are not among them, nor ranks that differ as the others do.
+    """
+    if own.shape[0] < least or own.shape[1] < 2:
+        return []
+    others = compute_others_median(own)
+    found = [_judge_rank(own, others, column, least) for column in range(own.shape[1])]
+    return sorted((late for late in found if late is not None), key=lambda late: -late.excess_ns)
+
+
+def _judge_rank(own: Floats, others: Floats, column: int, least: int) -> LateRank | None:
+    begin = _find_begin(own[:, column], others[:, column], least)
+    found = _find_since(begin, own, others[:, column], column)
+    return found if found is not None or begin == 0 else _find_since(0, own, others[:, column], column)
+
+
+def _find_since(begin: int, own: Floats, base: Floats, column: int) -> LateRank | None:
+    """Return the rank where it is late for long from row `begin` on; `base`: what the others take."""
+    lateness = own[:, column] - base
+    own, base, beyond = own[begin:], base[begin:], lateness[begin:]
+    late_share = float((beyond > MIN_SHARE * base).mean())
+    excess, share = float(beyond.mean()), float(np.median(beyond) / max(float(np.median(base)), 1.0))
+    if late_share < HABIT_SHARE or share < MIN_SHARE or excess <= 0 or not _is_beyond(own, column):
+        return None
+    if float(np.median(beyond)) <= SURE_LATE * _estimate_error(lateness, begin, own) and not _is_always_last(own, column):
+        return None
+    last = float((own.argmax(axis=1) == column).mean())
+    return LateRank(column, begin, excess, excess / max(float(base.mean()), 1.0), late_share, last)
+
+
+def _find_begin(own: Floats, others: Floats, least: int) -> int:
+    """Return the row from which on a rank is late; 0 where it is so from the start, or never."""
+    begin = find_rise(own - others)
+    if begin is None or own.size - begin < least:
+        return 0
+    before, base = own[:begin] - others[:begin], others[:begin]
+    was_late = float((before > MIN_SHARE * base).mean()) >= 1 - HABIT_SHARE and float(np.median(before)) > MIN_SHARE / 2 * float(
+        np.median(base)
+    )
+    return 0 if was_late else begin
+
+
+def _is_always_last(own: Floats, column: int) -> bool:
+    """Return whether the rank takes longest in every one of few steps, of so many that equal ranks would hardly do so."""
+    steps, ranks = own.shape
+    return steps < FEW_STEPS and bool((own.argmax(axis=1) == column).all()) and float(ranks) ** (1 - steps) < CHANCE
+
+
+def _estimate_error(lateness: Floats, begin: int, own: Floats) -> float:
+    """Return the standard error of the lateness from row `begin` on, in ns; `own`: all ranks from there on.
+
+    Neighbouring steps are alike where a machine is busy for a while: they count as (1 - r) / (1 + r) of as many that are not, with r their
+    correlation (Bayley and Hammersley 1946).
+    """
+    if lateness.size - begin < FEW_STEPS:
+        apart = own - np.median(own, axis=1, keepdims=True)
+        freedom = max((own.shape[0] - 1) * (own.shape[1] - 1), 1)
+        return float(np.sqrt(((apart - apart.mean(axis=0)) ** 2).sum() / freedom / own.shape[0]))
+    parts = [part - np.median(part) for part in (lateness[:begin], lateness[begin:]) if part.size]
+    left = np.concatenate(parts)
+    deviation = 1.4826 * float(np.median(np.abs(left)))
+    left = left.clip(-SURE_LATE * deviation, SURE_LATE * deviation)
+    alike = float((left[1:] * left[:-1]).sum() / max(float((left * left).sum()), 1e-9))
+    return deviation * float(np.sqrt((1 + max(alike, 0.0)) / (1 - min(alike, 0.99)) / (lateness.size - begin)))
+
+
+def _is_beyond(own: Floats, column: int) -> bool:
+    """Return whether a rank differs by more than the others do among each other."""
+    usual = np.median(own, axis=0)
+    others = np.delete(usual, column)
+    deviation = 1.4826 * float(np.median(np.abs(others - np.median(others))))
+    return float(usual[column] - np.median(others)) > BEYOND_FACTOR * deviation
+
+
+def compute_others_median(own: Floats) -> Floats:
+    """Return for each step and rank the median over the other ranks (steps x ranks)."""
+    count = own.shape[1] - 1
+    place = own.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    ordered = np.sort(own, axis=1)
+    low, high = (count - 1) // 2, count // 2
+    without = [np.where(place <= at, ordered[:, [at + 1]], ordered[:, [at]]) for at in (low, high)]
+    return np.asarray((without[0] + without[1]) / 2)
+
+
+def format_nobody_late(own: Floats, ranks: list[int]) -> str:
+    """Return a sentence about ranks of which none is late for long."""
+    others = compute_others_median(own)
+    late = own - others > MIN_SHARE * others
+    if float(late.any(axis=1).mean()) >= HABIT_SHARE:
+        last = np.bincount(own.argmax(axis=1), minlength=len(ranks))
+        most, share = ranks[int(last.argmax())], format_share(float(last.max()) / own.shape[0])
+        return f"no rank is late for long: ranks take turns, rank {most} is last most often, in {share} of {own.shape[0]} steps"
+    usual = np.median(own - others, axis=0) / np.maximum(np.median(others, axis=0), 1.0)
+    top = int(usual.argmax())
+    return (
+        f"no rank is late for long: rank {ranks[top]} takes longest for itself, {format_share(float(usual[top]), 1)} more than the median "
+        f"of the others in {own.shape[0]} steps"
+    )
+
 
 MIN_PROFILED = 3
 """Fewer profiled steps tell a habit from chance badly."""
@@ -40,30 +207,30 @@ def find_straggler(summaries: Sequence[RankSummary], matched: pl.DataFrame, rows
     SyncBatchNorm), so where they show no late rank the profiled steps are asked, by their wall time less the waits in matched messages.
     """
     reasons = []
-    records = steps_of(summaries)
-    for source in (_by_records(records), _by_messages(summaries, matched)):
+    records = read_rank_steps(summaries)
+    for source in (_read_from_records(records), _read_from_messages(summaries, matched)):
         if isinstance(source, str):
             reasons.append(source)
             continue
-        late = late_ranks(source.own, source.least)
+        late = find_late_ranks(source.own, source.least)
         if late:
-            return _straggler(summaries, rows, source, late, records), ""
-        reasons.append(nobody(source.own, source.ranks))
+            return _build_straggler(summaries, rows, source, late, records), ""
+        reasons.append(format_nobody_late(source.own, source.ranks))
     judged = [reason for reason in reasons if reason.startswith("no rank is late")]
     return None, (judged or ["; ".join(reversed(reasons))])[0]
 
 
-def _by_records(found: RankSteps | str) -> _Source | str:
+def _read_from_records(found: RankSteps | str) -> _Source | str:
     """Return the own times of all unprofiled steps; why there are none."""
     return found if isinstance(found, str) else _Source(found.ranks, found.numbers.tolist(), found.own, MIN_STEPS, found)
 
 
-def _by_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> _Source | str:
+def _read_from_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> _Source | str:
     """Return the own times of the profiled steps: wall less the exposed waits in matched messages; why there are none."""
     waits = matched.select("rank", "step", "exposed_wait_ns").drop_nulls()
     if not waits.height:
         return "no message of the analysed steps could be matched between the ranks"
-    steps = _profiled_steps(summaries)
+    steps = _list_profiled_steps(summaries)
     waits = waits.group_by("rank", "step").agg(waits=pl.col("exposed_wait_ns").sum()).with_columns(pl.col("rank", "step").cast(pl.Int64))
     exposed = pl.min_horizontal(pl.col("waits").fill_null(0), "exposed_communication")
     steps = steps.join(waits, on=["rank", "step"], how="left").with_columns(own=pl.col("wall") - exposed)
@@ -76,7 +243,7 @@ def _by_messages(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> _So
     return _Source(ranks, None if None in numbers else numbers, own, MIN_PROFILED)
 
 
-def _profiled_steps(summaries: Sequence[RankSummary]) -> pl.DataFrame:
+def _list_profiled_steps(summaries: Sequence[RankSummary]) -> pl.DataFrame:
     """Return the analysed steps of all ranks (rank, step, number, wall, exposed_communication, key).
 
     Equal keys are the same step: by number, else by place.
@@ -91,20 +258,20 @@ def _profiled_steps(summaries: Sequence[RankSummary]) -> pl.DataFrame:
     return every.with_columns(key=pl.col("number" if numbered else "step"))
 
 
-def _straggler(
-    summaries: Sequence[RankSummary], rows: Sequence[RankRow], source: _Source, late: list[Late], records: RankSteps | str
+def _build_straggler(
+    summaries: Sequence[RankSummary], rows: Sequence[RankRow], source: _Source, late: list[LateRank], records: RankSteps | str
 ) -> Straggler:
     first = late[0]
     rank = source.ranks[first.column]
     since = source.numbers[first.begin] if source.numbers is not None and first.begin else None
-    by_ns = _excess_ns(source, first)
-    before = _recorded_before(summaries, rank, since)
-    profile = [] if before else of_buckets(summaries, rows, rank)
-    parts = [] if source.records is None else of_parts(source.records, first.column, first.begin)
+    by_ns = _measure_excess_ns(source, first)
+    before = _was_recorded_before(summaries, rank, since)
+    profile = [] if before else compare_buckets(summaries, rows, rank)
+    parts = [] if source.records is None else compare_parts(source.records, first.column, first.begin)
     begin = first.begin if source.records is not None else 0
     steps = records if isinstance(records, RankSteps) and rank in records.ranks else None
     cause, reason, differences = find_cause(summaries, steps, (rank, begin, by_ns), profile, parts)
-    shared, machine = _shared(summaries, [source.ranks[other.column] for other in late])
+    shared, machine = _describe_late_ranks(summaries, [source.ranks[other.column] for other in late])
     return Straggler(
         rank=rank,
         excess_ns=round(by_ns),
@@ -119,7 +286,7 @@ def _straggler(
     )
 
 
-def _excess_ns(source: _Source, late: Late) -> float:
+def _measure_excess_ns(source: _Source, late: LateRank) -> float:
     """Return by how much the rank is late in ns a step.
 
     Records show no backward pass without waits but the shortest, which is the late rank's: where its forward pass is slower than the
@@ -136,13 +303,13 @@ def _excess_ns(source: _Source, late: Late) -> float:
     return late.excess_ns + slower * float(np.median(source.records.least_backward[late.begin :]))
 
 
-def _recorded_before(summaries: Sequence[RankSummary], rank: int, since: int | None) -> bool:
+def _was_recorded_before(summaries: Sequence[RankSummary], rank: int, since: int | None) -> bool:
     """Return whether the profiled steps of `rank` were recorded before it was late: what they say of it is not why."""
     numbers = [summary.steps["number"].drop_nulls().min() for summary in summaries if summary.rank == rank and summary.steps.height]
     return since is not None and any(isinstance(first, int) and first < since for first in numbers)
 
 
-def _shared(summaries: Sequence[RankSummary], late: list[int]) -> tuple[str, bool]:
+def _describe_late_ranks(summaries: Sequence[RankSummary], late: list[int]) -> tuple[str, bool]:
     """Return a sentence on the other late ranks, and whether all late ranks are those of one machine among several."""
     hosts = {summary.rank: summary.host for summary in summaries}
     host = hosts.get(late[0], "")

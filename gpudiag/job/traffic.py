@@ -15,16 +15,15 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.job.splits import Splits, sent_bytes
-from gpudiag.job.stack import BETWEEN, CODES, NO_KIND, Stack, stacked
+from gpudiag.job.message_table import CODES, NO_KIND, PARTY_SEPARATOR, MessageTable, Splits, measure_sent_bytes, stack_summaries
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import MOST_SQUARE, Traffic
-from gpudiag.model.rank import RankSummary
-from gpudiag.trace.message_kinds import KINDS
+from gpudiag.trace.collectives import MESSAGE_KINDS
 
-_EVEN = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
+_EVEN_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """Parts of S/n that a rank has for each other rank of its group."""
 
-_ROOTED = ("broadcast", "scatter", "reduce", "gather")
+_ROOTED_KINDS = ("broadcast", "scatter", "reduce", "gather")
 _KEYS = ("rank", "kind", "party", "source", "target")
 
 Ranks = npt.NDArray[np.int64]
@@ -50,13 +49,13 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
 
     `world`: ranks of the job. Each rank tells what it sends; what it receives counts where the sender was not read.
     """
-    stack = stacked(summaries)
+    stack = stack_summaries(summaries)
     read = {summary.rank for summary in stack}
     ranks = max(world or 0, max(read, default=0) + 1)
-    block = _block(ranks)
+    block = _choose_block(ranks)
     square, missing = np.zeros((-(-ranks // block),) * 2), 0
     steps = {summary.rank: summary.steps.height for summary in stack}
-    for rank, begin, others, size, untold in (*_even(stack, read), *_uneven(stack.splits)):
+    for rank, begin, others, size, untold in (*_list_even(stack, read), *_list_uneven(stack.splits)):
         if not steps[rank]:
             continue
         missing += untold
@@ -65,12 +64,12 @@ def find_traffic(summaries: Sequence[RankSummary], world: int | None) -> Traffic
             square[begin // block] += np.bincount(there // block, minlength=len(square)) * (size / steps[rank])
     if not square.any():
         return None
-    names = (_name(first, min(first + block, ranks)) for first in range(0, ranks, block))
+    names = (_name_block(first, min(first + block, ranks)) for first in range(0, ranks, block))
     table = tuple(tuple(round(value) for value in row) for row in square.tolist())
-    return Traffic(ranks=tuple(names), bytes=table, note=_note(ranks - len(read), missing))
+    return Traffic(ranks=tuple(names), bytes=table, note=_build_note(ranks - len(read), missing))
 
 
-def _block(ranks: int) -> int:
+def _choose_block(ranks: int) -> int:
     """Return how many neighbours are one row: as many as it takes for at most MOST_SQUARE; a power of two, as nodes have."""
     size = 1
     while -(-ranks // size) > MOST_SQUARE:
@@ -78,11 +77,11 @@ def _block(ranks: int) -> int:
     return size
 
 
-def _name(first: int, after: int) -> str:
+def _name_block(first: int, after: int) -> str:
     return str(first) if after == first + 1 else f"{first}-{after - 1}"
 
 
-def _uneven(splits: Mapping[int, Splits]) -> Iterator[_Sent]:
+def _list_uneven(splits: Mapping[int, Splits]) -> Iterator[_Sent]:
     """Yield what each rank sends in uneven all-to-alls."""
     for rank, found in splits.items():
         yield _Sent(rank, rank, _NOBODY, 0.0, found.missing)
@@ -90,11 +89,11 @@ def _uneven(splits: Mapping[int, Splits]) -> Iterator[_Sent]:
             yield _Sent(rank, rank, np.array([other]), size, 0)
 
 
-def _even(stack: Stack, read: set[int]) -> Iterator[_Sent]:
+def _list_even(stack: MessageTable, read: set[int]) -> Iterator[_Sent]:
     """Yield what each rank sends in all other messages, those of one kind and group together."""
-    groups = [_members(text) for text in stack.parties]
-    for rank, kind, party, source, target, size, untold, count in _sums(stack.messages, read).iter_rows():
-        sent = _sent(rank, KINDS[kind], groups[party] if party >= 0 else _NOBODY, (source, target))
+    groups = [_parse_members(text) for text in stack.parties]
+    for rank, kind, party, source, target, size, untold, count in _sum_messages(stack.messages, read).iter_rows():
+        sent = _split_sent(rank, MESSAGE_KINDS[kind], groups[party] if party >= 0 else _NOBODY, (source, target))
         if sent is None:
             yield _Sent(rank, rank, _NOBODY, 0.0, count)
         else:
@@ -102,14 +101,14 @@ def _even(stack: Stack, read: set[int]) -> Iterator[_Sent]:
             yield _Sent(rank, begin, others, part * size, untold)
 
 
-def _members(party: str) -> Ranks:
+def _parse_members(party: str) -> Ranks:
     """Return the ranks of a group as recorded; none for a pair."""
-    sort, rest = party.split(BETWEEN, 1)
-    members = rest.rsplit(BETWEEN, 2)[1] if sort == "G" else ""
+    sort, rest = party.split(PARTY_SEPARATOR, 1)
+    members = rest.rsplit(PARTY_SEPARATOR, 2)[1] if sort == "G" else ""
     return np.array([int(rank) for rank in members.split(",")], dtype=np.int64) if members else _NOBODY
 
 
-def _sums(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:
+def _sum_messages(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:
     """Return (rank, kind, party, source, target, bytes, untold, count) of the analysed steps, without uneven all-to-alls.
 
     And without what other ranks that were read sent to this one alone: they tell it.
@@ -118,12 +117,14 @@ def _sums(messages: pl.DataFrame, read: set[int]) -> pl.DataFrame:
     asked = asked.filter(pl.col("step").is_not_null() & ~pl.col("kind").is_in([NO_KIND, CODES["barrier"]]) & ~pl.col("uneven"))
     received = (pl.col("kind") == CODES["point_to_point"]) & (pl.col("source") != pl.col("rank")) & pl.col("source").is_in(list(read))
     asked = asked.filter(~received.fill_null(False))
-    size = pl.when(pl.col("kind") == CODES["all_to_all"]).then(sent_bytes()).otherwise(pl.col("bytes").cast(pl.Float64)).alias("bytes")
+    size = (
+        pl.when(pl.col("kind") == CODES["all_to_all"]).then(measure_sent_bytes()).otherwise(pl.col("bytes").cast(pl.Float64)).alias("bytes")
+    )
     sums = (pl.col("bytes").sum(), pl.col("bytes").null_count().alias("untold"), pl.len().alias("count"))
     return asked.with_columns(size).group_by(_KEYS).agg(sums).sort(_KEYS)
 
 
-def _sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:
+def _split_sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None]) -> tuple[int, Ranks, float] | None:
     """Return (sender, receivers, the part of S that each gets) by what `rank` recorded; None where it does not tell."""
     source, target = ends
     if kind == "point_to_point":
@@ -131,9 +132,9 @@ def _sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None
     if rank not in group:
         return None
     others = group[group != rank]
-    if kind in _EVEN:
-        return rank, others, _EVEN[kind] / len(group)
-    if kind not in _ROOTED or source is None:
+    if kind in _EVEN_FACTORS:
+        return rank, others, _EVEN_FACTORS[kind] / len(group)
+    if kind not in _ROOTED_KINDS or source is None:
         return None
     part = 1.0 if kind in ("broadcast", "reduce") else 1 / len(group)
     if kind in ("broadcast", "scatter"):
@@ -141,7 +142,7 @@ def _sent(rank: int, kind: str, group: Ranks, ends: tuple[int | None, int | None
     return rank, np.array([source]) if rank != source else _NOBODY, part
 
 
-def _note(unread: int, missing: int) -> str:
+def _build_note(unread: int, missing: int) -> str:
     parts = ["collectives as nccl-tests counts them, spread evenly over the ranks of their group"]
     if missing:
         parts.append(f"{missing:,} {'message' if missing == 1 else 'messages'} without recorded bytes or ranks not counted")

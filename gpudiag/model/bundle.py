@@ -1,4 +1,9 @@
-"""The manifest of a bundle: what was recorded, with which settings, on which machine."""
+"""What a bundle says: its manifest (settings, machine, program, windows), generated code, and the state of a run that is being recorded.
+
+What the training program brought along: packages, wrappers, compilation, its commit. Part of the manifest of a bundle.
+
+Names no host, user, path, branch or remote; environment variables only from a short list (gpudiag.capture.environment.process).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,113 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.hardware import Device, ObservedDevice
-from gpudiag.model.program import Program
+from gpudiag.model.ops import Shape
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Another form, text that is no UTF-8 or holds half a surrogate pair, and nesting that msgspec follows too deeply."""
+
+
+class Code(msgspec.Struct, frozen=True):
+    """The git state of the folder of the script."""
+
+    commit: str
+    """Hash of the commit that was checked out."""
+    dirty: bool | None = None
+    """Whether tracked files differed from it; None: git did not answer in time, or only a filter (Git LFS) could have told."""
+    script_tracked: bool | None = None
+    """Whether the script itself is in the repository; None: not known."""
+
+
+class DistributedData(msgspec.Struct, frozen=True, kw_only=True):
+    """A model wrapped in torch.nn.parallel.DistributedDataParallel. None: this version of torch does not tell."""
+
+    world_size: int | None = None
+    bucket_cap_bytes: int | None = None
+    """Size at which gradients are reduced together (bucket_cap_mb, in bytes)."""
+    find_unused_parameters: bool | None = None
+    static_graph: bool | None = None
+    gradient_as_bucket_view: bool | None = None
+    broadcast_buffers: bool | None = None
+    """Whether the buffers of rank 0 are sent to all ranks before each forward pass."""
+    param_dtype: str | None = None
+    """Type of its mixed_precision; None: not used."""
+    comm_hooks: tuple[str, ...] = ()
+    """Names of the functions registered with register_comm_hook."""
+
+
+class ShardedData(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules wrapped alike by FullyShardedDataParallel (version 1) or fully_shard (version 2). None: this version does not tell."""
+
+    version: Literal[1, 2]
+    units: int
+    """Modules that are gathered and freed together: one group of parameters each."""
+    sharding: str | None = None
+    """Version 1: name of its ShardingStrategy. Version 2: 'reshard after forward' or 'no reshard after forward'."""
+    world_size: int | None = None
+    """Ranks that share one copy of the parameters."""
+    mesh: tuple[int, ...] = ()
+    """Sizes of the device mesh: (replicas, shards) or (shards,)."""
+    param_dtype: str | None = None
+    reduce_dtype: str | None = None
+    cpu_offload: bool | None = None
+
+
+class Wrappers(msgspec.Struct, frozen=True, kw_only=True):
+    """Wrapped models that were alive when the recording ended."""
+
+    ddp: tuple[DistributedData, ...] = ()
+    fsdp: tuple[ShardedData, ...] = ()
+    data_parallel_devices: int | None = None
+    """Devices of a torch.nn.DataParallel model (one process drives them all); None: there is none."""
+    deepspeed_zero_stage: int | None = None
+    """ZeRO stage of a DeepSpeed engine; None: there is none, or it does not tell."""
+    grad_scaler: bool = False
+    """Whether an enabled GradScaler is alive."""
+
+
+class CompileCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls of torch.compile with the same arguments."""
+
+    backend: str
+    mode: str | None = None
+    """'default', 'reduce-overhead', ...; 'options': others than those of a mode; None: another backend than Inductor."""
+    dynamic: bool | None = None
+    """None: torch decides."""
+    fullgraph: bool | None = None
+    count: int = 1
+
+
+class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+    """What torch.compile did in this process, from the counters of torch._dynamo."""
+
+    calls: tuple[CompileCall, ...] = ()
+    """Those whose result was alive when the recording ended."""
+    graphs: int = 0
+    graph_breaks: int = 0
+    """Places at which a graph had to end, counted each time that a frame was compiled."""
+    recompiles: int = 0
+    """Compilations of a frame beyond its first."""
+    generated_graphs: int | None = None
+    """Graphs whose Inductor code was alive when the recording ended; None: not looked for (the run was killed)."""
+    generated_kernels: int | None = None
+    """Kernels in that code."""
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training program brought along; None: not known (the run was killed before it could be looked for)."""
+
+    packages: dict[str, str] = {}
+    """Version of each known package that the process had imported."""
+    variables: dict[str, str | None] = {}
+    """Environment variables that change speed or numerics; None: set to something that is not kept."""
+    code: Code | None = None
+    """None: the folder is in no git repository, there is no git, or it took too long."""
+    compiled: Compiled | None = None
+    """None: torch.compile was not used."""
+    wrappers: Wrappers | None = None
+    activation_checkpointing: bool | None = None
+    """Whether torch.utils.checkpoint ran in the loop, or a module was set up for it."""
+
 
 BUNDLE_VERSION = 1
 """Major version of the bundle layout; readers refuse newer ones."""
@@ -186,4 +297,86 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The arguments of `gpudiag run`, as given; None where the run was recorded by `gpudiag.profile`."""
     program: Program | None = None
     """None: recorded without it (an older gpudiag)."""
+    warnings: tuple[str, ...] = ()
+
+
+INDUCTOR_VERSION = 1
+
+Access = Literal["read", "write", "both"]
+
+
+class KernelBuffer(msgspec.Struct, frozen=True):
+    """A buffer that one call of a generated kernel is given."""
+
+    name: str
+    """Inductor's name of the argument, such as 'in_ptr0'."""
+    dtype: str
+    """Short dtype name ('fp32'); '' where it is not known."""
+    access: Access
+    shape: Shape | None = None
+    """Shape of what is passed (a view where a view is passed); None: sizes that only the run decides."""
+    touched: int | None = None
+    """At most this many elements are accessed: places in the code times the points of the loops around them. None: not known."""
+
+
+class GeneratedKernel(msgspec.Struct, frozen=True):
+    """A kernel and its calls with the same buffers in one compiled graph."""
+
+    name: str
+    category: str
+    """poi, red, per, tem, for, ... (codegen/triton.py of Inductor), 'cpp', or 'extern' for a call of a library."""
+    calls: int = 1
+    """Calls in one call of the graph."""
+    ops: tuple[str, ...] | None = None
+    """Original operators as Inductor's comment names them, such as 'add'; None: no comment, the kernel's name says them."""
+    nodes: tuple[str, ...] = ()
+    """Source nodes of the traced graph."""
+    buffers: tuple[KernelBuffer, ...] = ()
+    points: int | None = None
+    """Points of the loops, reduced dimensions included; None: sizes that only the run decides."""
+    reduction: int | None = None
+    """Length of the reduced dimensions; None: no reduction, or not known."""
+
+
+class CompiledGraph(msgspec.Struct, frozen=True):
+    """A graph that torch.compile compiled: its key in the trace ('## Call CompiledFxGraph <key> ##') and its kernels."""
+
+    key: str
+    kernels: tuple[GeneratedKernel, ...]
+
+
+class InductorCode(msgspec.Struct, frozen=True):
+    """`inductor/rank<N>.json` of a bundle."""
+
+    version: int = INDUCTOR_VERSION
+    graphs: tuple[CompiledGraph, ...] = ()
+
+
+WatchStatus = Literal["waiting", "recording", "silent", "gone", "stopped", "finished"]
+"""waiting: not begun; recording: it writes; silent: for longer than a run that records; gone: so long that it was killed;
+stopped: it trains on, unrecorded."""
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that is being recorded, as its bundle tells it. None: not known."""
+
+    version: int
+    """Another number wherever the bundle has changed."""
+    status: WatchStatus
+    reason: str = ""
+    """Why it is not recorded any longer, '' where it is or has finished."""
+    silent_s: float = 0.0
+    """Seconds since the newest file of the recording was written."""
+    steps: int = 0
+    step_ns: float | None = None
+    """Median wall time of the latest unprofiled steps."""
+    over: int = 0
+    """How many steps that median is over."""
+    loader_share: float | None = None
+    """Part of these steps that was spent waiting for batches."""
+    samples_per_s: float | None = None
+    sampled: dict[str, float] = {}
+    """The latest value of each telemetry column that is known."""
+    windows: tuple[str, ...] = ()
+    """The recorded windows in words: 'steps 7 to 12', of stacks 'steps 13 to 14 with stacks'."""
     warnings: tuple[str, ...] = ()

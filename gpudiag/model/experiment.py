@@ -52,15 +52,15 @@ class Pair(msgspec.Struct, frozen=True):
     """Whether both were alive together; else one ran after the other."""
 
 
-def log_ratios(pair: Pair) -> list[float]:
+def compute_log_ratios(pair: Pair) -> list[float]:
     """Return log(throughput of the second / of the first) of each block and the one beside it. Blocks without any steps are left out."""
     beside = zip(pair.first, pair.second, strict=False)  # a file may hold anything; the engine writes as many of both
     return [math.log(second / first) for first, second in beside if first > 0 and 0 < second / first < math.inf]
 
 
-def pair_log_ratio(pair: Pair) -> float | None:
+def compute_pair_log_ratio(pair: Pair) -> float | None:
     """Return the log ratio of a pair, the median of its blocks: a block that was disturbed does not move it. None: it has none."""
-    ratios = log_ratios(pair)
+    ratios = compute_log_ratios(pair)
     return statistics.median(ratios) if ratios else None
 
 
@@ -141,7 +141,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
-def outcome_of(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
+def make_outcome(fix: str, found: Comparison, *, screening: bool = False) -> Outcome:
     """Return what a comparison says of `fix` as an experiment of a report; also of one that is not over yet."""
     return Outcome(
         fix=fix,

@@ -81,11 +81,11 @@ class Graph(msgspec.Struct, frozen=True, eq=False, weakref=True):
         return len(self.begins_ns) + 1
 
 
-def node_kind(name: str) -> int:
+def encode_node_kind(name: str) -> int:
     """Return the code of a kind of node; raises ValueError for another word."""
     return NODE_KINDS.index(name)
 
 
-def edge_kind(name: str) -> int:
+def encode_edge_kind(name: str) -> int:
     """Return the code of a kind of edge; raises ValueError for another word."""
     return EDGE_KINDS.index(name)

@@ -1,4 +1,4 @@
-"""A device with its peaks, as the roofline needs it."""
+"""A device with its peaks, and what telemetry says of it: energy, clocks, limits, memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 DeviceKind = Literal["gpu", "cpu"]
 PeakProvenance = Literal["datasheet", "derived", "unverified", "measured"]
 
-SCALED = "peaks scaled by SM clock"
+SCALED_PEAKS = "peaks scaled by SM clock"
 """Stands in the source of a device whose peaks are not those of its row."""
 
 
@@ -27,7 +27,7 @@ _WIDER: dict[str, tuple[str, ...]] = {
 }
 
 
-def device_key(name: str, index: int, uuid: str | None, sm_count: int | None) -> str:
+def build_device_key(name: str, index: int, uuid: str | None, sm_count: int | None) -> str:
     """Return a word that tells one device from others: a digest of its UUID and SMs (partitions of one device differ in SMs).
 
     Without a UUID: name and index. The digest keeps serial numbers out of bundles.
@@ -50,7 +50,7 @@ class ObservedDevice(msgspec.Struct, frozen=True):
     """Bundles only: tells this very device from others of its name (`device_key`)."""
 
 
-_LEAST_RATE, _MOST = 1e5, 1e20
+_LOWEST_RATE, _HIGHEST_FIGURE = 1e5, 1e20
 """FLOP/s, B/s, B, ns: one slow core does 1e9 FLOP/s, a rack of accelerators 1e18, and a slow host link 1e8 B/s."""
 
 
@@ -104,8 +104,8 @@ class Device(msgspec.Struct, frozen=True):
         rates = (*self.peaks.values(), *memory, *links)
         clocks = (self.boost_clock_mhz, self.tensor_clock_mhz)
         others = (self.sm_count, self.memory_bytes, self.cache_bytes, self.inner_cache_bytes, self.launch_floor_ns, *clocks)
-        return all(rate is None or _LEAST_RATE <= rate <= _MOST for rate in rates) and all(
-            figure is None or 0 <= figure <= _MOST for figure in others
+        return all(rate is None or _LOWEST_RATE <= rate <= _HIGHEST_FIGURE for rate in rates) and all(
+            figure is None or 0 <= figure <= _HIGHEST_FIGURE for figure in others
         )
 
     def matrix_engine(self, dtype: str) -> str | None:
@@ -126,3 +126,103 @@ class Device(msgspec.Struct, frozen=True):
     def vector_peak(self) -> float | None:
         """Return the fp32 vector peak in FLOP/s; None where it is not known."""
         return self.peaks.get("fp32")
+
+
+class Energy(msgspec.Struct, frozen=True, kw_only=True):
+    """Energy of the device in the steps that `of` names; all figures null where `reason` says why."""
+
+    joule_per_step: float | None = None
+    joule_per_sample: float | None = None
+    mean_power_w: float | None = None
+    steps: int = 0
+    duration_ns: int = 0
+    """Wall time of these steps."""
+    of: Literal["unprofiled steps", "analysed steps"] | None = None
+    """Unprofiled ones where there are enough: the profiler slows the host and with it changes the power of the device."""
+    provenance: Literal["counter", "power"] | None = None
+    """The device's energy counter at the step marks (interpolated), or its power integrated over time (trapezoid).
+
+    A counter that stands still, jumps or contradicts the power is not used, and no step in which samples are missing.
+    """
+    uncertain_share: float | None = None
+    """How far the figures may be off at the ends of each run of consecutive steps: half of the time between two values there, which is
+    1 s at least where the driver averages power over one, / duration_ns."""
+    note: str = ""
+    """What else the figures hold: of the whole board, where MIG instances share it."""
+    reason: str = ""
+
+
+class ColumnRange(msgspec.Struct, frozen=True):
+    """One column of telemetry in the steps: the median is weighted by how long each sample holds."""
+
+    min: float
+    median: float
+    max: float
+    samples: int
+    unit: str
+    covered_share: float = 1.0
+    """Part of the steps' time for which a sample holds: none does for much longer than its column is usually asked."""
+
+
+class ClockEvent(msgspec.Struct, frozen=True):
+    """A reason for the clocks, as NVML names it, and the share of the time in which it held."""
+
+    reason: str
+    share: float
+    lowers: bool
+    """Whether it keeps the clocks below what the device could do; an idle GPU or a chosen clock does not."""
+
+
+class TelemetryStrip(msgspec.Struct, frozen=True, kw_only=True):
+    """Telemetry over the run, in slices of equal length; null: no sample fell into that slice."""
+
+    span_ns: int
+    """Of all slices together."""
+    columns: dict[str, tuple[float | None, ...]] = {}
+    """Mean of each slice, in the unit of the column."""
+    lowered: dict[str, tuple[float | None, ...]] = {}
+    """For each reason that lowered the clocks: the share of the samples of each slice that name it."""
+    analysed_ns: tuple[tuple[int, int], ...] = ()
+    """Begin and end of each stretch of analysed steps."""
+
+
+class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples in the steps that `over` names. Reasons for what is not there are in `missing`."""
+
+    source: str
+    """'nvml' (and psutil for the host) or 'psutil'."""
+    interval_ns: int
+    samples: int
+    """All of the run."""
+    over: Literal["analysed steps", "all steps"]
+    """All steps of the run where fewer than ten samples fall into the analysed ones."""
+    columns: dict[str, ColumnRange] = {}
+    clock_events: tuple[ClockEvent, ...] = ()
+    throttle_share: float | None = None
+    """Share of the sampled time in which any reason held that lowers clocks."""
+    throttle_covered_share: float = 1.0
+    """Part of the steps' time for which that is known."""
+    rss_growth_share: float | None = None
+    """Resident memory in the last quarter of the run over that in the second, less 1; null: shorter than a minute."""
+    limits: dict[str, float] = {}
+    missing: dict[str, str] = {}
+    notes: dict[str, str] = {}
+    strip: TelemetryStrip | None = None
+    """None: too few samples, or a report of an older gpudiag."""
+
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason*, older name nvmlClocksThrottleReason*), the words of
+# `nvidia-smi -q -d PERFORMANCE`, and whether they hold the clocks below what the device could do under load.
+CLOCK_EVENTS: dict[int, tuple[str, bool]] = {
+    0x1: ("GPU Idle", False),
+    0x2: ("Applications Clocks Setting", False),
+    0x4: ("SW Power Cap", True),
+    0x8: ("HW Slowdown", True),
+    0x10: ("Sync Boost", True),
+    0x20: ("SW Thermal Slowdown", True),
+    0x40: ("HW Thermal Slowdown", True),
+    0x80: ("HW Power Brake Slowdown", True),
+    0x100: ("Display Clock Setting", False),
+    0x200: ("Board Limit", True),
+    0x400: ("Low Reliability", True),
+}

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.breakdown import BucketsNs
+from gpudiag.model.timeline import BucketsNs
 
 RANKS_UNTOLD = "neither names nor traces tell which rank they are of"
 """How the warning about traces begins that may be of different trainings."""

@@ -1,4 +1,4 @@
-"""Device memory: who owned it at the end of a recorded window, and what it was used for when most of it was in use."""
+"""Device memory: who owned it and what it was used for at its peak; the estimate of what training a model would take."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MEMORY_VERSION = 1
 
 OwnerKind = Literal["parameters", "gradients", "optimizer_state", "buffers"]
 
-CATEGORIES = (
+MEMORY_CATEGORIES = (
     "parameters",
     "gradients",
     "optimizer_state",
@@ -126,4 +126,72 @@ class MemoryReport(msgspec.Struct, frozen=True, kw_only=True):
     provenance: Literal["owners", "lifetimes", "snapshot"] = "lifetimes"
     """owners: parameters, gradients and optimizer state by their addresses; lifetimes: by what allocated and freed; snapshot: by Python
     frames."""
+    notes: tuple[str, ...] = ()
+
+
+EstimatePhase = Literal["forward", "backward", "optimizer"]
+
+ESTIMATE_CATEGORIES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "buffers",
+    "activations",
+    "weight_casts",
+    "inputs",
+    "temporary",
+)
+"""What memory is held for, in the order of reports. activations: made by the forward pass and not freed by it; weight_casts: copies of
+parameters in the type that autocast computes in; temporary: freed by the pass that made it (gradients of activations, recomputed
+activations, results that nothing keeps)."""
+
+
+class PhasePeak(msgspec.Struct, frozen=True):
+    """The most memory that is in use in one pass of a training step."""
+
+    phase: EstimatePhase
+    bytes: int
+
+
+class HeldRow(msgspec.Struct, frozen=True):
+    """Activations at the end of the forward pass of the modules of one name ('*': the numbers of layers) and class."""
+
+    module: str
+    bytes: int
+    tensors: int
+
+
+class ModelEstimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of training one model on one device in bytes. What no tensor holds is not in it: context, libraries, fragmentation."""
+
+    device: str
+    """'cuda' or 'cpu': whose kernels and defaults were assumed."""
+    parameter_count: int
+    """Elements of all parameters; a tied one counts once."""
+    parameters_bytes: int
+    buffers_bytes: int
+    gradients_bytes: int
+    """Of all parameters that got one, when the backward pass has ended."""
+    optimizer_bytes: int
+    """States of the optimizer after its step, on the device."""
+    inputs_bytes: int
+    activations_bytes: int
+    """Made by the forward pass and held at its end: what the backward pass needs, and the output."""
+    weight_casts_bytes: int
+    """Copies of parameters for autocast, held at the end of the forward pass."""
+    peak_bytes: int
+    """The most that tensors hold at any time of a step, in blocks of `block_bytes`."""
+    peak_phase: EstimatePhase
+    peak_op: str
+    """The op whose result reached it."""
+    at_peak: dict[str, int]
+    """What for -> bytes, in the order of HELD; they sum to `peak_bytes`."""
+    phases: tuple[PhasePeak, ...]
+    modules: tuple[HeldRow, ...]
+    """Largest first; they sum to `activations_bytes`."""
+    block_bytes: int
+    """Each storage is rounded up to a multiple of this in the peaks (512: the CUDA caching allocator; 1: not rounded)."""
+    optimizer: str
+    autocast: str
+    """'none', or the type: 'bfloat16'."""
     notes: tuple[str, ...] = ()

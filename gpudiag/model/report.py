@@ -10,20 +10,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpudiag.model.breakdown import Breakdown, DeviceTime
-from gpudiag.model.bundle import Machine, Settings
-from gpudiag.model.cost import Bound, Provenance
+from gpudiag.model.bundle import Machine, Program, Settings
 from gpudiag.model.experiment import Outcome
 from gpudiag.model.finding import Finding, RuleOutcome
-from gpudiag.model.hardware import DeviceKind, PeakProvenance
-from gpudiag.model.history import StepHistory
+from gpudiag.model.hardware import DeviceKind, Energy, PeakProvenance, Telemetry
 from gpudiag.model.job import Job, RankRow
 from gpudiag.model.memory import MemoryReport
-from gpudiag.model.program import Program
-from gpudiag.model.replay import QueueStats, ReplayTrust, WhatIf
-from gpudiag.model.telemetry import Energy, Telemetry
+from gpudiag.model.ops import Bound, Provenance
+from gpudiag.model.timeline import Breakdown, DeviceTime, QueueStats, ReplayTrust, StepHistory, WhatIf
 
-SCHEMA_VERSION = 1
+REPORT_SCHEMA_VERSION = 1
 
 
 class Tool(msgspec.Struct, frozen=True):
@@ -246,7 +242,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """One report; architecture.md section 7 defines every key."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = REPORT_SCHEMA_VERSION
     tool: Tool
     source: Source
     device: ReportDevice | None
@@ -280,16 +276,16 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     """None: a trace alone, which does not say."""
 
 
-def to_json(report: ReportData) -> bytes:
+def encode_report(report: ReportData) -> bytes:
     """Return the report as JSON (UTF-8, two-space indent, newline at the end)."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n"
 
 
-def from_json(data: bytes) -> ReportData:
+def decode_report(data: bytes) -> ReportData:
     """Return the report; keys that are not known are ignored. Raises msgspec.DecodeError or ValidationError."""
     return msgspec.json.decode(data, type=ReportData)
 
 
-def json_schema() -> dict[str, Any]:
+def build_report_schema() -> dict[str, Any]:
     """Return the JSON Schema of the report."""
     return msgspec.json.schema(ReportData)

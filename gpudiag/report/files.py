@@ -24,32 +24,32 @@ _STALE_S = 3600.0
 """Age at which a temporary file is of a process that died: a report is written in seconds."""
 
 
-def write(target: Path, data: bytes) -> None:
+def write_file(target: Path, data: bytes) -> None:
     """Write `data` to `target` by a temporary file beside it and a rename. Raises InputError where that fails.
 
     A link is followed, a file that exists keeps its permissions, a new one gets those that open() would give it.
     """
-    write_pieces(target, [data])
+    write_file_pieces(target, [data])
 
 
-def write_pieces(target: Path, pieces: Iterable[bytes]) -> None:
+def write_file_pieces(target: Path, pieces: Iterable[bytes]) -> None:
     """Write `pieces`, one after the other, as `write` does: all of them or no file."""
-    write_by(target, lambda file: file.writelines(pieces))
+    write_file_with(target, lambda file: file.writelines(pieces))
 
 
-def write_by(target: Path, put: Callable[[IO[bytes]], None]) -> None:
+def write_file_with(target: Path, put: Callable[[IO[bytes]], None]) -> None:
     """Write what `put` writes into the file that it is given, as `write` does: all of it or no file."""
     try:
-        _replace(Path(os.path.realpath(target)), put)
+        _replace_file(Path(os.path.realpath(target)), put)
     except OSError as error:
         raise InputError(f"cannot write {target}: {error.strerror or error}", "choose another place") from error
 
 
-def _replace(target: Path, put: Callable[[IO[bytes]], None]) -> None:
+def _replace_file(target: Path, put: Callable[[IO[bytes]], None]) -> None:
     if target.exists() and not target.is_file():
         raise OSError(errno.EINVAL, "a folder, pipe, socket or device stands there")  # a rename would take its place
     begins = f".{target.name[:40]}."
-    _tidy(target.parent, begins)
+    _remove_stale_files(target.parent, begins)
     temporary = target.with_name(f"{begins}{os.urandom(8).hex()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _NEW_FILE)  # the mask is applied by the system
     try:
@@ -62,7 +62,7 @@ def _replace(target: Path, put: Callable[[IO[bytes]], None]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _tidy(folder: Path, begins: str) -> None:
+def _remove_stale_files(folder: Path, begins: str) -> None:
     """Remove what processes left that were killed while they wrote; what is young may be another one's that writes at this moment."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -71,7 +71,7 @@ def _tidy(folder: Path, begins: str) -> None:
                 os.unlink(entry.path)
 
 
-def save(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:
+def save_by_suffix(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]) -> None:
     """Write what the maker of the suffix of `path` makes; the whole file or none of it.
 
     Raises UsageError for another suffix, InputError where the file cannot be written.
@@ -80,4 +80,4 @@ def save(path: str | os.PathLike[str], makers: Mapping[str, Callable[[], bytes]]
     maker = makers.get(target.suffix.lower())
     if maker is None:
         raise UsageError(f"{target}: cannot tell the format", f"use one of {', '.join(makers)}")
-    write(target, maker())
+    write_file(target, maker())

@@ -1,16 +1,20 @@
-"""How ops, collectives and places in code are called: what the profiler names for machines, written for people."""
+"""Names of ops, call sites and parts of a step; verdict, upper bounds and figures as text. The same in every renderer."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpudiag.facts.spoken import kernel_label
-from gpudiag.model.finding import Where
+from gpudiag.facts.event_labels import format_kernel_name
+from gpudiag.model.finding import MEASUREMENT_RULE, NO_GAIN, Evidence, Finding, Where
+from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.ops import OVER_ROOF_ABOVE
 from gpudiag.model.report import CollectiveRow, OpRow, ReportData
-from gpudiag.units import format_bytes, format_share
+from gpudiag.model.timeline import BUSY_BUCKETS, IDLE_BUCKETS
+from gpudiag.units import format_bytes, format_count, format_flop, format_ns, format_rate, format_share
 
 COMMUNICATION_RECORD = "record_param_comms"
 """torch.distributed's own event around a collective; its name says nothing about which one."""
@@ -26,7 +30,7 @@ _MOST_OF_IT = 0.5
 """A site stands for a group of calls only where at least half of their known time belongs to it."""
 
 
-class Site(msgspec.Struct, frozen=True):
+class CallSite(msgspec.Struct, frozen=True):
     """A place in code: the end of its path, the function, and the line of the function (Kineto records no line of the call)."""
 
     file: str
@@ -37,21 +41,21 @@ class Site(msgspec.Struct, frozen=True):
         return f"{self.file}:{self.line} {self.function}".rstrip()
 
 
-def parse_site(where: str | None) -> Site | None:
+def parse_site(where: str | None) -> CallSite | None:
     """Return 'path/to/file.py(12): function' as a site with the last two parts of its path; None where it is not of that form."""
     found = _SITE.match(where or "")
     if found is None:
         return None
     path, line, function = found.groups()
-    return Site("/".join(re.split(r"[\\/]", path)[-2:]), int(line[:9]), function)
+    return CallSite("/".join(re.split(r"[\\/]", path)[-2:]), int(line[:9]), function)
 
 
-def site_text(where: str | None) -> str:
+def format_site(where: str | None) -> str:
     """Return a call site as people write it ('models/resnet.py:89 forward'), '' where there is none."""
     return str(parse_site(where) or where or "")
 
 
-def collective_label(name: str) -> str:
+def name_collective(name: str) -> str:
     """Return the collective that a name stands for, such as 'AllReduce'; 'generic NCCL kernel' where the name does not tell."""
     found = _NCCL.match(name)
     if found is None:
@@ -59,49 +63,49 @@ def collective_label(name: str) -> str:
     return "generic NCCL kernel" if found[1] == "Generic" else found[1]
 
 
-def namer(report: ReportData) -> Callable[[OpRow], str]:
+def build_op_namer(report: ReportData) -> Callable[[OpRow], str]:
     """Return the function that names op rows: collectives by what they do, where the report knows; kernels without their namespaces."""
     known = {(row.count, row.kernel_ns): row for row in report.collectives}
-    kinds = sorted({collective_label(row.name) for row in report.collectives})
+    kinds = sorted({name_collective(row.name) for row in report.collectives})
     either = " or ".join(kinds) if 0 < len(kinds) <= _FEW else "collective"
 
     def name(row: OpRow) -> str:
         if row.name != COMMUNICATION_RECORD:
-            return collective_label(row.name) if _NCCL.match(row.name) else kernel_label(row.name)
+            return name_collective(row.name) if _NCCL.match(row.name) else format_kernel_name(row.name)
         found = known.get((row.count, row.kernel_ns))
-        return _described(found) if found else either
+        return _describe_collective(found) if found else either
 
     return name
 
 
-def _described(row: CollectiveRow) -> str:
+def _describe_collective(row: CollectiveRow) -> str:
     """Return a collective with the size of its message and group."""
     size = f" {format_bytes(row.bytes)}" if row.bytes is not None else ""
     ranks = f" over {row.size} ranks" if row.size else ""
-    return f"{collective_label(row.name)}{size}{ranks}"
+    return f"{name_collective(row.name)}{size}{ranks}"
 
 
-def op_detail(row: OpRow) -> str:
+def format_op_detail(row: OpRow) -> str:
     """Return what tells two op rows of one name apart: call site, module, shapes, then phase and recompute; '' where nothing is known."""
     record = COMMUNICATION_RECORD if row.name == COMMUNICATION_RECORD else ""  # how a reader finds it in the trace
-    known = [text for text in (record, site_text(row.where), row.module, row.signature) if text]
-    told = [*known, phase_text(row)] if known and row.phase else known
-    return ", ".join([*told, recompute_text(row)] if row.recompute_ns else told)
+    known = [text for text in (record, format_site(row.where), row.module, row.signature) if text]
+    told = [*known, format_phase(row)] if known and row.phase else known
+    return ", ".join([*told, format_recompute(row)] if row.recompute_ns else told)
 
 
-def phase_text(row: OpRow) -> str:
+def format_phase(row: OpRow) -> str:
     """Return the phase of an op row in words, '' where it is not known."""
     return _BEFORE.get(row.phase or "", row.phase or "")
 
 
-def recompute_text(row: OpRow) -> str:
+def format_recompute(row: OpRow) -> str:
     """Return how much of an op row's time repeats forward work inside the backward pass, '' where none does."""
     if row.recompute_ns <= 0:
         return ""
     return "recomputed" if row.recompute_ns >= row.kernel_ns else f"{format_share(row.recompute_ns / row.kernel_ns)} recomputed"
 
 
-def placed(place: Where, rows: Sequence[OpRow]) -> Where:
+def add_call_site(place: Where, rows: Sequence[OpRow]) -> Where:
     """Return `place` with the call site of the op rows that it names ('op [shapes] x [shapes]'), unchanged where they do not say.
 
     Left alone are places with a site of their own and those that name no op with shapes: calls of one op with other shapes may come
@@ -110,7 +114,7 @@ def placed(place: Where, rows: Sequence[OpRow]) -> Where:
     shapes = tuple(_SHAPE.findall(place.what))
     if place.file is not None or not shapes:
         return place
-    site = _common_site([row for row in rows if _is_named(row, place.what.partition(" [")[0], shapes)])
+    site = _find_common_site([row for row in rows if _is_named(row, place.what.partition(" [")[0], shapes)])
     return place if site is None else msgspec.structs.replace(place, file=site.file, line=site.line)
 
 
@@ -120,7 +124,7 @@ def _is_named(row: OpRow, names: str, shapes: tuple[str, ...]) -> bool:
     return row.name in ops[:1] and tuple(_SHAPE.findall(row.signature or ""))[: len(shapes)] == shapes
 
 
-def _common_site(rows: Sequence[OpRow]) -> Site | None:
+def _find_common_site(rows: Sequence[OpRow]) -> CallSite | None:
     """Return the site with most of the rows' time, None where no site has half of it."""
     times: dict[str, int] = {}
     for row in rows:
@@ -130,3 +134,398 @@ def _common_site(rows: Sequence[OpRow]) -> Site | None:
         return None
     where = max(times, key=lambda site: times[site])
     return parse_site(where) if times[where] >= _MOST_OF_IT * sum(row.kernel_ns for row in rows) else None
+
+
+MATTER_MOST = 3
+"""Findings that are told in full: more than three are not acted upon."""
+
+ROUNDS_TO_ZERO = 0.005
+"""A share below half a percent rounds to nothing."""
+
+UNEXPLAINED_MUCH = 0.1
+"""Share of the step from which idle time without a cause deserves a hint."""
+
+OVER_ROOF = "over roof"
+OVER_ROOF_LEGEND = (
+    "over roof: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is counted, "
+    "or the peak or the count is wrong"
+)
+UNKNOWN_LEGEND = "?: not known (no cost model, no shapes or no peak)"
+
+_BUSY = {
+    "compute": "compute-bound {work}",
+    "memory": "memory-bound {work}",
+    "overhead": "{work} too small for the {device}",
+    "unknown": "{work} no cost model covers",
+    "exposed_communication": "exposed communication",
+    "exposed_copy": "exposed host-device copies",
+}
+_IDLE = {
+    "idle_data": "waiting for data",
+    "idle_launch": "Python and framework too slow",
+    "idle_sync": "host waits for the {device}",
+    "idle_dependency": "stream order, kernel spacing",
+    "idle_allocation": "memory allocation",
+    "idle_compile": "compilation",
+    "idle_gc": "garbage collection",
+    "idle_io": "checkpoints, logs, files",
+    "idle_profiler": "the profiler itself",
+    "idle_unexplained": "not explained",
+}
+_NO_ROOF = "{work} with no peak rates to judge them by"
+_ON_CPU = {"idle_launch": "Python and framework between ops", "idle_sync": "waiting for another thread"}
+_CLAUSES = {
+    "compute": "in compute-bound {work}",
+    "memory": "in memory-bound {work}",
+    "overhead": "in {work} too small for it",
+    "unknown": "in {work} that no cost model covers",
+    "exposed_communication": "waiting for communication",
+    "exposed_copy": "copying to or from the host",
+}
+_FORMATS: dict[str, Callable[[float], str]] = {
+    "ns": format_ns,
+    "share": lambda value: format_share(value, 1),
+    "B": format_bytes,
+    "FLOP": format_flop,
+    "count": format_count,
+    "B/s": lambda value: format_rate(value, "B"),
+    "FLOP/s": lambda value: format_rate(value, "FLOP"),
+}
+# Parts of the verdict: what is below five percent goes into its rest, except what is not known.
+_WORTH_SAYING = 0.05
+_PREFIXES = (("T", 1e-12, 1e13), ("G", 1e-9, 1e8), ("M", 1e-6, 0.0))
+"""Prefix, factor, and the rate per second from which it is used: below 10 TB/s people write GB/s."""
+_NEXT_TO_NONE = 0.01
+
+
+class BucketRow(msgspec.Struct, frozen=True):
+    """One line of the breakdown: mean ns per step and share of the step's wall time."""
+
+    bucket: str
+    label: str
+    ns: float
+    share: float
+
+    @property
+    def idle(self) -> bool:
+        """Return whether the device does nothing in it."""
+        return self.bucket.startswith("idle")
+
+
+def is_on_cpu(report: ReportData) -> bool:
+    """Return whether the device is the CPU itself."""
+    return report.device is not None and report.device.kind == "cpu"
+
+
+def name_device(report: ReportData) -> str:
+    """Return 'GPU', 'CPU', or 'device' where the kind is not known."""
+    return report.device.kind.upper() if report.device else "device"
+
+
+def name_bucket(bucket: str, report: ReportData) -> str:
+    """Return the name of a bucket as people read it, such as 'idle: waiting for data'."""
+    return format_bucket_name(bucket, work=name_work(report), device=name_device(report), judged=_has_peaks(report))
+
+
+def format_bucket_name(bucket: str, *, work: str, device: str, judged: bool = True) -> str:
+    """Return the name of a bucket where `work` and `device` are called so; `judged`: whether there are peak rates."""
+    if bucket in _BUSY:
+        text = _NO_ROOF if bucket == "unknown" and not judged else _BUSY[bucket]
+        return text.format(work=work, device=device)
+    words = {**_IDLE, **_ON_CPU} if device == "CPU" else _IDLE
+    known = words.get(bucket)
+    return f"idle: {known.format(device=device) if known else bucket.removeprefix('idle_')}"
+
+
+def _has_peaks(report: ReportData) -> bool:
+    """Return whether there are peak rates to judge work against; without them its bound is not known, whatever it costs."""
+    return report.device is not None and bool(report.device.peaks)
+
+
+def build_bucket_rows(report: ReportData, limit: int = 12) -> list[BucketRow]:
+    """Return the non-zero buckets, busy before idle, idle causes largest first; the smallest causes merged beyond `limit`.
+
+    Merged are idle causes only, never the unexplained: what is not known keeps its own line.
+    """
+    busy = [row for name in BUSY_BUCKETS if (row := _build_bucket_row(name, report)).ns]
+    idle = sorted((row for name in IDLE_BUCKETS if (row := _build_bucket_row(name, report)).ns), key=lambda row: -row.ns)
+    unexplained = [row for row in idle if row.bucket == "idle_unexplained"]
+    named = [row for row in idle if row.bucket != "idle_unexplained"]
+    room = max(1, limit - len(busy) - len(unexplained))
+    if len(named) > room:
+        rest = named[room - 1 :]
+        merged = BucketRow("idle_other", f"idle: {len(rest)} smaller causes", sum(row.ns for row in rest), sum(row.share for row in rest))
+        named = [*named[: room - 1], merged]
+    return busy + sorted(named + unexplained, key=lambda row: -row.ns)
+
+
+def step_ns(report: ReportData) -> float:
+    """Return the mean wall time of an analysed step in ns (the parts of the breakdown add up to the mean, not to the median)."""
+    return report.breakdown.wall_ns / max(1, report.steps.count)
+
+
+def has_steps(report: ReportData) -> bool:
+    """Return whether steps were found; False: the whole recorded window stands for one step."""
+    return "whole trace" not in report.steps.source
+
+
+def name_span(report: ReportData) -> str:
+    """Return what one unit of the breakdown is called: 'step' or 'recorded window'."""
+    return "step" if has_steps(report) else "recorded window"
+
+
+def format_span(report: ReportData) -> str:
+    """Return 'a step', or 'the recorded window' where there is only that one."""
+    return f"{'a' if has_steps(report) else 'the'} {name_span(report)}"
+
+
+def format_verdict(report: ReportData) -> str:
+    """Return two plain sentences: how long a step takes, and where it goes, largest part first."""
+    if report.breakdown.wall_ns <= 0:
+        return "No time could be analysed: the recording holds no complete step; the reasons stand under trust."
+    took = f"A step takes {format_ns(step_ns(report))}."
+    if not has_steps(report):
+        took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
+    said, rest = _format_clauses(_list_clauses(report))
+    listed = said[0] if len(said) == 1 else f"{', '.join(said[:-1])} and {said[-1]}"
+    return f"{took} The {name_device(report)} spends {listed}{rest}."
+
+
+def format_idle_note(report: ReportData) -> str:
+    """Return what to record where much of the time is idle without a cause, '' where little is."""
+    wall, unexplained = report.breakdown.wall_ns, report.breakdown.buckets_ns.idle_unexplained
+    if not wall or unexplained / wall < ROUNDS_TO_ZERO:
+        return ""
+    if unexplained >= report.breakdown.idle_ns:
+        return (
+            "Nothing was recorded on the host in the idle time, so its causes are not known: record CPU activity too, with Python stacks "
+            "(with_stack=True), or with gpudiag.profile."
+        )
+    if unexplained / wall < UNEXPLAINED_MUCH:
+        return ""
+    unlike = "a recording while nothing else runs on the machine, or with stacks of more steps (sites=4), may"  # a bundle has stacks of two
+    stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
+    may = unlike if report.source.kind == "bundle" else f"{stacks}a recording with gpudiag.profile may"
+    return (
+        f"For {format_share(unexplained / wall)} of {format_span(report)} nothing that was recorded tells why the {name_device(report)} "
+        f"was idle; {may}."
+    )
+
+
+def find_weak_measurement(report: ReportData) -> Finding | None:
+    """Return the finding that the measurement is weak but valid: it stands in trust, for it costs no time and nothing fixes it."""
+    weak = (finding for finding in report.findings if finding.rule == MEASUREMENT_RULE and finding.severity != "critical")
+    return next(weak, None)
+
+
+def select_findings(report: ReportData) -> tuple[Finding, ...]:
+    """Return the findings about the program, an invalid measurement first; without a measurement that is only weak."""
+    weak = find_weak_measurement(report)
+    return tuple(finding for finding in report.findings if finding is not weak)
+
+
+def format_upper_bound(finding: Finding, report: ReportData) -> str:
+    """Return the most that removing the cause can give, per step; says so where it is not known, '' where there is nothing to gain."""
+    ceiling = finding.ceiling
+    if ceiling is None:
+        return "" if finding.bound == "method" else "Gain: not known."
+    what_if = f" if {ceiling.what_if}".rstrip(" .") if ceiling.what_if else ""
+    if ceiling.method == "replay" and ceiling.share < NO_GAIN:
+        return f"No gain by itself: replayed, the {name_span(report)} takes as long{what_if}; other work stands on the longest path."
+    gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
+    error = "" if ceiling.error_share is None else f" \u00b1 {format_replay_error(ceiling.error_share)}"
+    return f"Up to {gain} of {format_ns(step_ns(report))} ({format_small_share(ceiling.share)}{error}){what_if}."
+
+
+def format_small_share(share: float) -> str:
+    """Return a percentage; what is more than nothing but rounds to it reads '<1 %'."""
+    return f"<{format_share(0.01)}" if 0 < share < ROUNDS_TO_ZERO else format_share(share)
+
+
+def format_replay_error(share: float) -> str:
+    """Return the error of the replay, such as '2 %'; no replay is exact, so what rounds to nothing reads '<1 %'."""
+    return f"<{format_share(0.01)}" if share < ROUNDS_TO_ZERO else format_share(share)
+
+
+def list_fix_lines(finding: Finding) -> list[tuple[str, str, str]]:
+    """Return (title, code change, effect on results) of each fix; an id that is not known stands for itself."""
+    effects = {
+        "exact": "same results",
+        "rounding": "differs by rounding",
+        "low_precision": "lower precision",
+        "semantics": "changes the training",
+    }
+    known = [(fix_id, FIX_BY_ID.get(fix_id)) for fix_id in finding.fixes]
+    return [(fix.title, fix.change, effects[fix.parity]) if fix else (fix_id, "", "") for fix_id, fix in known]
+
+
+def format_evidence(evidence: Evidence) -> str:
+    """Return the value of a fact with its unit, such as '42.0 %' or '31.2 ms'."""
+    value, unit = evidence.value, evidence.unit
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if unit in _FORMATS:
+        return _FORMATS[unit](value)
+    number = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    return number if unit in {"ratio", ""} else f"{number} {unit}"
+
+
+def format_place(place: Where, report: ReportData) -> str:
+    """Return a place with its time, such as 'loss.item() (train.py:41), 2.00 ms a step'."""
+    place = add_call_site(place, report.ops)
+    site = f" ({place.file}{'' if place.line is None else f':{place.line}'})" if place.file else ""
+    if place.time_ns is None:
+        return f"{place.what}{site}"
+    unit = " a step" if has_steps(report) else ""
+    return f"{place.what}{site}, {format_ns(place.time_ns / max(1, report.steps.count))}{unit}"
+
+
+def format_rule_counts(report: ReportData) -> str:
+    """Return how many rules fired, passed and could not be judged."""
+    counts = Counter(rule.status for rule in report.rules)
+    if not counts:
+        return "No rules were judged."
+    weak = find_weak_measurement(report)
+    measured = f" ({weak.rule} about the measurement)" if weak else ""
+    parts = [f"{counts['fired']} fired{measured}", f"{counts['passed']} passed", f"{counts['not_applicable']} could not be judged"]
+    parts += [f"{counts['suppressed']} withheld"] if counts["suppressed"] else []
+    parts += [f"{counts['error']} failed"] if counts["error"] else []
+    return f"Of {len(report.rules)} {pluralize(len(report.rules), 'rule')}: {', '.join(parts)}."
+
+
+def format_nothing_found(report: ReportData) -> str:
+    """Return what a report without findings can and cannot say."""
+    reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
+    most = reasons.most_common(1)
+    often = f" Most often because: {most[0][0].rstrip('.')}." if most else ""
+    return f"No cause that is worth changing was found among what could be judged. {format_rule_counts(report)}{often}"
+
+
+def compute_rate(amount: float | None, ns: int) -> float | None:
+    """Return `amount` per second; None where it is not known or no time passed."""
+    return None if amount is None or ns <= 0 else amount / (ns * 1e-9)
+
+
+def choose_flop_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
+    """Return the unit for achieved rates in a table of `rows` (default: all ops) and its factor from FLOP/s."""
+    return choose_rate_unit(
+        "FLOP/s", [(compute_rate(row.flops, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
+    )
+
+
+def choose_byte_unit(report: ReportData, rows: Sequence[OpRow] | None = None) -> tuple[str, float]:
+    """Return the unit for achieved traffic in a table of `rows` (default: all ops) and its factor from B/s."""
+    return choose_rate_unit(
+        "B/s", [(compute_rate(row.bytes, row.kernel_ns), row.kernel_ns) for row in (report.ops if rows is None else rows)]
+    )
+
+
+def choose_rate_unit(name: str, rates: Sequence[tuple[float | None, int]]) -> tuple[str, float]:
+    """Return the unit (tera, giga or mega) in which the fastest row has two digits or more, and giga where no rate is known.
+
+    Rows with next to none of the time have no say: what runs once for a microsecond would choose the unit of all.
+    """
+    total = sum(ns for _, ns in rates)
+    fastest = max((rate for rate, ns in rates if rate and ns >= _NEXT_TO_NONE * total), default=1e9)
+    prefix, factor = next(((prefix, factor) for prefix, factor, least in _PREFIXES if fastest >= least), _PREFIXES[-1][:2])
+    return f"{prefix}{name}", factor
+
+
+def compute_intensity(row: OpRow) -> float | None:
+    """Return the arithmetic intensity in FLOP/byte; None where either is not known or no byte moves."""
+    return None if row.flops is None or not row.bytes else row.flops / row.bytes
+
+
+def compute_over_roof(row: OpRow) -> float | None:
+    """Return by how much an op beats its roof, where that is more than a measurement's error: the peak or a count is wrong."""
+    if row.over_roof is not None:
+        return row.over_roof
+    return row.efficiency if row.efficiency is not None and row.efficiency > OVER_ROOF_ABOVE else None
+
+
+def format_efficiency(row: OpRow) -> str:
+    """Return how close an op runs to its roof: a percentage, 'over roof', or '?' where it is not known."""
+    return OVER_ROOF if compute_over_roof(row) is not None else format_number(row.efficiency, 100, " %")
+
+
+def explain_over_roof(row: OpRow) -> str:
+    """Return why an op can be faster than its roof, '' where it is not or nothing is known."""
+    causes = {
+        "cache": "data in the cache",
+        "inner_cache": "data in the cores' caches",
+        "algorithm": "fast algorithm",
+        "unexplained": "wrong peak or count",
+    }
+    return causes.get(row.over_roof_cause or "", "") if compute_over_roof(row) is not None else ""
+
+
+def format_op_legend(rows: Sequence[OpRow]) -> list[str]:
+    """Return what the words in the op table mean that are no figures, for those that occur."""
+    beaten = [OVER_ROOF_LEGEND] if any(compute_over_roof(row) is not None for row in rows) else []
+    missing = any(row.efficiency is None and compute_over_roof(row) is None for row in rows)
+    return beaten + ([UNKNOWN_LEGEND] if missing else [])
+
+
+def format_number(value: float | None, factor: float = 1, unit: str = "") -> str:
+    """Return the scaled value with about three digits, '?' where it is not known; with a unit it has no decimals."""
+    if value is None:
+        return "?"
+    scaled = value * factor
+    smallest = 0.5 if unit else 0.005
+    if 0 < scaled < smallest:
+        return f"<{1 if unit else 0.01}{unit}"
+    digits = 0 if unit or scaled >= 100 or scaled == 0 else 1 if scaled >= 10 else 2
+    return f"{scaled:,.{digits}f}{unit}"
+
+
+def sum_op_ns(rows: Sequence[OpRow]) -> int:
+    """Return the summed kernel time of op rows in ns."""
+    return sum(row.kernel_ns for row in rows)
+
+
+def _build_bucket_row(bucket: str, report: ReportData) -> BucketRow:
+    ns = getattr(report.breakdown.buckets_ns, bucket)
+    wall = report.breakdown.wall_ns
+    return BucketRow(bucket, name_bucket(bucket, report), ns / max(1, report.steps.count), ns / wall if wall else 0.0)
+
+
+def name_work(report: ReportData, count: int = 2) -> str:
+    """Return what the device's work comes in: 'kernels', on a CPU 'ops'."""
+    return pluralize(count, "op" if is_on_cpu(report) else "kernel")
+
+
+def pluralize(count: int, word: str) -> str:
+    """Return `word` with an s unless there is one of it."""
+    return word if count == 1 else f"{word}s"
+
+
+def _list_clauses(report: ReportData) -> list[tuple[float, str, str]]:
+    """Return (share of the wall time, words, bucket) of each busy bucket and of the idle time."""
+    wall = report.breakdown.wall_ns
+    buckets, work = report.breakdown.buckets_ns, name_work(report)
+    clauses = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
+    parts = [(getattr(buckets, name) / wall, words.format(work=work), name) for name, words in clauses.items()]
+    rows = [row for row in build_bucket_rows(report, 99) if row.idle]
+    main = ""
+    if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
+        share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
+        most = 2 * rows[0].share >= report.breakdown.idle_ns / wall
+        first = "" if len(rows) == 1 else "mostly: " if most else "largest part: "
+        main = f" ({first}{rows[0].label.removeprefix('idle: ')}{share})"
+    return [*parts, (report.breakdown.idle_ns / wall, f"idle{main}", "idle")]
+
+
+def _format_clauses(clauses: list[tuple[float, str, str]]) -> tuple[list[str], str]:
+    """Return the clauses of the verdict, largest first, and what is said of the small ones; the unknown is always said."""
+    ordered = sorted(clauses, key=lambda clause: -clause[0])
+    told = [clause for clause in ordered if clause[0] >= (ROUNDS_TO_ZERO if clause[2] == "unknown" else _WORTH_SAYING)]
+    said = [f"{format_part(share)}{'' if index else ' of it'} {words}" for index, (share, words, _) in enumerate(told)]
+    rest = sum(share for share, _, _ in ordered) - sum(share for share, _, _ in told)
+    return said, f"; smaller parts make up the other {format_share(rest)}" if rest >= ROUNDS_TO_ZERO else ""
+
+
+def format_part(share: float) -> str:
+    """Return a percentage; what rounds to all of it but is not all says so."""
+    return f"over {format_share(0.99)}" if 1 - ROUNDS_TO_ZERO <= share < 1 else format_share(share)

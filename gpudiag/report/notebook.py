@@ -1,4 +1,6 @@
-"""A report in a notebook: a fragment of HTML without scripts and style sheets, which notebook servers and code hosts take out.
+"""A report or experiments in a notebook: HTML fragments without scripts and style sheets.
+
+A report in a notebook: a fragment of HTML without scripts and style sheets, which notebook servers and code hosts take out.
 
 Colours are those of text and background around it, so that it is right in light and dark themes; the bars have one colour that both carry.
 """
@@ -8,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import OpRow, ReportData
-from gpudiag.report import chosen, trust, words
-from gpudiag.report.escape import clean, joined
-from gpudiag.report.experiment import words as measured
+from gpudiag.report import data_quality, findings, labels
+from gpudiag.report.console import clean, join_units
+from gpudiag.report.experiment import summary
+from gpudiag.report.experiment import verdicts as measured
 from gpudiag.report.experiment.summary import AS_IS
-from gpudiag.report.labels import namer, op_detail
+from gpudiag.report.experiment.verdicts import OutcomeRow, build_outcome_rows
+from gpudiag.report.labels import build_op_namer, format_op_detail
 from gpudiag.units import format_ns, format_share
 
 _CELL = "padding:0.15em 0.7em 0.15em 0;text-align:left;vertical-align:top"
@@ -28,74 +33,79 @@ _LONGEST = 2_000
 _LONGEST_NAME, _LONGEST_DETAIL = 120, 200
 
 
-def notebook(report: ReportData) -> str:
+def render_notebook(report: ReportData) -> str:
     """Return the report as a fragment of HTML: verdict, breakdown, findings, ops, how far to trust it; for `_repr_html_`."""
     device = report.device.name if report.device else "an unknown device"
     parts = [
-        f"<p><b>{_text(words.verdict(report))}</b></p>",
-        *(f"<p>{_text(said)}</p>" for said in trust.headlines(report)),
-        _breakdown(report),
-        _findings(report),
-        _experiments(report),
-        _ops(report),
-        _trust(report),
-        f"<p><small>{_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything, as one page: "
+        f"<p><b>{_escape_text(labels.format_verdict(report))}</b></p>",
+        *(f"<p>{_escape_text(said)}</p>" for said in data_quality.format_headlines(report)),
+        _format_breakdown(report),
+        _format_findings(report),
+        _format_experiments(report),
+        _format_ops(report),
+        _format_quality(report),
+        f"<p><small>{_escape_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything, as one page: "
         "<code>report.save(&quot;report.html&quot;)</code></small></p>",
     ]
     return f"<div>{''.join(parts)}</div>"
 
 
-def _breakdown(report: ReportData) -> str:
-    rows = words.bucket_rows(report)
+def _format_breakdown(report: ReportData) -> str:
+    rows = labels.build_bucket_rows(report)
     if not rows:
         return ""
     largest = max(row.share for row in rows)
     lines = []
     for row in rows:
         bar = f'<span style="{_BAR};width:{_BAR_EM * row.share / largest:.2f}em;background:{_IDLE if row.idle else _BUSY}"></span>'
-        figures = "".join(f'<td style="{_FIGURE}">{_text(text)}</td>' for text in (format_ns(row.ns), format_share(row.share, 1)))
-        lines.append(
-            f'<tr><th scope="row" style="{_CELL};font-weight:normal">{_text(row.label)}</th>{figures}<td style="{_CELL}">{bar}</td></tr>'
-        )
-    caption = f"<p><b>{_text(f'Where {words.span_phrase(report)} goes')}</b></p>"
+        figures = "".join(f'<td style="{_FIGURE}">{_escape_text(text)}</td>' for text in (format_ns(row.ns), format_share(row.share, 1)))
+        label = f'<th scope="row" style="{_CELL};font-weight:normal">{_escape_text(row.label)}</th>'
+        lines.append(f'<tr>{label}{figures}<td style="{_CELL}">{bar}</td></tr>')
+    caption = f"<p><b>{_escape_text(f'Where {labels.format_span(report)} goes')}</b></p>"
     return f"{caption}<table><tbody>{''.join(lines)}</tbody></table>"
 
 
-def _findings(report: ReportData) -> str:
-    full, rest = chosen.findings(report)
+def _format_findings(report: ReportData) -> str:
+    full, rest = findings.split_findings(report)
     if not full:
-        return f"<p>{_text(words.nothing_found(report))}</p>"
-    items = "".join(f"<li>{_finding(finding, report)}</li>" for finding in full)
-    more = "".join(f"<li>{_text(chosen.in_short(finding))}</li>" for finding in rest)
+        return f"<p>{_escape_text(labels.format_nothing_found(report))}</p>"
+    items = "".join(f"<li>{_format_finding(finding, report)}</li>" for finding in full)
+    more = "".join(f"<li>{_escape_text(findings.format_finding_brief(finding))}</li>" for finding in rest)
     told = f'<ol start="{len(full) + 1}">{more}</ol>'
-    return f"<p><b>What matters most</b></p><ol>{items}</ol>" + _folded(f"{len(rest)} more", told if rest else "")
+    return f"<p><b>What matters most</b></p><ol>{items}</ol>" + _fold(f"{len(rest)} more", told if rest else "")
 
 
-def _finding(finding: Finding, report: ReportData) -> str:
+def _format_finding(finding: Finding, report: ReportData) -> str:
     """Return a finding: title and severity, message, ceiling, the first places and fixes."""
-    parts = [f"<b>{_text(finding.title)}</b> ({_text(finding.severity)}, {_text(finding.rule)})", _text(finding.message)]
-    if ceiling := words.ceiling_line(finding, report):
-        parts.append(f"<b>{_text(ceiling)}</b>")
-    parts += [f"Where: {_text(words.where_text(place, report))}" for place in chosen.places(finding, report, _PLACES)]
-    for title, change, effect in words.fix_lines(finding)[:_FIXES]:
+    parts = [
+        f"<b>{_escape_text(finding.title)}</b> ({_escape_text(finding.severity)}, {_escape_text(finding.rule)})",
+        _escape_text(finding.message),
+    ]
+    if ceiling := labels.format_upper_bound(finding, report):
+        parts.append(f"<b>{_escape_text(ceiling)}</b>")
+    parts += [f"Where: {_escape_text(labels.format_place(place, report))}" for place in findings.select_places(finding, report, _PLACES)]
+    for title, change, effect in labels.list_fix_lines(finding)[:_FIXES]:
         parts.append(
-            f"Try: {_text(title)}{f' ({_text(effect)})' if effect else ''}" + (f"<br><code>{_text(change)}</code>" if change else "")
+            f"Try: {_escape_text(title)}{f' ({_escape_text(effect)})' if effect else ''}"
+            + (f"<br><code>{_escape_text(change)}</code>" if change else "")
         )
     return "<br>".join(parts)
 
 
-def _experiments(report: ReportData) -> str:
+def _format_experiments(report: ReportData) -> str:
     """Return the experiments that the bundle holds, in one line each."""
-    lines = "".join(f"<li>{_text(measured.sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening)
-    return f"<p><b>Changes measured against {_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else ""
+    lines = "".join(
+        f"<li>{_escape_text(measured.format_outcome_sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening
+    )
+    return f"<p><b>Changes measured against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else ""
 
 
-def _ops(report: ReportData) -> str:
+def _format_ops(report: ReportData) -> str:
     """Return the ops that cost most as a table that can be unfolded."""
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[:_TOP]
     if not rows:
         return ""
-    name, total = namer(report), words.op_total_ns(report.ops)
+    name, total = build_op_namer(report), labels.sum_op_ns(report.ops)
     head = "".join(
         f'<th scope="col" style="{style}">{title}</th>'
         for title, style in (
@@ -107,33 +117,80 @@ def _ops(report: ReportData) -> str:
             ("of roof", _FIGURE),
         )
     )
-    body = "".join(f"<tr>{''.join(_op_cells(row, name(row), total))}</tr>" for row in rows)
-    notes = "".join(f"<p><small>{_text(said)}</small></p>" for said in words.legend(rows))
+    body = "".join(f"<tr>{''.join(_format_op_cells(row, name(row), total))}</tr>" for row in rows)
+    notes = "".join(f"<p><small>{_escape_text(said)}</small></p>" for said in labels.format_op_legend(rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
-    return _folded(f"Ops that cost most ({len(rows)} of {len(report.ops)})", table)
+    return _fold(f"Ops that cost most ({len(rows)} of {len(report.ops)})", table)
 
 
-def _op_cells(row: OpRow, name: str, total: int) -> Iterable[str]:
-    detail = clean(op_detail(row), _LONGEST_DETAIL)
-    told = f"<br><small>{_text(detail)}</small>" if detail else ""
-    yield f'<th scope="row" style="{_CELL};font-weight:normal">{_text(clean(name, _LONGEST_NAME))}{told}</th>'
+def _format_op_cells(row: OpRow, name: str, total: int) -> Iterable[str]:
+    detail = clean(format_op_detail(row), _LONGEST_DETAIL)
+    told = f"<br><small>{_escape_text(detail)}</small>" if detail else ""
+    yield f'<th scope="row" style="{_CELL};font-weight:normal">{_escape_text(clean(name, _LONGEST_NAME))}{told}</th>'
     share = format_share(row.kernel_ns / total if total else None, 1)
     for text in (f"{row.count:,}", format_ns(row.kernel_ns), share):
-        yield f'<td style="{_FIGURE}">{_text(text)}</td>'
-    yield f'<td style="{_CELL}">{_text(row.bound)}</td>'
-    yield f'<td style="{_FIGURE}">{_text(words.of_roof(row))}</td>'
+        yield f'<td style="{_FIGURE}">{_escape_text(text)}</td>'
+    yield f'<td style="{_CELL}">{_escape_text(row.bound)}</td>'
+    yield f'<td style="{_FIGURE}">{_escape_text(labels.format_efficiency(row))}</td>'
 
 
-def _trust(report: ReportData) -> str:
-    lines = [f"<li>{_text(topic)}: {_text(said)}</li>" for topic, said in trust.trust_lines(report)]
-    lines += [f"<li>{_text(said)}</li>" for said in trust.warning_lines(report)]
-    return _folded("How far to trust this", f"<ul>{''.join(lines)}</ul>" if lines else "")
+def _format_quality(report: ReportData) -> str:
+    lines = [f"<li>{_escape_text(topic)}: {_escape_text(said)}</li>" for topic, said in data_quality.list_quality_lines(report)]
+    lines += [f"<li>{_escape_text(said)}</li>" for said in data_quality.list_warnings(report)]
+    return _fold("How far to trust this", f"<ul>{''.join(lines)}</ul>" if lines else "")
 
 
-def _folded(title: str, inside: str) -> str:
+def _fold(title: str, inside: str) -> str:
     """Return `inside` behind a title that opens it; '' where there is nothing."""
-    return f"<details><summary>{_text(title)}</summary>{inside}</details>" if inside else ""
+    return f"<details><summary>{_escape_text(title)}</summary>{inside}</details>" if inside else ""
 
 
-def _text(text: str) -> str:
-    return escape(joined(clean(text, _LONGEST)))
+def _escape_text(text: str) -> str:
+    return escape(join_units(clean(text, _LONGEST)))
+
+
+_OUTCOME_HEADER = ("change", "verdict", "throughput", "rests on, or reason", "trains the same?", "peak memory", "pays back")
+_OUTCOME_CELL = "padding:0.2em 0.6em;text-align:left;vertical-align:top"
+_CODE_STYLE = "padding:0.3em 0.6em;white-space:pre-wrap"
+_LONGEST_OUTCOME_TEXT = 2_000
+
+
+def render_experiments_notebook(data: ExperimentData, *, bundle: str = "") -> str:
+    """Return the experiments as a fragment of HTML: headline, table, recipe; for `_repr_html_`. `bundle`: where they lie, if known."""
+    parts = [
+        f"<p><b>{_escape_outcome_text(summary.format_experiments_headline(data))}</b></p>",
+        *(f"<p>{_escape_outcome_text(said)}</p>" for said in summary.list_leads(data, bundle)),
+    ]
+    found = build_outcome_rows(data.experiments)
+    if found:
+        parts.append(_format_outcome_table(found))
+    for change in summary.list_recipe_changes(data.recipe):
+        title = f": {_escape_outcome_text(change.title)}" if change.title else ""
+        parts.append(f"<p>{_escape_outcome_text(change.fix)}{title}</p>" + (_format_code(change.code) if change.code else ""))
+    parts += [_format_code(text) for text in summary.list_variant_changes(data.recipe)]
+    parts += [f"<p><small>{_escape_outcome_text(said)}</small></p>" for said in summary.format_experiments_legend(data.experiments)]
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _format_outcome_table(found: list[OutcomeRow]) -> str:
+    head = "".join(f'<th scope="col" style="{_OUTCOME_CELL}">{title}</th>' for title in _OUTCOME_HEADER)
+    body = "".join(f"<tr>{''.join(_format_outcome_cells(row))}</tr>" for row in found)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _format_outcome_cells(row: OutcomeRow) -> list[str]:
+    """Return the cells of a row; bold is what is proved, or fails."""
+    verdict = _escape_outcome_text(row.verdict) if row.tone == "weak" else f"<b>{_escape_outcome_text(row.verdict)}</b>"
+    ratio = _escape_outcome_text(row.ratio) + (f"<br><small>{_escape_outcome_text(row.promised)}</small>" if row.promised else "")
+    others = [_escape_outcome_text(text) for text in (row.told, row.parity, row.memory, row.pays_back)]
+    name = f'<th scope="row" style="{_OUTCOME_CELL}">{_escape_outcome_text(row.name)}</th>'
+    return [name, *(f'<td style="{_OUTCOME_CELL}">{text}</td>' for text in (verdict, ratio, *others))]
+
+
+def _format_code(code: str) -> str:
+    rows_of_code = "\n".join(summary.split_code_lines(code))
+    return f'<pre style="{_CODE_STYLE}">{escape(rows_of_code)}</pre>'
+
+
+def _escape_outcome_text(text: str) -> str:
+    return escape(join_units(clean(text, _LONGEST_OUTCOME_TEXT)))

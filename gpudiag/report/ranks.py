@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudiag.model.breakdown import BUCKETS
 from gpudiag.model.job import RANKS_UNTOLD, Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
 from gpudiag.model.report import ReportData
-from gpudiag.report import telemetry, words
-from gpudiag.report.escape import clean
+from gpudiag.model.timeline import BUCKETS
+from gpudiag.report import labels, whole_run
+from gpudiag.report.console import clean
 from gpudiag.units import format_count, format_flop, format_ns, format_share
 
-TITLE = "Ranks"
+RANKS_TITLE = "Ranks"
 
 STRAGGLER_RULE = "DST-06"
 _SHAPE_RULES = {"pipeline": "DST-07", "experts": "DST-09", "balance": "DST-10"}
 """Findings that say what a sentence here would say: it is left out beside them."""
 
 _NAMES = {
-    **telemetry.LABELS,
+    **whole_run.TELEMETRY_LABELS,
     "forward_ns": "forward pass",
     "optimizer_ns": "optimizer",
     "h2d_ns": "copies to the device",
@@ -41,27 +41,27 @@ _LONGEST_REASON = 600
 _MOST_REASONS = 3
 
 
-def headline(report: ReportData) -> str:
+def format_ranks_headline(report: ReportData) -> str:
     """Return how long a step takes on the ranks and which of them the report shows, '' where one rank was analysed alone."""
     job = report.job
     if job is None:
         return ""
-    read = len(read_ranks(job))
-    step = f"a step takes {_spread(job.wall, ('the slowest', 'the fastest'))}"
-    own = "" if job.own is None or _same(job.own) else f"; without waiting for other ranks {_spread(job.own, ('', ''))}"
+    read = len(select_read_ranks(job))
+    step = f"a step takes {_format_spread(job.wall, ('the slowest', 'the fastest'))}"
+    own = "" if job.own is None or _is_same(job.own) else f"; without waiting for other ranks {_format_spread(job.own, ('', ''))}"
     reason = f": {clean(job.shown_reason, 200).rstrip('.')}" if job.shown_reason else ""
-    told = f"{read} {words.plural(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
+    told = f"{read} {labels.pluralize(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
     return f"{told} {_STRANGERS}" if any(text.startswith(RANKS_UNTOLD) for text in report.trust.warnings) else told
 
 
-def read_ranks(job: Job) -> list[RankRow]:
+def select_read_ranks(job: Job) -> list[RankRow]:
     """Return the rows of the ranks that could be read."""
     return [row for row in job.ranks if row.wall_ns is not None]
 
 
-def _spread(found: Spread, called: tuple[str, str]) -> str:
+def _format_spread(found: Spread, called: tuple[str, str]) -> str:
     """Return a time over the ranks: the same on all, or that of the median rank, most and least; `called`: what the ranks of those are."""
-    if _same(found):
+    if _is_same(found):
         return f"{format_ns(found.median)} on each of them" if found.least_rank != found.most_rank else format_ns(found.median)
     most, least = (
         f"{format_ns(time)} on {f'{word} (rank {rank})' if word else f'rank {rank}'}"
@@ -70,39 +70,39 @@ def _spread(found: Spread, called: tuple[str, str]) -> str:
     return f"{format_ns(found.median)} on the median rank, {most} and {least}"
 
 
-def _same(found: Spread) -> bool:
+def _is_same(found: Spread) -> bool:
     return found.most - found.least < _ALIKE * found.median
 
 
 # -- what was not read --------------------------------------------------------------------------------------------------------
 
 
-def missing_lines(job: Job) -> list[str]:
+def list_missing_ranks(job: Job) -> list[str]:
     """Return which ranks could not be read, with the reason, and which were never recorded; none where all are there."""
     by_reason: dict[str, list[int]] = {}
     for row in job.ranks:
         if row.wall_ns is None:
             by_reason.setdefault(row.unread or "the reason is not known", []).append(row.rank)
-    said = [f"{_named(ranks)} could not be read: {sentence(why)}" for why, ranks in list(by_reason.items())[:_MOST_REASONS]]
+    said = [f"{_name_ranks(ranks)} could not be read: {format_sentence(why)}" for why, ranks in list(by_reason.items())[:_MOST_REASONS]]
     if rest := [rank for ranks in list(by_reason.values())[_MOST_REASONS:] for rank in ranks]:
-        said.append(f"{_named(rest)} could not be read either, for other reasons.")
-    if absent := _absent(job):
-        said.append(f"Not recorded, or not given: {_named(absent).lower()} of {job.world_size:,}.")
+        said.append(f"{_name_ranks(rest)} could not be read either, for other reasons.")
+    if absent := _find_absent_ranks(job):
+        said.append(f"Not recorded, or not given: {_name_ranks(absent).lower()} of {job.world_size:,}.")
     return said
 
 
-def _absent(job: Job) -> list[int]:
+def _find_absent_ranks(job: Job) -> list[int]:
     """Return the ranks of the training without a file; none where its size is not known."""
     return sorted(set(range(job.world_size or 0)) - {row.rank for row in job.ranks})
 
 
-def _named(ranks: Iterable[int]) -> str:
+def _name_ranks(ranks: Iterable[int]) -> str:
     """Return 'Rank 3', or 'Ranks 0-2, 7'."""
-    listed = ranges(ranks)
+    listed = format_ranges(ranks)
     return f"Rank {listed}" if listed.isdigit() else f"Ranks {listed}"
 
 
-def ranges(numbers: Iterable[int], most: int = 8) -> str:
+def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
     """Return numbers as people list them, '0-2, 7'; beyond `most` pieces how many more there are."""
     pieces: list[tuple[int, int]] = []
     for number in sorted(set(numbers)):
@@ -118,71 +118,71 @@ def ranges(numbers: Iterable[int], most: int = 8) -> str:
 # -- the late rank ------------------------------------------------------------------------------------------------------------
 
 
-def straggler_title(job: Job) -> str:
+def format_straggler_title(job: Job) -> str:
     """Return 'Rank 7 holds the others up', '' where none does."""
     return f"Rank {job.straggler.rank} holds the others up" if job.straggler else ""
 
 
-def straggler_line(report: ReportData) -> str:
+def format_straggler(report: ReportData) -> str:
     """Return which rank is late, by how much, since when and why; short where a finding says it; or that none is, where that is known."""
     job = report.job
     if job is None or (job.straggler is None and not job.no_straggler):
         return ""
     if job.straggler is None:
-        said = sentence(job.no_straggler)
-        return capital(said) if said.startswith("no rank") else f"No rank is named as late: {said}"
-    if straggler_found(report):
-        return f"{straggler_title(job)}: finding {STRAGGLER_RULE} says more."
-    return f"{straggler_title(job)}: {straggler_said(job.straggler)} {straggler_cause(job.straggler)}"
+        said = format_sentence(job.no_straggler)
+        return capitalize(said) if said.startswith("no rank") else f"No rank is named as late: {said}"
+    if has_straggler_finding(report):
+        return f"{format_straggler_title(job)}: finding {STRAGGLER_RULE} says more."
+    return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"
 
 
-def straggler_found(report: ReportData) -> bool:
+def has_straggler_finding(report: ReportData) -> bool:
     """Return whether a finding tells of the late rank."""
     return any(finding.rule == STRAGGLER_RULE for finding in report.findings)
 
 
-def straggler_said(found: Straggler) -> str:
+def format_straggler_delay(found: Straggler) -> str:
     """Return by how much the late rank is late, how often and since when."""
     since = "" if found.since_step is None else f", from step {found.since_step:,} on"
     over = "all recorded steps" if found.whole_run else "the profiled steps alone"
     return (
         f"its own time is {format_ns(found.excess_ns)} ({format_share(found.excess_share)}) a step beyond the median rank's"
-        f"{_often(found)}{since} (judged by {over})."
+        f"{_format_frequency(found)}{since} (judged by {over})."
     )
 
 
-def _often(found: Straggler) -> str:
+def _format_frequency(found: Straggler) -> str:
     if found.late_share is not None:
         return f", late in {format_share(found.late_share)} of the steps"
     return "" if found.last_share is None else f", the longest in {format_share(found.last_share)} of the steps"
 
 
-def straggler_cause(found: Straggler) -> str:
+def explain_straggler(found: Straggler) -> str:
     """Return why the late rank is late, in one sentence, or that nothing tells."""
     if found.reason:
-        return capital(sentence(found.reason))
-    return "Why is not known." if found.cause == "not known" else f"The cause: {sentence(found.cause)}"
+        return capitalize(format_sentence(found.reason))
+    return "Why is not known." if found.cause == "not known" else f"The cause: {format_sentence(found.cause)}"
 
 
-def difference_rows(found: Straggler, report: ReportData, most: int = 8) -> list[tuple[str, str, str, str]]:
+def build_difference_rows(found: Straggler, report: ReportData, most: int = 8) -> list[tuple[str, str, str, str]]:
     """Return (what, on the late rank, on the median rank, difference) of what takes the late rank longer, the largest first."""
-    return [_difference(item, report) for item in found.differences[:most]]
+    return [_build_difference_row(item, report) for item in found.differences[:most]]
 
 
-def _difference(item: Difference, report: ReportData) -> tuple[str, str, str, str]:
-    own, median = _value(item.own, item.unit), _value(item.median, item.unit)
+def _build_difference_row(item: Difference, report: ReportData) -> tuple[str, str, str, str]:
+    own, median = _format_value(item.own, item.unit), _format_value(item.median, item.unit)
     change = item.own - item.median
-    return clean(difference_name(item.what, report), 160), own, median, f"{'+' if change > 0 else ''}{_value(change, item.unit)}"
+    return clean(name_difference(item.what, report), 160), own, median, f"{'+' if change > 0 else ''}{_format_value(change, item.unit)}"
 
 
-def difference_name(what: str, report: ReportData) -> str:
+def name_difference(what: str, report: ReportData) -> str:
     """Return what differs as people read it: a part of the step, an op, or a field of the telemetry."""
     if what in BUCKETS:
-        return words.bucket_label(what, report)
+        return labels.name_bucket(what, report)
     return what.removeprefix("op ") if what.startswith("op ") else _NAMES.get(what, what.replace("_", " "))
 
 
-def _value(value: float, unit: str) -> str:
+def _format_value(value: float, unit: str) -> str:
     if unit == "ns":
         return format_ns(value)
     if unit == "FLOP":
@@ -193,20 +193,20 @@ def _value(value: float, unit: str) -> str:
 # -- the shape of the job -----------------------------------------------------------------------------------------------------
 
 
-def shape_lines(report: ReportData) -> list[str]:
+def list_parallelism_lines(report: ReportData) -> list[str]:
     """Return what is told of a pipeline, of experts and of unequal batches, but not what a finding says already."""
     job = report.job
     if job is None:
         return []
     found = {finding.rule for finding in report.findings}
-    made = {"pipeline": _pipeline(job.pipeline), "experts": _experts(job.experts), "balance": _balance(job.balance)}
+    made = {"pipeline": _format_pipeline(job.pipeline), "experts": _format_experts(job.experts), "balance": _format_balance(job.balance)}
     return [said for name, said in made.items() if said and _SHAPE_RULES[name] not in found]
 
 
-def _pipeline(found: Pipeline | None) -> str:
+def _format_pipeline(found: Pipeline | None) -> str:
     if found is None:
         return ""
-    batches = "" if found.micro_batches is None else f", {found.micro_batches} {_micro(found.micro_batches)} a step"
+    batches = "" if found.micro_batches is None else f", {found.micro_batches} {_format_micro_batches(found.micro_batches)} a step"
     ideal = (
         ""
         if found.ideal_share is None
@@ -214,7 +214,7 @@ def _pipeline(found: Pipeline | None) -> str:
     )
     uneven = (
         f" The stage of rank {found.slowest_stage_rank} has most work: the mean stage is busy {format_share(found.imbalance_share)} less."
-        if found.imbalance_share >= words.ROUNDS_TO_ZERO
+        if found.imbalance_share >= labels.ROUNDS_TO_ZERO
         else ""
     )
     return (
@@ -223,11 +223,11 @@ def _pipeline(found: Pipeline | None) -> str:
     )
 
 
-def _micro(count: int) -> str:
+def _format_micro_batches(count: int) -> str:
     return "micro-batch" if count == 1 else "micro-batches"
 
 
-def _experts(found: Experts | None) -> str:
+def _format_experts(found: Experts | None) -> str:
     if found is None:
         return ""
     waits = "" if found.waiting_share is None else f", {format_share(found.waiting_share)} before the last rank has arrived"
@@ -240,8 +240,8 @@ def _experts(found: Experts | None) -> str:
     return f"Exchanges between experts (all-to-all) take {format_share(found.all_to_all_share)} of the step unhidden{waits}.{uneven}"
 
 
-def _balance(found: Balance | None) -> str:
-    if found is None or found.saved_share < words.ROUNDS_TO_ZERO:
+def _format_balance(found: Balance | None) -> str:
+    if found is None or found.saved_share < labels.ROUNDS_TO_ZERO:
         return ""
     form = format_flop if found.measure == "matrix FLOP" else lambda value: f"{format_count(value)} positions"
     ranks = found.per_rank
@@ -255,57 +255,57 @@ def _balance(found: Balance | None) -> str:
 # -- how far to trust it ------------------------------------------------------------------------------------------------------
 
 
-def clocks_line(job: Job) -> str:
+def format_clock_alignment(job: Job) -> str:
     """Return how the clocks of the ranks were put on one time line, and by how much they may still differ."""
     found, note = job.clocks, job.clocks.note
     if found.method == "messages":
-        return f"{_by_messages(found)}{f' {capital(sentence(note))}' if note else ''}"
+        return f"{_format_message_clocks(found)}{f' {capitalize(format_sentence(note))}' if note else ''}"
     said = "Times of different ranks are compared by the clocks of their machines, as recorded"
     if found.method == "none":
         said, note = "The clocks of the ranks could not be aligned", note or "what one rank waits for another is not known"
-    return f"{said}: {sentence(note)}" if note else f"{said}."
+    return f"{said}: {format_sentence(note)}" if note else f"{said}."
 
 
-def _by_messages(found: Clocks) -> str:
+def _format_message_clocks(found: Clocks) -> str:
     error = "" if found.error_ns is None else f"; the ends of one message still differ by {format_ns(found.error_ns)} (95th percentile)"
-    of = f"{found.matched:,} {words.plural(found.matched, 'message')}" if found.matched else "matched messages"
+    of = f"{found.matched:,} {labels.pluralize(found.matched, 'message')}" if found.matched else "matched messages"
     return f"Clocks of the ranks are aligned by the ends of {of}{error}."
 
 
-def trust_line(report: ReportData) -> str:
+def format_ranks_quality(report: ReportData) -> str:
     """Return how many ranks were read, which share of their messages was matched, and how their clocks were aligned; '' without a job."""
     job = report.job
     if job is None:
         return ""
-    parts = [_counted(job), _matched(job), clocks_line(job)]
+    parts = [_format_rank_count(job), _format_matched_share(job), format_clock_alignment(job)]
     return " ".join(part for part in parts if part)
 
 
-def _counted(job: Job) -> str:
-    read, given = len(read_ranks(job)), len(job.ranks)
+def _format_rank_count(job: Job) -> str:
+    read, given = len(select_read_ranks(job)), len(job.ranks)
     of = job.world_size if job.world_size is not None and job.world_size >= given else given
-    return f"{read:,} of {of:,} {words.plural(of, 'rank')} read."
+    return f"{read:,} of {of:,} {labels.pluralize(of, 'rank')} read."
 
 
-def _matched(job: Job) -> str:
+def _format_matched_share(job: Job) -> str:
     """Return the share of the single ranks' messages that have a partner on every other rank of the group."""
-    share = matched_share(job)
-    return "" if share is None else f"{words.part(share)} of their messages were found on every rank of the group."
+    share = compute_matched_share(job)
+    return "" if share is None else f"{labels.format_part(share)} of their messages were found on every rank of the group."
 
 
-def matched_share(job: Job) -> float | None:
+def compute_matched_share(job: Job) -> float | None:
     """Return matched calls of single ranks over all; None where there is no message."""
-    matched = sum(row.count * (len(row.members) or len(read_ranks(job))) for row in job.messages)
+    matched = sum(row.count * (len(row.members) or len(select_read_ranks(job))) for row in job.messages)
     whole = matched + sum(row.unmatched for row in job.messages)
     return matched / whole if whole else None
 
 
-def sentence(text: str) -> str:
+def format_sentence(text: str) -> str:
     """Return a text of the analysis, harmless, with a full stop."""
     said = clean(text, _LONGEST_REASON).rstrip()
     return said if said.endswith((".", "!", "?")) else f"{said}."
 
 
-def capital(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return `text` with a capital letter at its beginning."""
     return text[:1].upper() + text[1:]

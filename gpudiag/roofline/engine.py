@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from gpudiag.attribution.names import text
+from gpudiag.attribution.names import decode_column
 from gpudiag.model.bundle import Settings
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
+from gpudiag.model.ops import Cost
 
 # Kernel names by library and version. A name that says neither decides nothing. For fp32 work, "fast" is TF32.
 # cuBLAS, cuDNN, CUTLASS name the instruction: s1688 = fp32 accumulation, 16x8x8 (HMMA); nvjet (cuBLAS >= 12.6, Hopper on) is wgmma
@@ -64,26 +64,26 @@ _WORDS = {"vector": "fp32", "fp64 vector": "fp64"}
 _FLAGS = ("fast", "slow", "plain_tensile", "double_fast", "half_sum", "algorithm")
 
 
-def with_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | None = None) -> pl.DataFrame:
+def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | None = None) -> pl.DataFrame:
     """Return `frame` with `engine` (key of the device's peaks, null where none holds), `engine_by` and `algorithm`.
 
     Needs name, owner, dtype ('' or null: no matrix work), call_matrix, call_ns and call_name. `algorithm`: the call holds a kernel of a
     fast convolution algorithm.
     """
-    names = frame.select(pl.col("name").unique()).with_columns(**_told(text("name")))
+    names = frame.select(pl.col("name").unique()).with_columns(**_read_kernel_name(decode_column("name")))
     frame = frame.join(names, on="name", how="left", maintain_order="left").with_columns(pl.col(_FLAGS).any().over("owner"))
     if device is None:
         return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in ("engine", "engine_by"))
-    decision = pl.coalesce(_decision(device, settings or Settings()), pl.concat_str("dtype", pl.lit("|type")))
+    decision = pl.coalesce(_decide_engine(device, settings or Settings()), pl.concat_str("dtype", pl.lit("|type")))
     frame = frame.with_columns(decision=pl.when(pl.col("dtype") != "").then(decision))
     parts = pl.col("decision").str.split("|").list
     words = frame["decision"].str.split("|").list.first().drop_nulls().unique().to_list()
-    engines = {word: _peak_key(device, word) for word in words} or {"": None}
+    engines = {word: _choose_peak_key(device, word) for word in words} or {"": None}
     frame = frame.with_columns(engine=parts.first().replace_strict(engines, default=None, return_dtype=pl.String))
     return frame.with_columns(engine_by=pl.when(pl.col("engine").is_not_null()).then(parts.last()))
 
 
-def _told(name: pl.Expr) -> dict[str, pl.Expr]:
+def _read_kernel_name(name: pl.Expr) -> dict[str, pl.Expr]:
     """Return what a kernel name tells."""
     fast = name.str.contains(FAST_NAMES)
     return {
@@ -96,13 +96,13 @@ def _told(name: pl.Expr) -> dict[str, pl.Expr]:
     }
 
 
-def _peak_key(device: Device, word: str) -> str | None:
+def _choose_peak_key(device: Device, word: str) -> str | None:
     if word in _WORDS:
         return _WORDS[word] if _WORDS[word] in device.peaks else None
     return device.matrix_engine(word)
 
 
-def _decision(device: Device, settings: Settings) -> pl.Expr:
+def _decide_engine(device: Device, settings: Settings) -> pl.Expr:
     """Return 'type|what told it' by type of the inputs; null where the type alone decides."""
     dtype = pl.col("dtype")
     half = pl.when(pl.col("fast")).then(dtype + "|name").when(pl.col("slow")).then(pl.lit("vector|name"))
@@ -111,7 +111,7 @@ def _decision(device: Device, settings: Settings) -> pl.Expr:
     double = pl.when("double_fast").then(pl.lit("fp64|name")).when(slow_double).then(pl.lit("fp64 vector|name"))
     return (
         pl.when(dtype == "fp32")
-        .then(_single(device, settings))
+        .then(_decide_fp32(device, settings))
         .when(half_sum)
         .then(pl.lit("fp16_fp16acc|name"))
         .when(dtype.is_in(["fp16", "bf16"]))
@@ -121,7 +121,7 @@ def _decision(device: Device, settings: Settings) -> pl.Expr:
     )
 
 
-def _single(device: Device, settings: Settings) -> pl.Expr:
+def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
     """Return the decision for fp32 inputs."""
     slow = (pl.col("slow") | pl.col("plain_tensile")) & ~pl.col("fast")
     if device.kind == "cpu":
@@ -132,7 +132,7 @@ def _single(device: Device, settings: Settings) -> pl.Expr:
         return pl.when(slow).then(pl.lit("vector|name"))
     plain = pl.lit(device.matrix_peak("fp32"), dtype=pl.Float64)
     too_fast = (pl.col("call_matrix") / pl.col("call_ns") * 1e9 > TENSOR_CORE_ABOVE * plain) & ~pl.col("algorithm")
-    allowed = _allowed(device, settings)
+    allowed = _is_tf32_allowed(device, settings)
     return (
         pl.when("fast")
         .then(pl.lit("tf32|name"))
@@ -147,7 +147,7 @@ def _single(device: Device, settings: Settings) -> pl.Expr:
     )
 
 
-def _allowed(device: Device, settings: Settings) -> pl.Expr:
+def _is_tf32_allowed(device: Device, settings: Settings) -> pl.Expr:
     """Return whether the settings allow TF32 for the call; null where they are not known.
 
     On AMD they decide nothing: xf32 needs HIPBLASLT_ALLOW_TF32 beside them (PyTorch's notes on HIP semantics).
@@ -161,7 +161,7 @@ def _allowed(device: Device, settings: Settings) -> pl.Expr:
     return pl.when(by_cudnn).then(pl.lit(settings.cudnn_allow_tf32, dtype=pl.Boolean)).otherwise(pl.lit(product, dtype=pl.Boolean))
 
 
-def engine_warnings(costs: Iterable[Cost | Missing], device: Device | None) -> tuple[str, ...]:
+def format_engine_warnings(costs: Iterable[Cost | Missing], device: Device | None) -> tuple[str, ...]:
     """Return a line for each type of matrix work in `costs` that `device` has no matrix path for: what it is judged against instead."""
     if device is None or not device.peaks:
         return ()

@@ -77,7 +77,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return self.states_bytes + self.activations_bytes
 
 
-def parameters(model: Transformer) -> int:
+def count_parameters(model: Transformer) -> int:
     """Return the number of parameters: h (v + s) + L (12 h^2 + 13 h) + 2 h.
 
     A GPT block with feed-forward 4 h and learned positions, as the calculator has it, whatever `feed_forward` says.
@@ -86,7 +86,7 @@ def parameters(model: Transformer) -> int:
     return h * (model.vocab + model.sequence) + model.layers * (12 * h * h + 13 * h) + 2 * h
 
 
-def training_flop_per_token(*, parameters: int, layers: int, heads: int, head_dim: int, sequence: int) -> int:
+def estimate_training_flop_per_token(*, parameters: int, layers: int, heads: int, head_dim: int, sequence: int) -> int:
     """Return FLOP of forward and backward pass a token: 6 N + 12 L H Q T (Chowdhery et al. 2022, PaLM, appendix B).
 
     Attention is not halved for causality; recomputation does not count.
@@ -94,12 +94,12 @@ def training_flop_per_token(*, parameters: int, layers: int, heads: int, head_di
     return 6 * parameters + 12 * layers * heads * head_dim * sequence
 
 
-def estimate(model: Transformer) -> Estimate:
+def estimate_transformer_memory(model: Transformer) -> Estimate:
     """Return the memory that training `model` takes on one device."""
-    count = parameters(model)
+    count = count_parameters(model)
     value = 2 if model.mixed_precision else 4
     whole = model.recompute == "full"
-    attention, feed_forward, norms = (0, 0, 0) if whole else _layer_bytes(model, value)
+    attention, feed_forward, norms = (0, 0, 0) if whole else _estimate_layer_bytes(model, value)
     tokens = model.sequence * model.batch
     split = model.tensor_parallel
     outside = split if model.sequence_parallel else 1
@@ -122,7 +122,7 @@ def estimate(model: Transformer) -> Estimate:
     )
 
 
-def _layer_bytes(model: Transformer, value: int) -> tuple[int, int, int]:
+def _estimate_layer_bytes(model: Transformer, value: int) -> tuple[int, int, int]:
     """Return the activations of one layer in bytes: attention, feed-forward, norms; `value`: bytes of one.
 
     Of s b h values: attention keeps its input, q, k, v, the input of its output projection (5 values) and a dropout mask of one byte;

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.capture.telemetry.readings import MOST
+from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model.bundle import TelemetryInfo
-from gpudiag.model.telemetry import Energy
-from gpudiag.timeline.telemetry import holds_ns, plausible_limits
+from gpudiag.model.hardware import Energy
+from gpudiag.timeline.telemetry import estimate_hold_ns, find_plausible_limits
 
 SETTLED_AFTER = 2
 """The first steps of a run allocate and tune: they are no yardstick."""
@@ -30,7 +30,7 @@ _Numbers = npt.NDArray[np.float64]
 AVERAGED_NS = 1e9
 """Over which nvmlDeviceGetPowerUsage averages on newer boards (NVML API reference): when within it energy was spent is not told."""
 
-MOST_WATTS = MOST["power_w"]
+MOST_WATTS = MAX_PLAUSIBLE["power_w"]
 OVER_LIMIT = 2
 """Boards exceed their power limit for moments, and a sample comes late: a counter that moves this many times faster jumped."""
 
@@ -54,7 +54,7 @@ class _Curve(NamedTuple):
 
     def unknown(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which [start, end) need what no sample tells: power all along, a counter only at both ends."""
-        holes = np.diff(self.t_ns) > np.maximum(holds_ns(self.t_ns)[:-1], SEVERAL * self.resolution_ns)
+        holes = np.diff(self.t_ns) > np.maximum(estimate_hold_ns(self.t_ns)[:-1], SEVERAL * self.resolution_ns)
         first = np.clip(np.searchsorted(self.t_ns, starts, side="right") - 1, 0, holes.size - 1)
         last = np.clip(np.searchsorted(self.t_ns, ends, side="left") - 1, 0, holes.size - 1)
         if self.provenance == "counter":
@@ -73,28 +73,28 @@ class _Curve(NamedTuple):
         return np.interp((moments - begin).astype(np.float64), (self.t_ns - begin).astype(np.float64), self.joules)
 
 
-def energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records: pl.DataFrame, analysed: pl.DataFrame) -> Energy | None:
+def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records: pl.DataFrame, analysed: pl.DataFrame) -> Energy | None:
     """Return the energy of the unprofiled steps, where they are too short of the analysed ones; None: nothing was sampled.
 
     `records`: table step_records; `analysed`: start_unix_ns, wall_ns of the analysed steps, empty where their Unix time is not known.
     """
     if info is None and telemetry.is_empty():
         return None
-    power = _power(telemetry, averaged=info is not None and "averaged" in info.notes.get("power_w", ""))
-    counter = _counter(telemetry, _most_watts(info))
+    power = _integrate_power(telemetry, averaged=info is not None and "averaged" in info.notes.get("power_w", ""))
+    counter = _read_counter(telemetry, _find_most_watts(info))
     curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
     if curve is None:
-        return Energy(reason=_why(info, telemetry))
-    note = "" if info is None else _shared(info)
+        return Energy(reason=_explain_unknown(info, telemetry))
+    note = "" if info is None else _describe_sharing(info)
     records, analysed = (frame.drop_nulls(["start_unix_ns", "wall_ns"]) for frame in (records, analysed))
     plain = records.filter((pl.col("window") == "plain") & (pl.col("step") >= SETTLED_AFTER))
-    found = _of(curve, plain, "unprofiled steps") or _of(curve, analysed.sort("start_unix_ns"), "analysed steps")
+    found = _measure_steps(curve, plain, "unprofiled steps") or _measure_steps(curve, analysed.sort("start_unix_ns"), "analysed steps")
     if found is None:
         return Energy(reason=f"the steps with samples on end are too short: energy is known every {curve.resolution_ns / 1e6:.0f} ms only")
     return Energy(**found, note=note)  # type: ignore[arg-type]  # the fields that _of names
 
 
-def _why(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str:
+def _explain_unknown(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str:
     if telemetry["energy_mj"].count():
         return "the device's energy counter stands still, jumps or was read too seldom, and it does not tell its power"
     if info is not None and info.source == "psutil":
@@ -104,36 +104,36 @@ def _why(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str:
     return f"the device does not tell its power ({told})" if told else "no sample holds energy or power"
 
 
-def _shared(info: TelemetryInfo) -> str:
+def _describe_sharing(info: TelemetryInfo) -> str:
     note = info.notes.get("energy_mj", "")
     return note if "whole board" in note else ""
 
 
-def _known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:
+def _read_known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:
     return telemetry.select("t_ns", column).drop_nulls().sort("t_ns").unique("t_ns", keep="first", maintain_order=True)
 
 
-def _most_watts(info: TelemetryInfo | None) -> float:
+def _find_most_watts(info: TelemetryInfo | None) -> float:
     """Return the power above which a counter is wrong."""
-    limit = MOST_WATTS if info is None else plausible_limits(info).get("power_limit_w", 0.0)
+    limit = MOST_WATTS if info is None else find_plausible_limits(info).get("power_limit_w", 0.0)
     return OVER_LIMIT * (limit or MOST_WATTS)
 
 
-def _counter(telemetry: pl.DataFrame, most_watts: float) -> _Curve | None:
+def _read_counter(telemetry: pl.DataFrame, most_watts: float) -> _Curve | None:
     """Return the energy counter (mJ since the driver was loaded); None where it is not there, stands still, went back, or jumped."""
-    known = _known(telemetry, "energy_mj")
+    known = _read_known(telemetry, "energy_mj")
     t_ns, joules = known["t_ns"].to_numpy(), known["energy_mj"].to_numpy() / 1e3
     moved = np.flatnonzero(np.diff(joules) != 0)
     if moved.size < 2 or bool((np.diff(joules) < 0).any()):
         return None
     resolution = float(np.median(np.diff(t_ns[moved + 1])))
     passed = np.diff(t_ns[np.concatenate(([0], moved + 1))]) + resolution
-    if bool((np.diff(joules)[moved] / (passed / 1e9) > most_watts).any()) or _stopped(moved, t_ns, resolution):
+    if bool((np.diff(joules)[moved] / (passed / 1e9) > most_watts).any()) or _has_stopped(moved, t_ns, resolution):
         return None
     return _Curve(t_ns, joules, resolution, "counter")
 
 
-def _stopped(moved: npt.NDArray[np.int64], t_ns: npt.NDArray[np.int64], resolution: float) -> bool:
+def _has_stopped(moved: npt.NDArray[np.int64], t_ns: npt.NDArray[np.int64], resolution: float) -> bool:
     """Return whether samples show the counter at one value for too long. `moved`: samples after which it moved."""
     begins, ends = np.concatenate(([0], moved + 1)), np.append(moved, t_ns.size - 1)
     return bool((t_ns[ends] - t_ns[begins] > STILL_FOR * resolution).any())
@@ -152,9 +152,9 @@ def _contradicts(counter: _Curve, power: _Curve) -> bool:
     return bool(((other > 0) & ((one > CONTRADICTED * other) | (other > CONTRADICTED * one))).any())
 
 
-def _power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
+def _integrate_power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
     """Return the integral of the power over time: trapezoids between samples. `averaged`: over a second each."""
-    known = _known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS))
+    known = _read_known(telemetry, "power_w").filter(pl.col("power_w").is_between(0, MOST_WATTS))
     if known.height < 3:
         return None
     t_ns, watts = known["t_ns"].to_numpy(), known["power_w"].to_numpy()
@@ -164,7 +164,7 @@ def _power(telemetry: pl.DataFrame, *, averaged: bool) -> _Curve | None:
     return _Curve(t_ns, np.concatenate(([0.0], np.cumsum(pieces))), resolution, "power")
 
 
-def _of(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None:
+def _measure_steps(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None:
     """Return the figures of those `steps` that the curve covers without a hole; None where they are too short for it."""
     starts = steps["start_unix_ns"].to_numpy().astype(np.int64)
     ends = starts + steps["wall_ns"].to_numpy().astype(np.int64)
@@ -173,7 +173,7 @@ def _of(curve: _Curve, steps: pl.DataFrame, of: str) -> dict[str, object] | None
     duration = int((ends - starts)[inside].sum())
     if not covered or not duration:
         return None
-    uncertain = _uncertain_ns(curve, starts[inside], ends[inside]) / duration
+    uncertain = _measure_uncertain_ns(curve, starts[inside], ends[inside]) / duration
     if uncertain > MOST_UNCERTAIN:
         return None
     joules = float((curve.at(ends[inside]) - curve.at(starts[inside])).sum())
@@ -195,7 +195,7 @@ _TOUCHING_NS = 5_000_000
 """Steps follow one another where less than this lies between them: Unix time and the steps' own clock are read one after the other."""
 
 
-def _uncertain_ns(curve: _Curve, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> float:
+def _measure_uncertain_ns(curve: _Curve, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> float:
     """Return for how long the curve is guessed: half of what it needs to move, at both ends of each run of consecutive steps."""
     apart = starts[1:] - ends[:-1] > _TOUCHING_NS
     first, last = starts[np.concatenate(([True], apart))], ends[np.append(apart, True)]

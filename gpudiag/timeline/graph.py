@@ -5,29 +5,48 @@ issued, or that earlier steps had left on the device. Work of earlier steps come
 
 Normal latencies are the recording's own (graph_work). Where the measured start lies behind all that a node depends on by more than the
 tolerance for noise, the rest is kept as the free delay of the edge that was over last; smaller residues are not kept, so that the replay
-of an unchanged graph has an honest error.
-"""
+of an unchanged graph has an honest error."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.intervals import Spans
-from gpudiag.model.graph import Graph, Ints, node_kind
+from gpudiag.model.graph import Graph, Ints, encode_node_kind
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.consecutive import consecutive, pieces
-from gpudiag.timeline.graph_device import Device, Edges, device_nodes, edges_of, event_edges, joined, stream_edges
-from gpudiag.timeline.graph_host import Calls, Causes, Nodes, calls_of, causes_of, chain, collectives_of, op_pieces
-from gpudiag.timeline.graph_queue import issued, queue_limit
-from gpudiag.timeline.graph_threads import Thread, activity, find_waits, main_thread
-from gpudiag.timeline.graph_work import Normal, Work, normal_of, tolerance, work_of
-from gpudiag.timeline.host_events import host_events, own_frames
-from gpudiag.timeline.representatives import representatives
-from gpudiag.trace.garbage import give_back
+from gpudiag.timeline.graph_device import (
+    DeviceNodes,
+    Edges,
+    build_edges,
+    build_event_edges,
+    build_stream_edges,
+    find_device_nodes,
+    join_edges,
+)
+from gpudiag.timeline.graph_host import (
+    Calls,
+    Causes,
+    Nodes,
+    ThreadActivity,
+    build_chain,
+    find_calls,
+    find_causes,
+    find_collectives,
+    find_op_pieces,
+    find_step_thread,
+    find_thread_waits,
+    read_activity,
+)
+from gpudiag.timeline.graph_latencies import DeviceWork, NormalLatencies, estimate_normal_latencies, estimate_tolerance, read_device_work
+from gpudiag.timeline.host_events import find_host_events, find_own_frames
+from gpudiag.timeline.launch_queue import estimate_queue_limit, find_issued_launches
+from gpudiag.trace.table_store import release_memory
 
 MAX_NODES = 200_000
 """A larger step is not replayed: a report replays each step some fifty times."""
@@ -43,12 +62,12 @@ class _Run(NamedTuple):
     """What all steps of a recording share."""
 
     trace: Trace
-    work: Work
-    normal: Normal
+    work: DeviceWork
+    normal: NormalLatencies
     queue_limit: int
     calls: Calls
     causes: Causes
-    shown: dict[int, Thread]
+    shown: dict[int, ThreadActivity]
     one_step: bool
     """The recording holds no second step, which would show how one follows the other."""
     on_cpu: bool
@@ -63,10 +82,10 @@ def build_graphs(
 
     `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time.
     """
-    return build_all(trace, steps, idle, syncs, on_cpu, host_marks)[0]
+    return build_all_graphs(trace, steps, idle, syncs, on_cpu, host_marks)[0]
 
 
-def build_all(
+def build_all_graphs(
     trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None,
     events: pl.DataFrame | None = None,
 ) -> tuple[tuple[Graph, ...], Graph | None]:  # fmt: skip
@@ -74,61 +93,61 @@ def build_all(
 
     `events`: host_events of `trace` and `host_marks`, where others ask for them too.
     """
-    chosen = [row for row in sorted(representatives(steps)) if why_no_graph(trace, steps, row, on_cpu=on_cpu) is None]
+    chosen = [row for row in sorted(find_representatives(steps)) if explain_missing_graph(trace, steps, row, on_cpu=on_cpu) is None]
     if not chosen:
         return (), None
     if events is None:
-        events = host_events(trace, own_frames(trace), host_marks, on_cpu=on_cpu)
-    run = _run(trace, steps, syncs, on_cpu, causes_of(idle, events))
-    give_back()  # what was made on the way, before the graphs themselves
-    built = [_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
+        events = find_host_events(trace, find_own_frames(trace), host_marks, on_cpu=on_cpu)
+    run = _prepare_run(trace, steps, syncs, on_cpu, find_causes(idle, events))
+    release_memory()  # what was made on the way, before the graphs themselves
+    built = [_build_graph(run, row, int(steps["start_ns"][row]), int(steps["end_ns"][row])) for row in chosen]
     graphs = tuple(graph for graph in built if graph is not None)
-    give_back()
-    return graphs, _in_a_row(run, steps, graphs) if graphs else None
+    release_memory()
+    return graphs, _build_consecutive(run, steps, graphs) if graphs else None
 
 
-def _in_a_row(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]) -> Graph | None:
+def _build_consecutive(run: _Run, steps: pl.DataFrame, graphs: tuple[Graph, ...]) -> Graph | None:
     """Return the graph of as many consecutive steps as can be replayed together; of a single one that which `graphs` hold."""
     starts = [run.trace.ops.drop_nulls("thread")["start_ns"]] if run.on_cpu else [run.trace.launches["start_ns"]]
     events = [*(2 * starts), *([] if run.on_cpu else [run.trace.kernels["start_ns"]])]
-    rows = consecutive(steps, pieces([times.to_numpy() for times in events], steps))
+    rows = find_consecutive_steps(steps, count_events([times.to_numpy() for times in events], steps))
     if rows is None:
         return None
     first, last = rows
     if first == last:
         return next((graph for graph in graphs if graph.step == first), None)
-    graph = _graph(run, first, int(steps["start_ns"][first]), int(steps["end_ns"][last]))
+    graph = _build_graph(run, first, int(steps["start_ns"][first]), int(steps["end_ns"][last]))
     begins = tuple(steps["start_ns"][first + 1 : last + 1].to_list())
     return None if graph is None else msgspec.structs.replace(graph, begins_ns=begins)
 
 
-def _run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
+def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, causes: Causes) -> _Run:
     """Return what the graphs of all steps share."""
-    work = work_of(trace) if not on_cpu else work_of(_without_device(trace))
-    queued = issued(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
-    limit = queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
-    normal = normal_of(work, syncs, queued, limit)
+    work = read_device_work(trace) if not on_cpu else read_device_work(_drop_device(trace))
+    queued = find_issued_launches(work.launch, work.start, trace.launches["start_ns"].to_numpy(), trace.launches["end_ns"].to_numpy())
+    limit = estimate_queue_limit(queued, syncs["launch"].drop_nulls().to_numpy())
+    normal = estimate_normal_latencies(work, syncs, queued, limit)
     return _Run(
         trace,
         work,
         normal,
         limit,
-        calls_of(trace, work, syncs, normal, queued, limit),
+        find_calls(trace, work, syncs, normal, queued, limit),
         causes,
-        activity(trace),
+        read_activity(trace),
         steps.height == 1,
         on_cpu,
-        collectives_of(trace) if on_cpu else {},
+        find_collectives(trace) if on_cpu else {},
     )
 
 
-def graph_warnings(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[str, ...]:
+def list_graph_warnings(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[str, ...]:
     """Return for each representative step that has no graph why it is not replayed."""
-    reasons = [why_no_graph(trace, steps, row, on_cpu=on_cpu) for row in sorted(representatives(steps))]
+    reasons = [explain_missing_graph(trace, steps, row, on_cpu=on_cpu) for row in sorted(find_representatives(steps))]
     return tuple(reason for reason in reasons if reason is not None)
 
 
-def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -> str | None:
+def explain_missing_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -> str | None:
     """Return why the step has no graph, in words; None where it has one."""
     inside = (pl.col("start_ns") < int(steps["end_ns"][row])) & (pl.col("end_ns") > int(steps["start_ns"][row]))
     events = trace.ops.drop_nulls("thread") if on_cpu else trace.launches
@@ -136,7 +155,7 @@ def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -
     count = 2 * held[0] + sum(held[1:])
     if count > MAX_NODES:
         return f"step {steps['name'][row]} is not replayed: it has about {count:,} pieces of work and calls, the limit is {MAX_NODES:,}"
-    if not _plausible(trace, steps):
+    if not _is_plausible(trace, steps):
         return f"step {steps['name'][row]} is not replayed: the recording spans more than a day, or holds more than {MAX_LANES:,} streams"
     if on_cpu:
         return None if count else f"step {steps['name'][row]} is not replayed: no op was recorded in it"
@@ -145,7 +164,7 @@ def why_no_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -
     return None
 
 
-def _plausible(trace: Trace, steps: pl.DataFrame) -> bool:
+def _is_plausible(trace: Trace, steps: pl.DataFrame) -> bool:
     """Return whether the times of `trace` lie close enough together, and its streams and threads are few enough, to be sorted as one."""
     frames = [frame for frame in (trace.ops, trace.launches, trace.kernels, trace.marks, steps) if frame.height]
     first = min((int(frame["start_ns"].min()) for frame in frames), default=0)  # type: ignore[arg-type]
@@ -153,32 +172,32 @@ def _plausible(trace: Trace, steps: pl.DataFrame) -> bool:
     return last - first <= MAX_SPAN_NS and max(trace.kernels["stream"].n_unique(), len(trace.meta.threads)) <= MAX_LANES
 
 
-def _without_device(trace: Trace) -> Trace:
+def _drop_device(trace: Trace) -> Trace:
     """Return `trace` with no device work: the kernels of a CPU-only run are the ops of its host threads."""
     return msgspec.structs.replace(trace, kernels=trace.kernels.clear())
 
 
-def _graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
+def _build_graph(run: _Run, step: int, origin: int, end: int) -> Graph | None:
     """Return the graph of one step; None where no thread shows anything in it."""
-    main = main_thread(run.trace, run.shown, origin, end)
+    main = find_step_thread(run.trace, run.shown, origin, end)
     if main is None:
         return None
-    window = (origin, _host_end(run, main, origin, end))
-    waits = find_waits(run.shown, main, _workers(run, window), window, run.collectives)
-    pieces = op_pieces(run.trace, window, on_cpu=run.on_cpu)
-    chains = {thread: chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
+    window = (origin, _find_host_end(run, main, origin, end))
+    waits = find_thread_waits(run.shown, main, _find_workers(run, window), window, run.collectives)
+    pieces = find_op_pieces(run.trace, window, on_cpu=run.on_cpu)
+    chains = {thread: build_chain(thread, waits.covered[thread], run.calls, pieces, run.causes) for thread in waits.covered}
     streams = sorted(set(run.work.stream.tolist()))
-    device = device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)})
-    begin = Nodes(*(np.array([value]) for value in (node_kind("host"), main, origin, origin, -1, -1, -1)))
+    device = find_device_nodes(run.work, window, {stream: number for number, stream in enumerate(streams)})
+    begin = Nodes(*(np.array([value]) for value in (encode_node_kind("host"), main, origin, origin, -1, -1, -1)))
     nodes = Nodes(*(np.concatenate(columns) for columns in zip(begin, *chains.values(), device.nodes, strict=True)))
     firsts = np.cumsum([1, *(len(nodes_of.kind) for nodes_of in chains.values())])
-    edges = _edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
+    edges = _build_edges(run, nodes, dict(zip(chains, firsts.tolist(), strict=False)), int(firsts[-1]), device, waits.handoffs)
     last_host = int(firsts[1]) - 1
-    graph = _ordered(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
+    graph = _order_nodes(step, nodes, edges, device.carried, int(firsts[-1]), tuple(streams), last_host)
     return msgspec.structs.replace(graph, queue_limit=run.queue_limit, alone=run.one_step and window[1] < end)
 
 
-def _host_end(run: _Run, main: int, origin: int, end: int) -> int:
+def _find_host_end(run: _Run, main: int, origin: int, end: int) -> int:
     """Return mark k+1, or where the recording of the host ends before it: what follows is not host time."""
     marks = run.trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))["end_ns"].max()
     shown = [int(thread.edges[-1]) for thread in run.shown.values() if len(thread.edges)]
@@ -186,49 +205,51 @@ def _host_end(run: _Run, main: int, origin: int, end: int) -> int:
     return max(min(end, last), origin + 1)
 
 
-def _workers(run: _Run, window: tuple[int, int]) -> set[int]:
+def _find_workers(run: _Run, window: tuple[int, int]) -> set[int]:
     """Return the threads that do work of the step: those that launch, on a CPU those whose ops are the work; MAX_THREADS at most."""
     if run.on_cpu:
         inside = run.trace.kernels.filter((pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))["op"].drop_nulls()
-        return _busiest(run.trace.ops["thread"].gather(inside).drop_nulls().to_numpy())
+        return _find_busiest(run.trace.ops["thread"].gather(inside).drop_nulls().to_numpy())
     called = (run.work.call_start >= window[0]) & (run.work.call_start < window[1]) & (run.work.thread >= 0)
-    return _busiest(run.work.thread[called])
+    return _find_busiest(run.work.thread[called])
 
 
-def _busiest(threads: Ints) -> set[int]:
+def _find_busiest(threads: Ints) -> set[int]:
     """Return the threads that occur most often."""
     numbers, counts = np.unique(threads, return_counts=True)
     return set(numbers[np.argsort(-counts, kind="stable")][:MAX_THREADS].tolist())
 
 
-def _edges(run: _Run, nodes: Nodes, chains: dict[int, int], first_work: int, device: Device, handoffs: list[tuple[int, int, int]]) -> Edges:
+def _build_edges(
+    run: _Run, nodes: Nodes, chains: dict[int, int], first_work: int, device: DeviceNodes, handoffs: list[tuple[int, int, int]]
+) -> Edges:
     """Return all edges; `chains`: the first node of each thread."""
     host = np.arange(1, first_work)
     same = nodes.lane[host[1:]] == nodes.lane[host[:-1]]
-    threads = edges_of(host[:-1][same], host[1:][same], "thread", 0)
-    passed = _handed_over(nodes, first_work, handoffs)
-    issued = _launch_edges(run, nodes, first_work, device)
-    ordered = _shifted(stream_edges(device, run.work, run.normal), first_work)
-    waiting = _wait_edges(run, nodes, first_work, device)
-    known = joined([issued, ordered])
+    threads = build_edges(host[:-1][same], host[1:][same], "thread", 0)
+    passed = _build_handoff_edges(nodes, first_work, handoffs)
+    issued = _build_launch_edges(run, nodes, first_work, device)
+    ordered = _shift_edges(build_stream_edges(device, run.work, run.normal), first_work)
+    waiting = _build_wait_edges(run, nodes, first_work, device)
+    known = join_edges([issued, ordered])
     ready = np.full(len(nodes.kind), nodes.start[0])
     np.maximum.at(ready, known.dst, nodes.end[known.src] + known.lag)
-    events = _shifted(event_edges(device, run.work, run.trace.launches, ready[first_work:])[0], first_work)
-    found = joined([threads, passed, issued, ordered, waiting, events])
+    events = _shift_edges(build_event_edges(device, run.work, run.trace.launches, ready[first_work:])[0], first_work)
+    found = join_edges([threads, passed, issued, ordered, waiting, events])
     free = np.ones(len(nodes.kind), dtype=bool)
     free[0] = free[found.dst] = False
     late = np.flatnonzero(free)
     late = late[(nodes.start[late] > nodes.start[0]) | (late < first_work)]
-    roots = [edges_of(np.zeros(int(part.sum()), dtype=np.int64), late[part], kind, 0)
+    roots = [build_edges(np.zeros(int(part.sum()), dtype=np.int64), late[part], kind, 0)
              for kind, part in (("thread", late < first_work), ("stream", late >= first_work))]  # fmt: skip
-    return joined([found, *roots])
+    return join_edges([found, *roots])
 
 
-def _shifted(edges: Edges, by: int) -> Edges:
+def _shift_edges(edges: Edges, by: int) -> Edges:
     return edges._replace(src=edges.src + by, dst=edges.dst + by)
 
 
-def _handed_over(nodes: Nodes, first_work: int, handoffs: list[tuple[int, int, int]]) -> Edges:
+def _build_handoff_edges(nodes: Nodes, first_work: int, handoffs: list[tuple[int, int, int]]) -> Edges:
     """Return the edges by which one thread goes on when another is done."""
     src, dst = [], []
     rows = {int(lane): np.flatnonzero(nodes.lane[1:first_work] == lane) + 1 for lane in np.unique(nodes.lane[:first_work])}
@@ -238,38 +259,38 @@ def _handed_over(nodes: Nodes, first_work: int, handoffs: list[tuple[int, int, i
         if before >= 0 and taker in rows and after < len(rows[taker]):
             src.append(int(rows[giver][before]))
             dst.append(int(rows[taker][after]))
-    return edges_of(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
+    return build_edges(np.array(src, dtype=np.int64), np.array(dst, dtype=np.int64), "handoff", 0)
 
 
-def _launch_edges(run: _Run, nodes: Nodes, first_work: int, device: Device) -> Edges:
+def _build_launch_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:
     """Return call -> work, with the normal latency of such a launch."""
     call = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
-    launching = np.flatnonzero(nodes.kind[:first_work] == node_kind("launch"))
+    launching = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind("launch"))
     call[nodes.launch[launching]] = launching
     src = call[run.work.launch[device.rows]]
     started = np.flatnonzero((src >= 0) & ~device.carried & (run.work.launch[device.rows] >= 0))
     lag = run.normal.launch[run.work.around[device.rows[started]]]
-    return edges_of(src[started], started + first_work, "launch", lag)
+    return build_edges(src[started], started + first_work, "launch", lag)
 
 
-def _wait_edges(run: _Run, nodes: Nodes, first_work: int, device: Device) -> Edges:
+def _build_wait_edges(run: _Run, nodes: Nodes, first_work: int, device: DeviceNodes) -> Edges:
     """Return work -> call that waits for it: syncs, and launches that found the queue full."""
     position = np.full(len(run.work.start) + 1, -1, dtype=np.int64)
     position[device.rows] = np.arange(len(device.rows)) + first_work
     parts = []
     for kind, edge, lag in (("sync", "sync", run.normal.sync_return), ("allocation", "sync", 0), ("launch", "queue_full", 0)):
         waits = np.full(run.trace.launches.height + 1, -1, dtype=np.int64)
-        chosen = (run.calls.kind == node_kind(kind)) & (run.calls.kernel >= 0)
+        chosen = (run.calls.kind == encode_node_kind(kind)) & (run.calls.kernel >= 0)
         waits[run.calls.launch[chosen]] = run.calls.kernel[chosen]
-        calls = np.flatnonzero(nodes.kind[:first_work] == node_kind(kind))
+        calls = np.flatnonzero(nodes.kind[:first_work] == encode_node_kind(kind))
         src = position[waits[nodes.launch[calls]]]
         # one call may be cut into several nodes: the last one is the return
         fits = (src >= 0) & (nodes.end[src] <= nodes.start[calls])
-        parts.append(edges_of(src[fits], calls[fits], edge, lag))
-    return joined(parts)
+        parts.append(build_edges(src[fits], calls[fits], edge, lag))
+    return join_edges(parts)
 
 
-def _ordered(
+def _order_nodes(
     step: int, nodes: Nodes, edges: Edges, carried: np.ndarray, first_work: int, streams: tuple[int, ...], last_host: int
 ) -> Graph:
     """Return the graph with its nodes in topological order: the begin, what was carried over, the rest by measured start."""
@@ -295,7 +316,7 @@ def _ordered(
         dst=edges.dst,
         edge_kind=edges.kind.astype(np.int8),
         lag_ns=edges.lag,
-        free_ns=_free(nodes, edges),
+        free_ns=_measure_free_delays(nodes, edges),
         origin_ns=int(nodes.start[0]),
         end_ns=int(nodes.end.max()),
         last_host=int(place[last_host]),
@@ -303,7 +324,7 @@ def _ordered(
     )
 
 
-def _free(nodes: Nodes, edges: Edges) -> Ints:
+def _measure_free_delays(nodes: Nodes, edges: Edges) -> Ints:
     """Return the free delay of each edge: what lies between it and the start of its node, where it was over last and noise is exceeded."""
     over = nodes.end[edges.src] + edges.lag
     order = np.lexsort((over, edges.dst))
@@ -312,5 +333,72 @@ def _free(nodes: Nodes, edges: Edges) -> Ints:
     bound = binding[binding >= 0]
     rest = nodes.start[edges.dst[bound]] - over[bound]
     free = np.zeros(len(edges.src), dtype=np.int64)
-    free[bound] = np.where(rest > tolerance(edges.lag[bound]), rest, 0)
+    free[bound] = np.where(rest > estimate_tolerance(edges.lag[bound]), rest, 0)
     return free
+
+
+def find_representatives(steps: pl.DataFrame) -> dict[int, str]:
+    """Return the role of each representative step by its row of `steps`: fastest, median, slowest; joined where one step is several.
+
+    The median is the lower one of an even number; of equal steps the earlier counts as faster.
+    """
+    length = (pl.col("end_ns") - pl.col("start_ns")).alias("length")
+    order = steps.filter("analysed").sort(length, "start_ns")["id"].to_list()
+    if not order:
+        return {}
+    roles: dict[int, list[str]] = {}
+    for role, place in (("fastest", 0), ("median", (len(order) - 1) // 2), ("slowest", len(order) - 1)):
+        roles.setdefault(order[place], []).append(role)
+    return {row: ", ".join(names) for row, names in roles.items()}
+
+
+Counts = npt.NDArray[np.int64]
+
+MAX_CONSECUTIVE_NODES = 150_000
+"""Nodes of all steps together: a report replays them some fifty times, at a tenth of a second each."""
+
+LEAST_CONSECUTIVE_STEPS = 3
+"""Fewer consecutive steps show nothing of how costs alternate: the representative ones are then the better sample."""
+
+
+def count_events(trace_events: list[Counts], steps: pl.DataFrame) -> Counts:
+    """Return for each step how many of the events (starts in ns, one array a kind) begin in it."""
+    start, end = steps["start_ns"].to_numpy(), steps["end_ns"].to_numpy()
+    found = np.zeros(steps.height, dtype=np.int64)
+    for times in trace_events:
+        ordered = np.sort(times)
+        found += np.searchsorted(ordered, end) - np.searchsorted(ordered, start)
+    return found
+
+
+def find_consecutive_steps(steps: pl.DataFrame, count: Counts, most: int = MAX_CONSECUTIVE_NODES) -> tuple[int, int] | None:
+    """Return the first and the last row of the steps to replay together; `count`: nodes of each. None: too few fit.
+
+    The longest stretch of analysed steps that touch; where it has more nodes than `most`, that part of it with as many steps as fit whose
+    mean length is nearest to that of all analysed steps.
+    """
+    first, last = _find_longest_stretch(steps)
+    if last < first:
+        return None
+    length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    nodes, time = (np.concatenate(([0], np.cumsum(column[first : last + 1]))) for column in (count, length))
+    many = bisect_right(range(1, len(nodes)), most, key=lambda many: int((nodes[many:] - nodes[:-many]).min()))  # more steps, more nodes
+    if many < min(LEAST_CONSECUTIVE_STEPS, len(nodes) - 1):
+        return None
+    mean = length[steps["analysed"].to_numpy()].mean()
+    off = np.abs((time[many:] - time[:-many]) / many - mean)
+    off[nodes[many:] - nodes[:-many] > most] = np.inf
+    place = first + int(np.argmin(off))
+    return place, place + many - 1
+
+
+def _find_longest_stretch(steps: pl.DataFrame) -> tuple[int, int]:
+    """Return the rows that begin and end the longest stretch of analysed steps that touch; the last before the first: there is none."""
+    start, end, analysed = (steps[name].to_numpy() for name in ("start_ns", "end_ns", "analysed"))
+    rows = np.flatnonzero(analysed)
+    if not len(rows):
+        return 0, -1
+    apart = np.flatnonzero((np.diff(rows) > 1) | (start[rows[1:]] != end[rows[:-1]]))
+    firsts, lasts = rows[np.append(0, apart + 1)], rows[np.append(apart, len(rows) - 1)]
+    longest = int(np.argmax(end[lasts] - start[firsts]))
+    return int(firsts[longest]), int(lasts[longest])

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.names import matches
-from gpudiag.model.graph import Ints, edge_kind
+from gpudiag.attribution.names import match_column
+from gpudiag.model.graph import Ints, encode_edge_kind
 from gpudiag.timeline.graph_host import Nodes
-from gpudiag.timeline.graph_work import NEVER, Normal, Work, usual
-from gpudiag.timeline.host_patterns import STREAM_WAIT
+from gpudiag.timeline.graph_latencies import NEVER, DeviceWork, NormalLatencies, estimate_usual
+from gpudiag.timeline.host_threads import STREAM_WAIT_CALL
 
 Bools = npt.NDArray[np.bool_]
 
@@ -26,7 +26,7 @@ NEAR_NS = 25_000
 """The same where that work ran for all the time in which nothing else held the other one up (MI300X: 19 us from a collective's end)."""
 
 
-class Device(NamedTuple):
+class DeviceNodes(NamedTuple):
     """The device nodes of a step; positions are into `rows`."""
 
     rows: Ints
@@ -48,17 +48,17 @@ class Edges(NamedTuple):
     lag: Ints
 
 
-def edges_of(src: Ints, dst: Ints, kind: str, lag: Ints | int) -> Edges:
+def build_edges(src: Ints, dst: Ints, kind: str, lag: Ints | int) -> Edges:
     """Return edges of one kind."""
-    return Edges(src, dst, np.full(len(src), edge_kind(kind)), np.broadcast_to(np.asarray(lag, dtype=np.int64), (len(src),)))
+    return Edges(src, dst, np.full(len(src), encode_edge_kind(kind)), np.broadcast_to(np.asarray(lag, dtype=np.int64), (len(src),)))
 
 
-def joined(parts: list[Edges]) -> Edges:
+def join_edges(parts: list[Edges]) -> Edges:
     """Return all edges together."""
     return Edges(*(np.concatenate(columns).astype(np.int64) for columns in zip(*parts, strict=True)))
 
 
-def device_nodes(work: Work, window: tuple[int, int], streams: dict[int, int]) -> Device:
+def find_device_nodes(work: DeviceWork, window: tuple[int, int], streams: dict[int, int]) -> DeviceNodes:
     """Return the work that was issued in the step, and before it what earlier steps had left to do.
 
     Work without a launch record belongs to the step where it follows work of the step on its stream; on a stream of which no launch was
@@ -67,7 +67,7 @@ def device_nodes(work: Work, window: tuple[int, int], streams: dict[int, int]) -
     linked = work.launch >= 0
     own = linked & (work.call_start >= window[0]) & (work.call_start < window[1])
     old = linked & (work.call_start < window[0]) & (work.end > window[0])
-    first, after = _bounds(work, own, linked & (work.call_start >= window[1]), window)
+    first, after = _find_bounds(work, own, linked & (work.call_start >= window[1]), window)
     own |= ~linked & (work.start >= first) & (work.start < after)
     old |= ~linked & (work.start < first) & (work.end > window[0])
     rows = work.order[(own | old)[work.order]]
@@ -77,10 +77,10 @@ def device_nodes(work: Work, window: tuple[int, int], streams: dict[int, int]) -
     lane = np.array([-1 - streams[stream] for stream in work.stream[rows].tolist()], dtype=np.int64)
     nothing = np.full(len(rows), -1, dtype=np.int64)
     nodes = Nodes(work.kind[rows].astype(np.int64), lane, start, end, rows, nothing, work.op[rows])
-    return Device(rows, old[rows], start, end, nodes)
+    return DeviceNodes(rows, old[rows], start, end, nodes)
 
 
-def _bounds(work: Work, own: Bools, later: Bools, window: tuple[int, int]) -> tuple[Ints, Ints]:
+def _find_bounds(work: DeviceWork, own: Bools, later: Bools, window: tuple[int, int]) -> tuple[Ints, Ints]:
     """Return for each row from when to when work without a launch record belongs to the step, by its stream."""
     streams, place = np.unique(work.stream, return_inverse=True)
     first = np.full(len(streams), np.iinfo(np.int64).max)
@@ -104,7 +104,7 @@ def _cut_at_next(start: Ints, end: Ints, stream: Ints) -> Ints:
     return found
 
 
-def stream_edges(device: Device, work: Work, normal: Normal) -> Edges:
+def build_stream_edges(device: DeviceNodes, work: DeviceWork, normal: NormalLatencies) -> Edges:
     """Return the order of the streams: each piece waits for the one before it, and for the last one to end of those before that.
 
     Work that begins within the one before it waits for the last one that was over by then. Positions number the nodes.
@@ -113,20 +113,20 @@ def stream_edges(device: Device, work: Work, normal: Normal) -> Edges:
     number = np.arange(count)
     same = np.append(False, stream[1:] == stream[:-1]) if count else np.zeros(0, dtype=bool)
     before = np.where(same, number - 1, -1)
-    longest = _longest_before(device.end, stream, same)
+    longest = _find_longest_before(device.end, stream, same)
     over = np.append(device.end, NEVER)
     nested = (before >= 0) & (over[before] > device.start)
-    main = np.where(nested, _over_by(device, stream), before)
+    main = np.where(nested, _find_over(device, stream), before)
     extra = (longest >= 0) & (longest != main) & (over[longest] <= device.start)
     src, dst = np.concatenate((main[main >= 0], longest[extra])), np.concatenate((number[main >= 0], number[extra]))
     launch, around = work.launch[device.rows], work.around[device.rows]
     together = (launch[src] >= 0) & (launch[src] == launch[dst])
     kind = np.where(together, 2, np.maximum(around[src] % 2, around[dst] % 2))
     touching = work.end[device.rows][src] > device.start[dst]  # cut: they overlapped
-    return edges_of(src, dst, "stream", np.where(touching, 0, normal.spacing[kind]))
+    return build_edges(src, dst, "stream", np.where(touching, 0, normal.spacing[kind]))
 
 
-def _longest_before(end: Ints, stream: Ints, same: Bools) -> Ints:
+def _find_longest_before(end: Ints, stream: Ints, same: Bools) -> Ints:
     """Return for each position the one before it in its stream that ends last; -1: none."""
     if not len(end):
         return np.empty(0, dtype=np.int64)
@@ -137,7 +137,7 @@ def _longest_before(end: Ints, stream: Ints, same: Bools) -> Ints:
     return np.where(same, np.append(-1, holder[:-1]), -1)
 
 
-def _over_by(device: Device, stream: Ints) -> Ints:
+def _find_over(device: DeviceNodes, stream: Ints) -> Ints:
     """Return for each position the last one of its stream that was over when it began; -1: none."""
     if not len(stream):
         return np.empty(0, dtype=np.int64)
@@ -149,7 +149,7 @@ def _over_by(device: Device, stream: Ints) -> Ints:
     return np.where(ok & (device.start[found] <= device.start), found, -1)
 
 
-def event_edges(device: Device, work: Work, launches: pl.DataFrame, ready: Ints) -> tuple[Edges, int]:
+def build_event_edges(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame, ready: Ints) -> tuple[Edges, int]:
     """Return the waits for other streams, and the usual latency of one. `ready`: when launch and stream let each piece begin.
 
     A recording names neither the stream that waits nor the event: cudaStreamWaitEvent is taken to hold back the thread's next launch until
@@ -157,29 +157,29 @@ def event_edges(device: Device, work: Work, launches: pl.DataFrame, ready: Ints)
     earlier, and the work that ended right before is what it stood for. A start that launch and stream do not explain, right after the end
     of work of another stream, waited for that.
     """
-    src, dst = _recorded_waits(device, work, launches)
+    src, dst = _find_recorded_waits(device, work, launches)
     over = np.append(device.end, NEVER)
     late = over[src] > ready[dst]
-    latency = usual((device.start[dst] - over[src])[late]) if late.any() else 0
+    latency = estimate_usual((device.start[dst] - over[src])[late]) if late.any() else 0
     latency = min(latency, CLOSE_NS)
     known = ready.copy()
     np.maximum.at(known, dst, over[src] + latency)
-    found = _ended_just_before(device, work, known + CLOSE_NS)
+    found = _find_ended_just_before(device, work, known + CLOSE_NS)
     inferred = np.flatnonzero(found >= 0)
     pairs = np.unique(np.stack((np.concatenate((src, found[inferred])), np.concatenate((dst, inferred))), axis=1), axis=0)
-    return edges_of(pairs[:, 0], pairs[:, 1], "event", latency), latency
+    return build_edges(pairs[:, 0], pairs[:, 1], "event", latency), latency
 
 
-def _recorded_waits(device: Device, work: Work, launches: pl.DataFrame) -> tuple[Ints, Ints]:
+def _find_recorded_waits(device: DeviceNodes, work: DeviceWork, launches: pl.DataFrame) -> tuple[Ints, Ints]:
     """Return (work that was waited for, work that waited) as positions, from the calls that make a stream wait."""
-    calls = launches.filter(matches("api", STREAM_WAIT)).drop_nulls("thread")
+    calls = launches.filter(match_column("api", STREAM_WAIT_CALL)).drop_nulls("thread")
     none = np.empty(0, dtype=np.int64)
     linked = np.flatnonzero(work.launch[device.rows] >= 0)
     if not calls.height or not len(linked):
         return none, none
     called, thread = work.call_start[device.rows], work.thread[device.rows]
     asked, asking = calls["start_ns"].to_numpy(), calls["thread"].to_numpy()
-    waiter = _next_launch(linked, called, thread, asked, asking)
+    waiter = _find_next_launch(linked, called, thread, asked, asking)
     asked, waiter = asked[waiter >= 0], waiter[waiter >= 0]
     stream = work.stream[device.rows]
     src, dst = [none], [none]
@@ -188,21 +188,21 @@ def _recorded_waits(device: Device, work: Work, launches: pl.DataFrame) -> tuple
         issued = issued[np.argsort(called[issued], kind="stable")]
         last = np.append(issued, -1)[np.searchsorted(called[issued], asked, "left") - 1]
         late = (last >= 0) & (np.append(device.end, 0)[last] > device.start[waiter])
-        last = np.where(late, _ended_near(device, np.flatnonzero(stream == other), device.start[waiter]), last)
+        last = np.where(late, _find_ended_near(device, np.flatnonzero(stream == other), device.start[waiter]), last)
         fits = (last >= 0) & (stream[waiter] != other) & (np.append(device.end, 0)[last] <= device.start[waiter])
         src.append(last[fits])
         dst.append(waiter[fits])
     return np.concatenate(src), np.concatenate(dst)
 
 
-def _ended_near(device: Device, rows: Ints, moments: Ints) -> Ints:
+def _find_ended_near(device: DeviceNodes, rows: Ints, moments: Ints) -> Ints:
     """Return which of `rows` was the last to end up to each moment, at most NEAR_NS before it; -1: none."""
     by_end = rows[np.argsort(device.end[rows], kind="stable")]
     found = np.append(by_end, -1)[np.searchsorted(device.end[by_end], moments, "right") - 1]
     return np.where((found >= 0) & (moments - np.append(device.end, NEVER)[found] <= NEAR_NS), found, -1)
 
 
-def _next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: Ints) -> Ints:
+def _find_next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: Ints) -> Ints:
     """Return the position of the first work that a thread launched after each moment; -1: none."""
     found = np.full(len(asked), -1, dtype=np.int64)
     for one in np.unique(asking).tolist():
@@ -213,7 +213,7 @@ def _next_launch(linked: Ints, called: Ints, thread: Ints, asked: Ints, asking: 
     return found
 
 
-def _ended_just_before(device: Device, work: Work, ready: Ints) -> Ints:
+def _find_ended_just_before(device: DeviceNodes, work: DeviceWork, ready: Ints) -> Ints:
     """Return for each position that began later than `ready` the work of another stream that had ended right before; -1: none."""
     found = np.full(len(ready), -1, dtype=np.int64)
     late = np.flatnonzero(device.start > ready)

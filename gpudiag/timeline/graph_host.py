@@ -1,4 +1,4 @@
-"""The host threads of a step as chains of nodes: the calls that start work, wait or allocate, and the time between them by its cause."""
+"""The host threads of a step as chains of nodes: when each works for the step, its calls, and the time between them by its cause."""
 
 from __future__ import annotations
 
@@ -9,15 +9,184 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.names import matches
-from gpudiag.attribution.nesting import nest, nulled, self_spans
-from gpudiag.model.graph import Ints, node_kind
+from gpudiag.attribution.names import decode_column, match_column
+from gpudiag.attribution.nesting import find_self_spans, nest, null_missing
+from gpudiag.model.graph import Ints, encode_node_kind
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.graph_queue import Issued
-from gpudiag.timeline.graph_work import NEVER, QUEUE_PENDING, Normal, Work, pending
-from gpudiag.trace.kernel_names import ALLOCATION_CALL
+from gpudiag.timeline.graph_latencies import NEVER, QUEUE_PENDING, DeviceWork, NormalLatencies, count_pending
+from gpudiag.timeline.launch_queue import IssuedLaunches
+from gpudiag.trace.kernel_names import ALLOCATION_CALL, LOADER_MARK, OPTIMIZER_MARK, STEP_MARK
 
-CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
+SILENT_NS = 20_000
+"""A thread that shows nothing for less than this is between two ops, not waiting."""
+
+FILLED_SHARE = 0.5
+"""Share of a silent stretch that another thread must fill with its work to be what was waited for: waking it takes tens of us."""
+
+BURST_GAP_NS = 100_000
+"""Events of an independent thread that are further apart than this are separate pieces of work."""
+
+
+class ThreadActivity(NamedTuple):
+    """What a thread shows: starts and ends of its events, each sorted, and both together."""
+
+    starts: Ints
+    ends: Ints
+    edges: Ints
+
+    def depth(self, t: Ints) -> Ints:
+        """Return how many events are open at each moment."""
+        found: Ints = np.searchsorted(self.starts, t, "right") - np.searchsorted(self.ends, t, "right")
+        return found
+
+    def inside(self, first: int, last: int) -> Ints:
+        """Return the edges within (first, last)."""
+        found: Ints = self.edges[np.searchsorted(self.edges, first, "right") : np.searchsorted(self.edges, last, "left")]
+        return found
+
+
+class ThreadWaits(NamedTuple):
+    """The time that each thread works for the step, and who handed over to whom."""
+
+    covered: dict[int, intervals.Spans]
+    handoffs: list[tuple[int, int, int]]
+    """(thread that goes on at the moment, thread that it took over from, moment in ns)."""
+
+
+def read_activity(trace: Trace) -> dict[int, ThreadActivity]:
+    """Return what each thread of `trace` shows in ops and runtime calls."""
+    columns = ("thread", "start_ns", "end_ns")
+    events = pl.concat([trace.ops.select(columns), trace.launches.select(columns)], rechunk=False)
+    found = {}
+    for thread in events["thread"].drop_nulls().unique().sort():
+        rows = events.filter(pl.col("thread") == thread).drop_nulls()
+        starts, ends = np.sort(rows["start_ns"].to_numpy()), np.sort(rows["end_ns"].to_numpy())
+        found[int(thread)] = ThreadActivity(starts, ends, intervals.sort_distinct(np.concatenate((starts, ends))))
+    return found
+
+
+def find_step_thread(trace: Trace, shown: dict[int, ThreadActivity], origin: int, end: int) -> int | None:
+    """Return the thread that steps: that of the step's marks, else of optimizer or loader marks, else the one that is active longest.
+
+    Of ops those of autograd's thread (with a forward thread of their own) do not speak for a thread. None: no thread shows anything.
+    """
+    inside = trace.marks.filter((pl.col("category") == "annotation") & (pl.col("start_ns") < end) & (pl.col("end_ns") > origin))
+    inside = inside.drop_nulls("thread").with_columns(decode_column("name"))
+    for pattern in (STEP_MARK, OPTIMIZER_MARK, LOADER_MARK):
+        found = inside.filter(pl.col("name").str.contains(pattern))
+        if found.height:
+            return int(found["thread"][0])
+    backward = set(trace.ops.filter(pl.col("fwd_thread") > 0)["thread"].drop_nulls().unique().to_list())
+    extents = []
+    for thread, events in shown.items():
+        edges = events.inside(origin - 1, end + 1)
+        if len(edges):
+            extents.append((thread not in backward, int(edges[-1] - edges[0]), len(edges), thread))
+    return max(extents)[3] if extents else None
+
+
+def find_thread_waits(
+    shown: dict[int, ThreadActivity],
+    main: int,
+    workers: set[int],
+    window: tuple[int, int],
+    collectives: dict[int, intervals.Spans] | None = None,
+) -> ThreadWaits:
+    """Return who works when between the two moments: main throughout, but for silent stretches that other threads fill.
+
+    A thread that took over may wait for others in turn. What `workers` do besides stands by itself, in bursts. `collectives`: those that
+    host threads run (gloo); a stretch in which one goes on and ends was a wait for it.
+    """
+    running = collectives or {}
+    covered = {main: np.array([window], dtype=np.int64)}
+    handoffs: list[tuple[int, int, int]] = []
+    free, queue = set(workers) - {main}, [main]
+    while queue:
+        thread = queue.pop(0)
+        if thread not in shown:
+            continue
+        stretches = _find_silent_stretches(shown[thread], covered[thread])
+        holes = []
+        for other in sorted(free & shown.keys()):
+            bursts = _find_bursts(shown[other], stretches)
+            if not len(bursts):
+                continue
+            covered[other] = intervals.merge_spans(bursts)
+            holes.append(bursts)
+            handoffs += [(other, thread, first) for first, _ in bursts.tolist()] + [(thread, other, last) for _, last in bursts.tolist()]
+        for other, spans in running.items():
+            waited = _find_waited_for(spans, stretches) if other != thread else intervals.NO_SPANS
+            holes += [waited] if len(waited) else []
+            handoffs += [(thread, other, last) for last in waited[:, 1].tolist()]
+        if holes:
+            covered[thread] = intervals.subtract_spans(covered[thread], intervals.merge_spans(np.vstack(holes)))
+        taken = {other for other in free if other in covered}
+        queue += sorted(taken)
+        free -= taken
+    for other in sorted(set(workers) - {main}):
+        spans = np.clip(running.get(other, intervals.NO_SPANS), *window)
+        spans = spans[spans[:, 1] > spans[:, 0]]
+        handoffs += [(other, main, first) for first in spans[:, 0].tolist() if first > window[0]]
+        known = intervals.merge_spans(np.vstack((covered.get(other, intervals.NO_SPANS), spans)))
+        covered[other] = _add_bursts(shown.get(other), known, window)
+    return ThreadWaits(covered, handoffs)
+
+
+def _find_silent_stretches(events: ThreadActivity, covered: intervals.Spans) -> intervals.Spans:
+    """Return the silent stretches of a thread within the time that it works for the step."""
+    found = [intervals.NO_SPANS]
+    for first, last in covered.tolist():
+        edges = np.concatenate(([first], events.inside(first, last), [last]))
+        long = np.flatnonzero(np.diff(edges) > SILENT_NS)
+        found.append(np.stack((edges[long], edges[long + 1]), axis=1))
+    return np.concatenate(found)
+
+
+def _find_bursts(events: ThreadActivity, stretches: intervals.Spans) -> intervals.Spans:
+    """Return the time in which a thread that shows nothing before a stretch fills it, for each stretch where it does.
+
+    The thread may go on for a moment when the one that waited for it has been woken: its time within the stretch counts.
+    """
+    first, last = stretches[:, 0], stretches[:, 1]
+    low, high = np.searchsorted(events.edges, first, "right"), np.searchsorted(events.edges, last, "left")
+    some = np.flatnonzero(high - low >= 2)
+    begin, end = events.edges[low[some]], events.edges[high[some] - 1]
+    end = np.where(events.depth(last[some]) > 0, last[some], end)
+    fills = (end - begin) >= FILLED_SHARE * (last - first)[some]
+    return np.stack((begin, end), axis=1)[fills & (events.depth(first[some]) <= 0)]
+
+
+def _find_waited_for(spans: intervals.Spans, stretches: intervals.Spans) -> intervals.Spans:
+    """Return the part of each stretch in which one of `spans` goes on that had begun before and ends within, most of it at least."""
+    found = [intervals.NO_SPANS]
+    for first, last in stretches.tolist():
+        ends = spans[(spans[:, 0] <= first) & (spans[:, 1] > first) & (spans[:, 1] <= last), 1]
+        if len(ends) and ends.max() - first >= FILLED_SHARE * (last - first):
+            found.append(np.array([[first, ends.max()]], dtype=np.int64))
+    return np.concatenate(found)
+
+
+def _add_bursts(events: ThreadActivity | None, covered: intervals.Spans, window: tuple[int, int]) -> intervals.Spans:
+    """Return `covered` with the bursts of the thread that lie outside of it."""
+    if events is None:
+        return covered
+    edges = events.inside(window[0] - 1, window[1] + 1)
+    if len(covered):
+        place = np.searchsorted(covered.reshape(-1), edges, "right")
+        edges = edges[(place % 2 == 0) & ~np.isin(edges, covered)]
+    if not len(edges):
+        return covered
+    far = np.diff(edges) > BURST_GAP_NS
+    starts, ends = edges[np.concatenate(([True], far))], edges[np.concatenate((far, [True]))]
+    bursts = np.stack((starts, np.maximum(ends, starts + 1)), axis=1)
+    return (
+        intervals.merge_spans(np.vstack((covered, intervals.subtract_spans(bursts, covered))))
+        if len(covered)
+        else intervals.merge_spans(bursts)
+    )
+
+
+NODE_CAUSES = ("profiler", "gc", "compile", "data", "io", "allocation")
 """Causes of host time besides calls; where they overlap the first one holds (the order of timeline.host_events)."""
 
 Bools = npt.NDArray[np.bool_]
@@ -68,24 +237,26 @@ class Calls(NamedTuple):
     """The work that the call waited for (sync, or a full queue); -1: none."""
 
 
-def calls_of(trace: Trace, work: Work, syncs: pl.DataFrame, normal: Normal, queued: Issued, queue_limit: int) -> Calls:
+def find_calls(
+    trace: Trace, work: DeviceWork, syncs: pl.DataFrame, normal: NormalLatencies, queued: IssuedLaunches, queue_limit: int
+) -> Calls:
     """Return all launch, sync and allocation calls of `trace`. A call that launches and then waits gives one of each."""
     launches = trace.launches
     start, end = launches["start_ns"].to_numpy(), launches["end_ns"].to_numpy()
-    known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), _last_syncs(trace, work, syncs)])
+    known = pl.concat([syncs.drop_nulls("launch").select("launch", "start_ns", "end_ns", "kernel"), _find_last_syncs(trace, work, syncs)])
     blocking = known["launch"].to_numpy()
-    done = _launch_ends(work, start, end, normal, blocking)
-    waiting = _sync_calls(work, known, normal, done)
+    done = _find_launch_ends(work, start, end, normal, blocking)
+    waiting = _find_sync_calls(work, known, normal, done)
     launched = _cut_launches(work, queued, done, normal, queued.near(queue_limit), blocking)
-    allocating = _allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
+    allocating = _find_allocations(launches, work, np.concatenate((launched.launch, waiting.launch)))
     columns = [np.concatenate(parts) for parts in zip(launched, waiting, allocating, strict=True)]
     thread, op = launches["thread"].fill_null(-1).to_numpy(), launches["op"].fill_null(-1).to_numpy()
     every = Calls(*columns)
     every = every._replace(thread=thread[every.launch], op=op[every.launch])
-    return _in_turn(Calls(*(column[np.lexsort((every.end, every.start, every.thread))] for column in every)))
+    return _cut_overlaps(Calls(*(column[np.lexsort((every.end, every.start, every.thread))] for column in every)))
 
 
-def _launch_ends(work: Work, start: Ints, end: Ints, normal: Normal, blocking: Ints) -> Ints:
+def _find_launch_ends(work: DeviceWork, start: Ints, end: Ints, normal: NormalLatencies, blocking: Ints) -> Ints:
     """Return when each launch call has done its part: at its end, or where its work begins before that.
 
     Of the calls `blocking` that waited in the stream behind other work only the usual time counts, up to there they staged data.
@@ -100,21 +271,21 @@ def _launch_ends(work: Work, start: Ints, end: Ints, normal: Normal, blocking: I
     return done
 
 
-def _cut_launches(work: Work, queued: Issued, done: Ints, normal: Normal, at_limit: Bools, blocking: Ints) -> Calls:
+def _cut_launches(work: DeviceWork, queued: IssuedLaunches, done: Ints, normal: NormalLatencies, at_limit: Bools, blocking: Ints) -> Calls:
     """Return the calls that start work, up to the moment `done`; where the queue was full only their usual time before that."""
     rows, begin, stop = queued.row, queued.start, done[queued.row]
     lasted = stop - begin
-    long = (pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
+    long = (count_pending(work, begin) >= QUEUE_PENDING) & (lasted > max(QUEUE_CALL_TIMES * normal.call, QUEUE_CALL_NS))
     long |= at_limit & (lasted > FULL_CALL_TIMES * normal.call)
     full = long & ~np.isin(rows, blocking)
     by_end = np.argsort(work.end, kind="stable")
     freed = np.append(by_end, -1)[np.searchsorted(work.end[by_end], stop, "right") - 1]
     own = np.where(full, np.maximum(stop - normal.call, begin), begin)
     nothing = np.zeros(len(rows), dtype=np.int64)
-    return Calls(nothing, own, stop, begin, nothing + node_kind("launch"), rows, nothing, np.where(full, freed, -1))
+    return Calls(nothing, own, stop, begin, nothing + encode_node_kind("launch"), rows, nothing, np.where(full, freed, -1))
 
 
-def _sync_calls(work: Work, known: pl.DataFrame, normal: Normal, done: Ints) -> Calls:
+def _find_sync_calls(work: DeviceWork, known: pl.DataFrame, normal: NormalLatencies, done: Ints) -> Calls:
     """Return the calls that wait: their own time at the end, the wait before it as a hole; without work to wait for all is their own.
 
     A call that launches what it waits for begins to wait when that is `done`.
@@ -127,37 +298,37 @@ def _sync_calls(work: Work, known: pl.DataFrame, normal: Normal, done: Ints) -> 
     begin = np.where(launching, np.clip(done[rows], start, end), start)
     own = np.where(waited, np.maximum(end - normal.sync_call, np.maximum(np.minimum(over, end), begin)), begin)
     nothing = np.zeros(len(rows), dtype=np.int64)
-    return Calls(nothing, own, end, begin, nothing + node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
+    return Calls(nothing, own, end, begin, nothing + encode_node_kind("sync"), rows, nothing, np.where(waited, kernel, -1))
 
 
-def _last_syncs(trace: Trace, work: Work, syncs: pl.DataFrame) -> pl.DataFrame:
+def _find_last_syncs(trace: Trace, work: DeviceWork, syncs: pl.DataFrame) -> pl.DataFrame:
     """Return the waits for the whole device that `syncs` leaves out (the profiler's own): they end the recording, and so the last step."""
-    found = trace.launches.filter(matches("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
-    kernel = nulled(_last_over(work, found["end_ns"].to_numpy()), "kernel")
+    found = trace.launches.filter(match_column("api", DEVICE_SYNC) & ~pl.col("id").is_in(syncs["launch"].implode()))
+    kernel = null_missing(_find_last_over(work, found["end_ns"].to_numpy()), "kernel")
     return found.select(pl.col("id").alias("launch"), "start_ns", "end_ns").with_columns(kernel)
 
 
-def _allocations(launches: pl.DataFrame, work: Work, taken: Ints) -> Calls:
+def _find_allocations(launches: pl.DataFrame, work: DeviceWork, taken: Ints) -> Calls:
     """Return the calls that take or give back memory. A free waits for the device (CUDA C++ Programming Guide)."""
-    found = launches.filter(matches("api", ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
+    found = launches.filter(match_column("api", ALLOCATION_CALL) & ~pl.col("id").is_in(pl.Series(taken).implode()))
     start, end, rows = found["start_ns"].to_numpy(), found["end_ns"].to_numpy(), found["id"].to_numpy()
-    frees = found.select(matches("api", FREE_CALL)).to_series().to_numpy()
-    last = _last_over(work, end)
+    frees = found.select(match_column("api", FREE_CALL)).to_series().to_numpy()
+    last = _find_last_over(work, end)
     over = np.append(work.end, NEVER)[last]
     waits = frees & (over > start) & (np.append(work.call_start, NEVER)[last] < start)
     nothing = np.zeros(len(rows), dtype=np.int64)
     own = np.where(waits, np.minimum(over, end), start)
-    return Calls(nothing, own, end, start, nothing + node_kind("allocation"), rows, nothing, np.where(waits, last, -1))
+    return Calls(nothing, own, end, start, nothing + encode_node_kind("allocation"), rows, nothing, np.where(waits, last, -1))
 
 
-def _last_over(work: Work, moments: Ints) -> Ints:
+def _find_last_over(work: DeviceWork, moments: Ints) -> Ints:
     """Return the row of the work that was the last to end up to each moment (or as far behind as clocks differ); -1: none."""
     by_end = np.argsort(work.end, kind="stable")
     found: Ints = np.append(by_end, -1)[np.searchsorted(work.end[by_end], moments + CLOCK_NS, "right") - 1]
     return found
 
 
-def _in_turn(calls: Calls) -> Calls:
+def _cut_overlaps(calls: Calls) -> Calls:
     """Return `calls` (by thread and start) cut so that each begins when the one before it in its thread is over."""
     if not len(calls.start):
         return calls
@@ -170,14 +341,14 @@ def _in_turn(calls: Calls) -> Calls:
     return calls._replace(hole_start=hole, start=start, end=np.maximum(calls.end, start))
 
 
-def causes_of(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
+def find_causes(idle: pl.DataFrame, events: pl.DataFrame) -> Causes:
     """Return the time of each thread that a cause of CAUSES holds: as `events` show it, and where idle time was explained so."""
     spans = pl.concat([frame.select("thread", "start_ns", "end_ns", "cause") for frame in (events, idle)])
-    spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(CAUSES))
-    return {(thread, str(cause)): intervals.of(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}
+    spans = spans.with_columns(pl.col("cause").str.strip_prefix("idle_")).filter(pl.col("cause").is_in(NODE_CAUSES))
+    return {(thread, str(cause)): intervals.build_spans(rows) for (thread, cause), rows in spans.group_by("thread", "cause")}
 
 
-class Pieces(NamedTuple):
+class OpPieces(NamedTuple):
     """Time in which an op was the innermost one of its thread, in order of thread and start."""
 
     thread: Ints
@@ -192,33 +363,33 @@ class Pieces(NamedTuple):
     """1: the op is of forward, backward or optimizer; 0: it is not."""
 
 
-def collectives_of(trace: Trace) -> dict[int, intervals.Spans]:
+def find_collectives(trace: Trace) -> dict[int, intervals.Spans]:
     """Return when each host thread of a CPU-only run was in a collective."""
     rows = trace.kernels.filter(pl.col("collective").fill_null(False))["op"].drop_nulls()
     ops = trace.ops.filter(pl.col("id").is_in(rows.implode()) & pl.col("thread").is_not_null())
     return {int(thread): found.select("start_ns", "end_ns").sort("start_ns").to_numpy() for (thread,), found in ops.group_by("thread")}
 
 
-def op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> Pieces:
+def find_op_pieces(trace: Trace, window: tuple[int, int], *, on_cpu: bool) -> OpPieces:
     """Return the pieces of the ops that were open between the two moments."""
     ops = trace.ops.filter(pl.col("thread").is_not_null() & (pl.col("start_ns") < window[1]) & (pl.col("end_ns") > window[0]))
     nesting = nest(ops)
-    rows, spans = self_spans(nesting)
+    rows, spans = find_self_spans(nesting)
     op = ops["id"].to_numpy()[rows]
-    kernel, kind = np.full(trace.ops.height, -1, dtype=np.int64), np.full(trace.ops.height, node_kind("host"))
+    kernel, kind = np.full(trace.ops.height, -1, dtype=np.int64), np.full(trace.ops.height, encode_node_kind("host"))
     if on_cpu and trace.kernels.height:
         linked = trace.kernels.filter(pl.col("op").is_not_null())
         kernel[linked["op"].to_numpy()] = linked["id"].to_numpy()
-        kind[linked.filter(pl.col("collective").fill_null(False))["op"].to_numpy()] = node_kind("communication")
+        kind[linked.filter(pl.col("collective").fill_null(False))["op"].to_numpy()] = encode_node_kind("communication")
     trains = trace.ops["phase"].cast(pl.String).is_in(TRAINING).fill_null(False).to_numpy().astype(np.int64)
-    return Pieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op], trains[op])
+    return OpPieces(nesting.thread[rows], spans[:, 0], spans[:, 1], op, kernel[op], kind[op], trains[op])
 
 
-def chain(
+def build_chain(
     thread: int,
     covered: intervals.Spans,
     calls: Calls,
-    pieces: Pieces,
+    pieces: OpPieces,
     causes: Causes,
 ) -> Nodes:
     """Return the nodes of one thread in order: its calls, and the rest of `covered` by cause and, on a CPU, by op.
@@ -227,11 +398,11 @@ def chain(
     also within a generator that makes the batches.
     """
     mine = Calls(*(column[calls.thread == thread] for column in calls))
-    mine = _clipped(mine, covered)
-    own = Pieces(*(column[pieces.thread == thread] for column in pieces))
-    working = Pieces(*(column[own.kernel >= 0] for column in own))
-    spans = [_held(causes, thread, cause) for cause in CAUSES]
-    generated = _generated(own, spans[CAUSES.index("data")])
+    mine = _clip_calls(mine, covered)
+    own = OpPieces(*(column[pieces.thread == thread] for column in pieces))
+    working = OpPieces(*(column[own.kernel >= 0] for column in own))
+    spans = [_select_held(causes, thread, cause) for cause in NODE_CAUSES]
+    generated = _find_generated(own, spans[NODE_CAUSES.index("data")])
     borders = [
         covered.ravel(),
         generated.start,
@@ -243,43 +414,43 @@ def chain(
         working.end,
         *(span.ravel() for span in spans),
     ]
-    edges = intervals.distinct(np.concatenate(borders))
+    edges = intervals.sort_distinct(np.concatenate(borders))
     start, end = edges[:-1], edges[1:]
-    call, hole = _index(mine.start, mine.end, start), _index(mine.hole_start, mine.start, start)
+    call, hole = _find_span(mine.start, mine.end, start), _find_span(mine.hole_start, mine.start, start)
     kept = (np.searchsorted(covered.reshape(-1), start, "right") % 2 == 1) & (hole < 0)
     start, end, call = start[kept], end[kept], call[kept]
-    kind = np.full(len(start), node_kind("host"), dtype=np.int64)
-    for cause, span in reversed(list(zip(CAUSES, spans, strict=True))):
-        kind[np.searchsorted(span.reshape(-1), start, "right") % 2 == 1] = node_kind(cause)
-    kind[(kind == node_kind("data")) & (_index(generated.start, generated.end, start) >= 0)] = node_kind("host")
-    op = _most(start, end, own)
-    piece = _index(working.start, working.end, start)
+    kind = np.full(len(start), encode_node_kind("host"), dtype=np.int64)
+    for cause, span in reversed(list(zip(NODE_CAUSES, spans, strict=True))):
+        kind[np.searchsorted(span.reshape(-1), start, "right") % 2 == 1] = encode_node_kind(cause)
+    kind[(kind == encode_node_kind("data")) & (_find_span(generated.start, generated.end, start) >= 0)] = encode_node_kind("host")
+    op = _find_longest_op(start, end, own)
+    piece = _find_span(working.start, working.end, start)
     kernel = np.where((piece >= 0) & (call < 0), np.append(working.kernel, -1)[piece], -1)
-    kind = np.where((kernel >= 0) & (kind == node_kind("host")), np.append(working.kind, -1)[piece], kind)
+    kind = np.where((kernel >= 0) & (kind == encode_node_kind("host")), np.append(working.kind, -1)[piece], kind)
     called = np.append(mine.kind, -1)[call]
-    caused = (called == node_kind("launch")) & (kind != node_kind("host"))  # code that the driver loads within a launch call
+    caused = (called == encode_node_kind("launch")) & (kind != encode_node_kind("host"))  # code that the driver loads within a launch call
     kind = np.where((call >= 0) & ~caused, called, kind)
     op = np.where(call >= 0, np.append(mine.op, -1)[call], op)
     launch = np.where(caused, -1, np.append(mine.launch, -1)[call])
     nodes = Nodes(kind, np.full(len(start), thread), start, end, kernel, launch, op)
     hidden = call[caused & (end == np.append(mine.end, -1)[call])]
-    return _with_points(nodes, mine, np.union1d(np.flatnonzero(mine.end == mine.start), hidden), thread)
+    return _insert_points(nodes, mine, np.union1d(np.flatnonzero(mine.end == mine.start), hidden), thread)
 
 
-def _generated(pieces: Pieces, data: intervals.Spans) -> Pieces:
+def _find_generated(pieces: OpPieces, data: intervals.Spans) -> OpPieces:
     """Return the pieces of the training that lie within the time of a loader."""
     chosen = pieces.trains == 1
     chosen &= (np.searchsorted(data.reshape(-1), pieces.start, "right") % 2 == 1) | (
         np.searchsorted(data.reshape(-1), pieces.end, "left") % 2 == 1
     )
-    return Pieces(*(column[chosen] for column in pieces))
+    return OpPieces(*(column[chosen] for column in pieces))
 
 
-def _held(causes: Causes, thread: int, cause: str) -> intervals.Spans:
-    return intervals.union(np.vstack([causes.get((holder, cause), intervals.NONE) for holder in (thread, None)]))
+def _select_held(causes: Causes, thread: int, cause: str) -> intervals.Spans:
+    return intervals.merge_spans(np.vstack([causes.get((holder, cause), intervals.NO_SPANS) for holder in (thread, None)]))
 
 
-def _clipped(calls: Calls, covered: intervals.Spans) -> Calls:
+def _clip_calls(calls: Calls, covered: intervals.Spans) -> Calls:
     """Return the calls that begin within `covered`, none longer than it."""
     if not len(covered):
         return Calls(*(column[:0] for column in calls))
@@ -290,7 +461,7 @@ def _clipped(calls: Calls, covered: intervals.Spans) -> Calls:
     return cut._replace(start=np.minimum(cut.start, last[inside]), end=np.minimum(cut.end, last[inside]))
 
 
-def _index(starts: Ints, ends: Ints, t: Ints) -> Ints:
+def _find_span(starts: Ints, ends: Ints, t: Ints) -> Ints:
     """Return which of the spans (in order, not overlapping; some without length) holds each moment; -1: none."""
     rows = np.flatnonzero(ends > starts)
     if not len(rows):
@@ -300,7 +471,7 @@ def _index(starts: Ints, ends: Ints, t: Ints) -> Ints:
     return found
 
 
-def _with_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
+def _insert_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
     """Return `nodes` with a moment for each of `rows` of the calls, at its end and before what begins then.
 
     They take no time because their work began at once, or because another cause holds all that they took up to their end.
@@ -316,14 +487,14 @@ def _with_points(nodes: Nodes, calls: Calls, rows: Ints, thread: int) -> Nodes:
     return Nodes(*(column[order] for column in both))
 
 
-def _most(start: Ints, end: Ints, pieces: Pieces) -> Ints:
+def _find_longest_op(start: Ints, end: Ints, pieces: OpPieces) -> Ints:
     """Return for each span (in order, apart) the op that was the innermost one for most of it; -1: no op was, or none for longer."""
     found = np.full(len(start), -1, dtype=np.int64)
-    edges = intervals.distinct(np.concatenate((start, end, pieces.start, pieces.end)))
+    edges = intervals.sort_distinct(np.concatenate((start, end, pieces.start, pieces.end)))
     if len(edges) < 2 or not len(start):
         return found
     left, length = edges[:-1], np.diff(edges)
-    span, piece = _index(start, end, left), _index(pieces.start, pieces.end, left)
+    span, piece = _find_span(start, end, left), _find_span(pieces.start, pieces.end, left)
     held = (span >= 0) & (piece >= 0)
     frame = pl.DataFrame({"span": span[held], "op": pieces.op[piece[held]], "length": length[held]})
     best = frame.group_by("span", "op").agg(pl.col("length").sum()).sort("span", "length", "op", descending=[False, True, False])

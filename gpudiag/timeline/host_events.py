@@ -1,19 +1,108 @@
-"""What the host threads did that keeps a device waiting: events with a cause, its evidence in words, and the place where known."""
+"""What the host threads did that keeps a device waiting: events with a cause, its evidence and call site; batches made by the user's own
+code."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.names import matches, text
-from gpudiag.attribution.sites import Frames, frame_threads
+from gpudiag.attribution.autograd import find_autograd_nodes
+from gpudiag.attribution.call_sites import Frames, find_frame_threads, take_rows
+from gpudiag.attribution.names import decode_column, mask_names, match_column
 from gpudiag.model.trace import Trace
-from gpudiag.timeline import host_patterns
-from gpudiag.timeline.host_threads import main_thread, plain_frame
-from gpudiag.timeline.user_loaders import user_loaders
+from gpudiag.timeline import host_threads
+from gpudiag.timeline.host_threads import find_main_thread, format_frame
 from gpudiag.trace import kernel_names
 
-CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_data", "idle_io", "idle_allocation", "idle_sync")
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+MIN_STEPS = 3
+"""Fewer steps than this show no habit of the loop."""
+
+MIN_STEP_SHARE = 0.5
+"""Share of the steps that have to begin with it."""
+
+_NEXT = r"\(\d+\): __next__$"
+# The profiler writes the return of a function and the yield of a generator alike, so the name has to say that it makes batches.
+_LOADER_WORDS = (
+    r"(?i)\(\d+\): (?:\w*(?:loader|batch|dataset|prefetch|fetch|sample|stream|examples|data_?(?:iter|gen|source))\w*"
+    r"|(?:get|next|load|read|make|gen)_?(?:data|inputs?|examples?)\w*|__getitem__)$"
+)
+
+
+def find_user_loaders(trace: Trace, frames: Frames) -> pl.DataFrame:
+    """Return (thread, start_ns, end_ns, cause, evidence, site) of the calls in which the user's code makes a batch.
+
+    A call counts that the frame of the training loop makes directly (packages in between aside) in most steps, and in which nothing trains:
+    of `__next__`, or of a function that is named for it and entered once a step before the forward pass.
+    """
+    main = find_main_thread(trace)
+    own = (frames.table["thread"] == main).fill_null(False).to_numpy()
+    moments = _find_step_starts(trace, main)
+    if len(moments) < MIN_STEPS or not mask_names(frames.table["name"], f"{_NEXT}|{_LOADER_WORDS}")[own].any():
+        return _build_loader_events(frames.table.clear())
+    called = frames.table[_find_loop_calls(frames, own, moments)]
+    calls = called.filter(~pl.Series(_find_training_calls(trace, called)))
+    step = pl.Series(np.searchsorted(moments, calls["start_ns"].to_numpy(), side="right") - 1)
+    calls = calls.with_columns(step=step, early=pl.Series(_find_calls_before_forward(trace, calls, moments, step.to_numpy())))
+    calls = calls.filter(pl.col("step") >= 0)
+    each = {"steps": pl.col("step").n_unique().over("name"), "calls": pl.len().over("name"), "first": pl.col("early").sum().over("name")}
+    found = calls.with_columns(**each).filter(pl.col("steps") >= MIN_STEP_SHARE * len(moments))
+    once = (pl.col("calls") == pl.col("steps")) & (pl.col("first") == pl.col("calls"))
+    return _build_loader_events(found.filter(match_column("name", _NEXT) | (match_column("name", _LOADER_WORDS) & once)))
+
+
+def _build_loader_events(calls: pl.DataFrame) -> pl.DataFrame:
+    named = calls.select("thread", "start_ns", "end_ns", text=decode_column("name"))
+    words = {"cause": pl.lit("idle_data"), "evidence": format_frame("text"), "site": pl.lit(None, dtype=pl.String)}
+    return named.with_columns(**words).drop("text")
+
+
+def _find_step_starts(trace: Trace, main: int) -> Ints:
+    """Return when a step begins: at the profiler's marks, else where an optimizer's step ended."""
+    name = decode_column("name")
+    marks = trace.marks.filter((pl.col("thread") == main) & (pl.col("category") == "annotation"))
+    stepped = marks.filter(name.str.contains(kernel_names.STEP_MARK))["start_ns"]
+    if len(stepped) < MIN_STEPS:
+        stepped = marks.filter(name.str.contains(kernel_names.OPTIMIZER_MARK) & name.str.contains(r"\.step#"))["end_ns"]
+    return np.unique(stepped.to_numpy())
+
+
+def _find_loop_calls(frames: Frames, own: Mask, moments: Ints) -> Ints:
+    """Return those frames of `own` that are the user's and stand below the loop: the user's innermost frame around most moments."""
+    mine = np.flatnonzero(own & (frames.user == np.arange(len(own), dtype=frames.user.dtype)))
+    start, end = (frames.table[name].to_numpy()[mine] for name in ("start_ns", "end_ns"))
+    around = np.searchsorted(moments, end) - np.searchsorted(moments, start)
+    loops = mine[around > MIN_STEP_SHARE * len(moments)]
+    above = take_rows(frames.user, frames.nesting.parent[mine].astype(np.int64))
+    found: Ints = mine[above == loops[-1]] if len(loops) else loops
+    return found
+
+
+def _find_training_calls(trace: Trace, calls: pl.DataFrame) -> Mask:
+    """Return which of the calls hold part of a backward pass or an update."""
+    optimizer = trace.marks.filter(match_column("name", kernel_names.OPTIMIZER_MARK))["start_ns"]
+    nodes = trace.ops["start_ns"].filter(pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
+    return _has_any_within(np.sort(pl.concat([nodes, optimizer]).to_numpy()), calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
+
+
+def _find_calls_before_forward(trace: Trace, calls: pl.DataFrame, moments: Ints, step: Ints) -> Mask:
+    """Return which calls have no op between the beginning of their step and themselves that a backward pass belongs to."""
+    node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
+    numbers = trace.ops["sequence"].filter(node).drop_nulls().unique()
+    forward = trace.ops.select("start_ns", "sequence").filter(~node & pl.col("sequence").is_in(numbers.implode()))["start_ns"]
+    start = calls["start_ns"].to_numpy()
+    return ~_has_any_within(np.sort(forward.to_numpy()), moments[np.maximum(step, 0)], start)
+
+
+def _has_any_within(times: Ints, start: Ints, end: Ints) -> Mask:
+    found: Mask = np.searchsorted(times, end) > np.searchsorted(times, start)
+    return found
+
+
+EVENT_CAUSES = ("idle_profiler", "idle_gc", "idle_compile", "idle_data", "idle_io", "idle_allocation", "idle_sync")
 """Causes that an event shows, most specific first. A collection inside a loader call is gc, a file that a loader reads is data."""
 
 LOADING_NS = 100_000
@@ -41,75 +130,77 @@ _HOST_WORDS = {
 }
 
 
-def host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | None, *, on_cpu: bool) -> pl.DataFrame:
+def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | None, *, on_cpu: bool) -> pl.DataFrame:
     """Return the events (thread, start_ns, end_ns, cause, evidence, site); thread null: every thread stood still.
 
     `frames`: those of the trace on the threads of the ops; `host_marks`: those of the bundle. `on_cpu`: waiting for other threads counts.
     """
     found = [
-        _named(frames.table, "name", host_patterns.FRAMES | ({"idle_sync": host_patterns.WAIT_FRAMES} if on_cpu else {})),
-        _named(trace.marks.filter(pl.col("category") == "annotation"), "name", host_patterns.MARKS),
-        _named(trace.ops, "name", host_patterns.MARKS),
-        user_loaders(trace, frames),
-        (calls := _calls(trace)),
-        (overheads := _overheads(trace)),
-        _first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
-        _bundle_marks(trace, host_marks),
+        _find_named_events(
+            frames.table, "name", host_threads.FRAME_PATTERNS | ({"idle_sync": host_threads.WAIT_FRAME_PATTERN} if on_cpu else {})
+        ),
+        _find_named_events(trace.marks.filter(pl.col("category") == "annotation"), "name", host_threads.MARK_PATTERNS),
+        _find_named_events(trace.ops, "name", host_threads.MARK_PATTERNS),
+        find_user_loaders(trace, frames),
+        (calls := _find_call_events(trace)),
+        (overheads := _find_overheads(trace)),
+        _find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
+        _read_bundle_marks(trace, host_marks),
     ]
     events = pl.concat([frame.select(list(_SCHEMA)).cast(_SCHEMA) for frame in found])  # type: ignore[arg-type]
     return events.filter(pl.col("end_ns") > pl.col("start_ns"))
 
 
-def own_frames(trace: Trace) -> Frames:
+def find_own_frames(trace: Trace) -> Frames:
     """Return the frames of `trace` on the thread whose ops they run (some schemas write tid 0 for frames), sorted for nesting."""
     threads = trace.ops["thread"].drop_nulls().to_numpy()
     if not trace.frames.height or not len(threads):
         return Frames(trace.frames)
     main = int(np.bincount(threads[threads >= 0]).argmax())
-    target = int(frame_threads(trace, np.append(threads, main))[-1])
+    target = int(find_frame_threads(trace, np.append(threads, main))[-1])
     if target == main:
         return Frames(trace.frames)
     moved = trace.frames.with_columns(pl.col("thread").replace({target: main}))
     return Frames(moved.sort("thread", "start_ns", pl.col("end_ns"), descending=[False, False, True], maintain_order=True))
 
 
-def _named(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
+def _find_named_events(frame: pl.DataFrame, column: str, patterns: dict[str, str]) -> pl.DataFrame:
     """Return the rows whose name a pattern matches, with the first such cause; each distinct name is matched once."""
     names = frame.select(column).unique().with_columns(text=pl.col(column).cast(pl.String))
     cause = pl.coalesce([pl.when(pl.col("text").str.contains(pattern)).then(pl.lit(word)) for word, pattern in patterns.items()])
-    evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(plain_frame("text"))
+    evidence = pl.when(pl.col("text") == _ALL_COMPILING).then(pl.lit("torch.compile at work")).otherwise(format_frame("text"))
     known = names.with_columns(cause.alias("cause"), evidence=evidence).drop_nulls("cause").drop("text")
     return frame.join(known, on=column, how="inner").with_columns(site=pl.lit(None, dtype=pl.String))
 
 
-def _calls(trace: Trace) -> pl.DataFrame:
+def _find_call_events(trace: Trace) -> pl.DataFrame:
     """Return the calls that load code or take memory."""
-    found = _named(trace.launches, "api", host_patterns.CALLS)
-    return found.with_columns(evidence=_of_code("idle_compile"))
+    found = _find_named_events(trace.launches, "api", host_threads.CALL_PATTERNS)
+    return found.with_columns(evidence=_describe_code("idle_compile"))
 
 
-def _of_code(cause: str) -> pl.Expr:
+def _describe_code(cause: str) -> pl.Expr:
     """Return the evidence, and for events of `cause` what the driver did to the code of kernels."""
     compiled = pl.col("evidence").str.contains(r"(?i)compiler|Link")
     done = pl.when(compiled).then(pl.lit("compiled")).otherwise(pl.lit("loaded"))
     return pl.when(pl.col("cause") == cause).then(pl.format("kernel code was {} ({})", done, "evidence")).otherwise("evidence")
 
 
-def _overheads(trace: Trace) -> pl.DataFrame:
+def _find_overheads(trace: Trace) -> pl.DataFrame:
     """Return the profiler's own overhead records. One on a thread that issues nothing did not stop those that do: it is left out."""
     marks = trace.marks.filter(pl.col("category") == "overhead")
     issuing = pl.concat([trace.ops["thread"], trace.launches["thread"]]).drop_nulls().unique()
-    found = _named(marks, "name", host_patterns.OVERHEADS)
+    found = _find_named_events(marks, "name", host_threads.OVERHEAD_PATTERNS)
     found = found.filter(pl.col("thread").is_null() | pl.col("thread").is_in(issuing.implode()))
-    return found.with_columns(evidence=_of_code("idle_compile"))
+    return found.with_columns(evidence=_describe_code("idle_compile"))
 
 
-def _first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
+def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
     """Return the first launches of kernels that took far longer than others: the driver loads a kernel's code at its first use.
 
     Where one of `loads` lies within the call it shows that; else the evidence says how long the call took.
     """
-    calls = trace.launches.filter(matches("api", kernel_names.KERNEL_LAUNCH))
+    calls = trace.launches.filter(match_column("api", kernel_names.KERNEL_LAUNCH))
     duration = pl.col("end_ns") - pl.col("start_ns")
     usual = calls.select(duration.median()).item() or 0
     slow = calls.filter(duration > max(LOADING_NS, LOADING_FACTOR * usual)).select("id", "thread", "start_ns", "end_ns")
@@ -120,13 +211,13 @@ def _first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
     found = found.sort("start_ns").join_asof(
         shown, left_on="start_ns", right_on="load_ns", by="thread", strategy="forward", check_sortedness=False
     )
-    name = text("name").str.slice(0, 60)
-    took = pl.format("first launch of {}: the call itself took {} (the first use of a kernel loads its code)", name, in_ms())
+    name = decode_column("name").str.slice(0, 60)
+    took = pl.format("first launch of {}: the call itself took {} (the first use of a kernel loads its code)", name, format_ms())
     words = pl.when(pl.col("load_ns") < pl.col("end_ns")).then(pl.format("first launch of {}: its code was loaded", name)).otherwise(took)
     return found.with_columns(cause=pl.lit("idle_compile"), evidence=words, site=pl.lit(None, dtype=pl.String))
 
 
-def in_ms() -> pl.Expr:
+def format_ms() -> pl.Expr:
     """Return the length of each row such as '19 ms' or '0.4 ms'."""
     length = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
     return pl.format(
@@ -134,12 +225,12 @@ def in_ms() -> pl.Expr:
     )
 
 
-def _bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame:
+def _read_bundle_marks(trace: Trace, marks: pl.DataFrame | None) -> pl.DataFrame:
     """Return the host marks of a bundle in the trace's time. Of an opened file only the start is known: until the next recorded event."""
     if marks is None or trace.meta.unix_base_ns is None:
         return pl.DataFrame(schema=_SCHEMA)
     start = pl.col("start_unix_ns") - trace.meta.unix_base_ns
-    main = main_thread(trace)
+    main = find_main_thread(trace)
     elsewhere = pl.col("name").str.ends_with("in another thread").fill_null(False)
     known = marks.filter(pl.col("kind").is_in(list(_MARK_KINDS)) & ~elsewhere).select(
         pl.when(pl.col("kind") == "gc").then(None).otherwise(pl.lit(main)).alias("thread"),  # a collection holds the interpreter's lock

@@ -1,34 +1,34 @@
 """Idle time of the device in pieces of one cause each: what the host threads that issue its work did meanwhile.
 
 A gap has a host part, up to the moment at which the launch of the work that ends it should have taken effect, and a device part. In the
-host part the most specific event on the responsible threads is the cause; in the device part the work had been issued and did not start.
-"""
+host part the most specific event on the responsible threads is the cause; in the device part the work had been issued and did not start."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.sites import Frames, Sites
-from gpudiag.model import tables
+from gpudiag.attribution.call_sites import Frames, Sites
+from gpudiag.attribution.names import match_column
+from gpudiag.attribution.nesting import null_missing
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.carried import Carried
-from gpudiag.timeline.charge import charged
-from gpudiag.timeline.host_events import CAUSES, host_events, own_frames
-from gpudiag.timeline.host_threads import NOBODY, Host
-from gpudiag.timeline.labels import labelled
-from gpudiag.timeline.segments import layered, most_held, outermost
-from gpudiag.timeline.spacing import device_part, with_flight
-from gpudiag.trace.garbage import give_back
+from gpudiag.timeline import host_threads
+from gpudiag.timeline.host_events import EVENT_CAUSES, find_host_events, find_own_frames
+from gpudiag.timeline.host_threads import MAX_THREADS, NOBODY, HostActivity
+from gpudiag.timeline.idle_evidence import SiteWindowPauses, label_pieces
+from gpudiag.timeline.segments import cut_by_layer, find_most_held, find_outermost
+from gpudiag.trace.table_store import release_memory
 
-PIECE = {
+PIECE_SCHEMA = {
     "gap": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "event": pl.Int64(), "lead": pl.Int64(),
     "sync": pl.Int64(), "evidence": pl.String(),
 }  # fmt: skip
 
 
-def explain(
+def explain_idle(
     trace: Trace,
     gaps: pl.DataFrame,
     window: intervals.Spans,
@@ -47,26 +47,26 @@ def explain(
     `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
     `on_cpu`: the ops themselves are the device's work. `frames`, `events`: own_frames and host_events of `trace`, where others ask too.
     """
-    bounds = _cut(gaps, window)
+    bounds = _cut_gaps(gaps, window)
     if not bounds.height:
-        return tables.empty("idle")
-    frames = own_frames(trace) if frames is None else frames
-    host = Host(trace, frames, intervals.of(bounds))
-    events = host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events
+        return trace_module.build_empty_table("idle")
+    frames = find_own_frames(trace) if frames is None else frames
+    host = HostActivity(trace, frames, intervals.build_spans(bounds))
+    events = find_host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events
     frames.forget()  # `host` has what it needs of them
-    give_back()
-    carried = Carried(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
+    release_memory()
+    carried = SiteWindowPauses(trace, steps, None if trace.frames.height else site_window, host, events, host_marks, on_cpu=on_cpu)
     events = pl.concat([events, carried.events])
-    bounds = with_flight(bounds, trace, host.crew[0], on_cpu=on_cpu)
-    pieces = [_host_part(bounds, host, events, carried.spans()), device_part(bounds, trace)]
-    found = pl.concat([frame.select(list(PIECE)).cast(PIECE) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
+    bounds = add_launch_latency(bounds, trace, host.crew[0], on_cpu=on_cpu)
+    pieces = [_explain_host_part(bounds, host, events, carried.spans()), explain_device_part(bounds, trace)]
+    found = pl.concat([frame.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA) for frame in pieces]).sort("start_ns", "end_ns")  # type: ignore[arg-type]
     if syncs is not None and not on_cpu:
-        found = charged(found, bounds, syncs, trace)
-    give_back()
-    return labelled(found, bounds, trace, host, events, carried, syncs, sites)
+        found = charge_syncs(found, bounds, syncs, trace)
+    release_memory()
+    return label_pieces(found, bounds, trace, host, events, carried, syncs, sites)
 
 
-def _cut(gaps: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
+def _cut_gaps(gaps: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
     """Return the parts of `gaps` that lie in `window`, in order; `gap` is their row, `begun_ns` where the whole gap began."""
     start, end = pl.col("start_ns"), pl.col("end_ns")
     known = gaps.with_columns(begun_ns=start)
@@ -78,45 +78,268 @@ def _cut(gaps: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
     return found.with_columns(row=pl.int_range(found.height, dtype=pl.Int64))
 
 
-def _host_part(bounds: pl.DataFrame, host: Host, events: pl.DataFrame, told: intervals.Spans) -> pl.DataFrame:
+def _explain_host_part(bounds: pl.DataFrame, host: HostActivity, events: pl.DataFrame, told: intervals.Spans) -> pl.DataFrame:
     """Return the pieces of the host part of every gap, by what the threads that are responsible for it did."""
-    parts = [pl.DataFrame(schema=PIECE)]
+    parts = [pl.DataFrame(schema=PIECE_SCHEMA)]
     for (lead,), rows in bounds.filter(pl.col("flight_ns") > pl.col("start_ns")).group_by("lead", maintain_order=True):
         threads = host.crew if lead == NOBODY or lead in host.crew else (int(lead),)
-        parts.append(_of_threads(rows, threads, host, events, told if threads == host.crew else intervals.NONE))
+        parts.append(_explain_by_threads(rows, threads, host, events, told if threads == host.crew else intervals.NO_SPANS))
     return pl.concat(parts)
 
 
-def _of_threads(rows: pl.DataFrame, threads: tuple[int, ...], host: Host, events: pl.DataFrame, told: intervals.Spans) -> pl.DataFrame:
+def _explain_by_threads(
+    rows: pl.DataFrame, threads: tuple[int, ...], host: HostActivity, events: pl.DataFrame, told: intervals.Spans
+) -> pl.DataFrame:
     """Return the pieces of the host part of gaps for which `threads` are responsible; `told`: pauses that a site window explains."""
     own = events.with_row_index("event").filter(pl.col("thread").is_null() | pl.col("thread").is_in(list(threads)))
     layers, numbers = [], []
-    for cause in CAUSES:
+    for cause in EVENT_CAUSES:
         of_cause = own.filter(pl.col("cause") == cause)
-        spans, chosen = outermost(of_cause["start_ns"].to_numpy(), of_cause["end_ns"].to_numpy())
-        layers.append(intervals.union(spans))
+        spans, chosen = find_outermost(of_cause["start_ns"].to_numpy(), of_cause["end_ns"].to_numpy())
+        layers.append(intervals.merge_spans(spans))
         numbers.append((spans, of_cause["event"].to_numpy()[chosen].astype(np.int64)))
     in_flight = rows.select(start_ns="issued_ns", end_ns="flight_ns").drop_nulls()
-    layers.append(intervals.union(np.concatenate((host.active(threads, host.close_ns), told, intervals.of(in_flight)))))
+    layers.append(intervals.merge_spans(np.concatenate((host.active(threads, host.close_ns), told, intervals.build_spans(in_flight)))))
     host_part = rows.select("start_ns", pl.col("flight_ns").alias("end_ns")).to_numpy().astype(np.int64)
-    cut = layered(host_part, layers)
-    words = pl.Series([*CAUSES, "idle_launch", "idle_unexplained"])
+    cut = cut_by_layer(host_part, layers)
+    words = pl.Series([*EVENT_CAUSES, "idle_launch", "idle_unexplained"])
     made = pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
         gap=rows["gap"].gather(cut.row),
         lead=rows["lead"].gather(cut.row),
         cause=words.gather(cut.layer),
         sync=pl.lit(None, dtype=pl.Int64),
         evidence=pl.lit(None, dtype=pl.String),
-        event=pl.Series(_events(cut.start, cut.end, cut.layer, numbers)).replace(-1, None),
+        event=pl.Series(_find_events(cut.start, cut.end, cut.layer, numbers)).replace(-1, None),
     )
-    return made.select(list(PIECE)).cast(PIECE)  # type: ignore[arg-type]
+    return made.select(list(PIECE_SCHEMA)).cast(PIECE_SCHEMA)  # type: ignore[arg-type]
 
 
-def _events(start: np.ndarray, end: np.ndarray, layer: np.ndarray, numbers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+def _find_events(start: np.ndarray, end: np.ndarray, layer: np.ndarray, numbers: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Return the event that holds most of each piece, -1 for the pieces without one."""
     found = np.full(len(start), -1, dtype=np.int64)
     for index, (spans, rows) in enumerate(numbers):
         chosen = layer == index
         if chosen.any():
-            found[chosen] = most_held(start[chosen], end[chosen], spans, rows)[0]
+            found[chosen] = find_most_held(start[chosen], end[chosen], spans, rows)[0]
     return found
+
+
+LATENCY_MOST_NS = 50_000
+"""A launch takes effect on an idle device within some microseconds (2.5 to 15 on current devices); beyond this it needs a cause."""
+
+SPACING_LEAST_NS = 1_000
+"""Two kernels back to back leave about 1 us between them (kernel-to-kernel latency in a CUDA graph; rules.md OVH-02)."""
+
+SPACING_MOST_NS = 10_000
+"""Up to this time between two pieces of work that were both issued is their order on the device: 1 to 5 us on NVIDIA, up to 11 us
+between small copies and kernels of an MI300X, as real traces show. A longer pause needs a cause."""
+
+ACROSS_STREAMS_NS = 50_000
+"""An event that another stream waits for takes effect within this time; a longer wait was for something else."""
+
+_QUANTILE = 0.9
+_ENOUGH = 10
+
+
+def add_launch_latency(bounds: pl.DataFrame, trace: Trace, main: int, *, on_cpu: bool) -> pl.DataFrame:
+    """Return `bounds` with `flight_ns`, where the host's part of each gap ends, `lead`, the thread that issued the work, and `spacing`.
+
+    The host is responsible until the call that starts the work has returned or its normal latency has passed. A gap within the normal
+    spacing of two kernels is the device's own. Work whose launch came before the recording had been issued.
+    """
+    if on_cpu:
+        return bounds.with_columns(flight_ns="end_ns", lead=pl.lit(main), spacing=pl.lit(0), issued_ns=pl.lit(None, dtype=pl.Int64))
+    calls = trace.launches.select(pl.col("id").alias("launch"), "thread", issued_ns="start_ns", returned_ns="end_ns")
+    frame = bounds.join(calls, on="launch", how="left", maintain_order="left")
+    latency, spacing = estimate_normal_latency(frame), estimate_normal_spacing(frame)
+    flight = pl.max_horizontal("returned_ns", pl.col("issued_ns") + latency)
+    early = _find_issued_before(frame, trace)
+    known = pl.col("launch").is_not_null()
+    flight = pl.when(known).then(flight).otherwise(pl.when(early).then(pl.col("start_ns")).otherwise(pl.col("end_ns")))
+    short = (pl.col("kind") != "host_wait") & (pl.col("kernel").is_not_null()) & (pl.col("end_ns") - pl.col("start_ns") <= spacing)
+    flight = pl.when(short).then(pl.col("start_ns")).otherwise(flight.clip("start_ns", "end_ns"))
+    return frame.with_columns(flight_ns=flight, lead=_find_lead_threads(frame["thread"]), spacing=pl.lit(spacing))
+
+
+def _find_lead_threads(threads: pl.Series) -> pl.Series:
+    """Return the thread that is responsible for each gap; NOBODY where it is not known, or not among the MAX_THREADS with most gaps."""
+    most = threads.drop_nulls().value_counts(sort=True)[threads.name].head(MAX_THREADS)
+    return threads.set(~threads.is_in(most.implode()).fill_null(False), NOBODY)
+
+
+def _find_issued_before(frame: pl.DataFrame, trace: Trace) -> pl.Series:
+    """Return which gaps end in work without a launch record that was issued before the recording: before the oldest recorded call."""
+    oldest = trace.launches.filter(pl.col("correlation") > 0)["correlation"].min()
+    number = trace.kernels["correlation"].gather(frame["kernel"])
+    return ((frame["kind"] == "unlinked") & (number < (0 if oldest is None else oldest))).fill_null(False)
+
+
+def estimate_normal_latency(frame: pl.DataFrame) -> int:
+    """Return the time in ns from a launch call's begin to the start of its work on an idle device: the 90th percentile, at most 50 us.
+
+    50 us where the trace shows it too seldom.
+    """
+    waits = (frame["end_ns"] - frame["issued_ns"]).filter(frame["kind"] == "host_wait").drop_nulls()
+    usual = waits.quantile(_QUANTILE) if len(waits) >= _ENOUGH else None
+    return LATENCY_MOST_NS if usual is None else int(min(usual, LATENCY_MOST_NS))
+
+
+def estimate_normal_spacing(frame: pl.DataFrame) -> int:
+    """Return the time in ns between two pieces of work that had both been issued: the 90th percentile, between 1 and 10 us."""
+    waits = frame.filter((pl.col("kind") == "queued") & (pl.col("returned_ns") <= pl.col("begun_ns")))
+    usual = waits.select((pl.col("end_ns") - pl.col("begun_ns")).quantile(_QUANTILE)).item()
+    return int(min(max(usual or 0, SPACING_LEAST_NS), SPACING_MOST_NS))
+
+
+def explain_device_part(bounds: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Return the pieces of every gap after its host part: normal spacing, stream order, the profiler, and what nothing explains."""
+    frame = bounds.filter(pl.col("flight_ns") < pl.col("end_ns")).with_columns(start_ns=pl.max_horizontal("flight_ns", "start_ns"))
+    flushes = trace.marks.filter((pl.col("category") == "overhead") & match_column("name", host_threads.OVERHEAD_PATTERNS["idle_profiler"]))
+    allowed = _measure_allowed(frame, trace)
+    normal = frame.with_columns(end_ns=pl.min_horizontal("end_ns", pl.col("start_ns") + allowed["allowed"]))
+    spans = frame.select("start_ns", "end_ns").to_numpy().astype(np.int64)
+    cut = cut_by_layer(spans, [intervals.build_spans(normal), intervals.build_spans(flushes)])
+    words = pl.Series(["idle_dependency", "idle_profiler", "idle_unexplained"])
+    flushed = pl.when(pl.col("layer") == 1).then(pl.lit("the profiler wrote its buffers"))
+    evidence = pl.when(pl.col("layer") == 0).then(pl.lit(allowed["evidence"].gather(cut.row))).otherwise(flushed)
+    return pl.DataFrame({"start_ns": cut.start, "end_ns": cut.end, "layer": cut.layer}).with_columns(
+        gap=frame["gap"].gather(cut.row), lead=frame["lead"].gather(cut.row), cause=words.gather(cut.layer), evidence=evidence,
+        event=pl.lit(None, dtype=pl.Int64), sync=pl.lit(None, dtype=pl.Int64),
+    )  # fmt: skip
+
+
+def _measure_allowed(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Return how long the order of the device's own work explains each gap (`allowed`, ns), and by what (`evidence`)."""
+    replay = trace.kernels["replay"].gather(frame["kernel"])
+    across = _find_stream_waits(frame, trace)
+    return frame.select(
+        allowed=pl.when(pl.lit(across)).then(ACROSS_STREAMS_NS).when(pl.col("kernel").is_null()).then(0).otherwise(SPACING_MOST_NS),
+        evidence=pl.when(pl.lit(across))
+        .then(pl.lit("the stream waited for an event of another stream"))
+        .when(pl.lit(replay).fill_null(False))
+        .then(pl.lit("order of the work inside a graph"))
+        .otherwise(pl.lit("normal spacing of work that was issued")),
+    )
+
+
+def _find_stream_waits(frame: pl.DataFrame, trace: Trace) -> pl.Series:
+    """Return whether each gap ends in work that could start only after the work before the gap, which ran on another stream.
+
+    A stream-wait call stands between the launch and the one before it on the thread; of work without a launch record only the streams tell.
+    """
+    order = trace.kernels.select("start_ns", "end_ns", "stream").filter(pl.col("end_ns") > pl.col("start_ns")).sort("end_ns")
+    before = np.searchsorted(order["end_ns"].to_numpy(), frame["begun_ns"].to_numpy(), side="right") - 1
+    before_stream = order["stream"].gather(null_missing(before))
+    other = (before_stream != trace.kernels["stream"].gather(frame["kernel"])).fill_null(False)
+    return other & (_follows_stream_wait(frame, trace) | (frame["kind"] == "unlinked"))
+
+
+def _follows_stream_wait(frame: pl.DataFrame, trace: Trace) -> pl.Series:
+    """Return whether the thread that launched the work called a stream wait after its launch before that one."""
+    waits = trace.launches.filter(match_column("api", host_threads.STREAM_WAIT_CALL))
+    waits = waits.select("thread", wait_ns="start_ns")
+    launched = trace.launches.select("id", "thread", "start_ns").filter(
+        pl.col("id").is_in(trace.kernels["launch"].drop_nulls().unique().implode())
+    )
+    launched = launched.select("thread", launch="id", issued_ns="start_ns", before_ns=pl.col("start_ns").shift(1).over("thread"))
+    asked = launched.join(frame.select("row", "launch"), on="launch", how="inner").sort("issued_ns").drop_nulls("thread")
+    found = asked.join_asof(waits.sort("wait_ns"), left_on="issued_ns", right_on="wait_ns", by="thread", check_sortedness=False).filter(
+        pl.col("wait_ns") > pl.col("before_ns").fill_null(-1)
+    )
+    return frame["row"].is_in(found["row"].implode())
+
+
+Ints = npt.NDArray[np.int64]
+
+CHARGEABLE = ("idle_launch", "idle_unexplained")
+"""What a more specific cause holds is not the call's doing."""
+
+_MOST_OPEN = 64
+"""Calls whose effect is followed at the same time."""
+
+
+def charge_syncs(pieces: pl.DataFrame, bounds: pl.DataFrame, syncs: pl.DataFrame, trace: Trace) -> pl.DataFrame:
+    """Return `pieces` with the host's time, latency of the launch included, charged to the calls of `syncs` that waited for the device.
+
+    Without the call the host would have been earlier by its length at most: so it is charged up to that, from the gap that begins in it or
+    next after it, until the host is as far ahead of the device again as the call was long. Another such call that follows before that
+    takes its place; of the earlier one stays what it was longer.
+    """
+    waiting = syncs.filter(pl.col("kernel").is_not_null() & (pl.col("waited_ns") > 0)).sort("start_ns")
+    rows = pieces.with_row_index("piece").join(
+        bounds.unique("gap", keep="first").select("gap", "kind", "flight_ns", "begun_ns"), on="gap", how="left", maintain_order="left"
+    )
+    late = pl.col("kind").is_in(["host_wait", "edge"]) & (pl.col("end_ns") <= pl.col("flight_ns"))
+    rows = rows.filter(late & pl.col("cause").is_in(CHARGEABLE))
+    if not waiting.height or not rows.height:
+        return pieces
+    taken = _split_charges(rows, waiting, _measure_lead(rows, trace))
+    return _cut_charged_parts(pieces.with_row_index("piece"), taken)
+
+
+def _split_charges(rows: pl.DataFrame, waiting: pl.DataFrame, regained: Ints) -> pl.DataFrame:
+    """Return (piece, by, taken_ns) in order: the calls that each piece is charged to, and for how much of it."""
+    calls = list(waiting.select("id", pl.col("start_ns"), pl.col("end_ns") - pl.col("start_ns")).iter_rows())
+    found: list[tuple[int, int, int]] = []
+    open_calls: list[tuple[int, int, int]] = []  # (call, its length, what is left), the latest last
+    following = 0
+    columns = (rows["piece"].to_list(), rows["begun_ns"].to_list(), (rows["end_ns"] - rows["start_ns"]).to_list(), regained.tolist())
+    for piece, begun, length, ahead in zip(*columns, strict=True):
+        open_calls = [call for call in open_calls if ahead < call[1]]
+        while following < len(calls) and calls[following][1] <= begun:
+            open_calls = _add_call(open_calls, calls[following][0], calls[following][2])
+            following += 1
+        while length and open_calls:
+            call, whole, left = open_calls.pop()
+            part = min(left, length)
+            found.append((piece, call, part))
+            length -= part
+            if left > part:
+                open_calls.append((call, whole, left - part))
+        open_calls = open_calls[-_MOST_OPEN:]
+    return pl.DataFrame(found, schema={"piece": pl.UInt32, "by": pl.Int64, "taken_ns": pl.Int64}, orient="row")
+
+
+def _add_call(open_calls: list[tuple[int, int, int]], call: int, length: int) -> list[tuple[int, int, int]]:
+    """Return `open_calls` with one more: the host waits for the device anyway, so earlier calls count only for what they exceed it by."""
+    kept = [(earlier, whole, left - length) for earlier, whole, left in open_calls if left > length]
+    return [*kept, (call, length, length)]
+
+
+def _measure_lead(rows: pl.DataFrame, trace: Trace) -> Ints:
+    """Return for each row the longest time in ns that work had been issued ahead of its start since the row's gap before it ended."""
+    calls = trace.launches.select(pl.col("id").alias("launch"), issued_ns="end_ns")
+    work = trace.kernels.select("start_ns", pl.when(~pl.col("replay")).then("launch"))
+    work = work.join(calls, on="launch", how="inner").sort("start_ns")
+    starts, ahead = work["start_ns"].to_numpy(), (work["start_ns"] - work["issued_ns"]).to_numpy()
+    begun, ended = rows["begun_ns"].to_numpy(), rows["start_ns"].to_numpy()
+    before = np.concatenate(([np.iinfo(np.int64).min], ended[:-1])) if len(ended) else ended
+    first, last = np.searchsorted(starts, before, side="left"), np.searchsorted(starts, begun, side="left")
+    found = np.zeros(len(begun), dtype=np.int64)
+    some = last > first
+    if some.any():
+        edges = np.stack((first[some], last[some]), axis=1).reshape(-1)
+        padded = np.append(ahead, 0)
+        found[some] = np.maximum.reduceat(padded, edges)[::2]
+    return found
+
+
+def _cut_charged_parts(pieces: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
+    """Return `pieces` with the parts that are charged cut off at their front."""
+    until = pl.col("taken_ns").cum_sum().over("piece")
+    parts = pieces.join(taken.with_columns(until=until), on="piece", how="inner", maintain_order="right")
+    parts = parts.with_columns(
+        end_ns=pl.col("start_ns") + pl.col("until"), start_ns=pl.col("start_ns") + pl.col("until") - pl.col("taken_ns"),
+        cause=pl.lit("idle_sync"), sync="by", event=pl.lit(None, dtype=pl.Int64),
+    )  # fmt: skip
+    sums = taken.group_by("piece").agg(pl.col("taken_ns").sum())
+    rest = pieces.join(sums, on="piece", how="left").with_columns(start_ns=pl.col("start_ns") + pl.col("taken_ns").fill_null(0))
+    rest = rest.filter(pl.col("start_ns") < pl.col("end_ns"))
+    return pl.concat([parts.select(pieces.columns), rest.select(pieces.columns)]).sort("start_ns", "end_ns").drop("piece")
+
+
+def add_sync_costs(syncs: pl.DataFrame, idle: pl.DataFrame) -> pl.DataFrame:
+    """Return `syncs` with cost_ns: the idle time of the device that each call is charged with."""
+    sums = idle.drop_nulls("sync").group_by("sync").agg(charged_ns=(pl.col("end_ns") - pl.col("start_ns")).sum())
+    found = syncs.join(sums, left_on="id", right_on="sync", how="left", maintain_order="left")
+    return found.with_columns(cost_ns=pl.col("charged_ns").fill_null(0)).drop("charged_ns")

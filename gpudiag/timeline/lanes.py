@@ -1,21 +1,32 @@
-"""One row of a time line as at most a few pieces a pixel: what is drawn of a million events.
+"""The lanes of a time line: steps, idle causes, critical path, streams, host threads; each row drawn as at most a few pieces a pixel.
+
+One row of a time line as at most a few pieces a pixel: what is drawn of a million events.
 
 Events that are wide enough stand alone, the others are joined within one bin of two pixels. No pyramid is needed: the rows are sorted and
 disjoint, so the bins are found by bisection and their sums by differences of running sums; at most the lengths of the events are read one
 by one.
+
+The lanes of a time line: steps, idle causes, longest path, the work of the device, the host threads; each as rows without overlap.
+
+The work of a GPU stands in a lane for each stream, that of a CPU in one for each thread: the ops without those inside them.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.model.breakdown import IDLE_BUCKETS
-from gpudiag.model.cost import BOUNDS
+from gpudiag.attribution.device import find_cpu_spans
+from gpudiag.attribution.nesting import Ids, nest
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.ops import BOUNDS
+from gpudiag.model.timeline import IDLE_BUCKETS
 
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
@@ -44,7 +55,7 @@ class Row(NamedTuple):
     longest_ns: int
 
 
-class Pieces(NamedTuple):
+class DrawnPieces(NamedTuple):
     """What is drawn of a row: columns of equal length."""
 
     start_ns: Ints
@@ -58,7 +69,7 @@ class Pieces(NamedTuple):
     """Place of the first event in the row."""
 
 
-def row(start_ns: Ints, end_ns: Ints, code: Codes, table: npt.NDArray[np.uint8], ids: Ints) -> Row:
+def build_row(start_ns: Ints, end_ns: Ints, code: Codes, table: npt.NDArray[np.uint8], ids: Ints) -> Row:
     """Return the row of events that are sorted and do not overlap. Raises ValueError for others."""
     if (start_ns[1:] < end_ns[:-1]).any():
         raise ValueError("the events of a row overlap or are not in order")
@@ -69,35 +80,35 @@ def row(start_ns: Ints, end_ns: Ints, code: Codes, table: npt.NDArray[np.uint8],
     return Row(start_ns, end_ns, code, table, ids, kinds, sums, int((end_ns - start_ns).max(initial=0)))
 
 
-def pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> Pieces:
+def draw_pieces(of: Row, from_ns: int, to_ns: int, pixels: int) -> DrawnPieces:
     """Return what is drawn of the events that reach into [from_ns, to_ns) on `pixels` pixels, whole events also at the edges.
 
     The counts sum to the number of these events and busy_ns to their time. Joined events begin within one bin, so no gap of a bin's
     width is drawn over, and every event lies in a piece, so none is lost.
     """
-    width = bin_ns(from_ns, to_ns, pixels)
-    first, last = within(of, from_ns, to_ns)
-    begins = _begins(of, first, last, width)
+    width = measure_bin_ns(from_ns, to_ns, pixels)
+    first, last = find_within(of, from_ns, to_ns)
+    begins = _find_begins(of, first, last, width)
     ends = np.append(begins[1:], last)
     spent = of.sums_ns[ends] - of.sums_ns[begins] if len(begins) else np.zeros((0, max(1, len(of.kinds))), dtype=np.int64)
     count = ends[: len(begins)] - begins
     most = np.array(of.kinds or (0,), dtype=np.uint8)[spent.argmax(axis=1)]
     code = np.where(count == 1, of.code[begins], most)  # an event of no length has a code too
-    return Pieces(of.start_ns[begins], of.end_ns[ends[: len(begins)] - 1], code, count, spent.sum(axis=1), begins)
+    return DrawnPieces(of.start_ns[begins], of.end_ns[ends[: len(begins)] - 1], code, count, spent.sum(axis=1), begins)
 
 
-def bin_ns(from_ns: int, to_ns: int, pixels: int) -> int:
+def measure_bin_ns(from_ns: int, to_ns: int, pixels: int) -> int:
     """Return the width of a bin in ns."""
     return max(1, BIN_PIXELS * (to_ns - from_ns) // max(1, pixels))
 
 
-def within(of: Row, from_ns: int, to_ns: int) -> tuple[int, int]:
+def find_within(of: Row, from_ns: int, to_ns: int) -> tuple[int, int]:
     """Return (first, last + 1) of the events that reach into [from_ns, to_ns)."""
     first = int(np.searchsorted(of.end_ns, from_ns, side="right"))
     return first, max(first, int(np.searchsorted(of.start_ns, to_ns, side="left")))
 
 
-def _begins(of: Row, first: int, last: int, width: int) -> Ints:
+def _find_begins(of: Row, first: int, last: int, width: int) -> Ints:
     """Return the first event of each piece: wide events, what follows them, and the first in each bin.
 
     Bins lie at multiples of their width, not from the window's edge: nothing flickers while the window moves.
@@ -110,12 +121,12 @@ def _begins(of: Row, first: int, last: int, width: int) -> Ints:
     low, high = int(starts[0]) // width, int(starts[-1]) // width
     edges = np.arange(low + 1, high + 1, dtype=np.int64) * width if high - low < last - first else None
     binned = np.searchsorted(starts, edges) if edges is not None else np.flatnonzero(np.diff(starts // width)) + 1
-    found = intervals.distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
+    found = intervals.sort_distinct(np.concatenate(([0], wide, wide + 1, binned)).astype(np.int64))
     result: Ints = found[found < last - first] + first
     return result
 
 
-def depths(start_ns: Ints, end_ns: Ints) -> Ints:
+def assign_rows(start_ns: Ints, end_ns: Ints) -> Ints:
     """Return for each event (sorted by start, then the longest first) the first row that is free when it begins.
 
     Of events that nest it is the number of those around them. An event of no length takes a nanosecond here.
@@ -127,10 +138,10 @@ def depths(start_ns: Ints, end_ns: Ints) -> Ints:
     order = np.argsort(still_open, kind="stable")
     same = still_open[order][1:] == still_open[order][:-1]
     nested = (start_ns[order][1:] >= end_ns[order][:-1])[same].all()
-    return still_open if nested else _first_free(start_ns.tolist(), end_ns.tolist())
+    return still_open if nested else _assign_overlapping(start_ns.tolist(), end_ns.tolist())
 
 
-def _first_free(starts: list[int], ends: list[int]) -> Ints:
+def _assign_overlapping(starts: list[int], ends: list[int]) -> Ints:
     """Return `depths` of events that overlap without nesting, one after the other."""
     found, taken, free, rows = [0] * len(starts), list[tuple[int, int]](), list[int](), 0
     for place, start in enumerate(starts):
@@ -143,3 +154,142 @@ def _first_free(starts: list[int], ends: list[int]) -> Ints:
         found[place] = depth
         heapq.heappush(taken, (ends[place], depth))
     return np.array(found, dtype=np.int64)
+
+
+LANE_TABLES = ("steps", "idle", "critical_path", "kernels", "launches", "ops", "marks")
+"""Tables that hold the events; a row keeps the place in this tuple. Of events that begin and end together that of the later table is
+the outer one."""
+
+MAX_ROWS = 48
+"""Rows kept of one lane (heuristic: PyTorch nests its ops about ten deep); what lies deeper is counted."""
+
+_EVENT = {"start_ns": pl.Int64, "end_ns": pl.Int64, "code": pl.UInt8, "table": pl.UInt8, "id": pl.Int64}
+
+
+class Lane(NamedTuple):
+    """Events that belong together, in rows."""
+
+    key: str
+    """Unique and made of our own words and a number: 'steps', 'idle', 'path', 'stream-7', 'work-3', 'thread-3'."""
+    number: int | None
+    """Stream, or index into TraceMeta.threads."""
+    rows: tuple[Row, ...]
+    events: int
+    """In the rows."""
+    deeper: int
+    """Events nested deeper than MAX_ROWS, in no row."""
+
+    @property
+    def kind(self) -> str:
+        """Return the word of the key without its number."""
+        return self.key.partition("-")[0]
+
+
+def find_lanes(analysis: Analysis) -> tuple[Lane, ...]:
+    """Return the lanes that hold events, in the order in which they are read: steps and causes, streams and threads by their time."""
+    found = [
+        _build_lane("steps", None, _read_steps(analysis)),
+        _build_lane("idle", None, _read_idle(analysis)),
+        _build_lane("path", None, _read_critical_path(analysis)),
+    ]
+    found += [_build_lane(f"stream-{number}", number, events) for number, events in _read_streams(analysis)]
+    found += [_build_lane(f"work-{number}", number, events) for number, events in _read_cpu_work(analysis)]
+    found += [_build_lane(f"thread-{number}", number, events) for number, events in _read_threads(analysis)]
+    return tuple(lane for lane in found if lane.events)
+
+
+def _build_lane(key: str, number: int | None, events: pl.DataFrame) -> Lane:
+    """Return the lane of events (columns as _EVENT; rows without times are left out)."""
+    events = events.drop_nulls(["start_ns", "end_ns"]).with_columns(pl.max_horizontal("start_ns", "end_ns").alias("end_ns"))
+    events = events.sort("start_ns", "end_ns", "table", descending=[False, True, True], maintain_order=True)
+    start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
+    depth = assign_rows(start, end)
+    order = np.argsort(depth, kind="stable")
+    cuts = np.searchsorted(depth[order], np.arange(1, min(MAX_ROWS, int(depth.max(initial=0)) + 1) + 1))
+    columns = [events[name].to_numpy() for name in _EVENT]
+    rows = tuple(build_row(*(column[chosen] for column in columns)) for chosen in np.split(order, cuts)[:-1])
+    kept = sum(len(one.id) for one in rows)
+    return Lane(key, number, rows, kept, len(depth) - kept)
+
+
+def _read_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame:
+    """Return the events of a table; `code`: a place in STYLES."""
+    return frame.select("start_ns", "end_ns", code.alias("code"), pl.lit(LANE_TABLES.index(table)).alias("table"), "id").cast(_EVENT)  # type: ignore[arg-type]
+
+
+def _encode_style(words: pl.Expr) -> pl.Expr:
+    """Return the codes of styles by name, that of 'unknown' for other words."""
+    return words.replace_strict({word: code for code, word in enumerate(STYLES)}, default=STYLES.index("unknown"), return_dtype=pl.UInt8)
+
+
+def _read_steps(analysis: Analysis) -> pl.DataFrame:
+    return _read_events(analysis.steps, "steps", _encode_style(pl.when("analysed").then(pl.lit("step")).otherwise(pl.lit("step_left_out"))))
+
+
+def _read_idle(analysis: Analysis) -> pl.DataFrame:
+    return _read_events(analysis.idle, "idle", _encode_style(pl.col("cause")))
+
+
+def _read_critical_path(analysis: Analysis) -> pl.DataFrame:
+    """Return the pieces of the longest path; those of host time are drawn like the idle cause of their name."""
+    path = analysis.critical_path
+    if path is None:
+        return pl.DataFrame(schema=_EVENT)
+    bound = pl.col("bound")
+    return _read_events(path, "critical_path", _encode_style(pl.when(bound.is_in(BOUNDS)).then(bound).otherwise(pl.lit("idle_") + bound)))
+
+
+def _read_streams(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield (stream, events) of the device, the busiest first."""
+    work = analysis.trace.kernels.filter(pl.col("kind") != "cpu")
+    if not work.height:
+        return
+    busy = work.group_by("stream").agg(pl.col("busy_ns").sum()).sort("busy_ns", "stream", descending=[True, False])
+    parts = work.partition_by("stream", as_dict=True)
+    for stream in busy["stream"]:
+        yield -1 if stream is None else int(stream), _read_events(parts[(stream,)], "kernels", _encode_style(pl.col("bound")))
+
+
+def _read_cpu_work(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield (thread, events) of the work of a CPU, the busiest thread first: pieces of time in which an op was the innermost one."""
+    trace = analysis.trace
+    work = trace.kernels.filter(pl.col("kind") == "cpu")
+    if not work.height:
+        return
+    rows, spans = find_cpu_spans(trace.ops, work, nest(trace.ops))
+    found = trace.kernels.select("id", "bound", "op")[rows].with_columns(
+        pl.Series("start_ns", spans[:, 0]), pl.Series("end_ns", spans[:, 1])
+    )
+    found = found.with_columns(trace.ops["thread"].gather(found["op"]))
+    parts = found.partition_by("thread", as_dict=True)
+    busy = {int(thread): int((part["end_ns"] - part["start_ns"]).sum()) for (thread,), part in parts.items()}
+    for thread in sorted(busy, key=lambda one: (-busy[one], one)):
+        yield thread, _read_events(parts[(thread,)], "kernels", _encode_style(pl.col("bound")))
+
+
+def _read_threads(analysis: Analysis) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Yield (thread, events) of the host: annotations, ops and runtime calls; the thread with most ops and calls first."""
+    trace = analysis.trace
+    frames = (
+        _read_thread_events(trace.ops, "ops", pl.lit(STYLES.index("op"))),
+        _read_thread_events(trace.launches, "launches", _encode_call_style(analysis)),
+        _read_thread_events(trace.marks, "marks", pl.lit(STYLES.index("mark"))),
+    )
+    parts = pl.concat(frames).drop_nulls("thread").partition_by("thread", as_dict=True)
+    marks = LANE_TABLES.index("marks")
+    work = {int(thread): int((part["table"] != marks).sum()) for (thread,), part in parts.items()}
+    for thread in sorted(work, key=lambda one: (-work[one], one)):
+        yield thread, parts[(thread,)].drop("thread")
+
+
+def _read_thread_events(frame: pl.DataFrame, table: str, code: pl.Expr) -> pl.DataFrame:
+    return _read_events(frame, table, code).with_columns(frame["thread"].cast(pl.Int64))
+
+
+def _encode_call_style(analysis: Analysis) -> pl.Expr:
+    """Return the codes of runtime calls: whether they wait for the device."""
+    codes = np.full(analysis.trace.launches.height, STYLES.index("call"), dtype=np.uint8)
+    if analysis.syncs is not None:
+        waiting: Ids = analysis.syncs["launch"].drop_nulls().to_numpy()
+        codes[waiting] = STYLES.index("wait")
+    return pl.lit(pl.Series(codes))

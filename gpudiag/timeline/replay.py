@@ -1,8 +1,7 @@
 """Replay of the dependency graph: a discrete-event simulation of a step, as it was and with costs changed.
 
 Every node begins when all that it depends on is over (max-plus algebra: Baccelli et al., Synchronization and Linearity, 1992), so that
-taking a cost away never lengthens the step.
-"""
+taking a cost away never lengthens the step."""
 
 from __future__ import annotations
 
@@ -14,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.model.graph import Graph, Ints, edge_kind, node_kind
-from gpudiag.model.replay import ReplayedStep, ReplayTrust
-from gpudiag.timeline.replay_order import AT_ONCE, ORIGIN, Order, ends, order_of
-from gpudiag.timeline.representatives import representatives
-from gpudiag.timeline.steadiness import steadiness
-from gpudiag.trace.garbage import give_back
+from gpudiag.model.graph import Graph, Ints, encode_edge_kind, encode_node_kind
+from gpudiag.model.timeline import ReplayedStep, ReplayTrust
+from gpudiag.timeline.graph import find_representatives
+from gpudiag.trace.table_store import release_memory
+from gpudiag.units import format_ns
 
 Bools = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64] | npt.NDArray[np.float64]
@@ -34,7 +32,7 @@ TURNS = 2
 """Repetitions of REPEATS steps or more in a row: the first one brings the pipeline into its rhythm, the last one is measured."""
 
 
-class Replayed(NamedTuple):
+class ReplayResult(NamedTuple):
     """The times of the nodes in the last repetition, in ns from the trace's base, and the time of a step in ns."""
 
     start: Ints
@@ -45,7 +43,7 @@ class Replayed(NamedTuple):
 class _Turn(NamedTuple):
     """One repetition of a step: what its nodes wait for, in it and in the repetitions before."""
 
-    order: Order
+    order: NodeOrder
     """Its edges are those of `within`, then `queued`, then one from the origin to each of `targets`."""
     within: Ints
     """Edges of the graph."""
@@ -73,7 +71,7 @@ def replay(
     lag: Numbers | None = None,
     dropped_edges: Bools | None = None,
     repeats: int = 1,
-) -> Replayed:
+) -> ReplayResult:
     """Return the step replayed, with durations of nodes and delays of edges in ns (`lag` stands for lag_ns + free_ns) as given.
 
     Once: step_ns is the time from origin_ns to the end of the last node, behind the work that earlier steps had left on the device.
@@ -84,13 +82,13 @@ def replay(
     delay = np.rint(graph.lag_ns + graph.free_ns if lag is None else lag).astype(np.int64)
     dropped = np.zeros(len(graph.src), dtype=bool) if dropped_edges is None else dropped_edges
     if repeats == 1:
-        end = ends(order_of(graph.src, graph.dst, len(graph.kind)), held, delay, dropped, graph.origin_ns)
-        return Replayed(end - held, end, float(end.max(initial=graph.origin_ns) - graph.origin_ns))
-    held = np.where(_carried(graph), 0, held)
-    found = _repeated(graph, held, delay, dropped, repeats)
+        end = compute_ends(build_order(graph.src, graph.dst, len(graph.kind)), held, delay, dropped, graph.origin_ns)
+        return ReplayResult(end - held, end, float(end.max(initial=graph.origin_ns) - graph.origin_ns))
+    held = np.where(_find_carried(graph), 0, held)
+    found = _repeat_step(graph, held, delay, dropped, repeats)
     last = [int(end.max(initial=graph.origin_ns)) for end in found]
     back = 2 if repeats > 2 else 1
-    return Replayed(found[-1] - held, found[-1], float(last[-1] - last[-1 - back]) / back)
+    return ReplayResult(found[-1] - held, found[-1], float(last[-1] - last[-1 - back]) / back)
 
 
 def steady_step_ns(graph: Graph, duration: Numbers | None = None, lag: Numbers | None = None, dropped_edges: Bools | None = None) -> float:
@@ -103,7 +101,7 @@ def steady_step_ns(graph: Graph, duration: Numbers | None = None, lag: Numbers |
     if as_it_was:
         _AS_IT_WAS[graph] = step_ns
     if len(graph.kind) > AT_ONCE:
-        give_back()  # the columns of the repeated steps: a report replays a large graph ten times and more
+        release_memory()  # the columns of the repeated steps: a report replays a large graph ten times and more
     return step_ns
 
 
@@ -111,7 +109,7 @@ _AS_IT_WAS: WeakKeyDictionary[Graph, float] = WeakKeyDictionary()
 """Time of a step with nothing changed: its trust and every what-if are measured against it."""
 
 
-def replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame, run: Graph | None = None) -> ReplayTrust | None:
+def measure_replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame, run: Graph | None = None) -> ReplayTrust | None:
     """Return how well the replay with nothing changed reproduces the representative steps, and `run`; None where there is no graph.
 
     measured_ns: from mark k to the end of what the step held (graph.end_ns); error: against that. What-ifs are measured against the steady
@@ -119,17 +117,17 @@ def replay_trust(graphs: Sequence[Graph], steps: pl.DataFrame, run: Graph | None
     """
     if not graphs:
         return None
-    roles = representatives(steps)
-    found = [_replayed_step(graph, steps, roles.get(graph.step, "median")) for graph in graphs]
-    whole = None if run is None else _replayed_step(run, steps, RUN if run.step_count > 1 else roles.get(run.step, "median"))
+    roles = find_representatives(steps)
+    found = [_replay_step(graph, steps, roles.get(graph.step, "median")) for graph in graphs]
+    whole = None if run is None else _replay_step(run, steps, RUN if run.step_count > 1 else roles.get(run.step, "median"))
     every = found if whole is None else [*found, whole]
     errors = [abs(step.replayed_ns - step.measured_ns) / max(step.measured_ns, 1) for step in every]
     free = max(step.free_ns / max(step.measured_ns, 1) for step in found)
-    steady, drift, note = steadiness(found if whole is None else [whole])
+    steady, drift, note = measure_steadiness(found if whole is None else [whole])
     return ReplayTrust(tuple(found), max(*errors, steady or 0.0), free, steady, drift, note, whole)
 
 
-def _replayed_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep:
+def _replay_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep:
     once, count, last_row = replay(graph), graph.step_count, graph.step + graph.step_count - 1
     first, last = int(steps["start_ns"][graph.step]), int(steps["end_ns"][last_row])
     earlier = (graph.start_ns + graph.duration_ns)[1 : graph.carried + 1]
@@ -138,7 +136,7 @@ def _replayed_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep
         role=role,
         measured_ns=graph.end_ns - graph.origin_ns,
         replayed_ns=round(once.step_ns),
-        free_ns=free_on_path(graph, once),
+        free_ns=measure_free_delay(graph, once),
         marks_ns=last - first,
         steady_ns=round(steady_step_ns(graph) * count),
         backlog_begin_ns=max(int(earlier.max(initial=first)) - first, 0),
@@ -146,7 +144,7 @@ def _replayed_step(graph: Graph, steps: pl.DataFrame, role: str) -> ReplayedStep
     )
 
 
-def free_on_path(graph: Graph, replayed: Replayed) -> int:
+def measure_free_delay(graph: Graph, replayed: ReplayResult) -> int:
     """Return the free delay in ns along the longest path of `replayed` (of the graph with nothing changed)."""
     over = replayed.end[graph.src] + graph.lag_ns + graph.free_ns
     order = np.lexsort((graph.src, over, graph.dst))
@@ -160,15 +158,15 @@ def free_on_path(graph: Graph, replayed: Replayed) -> int:
     return int(total)
 
 
-def _carried(graph: Graph) -> Bools:
+def _find_carried(graph: Graph) -> Bools:
     """Return which nodes are work that was issued before the step."""
     number = np.arange(len(graph.kind))
     return (number >= 1) & (number <= graph.carried)
 
 
-def _repeated(graph: Graph, held: Ints, delay: Ints, dropped: Bools, repeats: int) -> list[Ints]:
+def _repeat_step(graph: Graph, held: Ints, delay: Ints, dropped: Bools, repeats: int) -> list[Ints]:
     """Return the ends of the nodes in each of `repeats` steps that follow each other."""
-    turn, found = _turn(graph, repeats), list[Ints]()
+    turn, found = _get_turn(graph, repeats), list[Ints]()
     kept = np.concatenate((dropped[turn.within], np.zeros(turn.queued + len(turn.targets), dtype=bool)))
     for number in range(repeats):
         waited = np.zeros(len(turn.targets), dtype=np.int64)
@@ -178,7 +176,7 @@ def _repeated(graph: Graph, held: Ints, delay: Ints, dropped: Bools, repeats: in
                 over += part.delay_ns if part.edge is None else delay[part.edge]
                 np.maximum.at(waited, part.target, over if part.edge is None else np.where(dropped[part.edge], 0, over))
         delays = np.concatenate((delay[turn.within], np.zeros(turn.queued, dtype=np.int64), waited))
-        found.append(ends(turn.order, held, delays, kept, graph.origin_ns))
+        found.append(compute_ends(turn.order, held, delays, kept, graph.origin_ns))
     return found
 
 
@@ -186,36 +184,36 @@ _TURNS: WeakKeyDictionary[Graph, dict[int, _Turn]] = WeakKeyDictionary()
 """What the replays of a graph share, by the number of repetitions: a report replays a large graph ten times and more."""
 
 
-def _turn(graph: Graph, repeats: int) -> _Turn:
+def _get_turn(graph: Graph, repeats: int) -> _Turn:
     """Return one of `repeats` repetitions of `graph`."""
     known = _TURNS.setdefault(graph, {})
     if repeats not in known:
-        known[repeats] = _made_turn(graph, repeats)
+        known[repeats] = _build_turn(graph, repeats)
     return known[repeats]
 
 
-def _made_turn(graph: Graph, repeats: int) -> _Turn:
-    carried = _carried(graph)
+def _build_turn(graph: Graph, repeats: int) -> _Turn:
+    carried = _find_carried(graph)
     from_before, to_before = carried[graph.src], carried[graph.dst]
     within = np.flatnonzero(~from_before & ~to_before)
     # what the step needed of earlier steps it needs of its own last repetition; the order of streams is there without
-    twin = _twins(graph, carried)[graph.src]
-    needed = np.flatnonzero(from_before & ~to_before & (graph.edge_kind != edge_kind("stream")) & (twin >= 0))
+    twin = _find_twins(graph, carried)[graph.src]
+    needed = np.flatnonzero(from_before & ~to_before & (graph.edge_kind != encode_edge_kind("stream")) & (twin >= 0))
     earlier = [_Earlier(1, twin[needed], graph.dst[needed], needed, np.zeros(len(needed), dtype=np.int64))]
-    earlier += [_Earlier(1, src, dst, None, delay) for src, dst, delay in _seams(graph, carried)]
-    issued = _issued(graph, carried)
+    earlier += [_Earlier(1, src, dst, None, delay) for src, dst, delay in _find_seams(graph, carried)]
+    issued = _find_issued(graph, carried)
     for turns in range(1, repeats):
-        src, dst = _queue(graph, *issued, turns)
+        src, dst = _build_queue_edges(graph, *issued, turns)
         earlier.append(_Earlier(turns, src, dst, None, np.zeros(len(src), dtype=np.int64)))
     targets = np.unique(np.concatenate([part.target for part in earlier]))
-    src, dst = _queue(graph, *issued, 0)
+    src, dst = _build_queue_edges(graph, *issued, 0)
     sources = np.concatenate((graph.src[within], src, np.full(len(targets), ORIGIN)))
-    order = order_of(sources, np.concatenate((graph.dst[within], dst, targets)), len(graph.kind))
+    order = build_order(sources, np.concatenate((graph.dst[within], dst, targets)), len(graph.kind))
     placed = tuple(part._replace(target=np.searchsorted(targets, part.target)) for part in earlier if len(part.src))
     return _Turn(order, within, len(src), targets, placed)
 
 
-def _twins(graph: Graph, carried: Bools) -> Ints:
+def _find_twins(graph: Graph, carried: Bools) -> Ints:
     """Return for each node issued before the step the node of the step that stands for it in a repetition; -1: none.
 
     The last pieces of work of a stream stand for the last pieces of work that the step before had issued there.
@@ -229,14 +227,14 @@ def _twins(graph: Graph, carried: Bools) -> Ints:
     return twins
 
 
-def _seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
+def _find_seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
     """Return the edges from a repetition to the next: the host goes on, and every lane keeps its order."""
     number = np.flatnonzero(~carried)
     if not len(number):
         return []
     lanes, first = np.unique(graph.lane[number], return_index=True)
     last = len(number) - 1 - np.unique(graph.lane[number][::-1], return_index=True)[1]
-    spacing = np.where(lanes < 0, _spacing(graph), 0)
+    spacing = np.where(lanes < 0, _estimate_spacing(graph), 0)
     seams = [(number[last], number[first], spacing)]
     if graph.last_host >= 0:
         seams.append((np.array([graph.last_host]), np.array([0]), np.array([0])))
@@ -245,20 +243,20 @@ def _seams(graph: Graph, carried: Bools) -> list[tuple[Ints, Ints, Ints]]:
     return seams
 
 
-def _spacing(graph: Graph) -> int:
+def _estimate_spacing(graph: Graph) -> int:
     """Return the usual lag from work to work of a stream in ns."""
-    lags = graph.lag_ns[graph.edge_kind == edge_kind("stream")]
+    lags = graph.lag_ns[graph.edge_kind == encode_edge_kind("stream")]
     return int(np.median(lags)) if len(lags) else 0
 
 
-def _issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
+def _find_issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
     """Return (launch node, first node of the work that it started), in the order of the launches."""
-    chosen = (graph.edge_kind == edge_kind("launch")) & (graph.kind[graph.src] == node_kind("launch")) & ~carried[graph.dst]
+    chosen = (graph.edge_kind == encode_edge_kind("launch")) & (graph.kind[graph.src] == encode_node_kind("launch")) & ~carried[graph.dst]
     launch, first = np.unique(graph.src[chosen], return_index=True)
     return launch, graph.dst[chosen][first]
 
 
-def _queue(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
+def _build_queue_edges(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
     """Return the edges (work, launch) by which a launch waits until the work `queue_limit` launches before it can begin.
 
     That is when the work one further back is over. `launch`, `work`: see _issued. `turns`: how many steps back that lies.
@@ -269,3 +267,96 @@ def _queue(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, In
     src, dst = work[before[waits]], launch[number[waits]]
     ordered = src < dst if turns == 0 else np.ones(len(src), dtype=bool)
     return src[ordered], dst[ordered]
+
+
+Places = npt.NDArray[np.int32]
+
+ORIGIN = -1
+"""As the source of an edge: the begin of the step, which is over at origin_ns."""
+
+AT_ONCE = 65_536
+"""Nodes that stand as Python numbers at a time: they take ten times the memory of a column."""
+
+
+class NodeOrder(NamedTuple):
+    """Places in the order of the nodes, 0 being the origin. A place takes two others at most; helpers take what a node has more.
+
+    first, second: place that it takes; first_edge, second_edge: edge by which it does, -1: none (it is free, and has no delay).
+    """
+
+    place: Places
+    """Of each node."""
+    first: Places
+    first_edge: Places
+    second: Places
+    second_edge: Places
+
+
+def build_order(src: Ints, dst: Ints, count: int) -> NodeOrder:
+    """Return the order of `count` nodes (topological: src < dst for every edge; src may be ORIGIN)."""
+    edges = np.argsort(dst, kind="stable").astype(np.int32)
+    src, dst = src[edges], dst[edges]
+    many = np.bincount(dst, minlength=count)
+    helpers = np.maximum(many - 2, 0)
+    place = np.append(np.arange(count) + np.cumsum(helpers) + 1, 0).astype(np.int32)  # the last one: that of ORIGIN
+    rank = np.arange(len(dst)) - (np.cumsum(many) - many)[dst]
+    # helper k of a node takes the helper before it (k = 0: edge 0) and edge k + 1; the node takes the last helper and the last edge
+    at = place[dst] - helpers[dst] + np.maximum(rank - 1, 0)
+    size = count + int(helpers.sum()) + 1
+    found = NodeOrder(place[:count], *(np.full(size, value, dtype=np.int32) for value in (0, -1, 0, -1)))
+    head, chained = rank == 0, at[rank > 1]
+    found.first[at[head]], found.first_edge[at[head]] = place[src[head]], edges[head]
+    found.second[at[~head]], found.second_edge[at[~head]] = place[src[~head]], edges[~head]
+    found.first[chained] = chained - 1
+    return found
+
+
+def compute_ends(order: NodeOrder, duration: Ints, delay: Ints, dropped: Bools, origin_ns: int) -> Ints:
+    """Return the end of every node in ns: it begins when the edges that are not `dropped` are over, at `origin_ns` at the earliest."""
+    delay, dropped = np.append(np.where(dropped, 0, delay), 0), np.append(dropped, False)  # the last ones: those of no edge
+    held = np.zeros(len(order.first), dtype=np.int64)
+    held[order.place] = duration
+    found = [origin_ns]
+    add = found.append
+    for begin in range(1, len(held), AT_ONCE):
+        part = slice(begin, begin + AT_ONCE)
+        taken = [
+            column
+            for places, edges in ((order.first[part], order.first_edge[part]), (order.second[part], order.second_edge[part]))
+            for column in (np.where(dropped[edges], 0, places).tolist(), delay[edges].tolist())
+        ]
+        for one, one_delay, two, two_delay, own in zip(*taken, held[part].tolist(), strict=True):
+            t, other = found[one] + one_delay, found[two] + two_delay
+            add((t if t > other else other) + own)
+    result: Ints = np.array(found, dtype=np.int64)[order.place]
+    return result
+
+
+WORTH_WORDS = 0.05
+"""A step that differs by less than this share from the recorded one needs no words."""
+
+
+def measure_steadiness(steps: Sequence[ReplayedStep]) -> tuple[float | None, float | None, str]:
+    """Return steady_error_share, drift_share and note of a ReplayTrust; None, None and '' where the times between marks are not known."""
+    errors, drifts = [], []
+    for step in steps:
+        if step.marks_ns and step.steady_ns is not None:
+            grown = (step.backlog_end_ns or 0) - (step.backlog_begin_ns or 0)
+            drifts.append((abs(step.steady_ns - step.marks_ns) / step.marks_ns, step.name, step))
+            errors.append(min(abs(step.steady_ns - step.marks_ns), abs(step.steady_ns - step.marks_ns - grown)) / step.marks_ns)
+    if not drifts:
+        return None, None, ""
+    drift, _, worst = max(drifts, key=lambda row: row[:2])
+    return max(errors), drift, _explain_drift(worst) if drift > WORTH_WORDS else ""
+
+
+def _explain_drift(step: ReplayedStep) -> str:
+    """Return why the step, or the steps of a run, last otherwise in a run that goes on like it."""
+    like = "where every step is like it, one takes" if step.role != "run" else "in a run that goes on they take"
+    marks, steady = format_ns(step.marks_ns or 0), format_ns(step.steady_ns or 0)
+    begin, end = step.backlog_begin_ns or 0, step.backlog_end_ns or 0
+    behind = f"the device was {format_ns(begin)} behind the host when it began and {format_ns(end)} when it ended"
+    if begin != end:
+        ahead = "the host ran ahead" if end > begin else "the device caught up"
+        return f"{step.name} took {marks} from mark to mark while {ahead} ({behind}); {like} {steady}"
+    return f"{step.name} took {marks} from mark to mark; {like} {steady}, for they overlap"

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.intervals import Spans, distinct, meets, union
+from gpudiag.attribution.intervals import Spans, find_meeting, merge_spans, sort_distinct
 
 Ints = npt.NDArray[np.int64]
 
@@ -16,7 +16,7 @@ AT_ONCE = 16_384
 """Pieces that are asked about at a time: what is made on the way grows with all that they hold."""
 
 
-class Layered(NamedTuple):
+class LayeredPieces(NamedTuple):
     """Pieces that fill the bounds they were cut from."""
 
     row: Ints
@@ -27,7 +27,7 @@ class Layered(NamedTuple):
     """Index of the layer that holds the piece; the number of layers where none does."""
 
 
-class Folded:
+class FoldedTime:
     """Time with nothing but `kept` (a union) in it: what lies between its spans has no length."""
 
     def __init__(self, kept: Spans) -> None:
@@ -58,34 +58,34 @@ class Folded:
         return folded[lasting], keys[lasting]
 
 
-def layered(bounds: Spans, layers: list[Spans]) -> Layered:
+def cut_by_layer(bounds: Spans, layers: list[Spans]) -> LayeredPieces:
     """Return `bounds` (sorted, disjoint) cut into pieces by the first of `layers` (each a union) that holds each instant."""
-    edges = distinct(np.concatenate([bounds.reshape(-1), *(layer[meets(layer, bounds)].reshape(-1) for layer in layers)]))
+    edges = sort_distinct(np.concatenate([bounds.reshape(-1), *(layer[find_meeting(layer, bounds)].reshape(-1) for layer in layers)]))
     starts, ends = edges[:-1], edges[1:]
     row = np.searchsorted(bounds[:, 0], starts, side="right") - 1
     inside = (row >= 0) & (starts < bounds[np.maximum(row, 0), 1]) if len(bounds) else np.zeros(len(starts), dtype=bool)
     row, starts, ends = row[inside], starts[inside], ends[inside]
     layer = np.full(len(starts), len(layers), dtype=np.int64)
     for index in range(len(layers) - 1, -1, -1):
-        layer[_holds(layers[index], starts)] = index
-    return _merged(Layered(row, starts, ends, layer))
+        layer[_find_held(layers[index], starts)] = index
+    return _merge_pieces(LayeredPieces(row, starts, ends, layer))
 
 
-def _holds(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
+def _find_held(layer: Spans, moments: Ints) -> npt.NDArray[np.bool_]:
     found: npt.NDArray[np.bool_] = np.searchsorted(layer.reshape(-1), moments, side="right") % 2 == 1
     return found
 
 
-def _merged(pieces: Layered) -> Layered:
+def _merge_pieces(pieces: LayeredPieces) -> LayeredPieces:
     if not len(pieces.row):
         return pieces
     same = (pieces.row[1:] == pieces.row[:-1]) & (pieces.layer[1:] == pieces.layer[:-1]) & (pieces.start[1:] == pieces.end[:-1])
     first = np.concatenate(([True], ~same))
     last = np.concatenate((~same, [True]))
-    return Layered(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
+    return LayeredPieces(pieces.row[first], pieces.start[first], pieces.end[last], pieces.layer[first])
 
 
-def outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
+def find_outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
     """Return (disjoint spans, row of each): of rows that overlap, the one that began first (then the longest) has the time."""
     order = np.lexsort((-end, start))
     first, last = start[order], end[order]
@@ -95,14 +95,14 @@ def outermost(start: Ints, end: Ints) -> tuple[Spans, Ints]:
     return spans[kept], order[kept]
 
 
-def most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
+def find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     """Return (key, ns): which of `keys` holds most of each [start, end), -1 and 0 where none does. `spans`: disjoint, sorted."""
     blocks = [slice(begin, begin + AT_ONCE) for begin in range(0, max(len(start), 1), AT_ONCE)]
-    found = [_most_held(start[block], end[block], spans, keys) for block in blocks]
+    found = [_find_most_held(start[block], end[block], spans, keys) for block in blocks]
     return np.concatenate([key for key, _ in found]), np.concatenate([held for _, held in found])
 
 
-def _most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
+def _find_most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, Ints]:
     key, held = np.full(len(start), -1, dtype=np.int64), np.zeros(len(start), dtype=np.int64)
     first = np.searchsorted(spans[:, 1], start, side="right")
     count = np.maximum(np.searchsorted(spans[:, 0], end, side="left") - first, 0)
@@ -123,14 +123,14 @@ def _most_held(start: Ints, end: Ints, spans: Spans, keys: Ints) -> tuple[Ints, 
     return key, held
 
 
-def joined(spans: Spans, close: int) -> Spans:
+def fill_pauses(spans: Spans, close: int) -> Spans:
     """Return `spans` (a union) with the pauses of at most `close` ns between them filled."""
     if len(spans) < 2:
         return spans
     pauses = np.stack((spans[:-1, 1], spans[1:, 0]), axis=1)
-    return union(np.concatenate((spans, pauses[pauses[:, 1] - pauses[:, 0] <= close])))
+    return merge_spans(np.concatenate((spans, pauses[pauses[:, 1] - pauses[:, 0] <= close])))
 
 
-def rows_of(frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
+def select_rows(frame: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
     """Return the rows of `frame` with these numbers; a null number gives a row of nulls."""
     return pl.DataFrame([column.gather(rows) for column in frame.get_columns()])

@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.attribution.names import contains, text, texts
-from gpudiag.attribution.nesting import innermost, nearest, nest, nulled
-from gpudiag.attribution.sites import Sites, frame_threads, user_frames
-from gpudiag.attribution.steps import step_of
-from gpudiag.model import tables
+from gpudiag.attribution.call_sites import Sites, find_frame_threads, find_user_frames
+from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.attribution.nesting import find_innermost, find_nearest, nest, null_missing
+from gpudiag.attribution.steps import assign_steps
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
@@ -42,59 +42,59 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
 
     A call that found its work over has waited_ns 0. The wait with which the profiler itself ends a recording is left out.
     """
-    calls = _blocking_calls(trace)
-    calls = _outermost(calls.filter(~_of_the_profiler(calls, trace, steps)))
+    calls = _find_blocking_calls(trace)
+    calls = _keep_outermost(calls.filter(~_find_profiler_sync(calls, trace, steps)))
     if not calls.height:
-        return tables.empty("syncs")
-    kernel = _waited_for(calls, trace.kernels, trace.launches)
+        return trace_module.build_empty_table("syncs")
+    kernel = _find_waited_for(calls, trace.kernels, trace.launches)
     ends = np.append(trace.kernels["end_ns"].to_numpy(), 0)[kernel]
     start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
     waited = np.where(kernel >= 0, np.clip(np.minimum(ends, end) - start, 0, None), 0)
-    top = _outermost_op(trace.ops)[calls["op"].fill_null(-1).to_numpy()]
+    top = _find_outermost_op(trace.ops)[calls["op"].fill_null(-1).to_numpy()]
     found = calls.with_columns(
         id=pl.int_range(calls.height, dtype=pl.Int64),
-        op=nulled(top),
-        kernel=nulled(np.where(waited > 0, kernel, -1)),
+        op=null_missing(top),
+        kernel=null_missing(np.where(waited > 0, kernel, -1)),
         waited_ns=pl.Series(waited, dtype=pl.Int64),
         cost_ns=pl.lit(None, dtype=pl.Int64),
-        step=step_of(steps, start),
-        site=_sites(calls, trace, sites),
+        step=assign_steps(steps, start),
+        site=_find_call_sites(calls, trace, sites),
     )
-    return found.select(list(tables.schema("syncs")))
+    return found.select(list(trace_module.build_table_schema("syncs")))
 
 
-def _blocking_calls(trace: Trace) -> pl.DataFrame:
+def _find_blocking_calls(trace: Trace) -> pl.DataFrame:
     """Return the launches that wait, in time order, with `api` as text and `copy`: the row of the copy that a call made itself."""
     names = trace.launches["api"]
-    synchronous = contains(names, kernel_names.SYNC_CALL) | contains(names, _BLOCKING_COPY)
-    copying = contains(names, _ASYNC_COPY) | contains(names, _BLOCKING_COPY)
-    calls = trace.launches.with_columns(api=texts(names), synchronous=synchronous).filter(synchronous | copying)
+    synchronous = match_names(names, kernel_names.SYNC_CALL) | match_names(names, _BLOCKING_COPY)
+    copying = match_names(names, _ASYNC_COPY) | match_names(names, _BLOCKING_COPY)
+    calls = trace.launches.with_columns(api=decode_names(names), synchronous=synchronous).filter(synchronous | copying)
     copies = trace.kernels.filter((pl.col("kind") == "memcpy") & pl.col("launch").is_not_null()).unique("launch", keep="first")
     made = copies.select(
         pl.col("launch").alias("id"),
         pl.col("id").alias("copy"),
         pl.col("start_ns").alias("copy_start_ns"),
         pl.col("end_ns").alias("copy_end_ns"),
-        text("name").alias("copy_name"),
+        decode_column("name").alias("copy_name"),
     )
     calls = calls.join(made, on="id", how="left", maintain_order="left")
-    blocked = pl.col("synchronous") | (_host_copy() & _held_up()).fill_null(False)
+    blocked = pl.col("synchronous") | (_match_host_copy() & _is_held_up()).fill_null(False)
     return calls.filter(blocked).rename({"id": "launch"}).sort("start_ns", "launch")
 
 
-def _host_copy() -> pl.Expr:
+def _match_host_copy() -> pl.Expr:
     name = pl.col("copy_name")
     return name.str.contains(kernel_names.HOST_COPY) & ~name.str.contains(_PINNED)
 
 
-def _held_up() -> pl.Expr:
+def _is_held_up() -> pl.Expr:
     """Return whether an asynchronous call waited for its copy: over within the call, or, to the device, at least half over (staging)."""
     half = (pl.col("copy_start_ns") + pl.col("copy_end_ns")) // 2
     to_device = pl.col("copy_name").str.contains(r"(?i)HtoD|HostToDevice|H2D")
     return (pl.col("copy_end_ns") <= pl.col("end_ns")) | (to_device & (half <= pl.col("end_ns")))
 
 
-def _of_the_profiler(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> pl.Series:
+def _find_profiler_sync(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> pl.Series:
     """Return which call is the wait with which a recording is stopped: the last of the whole device, after all other work and every step.
 
     torch/csrc/profiler: prepareTrace and stop wait for the device. Where no step was marked, the one step reaches to the trace's end.
@@ -113,29 +113,29 @@ def _of_the_profiler(calls: pl.DataFrame, trace: Trace, steps: pl.DataFrame) -> 
     return found
 
 
-def _outermost(calls: pl.DataFrame) -> pl.DataFrame:
+def _keep_outermost(calls: pl.DataFrame) -> pl.DataFrame:
     """Return `calls` without those inside another one of the same thread (the driver's call inside the runtime's)."""
     thread = pl.col("thread").fill_null(-1)
     reached = pl.col("end_ns").cum_max().shift(1).over(thread)
     return calls.filter((reached.is_null() | (pl.col("end_ns") > reached)).fill_null(True))
 
 
-def _waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> Ints:
+def _find_waited_for(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> Ints:
     """Return the row of the work whose end each call waited for, -1 where none ended in it."""
     own = calls["copy"].fill_null(-1).to_numpy()
-    work = _issued(kernels, launches)
+    work = _find_issued(kernels, launches)
     if not work.height:
         return own
     limit = calls["end_ns"].to_numpy() + CLOCK_NS
-    found = np.where(calls["api"].str.contains(_WHOLE_DEVICE).to_numpy(), _last_issued(calls, work, None), -1)
-    hinted = calls.with_columns(stream=_stream_before(calls, kernels, launches))
-    found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _last_issued(hinted, work, "stream"), found)
+    found = np.where(calls["api"].str.contains(_WHOLE_DEVICE).to_numpy(), _find_last_issued(calls, work, None), -1)
+    hinted = calls.with_columns(stream=_find_stream_before(calls, kernels, launches))
+    found = np.where(calls["api"].str.contains(_ONE_STREAM).to_numpy(), _find_last_issued(hinted, work, "stream"), found)
     ends = np.append(kernels["end_ns"].to_numpy(), np.iinfo(np.int64).max)
-    found = np.where(ends[found] <= limit, found, _latest_over(calls, work, limit))
+    found = np.where(ends[found] <= limit, found, _find_latest_over(calls, work, limit))
     return np.where(own >= 0, own, found)
 
 
-def _issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+def _find_issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     """Return the work (row, stream, issued_ns, end_ns) by time of issue; work without a launch record was issued before the window."""
     calls = launches.select(pl.col("id").alias("launch"), pl.col("start_ns").alias("issued_ns"))
     frame = kernels.select("id", "kind", "launch", "stream", "start_ns", "end_ns").filter(pl.col("kind") != "cpu")
@@ -144,7 +144,7 @@ def _issued(kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     return frame.select(pl.col("id").alias("row"), "stream", issued, "start_ns", "end_ns").sort("issued_ns", "start_ns", "row")
 
 
-def _last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) -> Ints:
+def _find_last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) -> Ints:
     """Return for each call the work that ends last among what was issued before it (on its stream), -1 where there is none."""
     key = pl.col("stream") if stream else pl.lit(0)
     latest = pl.col("end_ns").cum_max().over(key)
@@ -162,7 +162,7 @@ def _last_issued(calls: pl.DataFrame, work: pl.DataFrame, stream: str | None) ->
     return result
 
 
-def _stream_before(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
+def _find_stream_before(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.DataFrame) -> pl.Series:
     """Return the stream of the copy that the same thread issued last before each call, under the same op; null where there is none.
 
     The framework waits for the stream on which it has just put a copy (aten::_local_scalar_dense, aten::copy_).
@@ -177,7 +177,7 @@ def _stream_before(calls: pl.DataFrame, kernels: pl.DataFrame, launches: pl.Data
     return by_thread.sort("place").select(pl.when(same).then("stream").alias("stream")).to_series()
 
 
-def _latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
+def _find_latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
     """Return the work that ended last before each call returned, was issued before it, and, for a wait for a stream, was its stream's last.
 
     Work that a call waited for ends shortly before it returns; -1 where nothing of that kind ended within the call.
@@ -200,34 +200,34 @@ def _latest_over(calls: pl.DataFrame, work: pl.DataFrame, limit: Ints) -> Ints:
     return found
 
 
-def _outermost_op(ops: pl.DataFrame) -> Ints:
+def _find_outermost_op(ops: pl.DataFrame) -> Ints:
     """Return for each op the outermost aten:: op at or above it, else the outermost op; one more row at the end is -1.
 
     That is what the user's line called: aten::item above aten::_local_scalar_dense, aten::to above aten::copy_.
     """
     parent = ops["parent"].fill_null(-1).to_numpy()
-    aten = contains(ops["name"], "^aten::").to_numpy()
-    above = np.append(nearest(parent, aten), -1)[parent]
-    top_aten, root = nearest(parent, aten & (above < 0)), nearest(parent, parent < 0)
+    aten = match_names(ops["name"], "^aten::").to_numpy()
+    above = np.append(find_nearest(parent, aten), -1)[parent]
+    top_aten, root = find_nearest(parent, aten & (above < 0)), find_nearest(parent, parent < 0)
     return np.append(np.where(top_aten >= 0, top_aten, root), -1)
 
 
-def _sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:
+def _find_call_sites(calls: pl.DataFrame, trace: Trace, sites: Sites | None) -> pl.Series:
     """Return the user's line of each call: that of its op, else that of the Python frames open at its start."""
     by_op = pl.Series([None] * calls.height, dtype=pl.String) if sites is None else sites.site.gather(calls["op"])
-    direct = _frame_sites(calls, trace) if trace.frames.height else pl.repeat(None, calls.height, dtype=pl.String, eager=True)
+    direct = _find_frame_sites(calls, trace) if trace.frames.height else pl.repeat(None, calls.height, dtype=pl.String, eager=True)
     return pl.DataFrame({"by_op": by_op, "direct": direct}).select(pl.coalesce("by_op", "direct").alias("site")).to_series()
 
 
-def _frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
+def _find_frame_sites(calls: pl.DataFrame, trace: Trace) -> pl.Series:
     """Return the user's frame that is open on the calling thread at each call's start; only frames around some call are nested."""
     starts = calls["start_ns"].to_numpy()
     begun = np.searchsorted(starts, trace.frames["start_ns"].to_numpy()).astype(np.int32)  # of millions of frames
     over = np.searchsorted(starts, trace.frames["end_ns"].to_numpy(), "right")
     frames = trace.frames.filter(pl.Series(begun < over, dtype=pl.Boolean))
     del begun, over
-    threads = frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
+    threads = find_frame_threads(trace, calls["thread"].fill_null(-2).to_numpy())
     nesting = nest(frames)
-    own = np.append(user_frames(frames, nesting), -1)[innermost(nesting, threads, starts)]
-    found: pl.Series = texts(frames["name"]).gather(nulled(own))
+    own = np.append(find_user_frames(frames, nesting), -1)[find_innermost(nesting, threads, starts)]
+    found: pl.Series = decode_names(frames["name"]).gather(null_missing(own))
     return found

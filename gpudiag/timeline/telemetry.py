@@ -1,7 +1,9 @@
-"""What the samples of telemetry say of the steps: a sample holds until the next one of its column, but not across a hole."""
+"""What the samples of telemetry say of the steps, and the run in slices for a chart. A sample holds until the next one, not across a
+hole."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -9,13 +11,98 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution import intervals
-from gpudiag.capture.telemetry.readings import MOST
-from gpudiag.model import tables
+from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
+from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
-from gpudiag.model.telemetry import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry
-from gpudiag.timeline.strip import strip
+from gpudiag.model.hardware import CLOCK_EVENTS, ClockEvent, ColumnRange, Telemetry, TelemetryStrip
 
-ENOUGH = 10
+SLICES = 120
+"""Slices of the run: a chart of a page's width has some pixels for each."""
+
+STRIP_COLUMNS = (
+    "sm_clock_mhz",
+    "power_w",
+    "temperature_c",
+    "gpu_util_pct",
+    "mem_used_bytes",
+    "cpu_util_pct",
+    "system_cpu_util_pct",
+    "rss_bytes",
+)
+_REASONS = "clock_event_reasons"
+
+Times = npt.NDArray[np.int64]
+Values = npt.NDArray[np.float64]
+Slices = tuple[float | None, ...]
+Holds = Callable[[Times], Values]
+"""How long each sample of a column may hold, in ns, from their times."""
+
+
+def build_strip(telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans, holds: Holds) -> TelemetryStrip | None:
+    """Return the samples of the run in slices, None where they span no time. `analysed`, `every`: Unix times of these steps."""
+    times = telemetry["t_ns"].drop_nulls().to_numpy()
+    if times.size < 2:
+        return None
+    begin, end = _find_ends(times, every)
+    if end <= begin:
+        return None
+    columns = {name: means for name in STRIP_COLUMNS if (means := _measure_means(*_read_samples(telemetry, name), (begin, end), holds))}
+    spans = np.clip(analysed, begin, end) - begin
+    return TelemetryStrip(
+        span_ns=end - begin,
+        columns=columns,
+        lowered=_measure_lowered(*_read_samples(telemetry, _REASONS), (begin, end), holds),
+        analysed_ns=tuple((int(start), int(stop)) for start, stop in spans.tolist() if stop > start),
+    )
+
+
+def _find_ends(times: Times, every: intervals.Spans) -> tuple[int, int]:
+    """Return begin and end: those of the steps, where samples fall into them, else of the samples."""
+    first, last = int(times.min()), int(times.max())
+    if not len(every):
+        return first, last
+    begin, end = int(every[:, 0].min()), int(every[:, 1].max())
+    return (begin, end) if first < end and last > begin else (first, last)
+
+
+def _read_samples(telemetry: pl.DataFrame, name: str) -> tuple[Times, Values]:
+    """Return (time, value) of each sample of a column that is there and can be, in order of time."""
+    if name not in telemetry.columns:
+        return np.empty(0, np.int64), np.empty(0)
+    known = telemetry.select("t_ns", value=pl.col(name).cast(pl.Float64)).drop_nulls().sort("t_ns")
+    known = known.filter(pl.col("value").is_finite() & pl.col("value").is_between(0, MAX_PLAUSIBLE.get(name, float("inf"))))
+    return known["t_ns"].to_numpy(), known["value"].to_numpy()
+
+
+def _measure_means(times: Times, values: Values, ends: tuple[int, int], holds: Holds) -> Slices:
+    """Return the mean of each slice over the time for which a sample holds in it; None where none does, () where none ever does."""
+    if not times.size:
+        return ()
+    following = np.append(times[1:], np.iinfo(np.int64).max).astype(np.float64)
+    begins = (times - ends[0]).astype(np.float64)
+    lasting = np.minimum(following - times, holds(times))
+    marks = np.linspace(0, ends[1] - ends[0], SLICES + 1)
+    sums, weights = (_integrate_slices(marks, begins, lasting, worth) for worth in (values, np.ones_like(values)))
+    means = tuple(float(f"{total / weight:.4g}") if weight > 0 else None for total, weight in zip(sums, weights, strict=True))
+    return means if any(mean is not None for mean in means) else ()
+
+
+def _integrate_slices(marks: Values, begins: Values, lasting: Values, worth: Values) -> Values:
+    """Return the integral over each slice of what samples are worth while they hold."""
+    knots = np.stack((begins, begins + lasting), axis=1).ravel()
+    grown = np.stack((np.zeros_like(worth), worth * lasting), axis=1).ravel().cumsum()
+    integral: Values = np.diff(np.interp(marks, knots, grown))
+    return integral
+
+
+def _measure_lowered(times: Times, values: Values, ends: tuple[int, int], holds: Holds) -> dict[str, Slices]:
+    """Return, for each reason that lowered the clocks, the share of each slice in which it held."""
+    masks = values.astype(np.int64)
+    found = {name: (masks & bit) != 0 for bit, (name, lowers) in CLOCK_EVENTS.items() if lowers}
+    return {name: _measure_means(times, held.astype(np.float64), ends, holds) for name, held in found.items() if held.any()}
+
+
+LEAST_SAMPLES = 10
 """Samples in the analysed steps from which those are judged alone; they are half a second at 20 Hz."""
 
 GROWTH_FROM_S = 60.0
@@ -26,7 +113,7 @@ GROWTH_SAMPLES = 20
 _COUNTERS = {"nvlink_rx_bytes": "nvlink_rx_bytes_per_s", "nvlink_tx_bytes": "nvlink_tx_bytes_per_s"}
 _SINCE_LOADED = {"ecc_uncorrected"}
 _LEFT_OUT = {"t_ns", "energy_mj", "clock_event_reasons", *_COUNTERS}
-_UNITS = {column.name: column.unit for column in tables.TABLES["telemetry"]}
+_UNITS = {column.name: column.unit for column in trace.TABLES["telemetry"]}
 
 
 HOLDS_INTERVALS = 4
@@ -40,10 +127,10 @@ _SAME_BOUNDS = {
     "max_pcie_link_gen": "pcie_link_gen", "max_pcie_link_width": "pcie_link_width", "memory_bytes": "mem_used_bytes",
     "slowdown_temperature_c": "temperature_c", "host_memory_bytes": "rss_bytes", "max_cpu_freq_mhz": "cpu_freq_mhz",
 }  # fmt: skip
-_MOST_LIMITS = {name: MOST[column] for name, column in _SAME_BOUNDS.items()} | {"cpus": 1e5}
+_MOST_LIMITS = {name: MAX_PLAUSIBLE[column] for name, column in _SAME_BOUNDS.items()} | {"cpus": 1e5}
 
 
-class Held(NamedTuple):
+class HeldSamples(NamedTuple):
     """Samples of one column with the time in ns that each of them holds within the steps (> 0)."""
 
     values: npt.NDArray[np.float64]
@@ -52,30 +139,32 @@ class Held(NamedTuple):
     """Part of the steps' time for which any holds."""
 
 
-def summary(info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans) -> Telemetry | None:
+def summarise_telemetry(
+    info: TelemetryInfo | None, telemetry: pl.DataFrame, analysed: intervals.Spans, every: intervals.Spans
+) -> Telemetry | None:
     """Return what was sampled during the steps; None where nothing was. `analysed`, `every`: Unix times of the analysed, of all steps."""
     if telemetry.is_empty():
-        return None if info is None else _frame(info, 0, "all steps")
+        return None if info is None else _build_summary(info, 0, "all steps")
     times = telemetry["t_ns"].to_numpy()
     within = int(sum(((times >= start) & (times < end)).sum() for start, end in analysed.tolist()))
-    over: Literal["analysed steps", "all steps"] = "analysed steps" if within >= ENOUGH or not len(every) else "all steps"
+    over: Literal["analysed steps", "all steps"] = "analysed steps" if within >= LEAST_SAMPLES or not len(every) else "all steps"
     spans = analysed if over == "analysed steps" else every
-    reasons = held(telemetry, "clock_event_reasons", spans)
-    events, throttled = _clock_events(reasons)
-    return _frame(
+    reasons = find_held_samples(telemetry, "clock_event_reasons", spans)
+    events, throttled = _sum_clock_events(reasons)
+    return _build_summary(
         info,
         telemetry.height,
         over,
-        columns=_ranges(telemetry, spans),
+        columns=_measure_ranges(telemetry, spans),
         clock_events=events,
         throttle_share=throttled,
         throttle_covered_share=reasons.covered_share if throttled is not None else 1.0,
-        rss_growth_share=_growth(telemetry, every),
-        strip=strip(telemetry, analysed, every, holds_ns),
+        rss_growth_share=_measure_growth(telemetry, every),
+        strip=build_strip(telemetry, analysed, every, estimate_hold_ns),
     )
 
 
-def _frame(info: TelemetryInfo | None, samples: int, over: Literal["analysed steps", "all steps"], **found: object) -> Telemetry:
+def _build_summary(info: TelemetryInfo | None, samples: int, over: Literal["analysed steps", "all steps"], **found: object) -> Telemetry:
     """Return the summary with what the manifest says of the sampling."""
     told = info or TelemetryInfo(source="unknown", interval_ns=0, samples=samples)
     return Telemetry(
@@ -83,19 +172,19 @@ def _frame(info: TelemetryInfo | None, samples: int, over: Literal["analysed ste
         interval_ns=told.interval_ns,
         samples=samples,
         over=over,
-        limits=plausible_limits(told),
+        limits=find_plausible_limits(told),
         missing={column: why for column, why in told.missing.items() if column in _UNITS},
         notes={column: note for column, note in told.notes.items() if column in _UNITS},
         **found,  # type: ignore[arg-type]
     )
 
 
-def plausible_limits(info: TelemetryInfo) -> dict[str, float]:
+def find_plausible_limits(info: TelemetryInfo) -> dict[str, float]:
     """Return the limits that are known by name and can be."""
     return {name: value for name, value in info.limits.items() if 0 <= value <= _MOST_LIMITS.get(name, -1.0)}
 
 
-def holds_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def estimate_hold_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return how long each sample may hold: some intervals of its column, or as many of the one before it where asking went slower.
 
     `times`: of the samples, ascending. A hole before a sample is no interval: what it adds is bounded.
@@ -108,42 +197,42 @@ def holds_ns(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return np.maximum(usual, before)
 
 
-def held(telemetry: pl.DataFrame, column: str, spans: intervals.Spans) -> Held:
+def find_held_samples(telemetry: pl.DataFrame, column: str, spans: intervals.Spans) -> HeldSamples:
     """Return the samples of `column` that hold within `spans` (Unix ns, half-open)."""
     known = telemetry.select("t_ns", pl.col(column).cast(pl.Float64)).drop_nulls().sort("t_ns")
-    known = known.filter(pl.col(column).is_between(0, MOST.get(column, float("inf"))) & pl.col(column).is_finite())
+    known = known.filter(pl.col(column).is_between(0, MAX_PLAUSIBLE.get(column, float("inf"))) & pl.col(column).is_finite())
     times, values = known["t_ns"].to_numpy(), known[column].to_numpy()
     if not times.size or not len(spans):
-        return Held(values[:0], values[:0])
+        return HeldSamples(values[:0], values[:0])
     following = np.append(times[1:], max(int(times[-1]), int(spans[:, 1].max())))
-    ends = times + np.minimum(following - times, holds_ns(times)).astype(np.int64)
-    weights = np.asarray(intervals.covered(spans, times, ends), dtype=np.float64)
+    ends = times + np.minimum(following - times, estimate_hold_ns(times)).astype(np.int64)
+    weights = np.asarray(intervals.measure_covered(spans, times, ends), dtype=np.float64)
     whole = float((spans[:, 1] - spans[:, 0]).sum())
-    return Held(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
+    return HeldSamples(values[weights > 0], weights[weights > 0], float(weights.sum()) / whole if whole else 0.0)
 
 
-def _ranges(telemetry: pl.DataFrame, spans: intervals.Spans) -> dict[str, ColumnRange]:
+def _measure_ranges(telemetry: pl.DataFrame, spans: intervals.Spans) -> dict[str, ColumnRange]:
     """Return the ranges of the columns that have samples in the steps; counters of bytes as rates."""
-    frame = telemetry.with_columns(_rate(telemetry, name).alias(rate) for name, rate in _COUNTERS.items())
+    frame = telemetry.with_columns(_measure_rate(telemetry, name).alias(rate) for name, rate in _COUNTERS.items())
     found = {}
     for name in (name for name in frame.columns if name not in _LEFT_OUT):
-        samples = held(frame, name, spans)
+        samples = find_held_samples(frame, name, spans)
         if samples.values.size:
             values = samples.values
-            values = values - _before(telemetry, name) if name in _SINCE_LOADED else values
+            values = values - _find_lowest_before(telemetry, name) if name in _SINCE_LOADED else values
             unit = _UNITS.get(name, "B/s")
-            figures = float(values.min()), _median(samples._replace(values=values)), float(values.max())
+            figures = float(values.min()), _compute_median(samples._replace(values=values)), float(values.max())
             found[name] = ColumnRange(*figures, values.size, unit, samples.covered_share)
     return found
 
 
-def _before(telemetry: pl.DataFrame, column: str) -> float:
+def _find_lowest_before(telemetry: pl.DataFrame, column: str) -> float:
     """Return the lowest value of a counter that began long before the run: what it held at the beginning is not of the run."""
     known = telemetry.select("t_ns", column).drop_nulls().sort("t_ns")[column]
     return float(known.min() or 0)  # type: ignore[arg-type]  # a column of integers
 
 
-def _rate(telemetry: pl.DataFrame, column: str) -> pl.Series:
+def _measure_rate(telemetry: pl.DataFrame, column: str) -> pl.Series:
     """Return the increase of a counter per second until the next sample that has it; null where it went back."""
     rows = telemetry.with_row_index("row").select("row", "t_ns", column).drop_nulls().sort("t_ns")
     rate = pl.col(column).diff(-1).neg() * 1e9 / pl.col("t_ns").diff(-1).neg()
@@ -151,14 +240,14 @@ def _rate(telemetry: pl.DataFrame, column: str) -> pl.Series:
     return telemetry.with_row_index("row").select("row").join(rates, on="row", how="left", maintain_order="left")["rate"]
 
 
-def _median(samples: Held) -> float:
+def _compute_median(samples: HeldSamples) -> float:
     """Return the median weighted by time."""
     order = np.argsort(samples.values, kind="stable")
     reached = np.cumsum(samples.weights[order])
     return float(samples.values[order][int(np.searchsorted(reached, reached[-1] / 2))])
 
 
-def _clock_events(reasons: Held) -> tuple[tuple[ClockEvent, ...], float | None]:
+def _sum_clock_events(reasons: HeldSamples) -> tuple[tuple[ClockEvent, ...], float | None]:
     """Return the reasons for the clocks, longest first, and the share of the time in which any lowered them; None: not sampled."""
     if not reasons.values.size:
         return (), None
@@ -171,7 +260,7 @@ def _clock_events(reasons: Held) -> tuple[tuple[ClockEvent, ...], float | None]:
     return tuple(sorted((event for event in events if event.share > 0), key=lambda event: -event.share)), throttled
 
 
-def _growth(telemetry: pl.DataFrame, every: intervals.Spans) -> float | None:
+def _measure_growth(telemetry: pl.DataFrame, every: intervals.Spans) -> float | None:
     """Return how much the resident memory grew from the second to the last quarter of the steps; None where they are too short."""
     if not len(every) or (length := int(every[:, 1].max() - every[:, 0].min())) < GROWTH_FROM_S * 1e9:
         return None

@@ -1,5 +1,5 @@
 """File -> Trace tables."""
 
-from gpudiag.trace.formats import read
+from gpudiag.trace.trace_files import read_trace
 
-__all__ = ["read"]
+__all__ = ["read_trace"]

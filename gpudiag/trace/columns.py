@@ -1,16 +1,95 @@
-"""Columns out of decoded values: integers, interned names, threads, grids, signatures. Each distinct text is looked at once."""
+"""Columns out of decoded values: exact times, integers, interned names, threads, signatures. Each distinct text is looked at once."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Context, Decimal
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 from msgspec import Raw
 
-from gpudiag.trace.categories import BACKEND_CALLS
-from gpudiag.trace.events import ABSENT, CompleteArgs, Number, ThreadPart
+from gpudiag.trace.events import ABSENT, BACKEND_CALLS, CompleteArgs, Number, ThreadPart
+
+EXACT_BELOW_US = 2.0**43
+"""Below this, doubles lie at most 2^-10 us apart, so that rounding to the ns undoes the error of the decimal fraction."""
+MAX_NS = 4 * 10**18
+"""Times beyond this (the year 2096) are faults; two of them still add up within 64 bits."""
+UNIX_SINCE_NS = 10**18
+"""A clock that shows more than this (2001) counts from 1970; clocks since boot would need 31 years."""
+
+_MAX_DIGITS = 100
+_DECIMAL = Context(prec=_MAX_DIGITS + 10)
+
+
+class Nanoseconds(NamedTuple):
+    """Times in ns; where `valid` is False the file had no usable number and `ns` is 0."""
+
+    ns: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]
+
+
+def convert_numbers_to_ns(microseconds: Sequence[Number]) -> Nanoseconds | None:
+    """Return decoded microseconds in ns; None where they must be taken from the text to be exact (or are no plain numbers)."""
+    kinds = set(map(type, microseconds))
+    if not kinds <= {int, float}:
+        return None
+    try:
+        if float not in kinds:
+            return _convert_integers(pl.Series(microseconds, dtype=pl.Int64, strict=True).to_numpy())
+        values = pl.Series(microseconds, dtype=pl.Float64, strict=True)
+    except (TypeError, OverflowError):
+        return None
+    return _convert_floats(values.to_numpy()) if (values.abs() < EXACT_BELOW_US).all() else None
+
+
+def _convert_integers(microseconds: npt.NDArray[np.int64]) -> Nanoseconds:
+    limit = MAX_NS // 1000
+    valid = (microseconds >= -limit) & (microseconds <= limit)
+    return Nanoseconds(np.where(valid, microseconds, 0) * 1000, valid)
+
+
+def _convert_floats(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
+    whole = np.floor(microseconds)
+    ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    return Nanoseconds(ns, np.ones(ns.size, np.bool_))
+
+
+def convert_texts_to_ns(microseconds: Sequence[bytes]) -> Nanoseconds:
+    """Return microseconds given as JSON text in ns, rounded half to even below the ns."""
+    found = [parse_exact_ns(text) for text in microseconds]
+    valid = np.fromiter((ns is not None for ns in found), np.bool_, len(found))
+    return Nanoseconds(np.fromiter((ns or 0 for ns in found), np.int64, len(found)), valid)
+
+
+def parse_exact_ns(text: bytes) -> int | None:
+    """Return microseconds such as 1712345678901234.567 (also quoted) in ns; None where the text is no usable number."""
+    text = text.strip(b'"')
+    if text[-4:-3] == b"." and len(text) < 24:  # the form that Kineto writes, exact without Decimal
+        digits = text[:-4] + text[-3:]
+        if digits.isdigit():
+            ns = int(digits)
+            return ns if ns <= MAX_NS else None
+    whole, _, fraction = text.partition(b".")
+    if len(fraction) < 3 and len(whole) < 20 and (whole + fraction).isdigit():  # whole microseconds, or fewer digits behind the point
+        ns = int(whole + fraction.ljust(3, b"0"))
+        return ns if ns <= MAX_NS else None
+    return _parse_decimal_ns(text) if text and len(text) <= _MAX_DIGITS and b"_" not in text else None
+
+
+def _parse_decimal_ns(text: bytes) -> int | None:
+    try:
+        ns = Decimal(text.decode("ascii", "replace")).scaleb(3, _DECIMAL)
+    except (ArithmeticError, ValueError):
+        return None
+    if not ns.is_finite() or ns.adjusted() > 18 or abs(ns) > MAX_NS:
+        return None
+    return int(ns.to_integral_value(ROUND_HALF_EVEN, _DECIMAL))
+
 
 _INTEGER = re.compile(r"\s*(?:stream\s+)?([+-]?\d{1,19})\s*", re.ASCII)
 _INT64 = range(-(2**63), 2**63)  # only ever asked about an int: for anything else `in` would walk through it
@@ -18,7 +97,7 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding hostile JSON text raises."""
 
 
-def as_integer(value: Number | ThreadPart) -> int | None:
+def parse_integer(value: Number | ThreadPart) -> int | None:
     """Return `value` as a 64-bit integer: 7, 7.0, "7", "stream 7"; None where it is none."""
     if isinstance(value, str):
         match = _INTEGER.fullmatch(value)
@@ -28,15 +107,15 @@ def as_integer(value: Number | ThreadPart) -> int | None:
     return value if value is not None and value in _INT64 else None
 
 
-def integers(values: Sequence[Number]) -> pl.Series:
+def build_integer_column(values: Sequence[Number]) -> pl.Series:
     """Return an Int64 column; what is no integer is null."""
     try:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError):
-        return pl.Series([None if value is None else as_integer(value) for value in values], dtype=pl.Int64)
+        return pl.Series([None if value is None else parse_integer(value) for value in values], dtype=pl.Int64)
 
 
-def shares(percentages: Sequence[Number]) -> pl.Series:
+def build_share_column(percentages: Sequence[Number]) -> pl.Series:
     """Return a Float64 column of shares 0..1 from whole or fractional per cent; what is no number from 0 to 100 is null."""
     numbers = [value if type(value) in (int, float) else None for value in percentages]
     column = pl.Series(numbers, dtype=pl.Float64, strict=False) / 100
@@ -90,7 +169,7 @@ class RawNames(dict[bytes, int | None]):
         self.names = Names()
 
     def __missing__(self, text: bytes) -> int | None:
-        name = text_of(Raw(text))
+        name = read_text(Raw(text))
         self[text] = code = None if name is None else self.names[name]
         return code
 
@@ -107,11 +186,11 @@ class Threads(dict[tuple[ThreadPart, ThreadPart], int]):
         self.rows: dict[tuple[str, str], int] = {}
 
     def __missing__(self, key: tuple[ThreadPart, ThreadPart]) -> int:
-        self[key] = row = self.rows.setdefault((part_text(key[0]), part_text(key[1])), len(self.rows))
+        self[key] = row = self.rows.setdefault((format_thread_part(key[0]), format_thread_part(key[1])), len(self.rows))
         return row
 
 
-def part_text(part: ThreadPart) -> str:
+def format_thread_part(part: ThreadPart) -> str:
     """Return a pid or tid as text."""
     if isinstance(part, float) and part.is_integer():
         part = int(part)
@@ -122,7 +201,7 @@ class Products(dict[bytes, int | None]):
     """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts."""
 
     def __missing__(self, text: bytes) -> int | None:
-        self[text] = product = _product(text)
+        self[text] = product = _multiply_list(text)
         return product
 
     def of(self, field: Raw) -> int | None:
@@ -130,7 +209,7 @@ class Products(dict[bytes, int | None]):
         return None if field is ABSENT else self[bytes(field)]
 
 
-def _product(text: bytes) -> int | None:
+def _multiply_list(text: bytes) -> int | None:
     try:
         dimensions = msgspec.json.decode(text, type=list[int])
     except JSON_ERRORS:
@@ -168,22 +247,61 @@ class Signatures(dict[tuple[bytes, ...], int]):
         )
 
 
-def scalar(field: Raw) -> str | int | None:
+def read_scalar(field: Raw) -> str | int | None:
     """Return the string or integer of a raw field; None where it is absent or something else."""
     try:
         value = msgspec.json.decode(field, type=str | int | float | None) if field is not ABSENT else None
     except JSON_ERRORS:
         return None
-    return as_integer(value) if isinstance(value, float) else value
+    return parse_integer(value) if isinstance(value, float) else value
 
 
-def text_of(field: Raw) -> str | None:
+def read_text(field: Raw) -> str | None:
     """Return a raw field as text; None where it is absent or no text or number."""
-    value = scalar(field)
+    value = read_scalar(field)
     return None if value is None else str(value)
 
 
-def integer_of(field: Raw) -> int | None:
+def read_integer(field: Raw) -> int | None:
     """Return a raw field as integer; None where it is absent or none."""
-    value = scalar(field)
-    return None if value is None else as_integer(value)
+    value = read_scalar(field)
+    return None if value is None else parse_integer(value)
+
+
+class _TableNames(dict[str, Names]):
+    """The names of each table."""
+
+    def __init__(self) -> None:
+        super().__init__({table: Names() for table in ("launches", "kernels", "frames", "marks")})
+        self.ops = self["ops"] = OperatorNames()
+
+
+class Keys:
+    """The keys of a file, or of the part of it that one process reads, each numbered in the order of appearance."""
+
+    def __init__(self) -> None:
+        self.names = _TableNames()
+        self.launched = RawNames()
+        self.threads = Threads()
+        self.signatures = Signatures()
+
+    def numbered(self) -> dict[str, dict[Any, int]]:
+        """Return the number of each key, by the kind of key."""
+        return {"threads": self.threads.rows, "signatures": self.signatures, "launched": self.launched.names, **self.names}
+
+
+KEY_COLUMNS = {
+    ("ops", "thread"): "threads",
+    ("ops", "name"): "ops",
+    ("ops", "signature"): "signatures",
+    ("launches", "thread"): "threads",
+    ("launches", "api"): "launches",
+    ("launches", "kernel"): "launched",
+    ("kernels", "name"): "kernels",
+    ("frames", "thread"): "threads",
+    ("frames", "name"): "frames",
+    ("marks", "thread"): "threads",
+    ("marks", "name"): "marks",
+    ("allocations", "thread"): "threads",
+}
+"""(table, column) whose values are numbers of keys, and of which kind."""

@@ -1,13 +1,94 @@
-"""The events of a Kineto / Chrome trace as typed structs, decoded a chunk at a time; fields that no table needs are skipped, not kept."""
+"""The events of a Kineto / Chrome trace: their categories, and typed structs that are decoded a chunk at a time."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import msgspec
 from msgspec import Raw, Struct
+
+EventKind = Literal["op", "annotation", "launch", "kernel", "memcpy", "memset", "frame", "overhead", "sync", "ignored", "unknown"]
+
+KIND_BY_CATEGORY: dict[str, EventKind] = {
+    "cpu_op": "op",
+    "operator": "op",  # 2020-21, like the other words in capitals; compared in lower case
+    "user_annotation": "annotation",
+    "runtime": "launch",
+    "hpu_op": "launch",
+    "kernel": "kernel",
+    "mtia_ccp_events": "kernel",
+    "memcpy": "memcpy",
+    "memset": "memset",
+    "python_function": "frame",
+    "overhead": "overhead",
+    # the profiler's own span, copies of annotations on the device, counters, and the ends of arrows that some schemas write as "X"
+    "trace": "ignored",
+    "gpudiag": "ignored",  # the overlay of `gpudiag export perfetto`
+    "cpu_instant_event": "ignored",
+    "external_correlation": "ignored",
+    "cuda_profiler_range": "ignored",
+    "xpu_scope_profiler": "ignored",
+    "cuda_event": "ignored",
+    "collective_comm": "ignored",
+    "mtia_insight": "ignored",
+    "mtia_counters": "ignored",
+    "ac2g": "ignored",
+    "fwdbwd": "ignored",
+    "async": "ignored",
+    "async_gpu": "ignored",
+    "async_cpu_to_gpu": "ignored",
+}
+
+# cuda_runtime, xpu_driver, privateuse1_runtime, gpu_memcpy, mlu_memset, ...: every back end has a prefix of its own.
+_SUFFIXES: tuple[tuple[str, EventKind], ...] = (
+    ("_user_annotation", "ignored"),
+    ("_runtime", "launch"),
+    ("_driver", "launch"),
+    ("_memcpy", "memcpy"),
+    ("_memset", "memset"),
+    ("_sync", "sync"),
+)
+
+BACKEND_CALLS = ("gloo:", "mpi:", "ucc:")
+"""How the profiler names the work of torch.distributed's CPU back ends (c10d::Work; ProcessGroupGloo.cpp, ProcessGroupMPI.cpp). Since
+torch 2.13 the category is that of annotations, but they are calls: the threads of a back end record nothing else."""
+
+GRAPH_CALL = "## Call CompiledFxGraph "
+"""Start of the annotation around a call of compiled code: on a CPU the kernels inside record nothing, their time is its own, as an op's."""
+
+# Before 2021-07 annotations had the category of ops; these are the ones that torch itself writes.
+_ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
+
+
+def _find_kind(category: str) -> EventKind:
+    if category in KIND_BY_CATEGORY:
+        return KIND_BY_CATEGORY[category]
+    return next((kind for suffix, kind in _SUFFIXES if category.endswith(suffix)), "unknown")
+
+
+EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
+KIND_CODES: dict[EventKind, int] = {kind: code for code, kind in enumerate(EVENT_KINDS)}
+
+
+class CategoryCodes(dict[str | None, int]):
+    """Code of the kind by category as the file spells it; remembers spellings, up to a limit that only a hostile file reaches."""
+
+    def __missing__(self, category: str | None) -> int:
+        code = KIND_CODES[_find_kind((category or "").lower())]
+        if len(self) < 1000:
+            self[category] = code
+        return code
+
+
+class AnnotationNames(dict[str | None, bool]):
+    """Whether an event of an op category is an annotation, by its name."""
+
+    def __missing__(self, name: str | None) -> bool:
+        self[name] = found = bool(name) and str(name).startswith(_ANNOTATION_PREFIXES)
+        return found
+
 
 Number: TypeAlias = int | float | str | None
 """How files of 2020 to 2026 write numbers: 7, 7.0, "7", null."""
@@ -198,11 +279,11 @@ class EventDecoder:
         try:
             return piece, self._single.decode(piece)
         except _DECODE_ERRORS:
-            mended = repaired(piece)
+            mended = repair_event(piece)
         try:
             return mended, self._single.decode(mended)
         except _DECODE_ERRORS as error:
-            self.dropped[_reason(error)] += 1
+            self.dropped[_classify_error(error)] += 1
             return None
 
     def times(self, text: memoryview | bytes) -> list[EventTimes]:
@@ -210,7 +291,7 @@ class EventDecoder:
         return self._times.decode(text)
 
 
-def _reason(error: Exception) -> str:
+def _classify_error(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, msgspec.ValidationError):
@@ -225,23 +306,23 @@ _ESCAPE = re.compile(
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
-def repaired(event: bytes) -> bytes:
+def repair_event(event: bytes) -> bytes:
     """Return the text of one event with the known faults of writers mended.
 
     Bare nan and inf (Kineto divides by zero durations) become null; bytes that are not UTF-8, lone surrogates, control characters
     and unescaped backslashes (paths on Windows) inside strings become valid text.
     """
-    return _TOKEN.sub(_repaired_token, event.decode("utf-8", "replace").encode())
+    return _TOKEN.sub(_repair_token, event.decode("utf-8", "replace").encode())
 
 
-def _repaired_token(match: re.Match[bytes]) -> bytes:
+def _repair_token(match: re.Match[bytes]) -> bytes:
     token = match.group()
     if not token.startswith(b'"'):
         return b"null"
-    return _ESCAPE.sub(_repaired_escape, _CONTROL.sub(b" ", token))
+    return _ESCAPE.sub(_repair_escape, _CONTROL.sub(b" ", token))
 
 
-def _repaired_escape(match: re.Match[bytes]) -> bytes:
+def _repair_escape(match: re.Match[bytes]) -> bytes:
     if match.group(1):
         return b"\\ufffd"
     return b"\\\\" if match.group(2) else match.group()

@@ -18,9 +18,8 @@ import products as products
 import training as training
 from bench import CLAIMS, Bench, NotHereError, Result
 
-from gpudiag.hardware.calibrate import measure_in_child
-from gpudiag.hardware.calibrate_cuda import observe
-from gpudiag.hardware.resolve import resolve
+from gpudiag.hardware.calibration import measure_in_child, observe_device
+from gpudiag.hardware.device_peaks import resolve_device
 from gpudiag.model.hardware import Device
 
 
@@ -28,7 +27,7 @@ def peaks_of(torch: Any, device: str) -> Device:
     """Return the published peaks of the GPU, or the measured ones of the CPU."""
     if device == "cpu":
         return measure_in_child("cpu")
-    return resolve(observe(torch, torch.cuda.get_device_properties(torch.cuda.current_device()))).device
+    return resolve_device(observe_device(torch, torch.cuda.get_device_properties(torch.cuda.current_device()))).device
 
 
 def check(number: str, bench: Bench) -> tuple[str, str, str, str, str]:

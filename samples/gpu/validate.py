@@ -24,7 +24,7 @@ import psutil
 import torch
 from validation import rows
 
-from gpudiag.api.door import seconds
+from gpudiag.api.ab import parse_seconds
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import guard
 
@@ -39,8 +39,8 @@ ASKED_FOR = {"tests": 200}
 _ASK = """
 import torch
 import pynvml
-from gpudiag.capture.environment.driver import driver_version
-print(driver_version() or "unknown")
+from gpudiag.capture.environment.inventory import read_driver_version
+print(read_driver_version() or "unknown")
 found = torch.cuda.get_device_properties(0)
 print(f"{found.name}, {found.multi_processor_count} SMs, {found.total_memory:,} B, compute capability {found.major}.{found.minor}")
 """
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
         print(f"validate: no part {', '.join(unknown) or 'was named'}: there are {', '.join(PARTS | ASKED_FOR)}", file=sys.stderr)
         return 2
     try:
-        budget_s = seconds(options.budget, "--budget") or 0.0
+        budget_s = parse_seconds(options.budget, "--budget") or 0.0
     except GpudiagError as error:
         print(f"validate: {error}", file=sys.stderr)
         return 2
@@ -138,7 +138,7 @@ def run_part(name: str, device: str, out: Path, share_s: float) -> None:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            guard.kill(uuid.uuid4().hex, frozenset({process.pid}))
+            guard.kill_processes(uuid.uuid4().hex, frozenset({process.pid}))
             process.wait()
     if code is None:
         late = f"ended after {share_s + GRACE_S:.0f} s; what it had found by then stands above, the rest is not known"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.errors import InputError, nearest
+from gpudiag.errors import InputError, suggest_nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -60,7 +60,7 @@ def read_expected(path: Path) -> Expected:
         raise InputError(f"{path}: {error}") from None
     for key in found:
         if key not in Expected.__struct_fields__:
-            near = nearest(key, Expected.__struct_fields__)
+            near = suggest_nearest(key, Expected.__struct_fields__)
             raise InputError(f"{path}: no key {key!r}{near}", None if near else ", ".join(Expected.__struct_fields__))
     try:
         expected = msgspec.convert(found, Expected)
@@ -84,7 +84,7 @@ def find_samples(folder: Path, names: tuple[str, ...] = ()) -> list[Sample]:
     known = [sample.name for sample in found]
     for name in names:
         if name not in known:
-            near = nearest(name, known)
+            near = suggest_nearest(name, known)
             raise InputError(f"no sample {name!r}{near}", None if near else f"there are {', '.join(known)}")
     chosen = [sample for sample in found if not names or sample.name in names]
     return sorted(chosen, key=lambda sample: (sample.control, sample.name))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare
+from gpudiag.experiment.runner import compare_arms
 from gpudiag.model.experiment import Comparison
 from suite.expected import Sample
 
@@ -40,7 +40,7 @@ def measure(sample: Sample, pairs: int, scratch: Path, tell: Callable[[str], Non
         cwd = scratch / name
         cwd.mkdir()
         arms.append(Arm(name=name, command=(sys.executable, str(sample.script), "--steps", str(STEPS), *more), cwd=cwd))
-    return of(compare(arms[0], arms[1], design, progress=tell))
+    return of(compare_arms(arms[0], arms[1], design, progress=tell))
 
 
 def of(found: Comparison) -> Gain | str:

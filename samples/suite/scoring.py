@@ -16,7 +16,7 @@ import msgspec
 
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import guard
-from gpudiag.model.report import ReportData, from_json
+from gpudiag.model.report import ReportData, decode_report
 from suite import gain as gains
 from suite.expected import Sample
 from suite.gain import Gain
@@ -110,12 +110,12 @@ def _recorded(sample: Sample, folder: Path) -> ReportData:
     except subprocess.TimeoutExpired:
         raise GpudiagError(f"no end after {RECORD_S:.0f} s") from None
     finally:
-        guard.kill(mark)  # the script too, where `gpudiag run` was ended
+        guard.kill_processes(mark)  # the script too, where `gpudiag run` was ended
     report = bundle / "report.json"
     if done.returncode or not report.exists():
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise GpudiagError(f"exit code {done.returncode}: {last}")
-    return from_json(report.read_bytes())
+    return decode_report(report.read_bytes())
 
 
 def keep(folder: Path, bundle: Path, gain: Gain | None) -> None:

@@ -13,11 +13,11 @@ from factories import table
 from handmade import A100_PROPERTIES, call, kernel, op, steps, write
 
 from gpudiag import api
-from gpudiag.api.analysis import analyse, slowdown
+from gpudiag.api.analysis import analyse, estimate_profiler_slowdown
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model import tables, trace
+from gpudiag.model import trace
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.report import ReportData, from_json
+from gpudiag.model.report import ReportData, decode_report
 
 MM = [[2048, 2048], [2048, 2048]]
 
@@ -30,7 +30,7 @@ def report(path: Path, *events: dict[str, Any], **header: Any) -> ReportData:
     made = api.diagnose(str(write(path / "t.json", *events, **header)))
     document = json.loads(made.json())
     jsonschema.validate(document, api.report_schema(), cls=jsonschema.Draft202012Validator)
-    assert from_json(made.json()).breakdown == made.data.breakdown
+    assert decode_report(made.json()).breakdown == made.data.breakdown
     made.data.breakdown.validate()
     return made.data
 
@@ -69,7 +69,7 @@ def test_of_several_devices_the_busiest_is_analysed_and_the_others_are_named(tmp
     assert [(row.name, row.size, row.bytes) for row in found.collectives] == [("allreduce", 2, 400)]
     made = analysed(tmp_path / "t.json")
     assert made.device_index == 1
-    trace.check(made.trace, "cost")
+    trace.check_trace(made.trace, "cost")
     assert made.trace.collectives["kernel"].to_list() == [1]  # renumbered with the kernels
     assert made.idle["kernel"].unique(maintain_order=True).to_list() == [0, None]
 
@@ -104,7 +104,7 @@ def test_device_activity_alone_and_ops_without_shapes_say_what_to_record(tmp_pat
 def test_the_idle_table_and_the_op_rows_agree_with_the_breakdown_and_the_kernels(tmp_path: Path) -> None:
     found = analysed(write(tmp_path / "t.json", *GPU, kernel(50, 60, 88, "early"), deviceProperties=[A100_PROPERTIES]))
     for name in trace.TRACE_TABLES:
-        tables.check(name, getattr(found.trace, name), "cost")
+        trace.check_table(name, getattr(found.trace, name), "cost")
     assert (found.idle["end_ns"] - found.idle["start_ns"]).sum() == found.breakdown.idle_ns
     assert found.op_rows["kernel_ns"].sum() == found.trace.kernels["busy_ns"].sum()
 
@@ -115,11 +115,13 @@ def records(**windows: list[int]) -> pl.DataFrame:
 
 
 def test_slowdown_is_the_ratio_of_the_medians() -> None:
-    assert slowdown(records(plain=[900, 900, 100, 100, 110], timing=[150, 150, 200])) == pytest.approx(1.5)  # the first two steps settle
+    assert estimate_profiler_slowdown(records(plain=[900, 900, 100, 100, 110], timing=[150, 150, 200])) == pytest.approx(
+        1.5
+    )  # the first two steps settle
 
 
 def test_slowdown_needs_three_steps_of_each_kind() -> None:
-    assert slowdown(records(plain=[1, 1, 100, 100], timing=[150, 150, 200])) is None
-    assert slowdown(records(plain=[1, 1, 100, 100, 100], timing=[150, 150])) is None
-    assert slowdown(records(plain=[1, 1, 100, 100, 100], sites=[900, 900, 900])) is None
-    assert slowdown(records(plain=[0] * 6, timing=[5, 5, 5])) is None
+    assert estimate_profiler_slowdown(records(plain=[1, 1, 100, 100], timing=[150, 150, 200])) is None
+    assert estimate_profiler_slowdown(records(plain=[1, 1, 100, 100, 100], timing=[150, 150])) is None
+    assert estimate_profiler_slowdown(records(plain=[1, 1, 100, 100, 100], sites=[900, 900, 900])) is None
+    assert estimate_profiler_slowdown(records(plain=[0] * 6, timing=[5, 5, 5])) is None

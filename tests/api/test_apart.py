@@ -12,7 +12,7 @@ import pytest
 from fuzz.documents import gpu_training
 
 from gpudiag import api
-from gpudiag.api.apart import diagnose_apart
+from gpudiag.api.recorder import diagnose_in_child
 from gpudiag.errors import GpudiagError, InputError
 
 TRAINING = """
@@ -46,33 +46,33 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_the_report_is_that_of_this_process(trace: Path) -> None:
-    assert diagnose_apart(str(trace)) == api.diagnose(str(trace)).data
+    assert diagnose_in_child(str(trace)) == api.diagnose(str(trace)).data
 
 
 def test_a_relative_path_is_that_of_this_process(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trace.parent)
-    assert diagnose_apart(trace.name).steps.count == 4
+    assert diagnose_in_child(trace.name).steps.count == 4
 
 
 def test_what_cannot_be_read_is_the_same_error(tmp_path: Path) -> None:
     with pytest.raises(InputError) as here:
         api.diagnose(str(tmp_path))
     with pytest.raises(InputError) as apart:
-        diagnose_apart(str(tmp_path))
+        diagnose_in_child(str(tmp_path))
     assert str(apart.value) == str(here.value)
 
 
 def test_a_process_that_cannot_start_is_one_error(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(trace.parent / "no-python"))
     with pytest.raises(GpudiagError, match="could not start"):
-        diagnose_apart(str(trace))
+        diagnose_in_child(str(trace))
 
 
 def test_nothing_of_the_folder_of_the_program_is_imported(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (trace.parent / "polars.py").write_text("raise RuntimeError('a file of the user')")
     monkeypatch.chdir(trace.parent)
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in `python -c` and in an interactive session
-    assert diagnose_apart(str(trace)).steps.count == 4
+    assert diagnose_in_child(str(trace)).steps.count == 4
 
 
 @pytest.mark.slow

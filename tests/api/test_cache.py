@@ -17,7 +17,19 @@ from cachedtraces import entries
 from dashclient import small_bundle
 
 from gpudiag.api import cache
-from gpudiag.api.cache import BESIDE, IN_BUNDLE, KEPT, NO_CACHE, VERSION, Slot, clear, listed, load, place_of, store
+from gpudiag.api.cache import (
+    BESIDE,
+    CACHE_VERSION,
+    IN_BUNDLE,
+    MOST_ENTRIES,
+    NO_CACHE,
+    Slot,
+    clear_cache,
+    find_cache_folder,
+    list_entries,
+    load_entry,
+    store_entry,
+)
 
 DATA = {"data": b"0123456789", "more": b""}
 
@@ -29,25 +41,25 @@ def slot(folder: Path, key: str = "k", subject: str = "t.json") -> Slot:
 @pytest.fixture
 def kept(tmp_path: Path) -> Slot:
     made = slot(tmp_path)
-    assert store(made, DATA.items())
+    assert store_entry(made, DATA.items())
     return made
 
 
 def test_what_was_stored_is_loaded_and_another_key_is_not_there(kept: Slot) -> None:
-    assert load(kept) == DATA
-    assert load(kept._replace(key="other")) is None
-    assert load(kept._replace(kind="report")) is None
-    assert load(kept._replace(subject="u.json")) is None
+    assert load_entry(kept) == DATA
+    assert load_entry(kept._replace(key="other")) is None
+    assert load_entry(kept._replace(kind="report")) is None
+    assert load_entry(kept._replace(subject="u.json")) is None
 
 
 def test_places(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "run")
     for path in (bundle, bundle / "trace" / "rank0-w0.json.gz"):
-        assert place_of(path) == bundle / IN_BUNDLE
+        assert find_cache_folder(path) == bundle / IN_BUNDLE
     (tmp_path / "ranks").mkdir()
-    assert place_of(tmp_path / "ranks") == place_of(tmp_path / "ranks" / "rank0.json") == tmp_path / "ranks" / BESIDE
-    assert place_of("s3://bucket/t.json.gz") is None
-    assert place_of("x" * 5000) in (None, Path.cwd() / BESIDE)
+    assert find_cache_folder(tmp_path / "ranks") == find_cache_folder(tmp_path / "ranks" / "rank0.json") == tmp_path / "ranks" / BESIDE
+    assert find_cache_folder("s3://bucket/t.json.gz") is None
+    assert find_cache_folder("x" * 5000) in (None, Path.cwd() / BESIDE)
 
 
 def damage_bytes(folder: Path) -> None:
@@ -111,9 +123,9 @@ FAULTS = [negative, damage_bytes, cut, remove, no_seal, foreign_seal, deep_seal,
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_an_entry_that_is_not_as_it_was_written_is_ignored_and_made_anew(kept: Slot, fault: object) -> None:
     fault(kept.folder)
-    assert load(kept) is None
-    assert store(kept, DATA.items())
-    assert load(kept) == DATA
+    assert load_entry(kept) is None
+    assert store_entry(kept, DATA.items())
+    assert load_entry(kept) == DATA
     assert not kept.folder.is_symlink()
 
 
@@ -124,73 +136,75 @@ def test_a_link_in_place_of_a_folder_is_neither_read_nor_written(kept: Slot, lev
     target.rename(moved)
     target.symlink_to(moved)
     before = sorted(moved.rglob("*"))
-    assert load(kept) is None
-    assert not store(kept._replace(key="new"), DATA.items())
+    assert load_entry(kept) is None
+    assert not store_entry(kept._replace(key="new"), DATA.items())
     assert sorted(moved.rglob("*")) == before
-    clear(kept.place)
+    clear_cache(kept.place)
     assert sorted(moved.rglob("*")) == before
 
 
 def test_an_entry_that_is_too_large_is_not_read(kept: Slot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MAX_ENTRY_BYTES", 9)
-    assert load(kept) is None
+    assert load_entry(kept) is None
 
 
 def test_a_file_in_place_of_the_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / BESIDE).write_text("mine")
-    assert not store(slot(tmp_path), DATA.items())
-    assert load(slot(tmp_path)) is None
-    assert listed(tmp_path / BESIDE) == ()
-    assert clear(tmp_path / BESIDE) == 0
+    assert not store_entry(slot(tmp_path), DATA.items())
+    assert load_entry(slot(tmp_path)) is None
+    assert list_entries(tmp_path / BESIDE) == ()
+    assert clear_cache(tmp_path / BESIDE) == 0
     assert (tmp_path / BESIDE).read_text() == "mine"
 
 
 def test_the_newest_entries_of_a_file_are_kept_and_those_of_others_too(tmp_path: Path) -> None:
-    store(slot(tmp_path, "other", "u.json"), DATA.items())
+    store_entry(slot(tmp_path, "other", "u.json"), DATA.items())
     for number in range(4):
-        store(slot(tmp_path, str(number)), DATA.items())
+        store_entry(slot(tmp_path, str(number)), DATA.items())
         when = time.time() - 100 + number
         os.utime(slot(tmp_path, str(number)).folder, (when, when))
-    store(slot(tmp_path, "last"), DATA.items())
+    store_entry(slot(tmp_path, "last"), DATA.items())
     assert {path.name for path in entries(tmp_path / BESIDE) if path.parent.name == "t.json"} == {"last", "3"}
-    assert KEPT == 2
-    assert load(slot(tmp_path, "other", "u.json")) == DATA
+    assert MOST_ENTRIES == 2
+    assert load_entry(slot(tmp_path, "other", "u.json")) == DATA
 
 
 def test_older_versions_and_what_dead_processes_left_are_removed_and_nothing_else(tmp_path: Path) -> None:
     place = tmp_path / BESIDE
     for name in (
         "v0/tables/t.json/k",
-        f"v{VERSION + 1}/tables/t.json/k",
+        f"v{CACHE_VERSION + 1}/tables/t.json/k",
         "notes",
-        f"v{VERSION}/tables/t.json/.dead",
-        f"v{VERSION}/tables/t.json/.busy",
+        f"v{CACHE_VERSION}/tables/t.json/.dead",
+        f"v{CACHE_VERSION}/tables/t.json/.busy",
     ):
         (place / name).mkdir(parents=True)
-    os.utime(place / f"v{VERSION}/tables/t.json/.dead", (1, 1))
-    assert store(slot(tmp_path), DATA.items())
-    assert {path.name for path in place.iterdir()} == {f"v{VERSION}", f"v{VERSION + 1}", "notes", "CACHEDIR.TAG", ".gitignore"}
-    assert {path.name for path in (place / f"v{VERSION}/tables/t.json").iterdir()} == {".busy", "k"}
+    os.utime(place / f"v{CACHE_VERSION}/tables/t.json/.dead", (1, 1))
+    assert store_entry(slot(tmp_path), DATA.items())
+    assert {path.name for path in place.iterdir()} == {f"v{CACHE_VERSION}", f"v{CACHE_VERSION + 1}", "notes", "CACHEDIR.TAG", ".gitignore"}
+    assert {path.name for path in (place / f"v{CACHE_VERSION}/tables/t.json").iterdir()} == {".busy", "k"}
 
 
 def test_backup_programs_and_git_are_told_to_leave_it_out(kept: Slot) -> None:
     assert (kept.place / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
     assert (kept.place / ".gitignore").read_text() == "*\n"
     (kept.place / ".gitignore").unlink()  # as where the process was killed before it came to that
-    assert store(kept, DATA.items())
+    assert store_entry(kept, DATA.items())
     assert (kept.place / ".gitignore").read_text() == "*\n"
 
 
 def test_clear_deletes_entries_and_nothing_that_is_not_its_own(kept: Slot, tmp_path: Path) -> None:
-    store(slot(tmp_path, "k", "u.json"), DATA.items())
+    store_entry(slot(tmp_path, "k", "u.json"), DATA.items())
     (kept.place / "mine.txt").write_text("kept")
-    assert clear(kept.place, "t.json") == sum(one.size_bytes for one in [*listed(kept.place)]) > 10  # the same files stand in u.json
-    assert [one.subject for one in listed(kept.place)] == ["u.json"]
-    assert clear(kept.place) > 10
-    assert listed(kept.place) == ()
+    assert (
+        clear_cache(kept.place, "t.json") == sum(one.size_bytes for one in [*list_entries(kept.place)]) > 10
+    )  # the same files stand in u.json
+    assert [one.subject for one in list_entries(kept.place)] == ["u.json"]
+    assert clear_cache(kept.place) > 10
+    assert list_entries(kept.place) == ()
     assert {path.name for path in kept.place.iterdir()} == {"mine.txt", "CACHEDIR.TAG", ".gitignore"}
     (kept.place / "mine.txt").unlink()
-    clear(kept.place)
+    clear_cache(kept.place)
     assert not kept.place.exists()
 
 
@@ -198,7 +212,7 @@ def test_clear_deletes_entries_and_nothing_that_is_not_its_own(kept: Slot, tmp_p
 def test_permissions_are_those_that_the_mask_leaves(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        store(slot(tmp_path), DATA.items())
+        store_entry(slot(tmp_path), DATA.items())
     finally:
         os.umask(before)
     for path in (tmp_path / BESIDE, *(tmp_path / BESIDE).rglob("*")):
@@ -211,41 +225,41 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
         yield "data", b"0"
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    assert not store(slot(tmp_path), files())
-    assert load(slot(tmp_path)) is None
+    assert not store_entry(slot(tmp_path), files())
+    assert load_entry(slot(tmp_path)) is None
     assert not list(slot(tmp_path).parent.iterdir())
 
 
 def test_a_read_only_folder_stays_as_it_is_for_root_too(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o555)
-    assert not store(slot(closed), DATA.items())
+    assert not store_entry(slot(closed), DATA.items())
     assert list(closed.iterdir()) == []
 
 
 def test_a_folder_that_does_not_exist_is_no_failure(tmp_path: Path) -> None:
-    assert not store(slot(tmp_path / "gone" / "away"), DATA.items())
+    assert not store_entry(slot(tmp_path / "gone" / "away"), DATA.items())
 
 
 @pytest.mark.parametrize(("value", "off"), [("1", True), ("yes", True), ("0", False), ("", False)])
 def test_the_environment_switches_it_off(monkeypatch: pytest.MonkeyPatch, value: str, off: bool) -> None:
     monkeypatch.setenv(NO_CACHE, value)
-    assert cache.switched_off() is off
-    with cache.allowed(wanted=False):
-        assert cache.switched_off()
-    with cache.allowed(wanted=True):
-        assert cache.switched_off() is off
+    assert cache.is_switched_off() is off
+    with cache.allow_cache(wanted=False):
+        assert cache.is_switched_off()
+    with cache.allow_cache(wanted=True):
+        assert cache.is_switched_off() is off
     assert os.environ[NO_CACHE] == value
 
 
 _WRITER = """
 import sys, pathlib
-from gpudiag.api.cache import Slot, load, store
+from gpudiag.api.cache import Slot, load_entry, store_entry
 folder, letter = pathlib.Path(sys.argv[1]), sys.argv[2].encode()
 slot = Slot(folder, "tables", "t.json", "k")
 for turn in range(60):
-    store(slot, [("a", letter * 20_000), ("b", letter * 20_000)])
-    found = load(slot)
+    store_entry(slot, [("a", letter * 20_000), ("b", letter * 20_000)])
+    found = load_entry(slot)
     assert found is None or (found["a"] == found["b"] and len(set(found["a"])) == 1), "torn"
 """
 
@@ -257,16 +271,16 @@ def test_two_processes_at_once_never_see_a_mixture(tmp_path: Path) -> None:
         for letter in "xy"
     ]
     assert [(one.wait(), one.stderr.read()) for one in running if one.stderr] == [(0, b""), (0, b"")]
-    found = load(slot(tmp_path))
+    found = load_entry(slot(tmp_path))
     assert found in (dict.fromkeys("ab", letter * 20_000) for letter in (b"x", b"y"))
     assert not list((tmp_path / BESIDE).glob("*/*/*/.*"))
 
 
 def test_what_another_process_clears_at_the_same_time_is_no_failure(kept: Slot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store(slot(tmp_path, "k", "u.json"), DATA.items())
-    there = listed(kept.place)
-    monkeypatch.setattr(cache, "listed", lambda *_: there)
+    store_entry(slot(tmp_path, "k", "u.json"), DATA.items())
+    there = list_entries(kept.place)
+    monkeypatch.setattr(cache, "list_entries", lambda *_: there)
     shutil.rmtree(there[0].path)
-    clear(kept.place)
+    clear_cache(kept.place)
     assert not kept.place.exists()
-    clear(kept.place)
+    clear_cache(kept.place)

@@ -15,14 +15,14 @@ from cachedtraces import entries
 from dashclient import small_bundle, small_trace
 
 from gpudiag import api
-from gpudiag.api import cache, cache_key, cached_report, measured, opened
+from gpudiag.api import cache, comparison, pipeline, result_cache
 from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
-from gpudiag.api.cached_result import Key, kept
-from gpudiag.api.compare import compare
+from gpudiag.api.comparison import compare_recordings
+from gpudiag.api.result_cache import ResultKey, load_or_make_bytes
 from gpudiag.cli import config as config_file
 from gpudiag.diagnosis.config import Config
 from gpudiag.errors import InputError
-from gpudiag.hardware.peaks_cache import store_cached
+from gpudiag.hardware.peaks_cache import store_peaks
 from gpudiag.model.hardware import Device
 from gpudiag.model.job import RankRow
 
@@ -39,13 +39,13 @@ title: "%s"
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each report that is made."""
     seen: list[int] = []
-    original = opened.diagnosed
+    original = pipeline.diagnose_window
 
-    def diagnosed(*arguments: object, **options: object) -> opened.Opened:
+    def diagnosed(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
         seen.append(1)
         return original(*arguments, **options)
 
-    for module in (opened, measured):
+    for module in (pipeline, comparison):
         monkeypatch.setattr(module, "diagnosed", diagnosed)
     return seen
 
@@ -82,11 +82,11 @@ def test_a_folder_and_a_trace_are_kept_beside_their_traces(tmp_path: Path, made:
 
 
 def test_a_job_is_kept_whole_and_rank_by_rank(tmp_path: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudiag.api import rank
+    from gpudiag.api import analysis
 
     summed: list[int] = []
-    original = rank._summarised
-    monkeypatch.setattr(rank, "_summarised", lambda chosen, item: summed.append(item.rank) or original(chosen, item))
+    original = analysis._encode_summary
+    monkeypatch.setattr(analysis, "_encode_summary", lambda chosen, item: summed.append(item.rank) or original(chosen, item))
     for number in range(3):
         small_trace(tmp_path / f"rank{number}.json")
     first, second = api.diagnose(tmp_path), api.diagnose(tmp_path)
@@ -108,7 +108,7 @@ def test_options_are_told_apart(bundle: Path, made: list[int]) -> None:
         for _ in range(2):
             api.diagnose(bundle, **options)
         assert len(made) == number, options
-    assert len(entries(bundle / IN_BUNDLE, "report")) == cache.KEPT
+    assert len(entries(bundle / IN_BUNDLE, "report")) == cache.MOST_ENTRIES
 
 
 def add_experiment(bundle: Path) -> None:
@@ -133,7 +133,7 @@ def change_manifest(bundle: Path) -> None:
 
 
 def measure_peaks(_: Path) -> None:
-    store_cached(Device(id="cpu", name="CPU", kind="cpu", provenance="measured", source="a test"), "key")
+    store_peaks(Device(id="cpu", name="CPU", kind="cpu", provenance="measured", source="a test"), "key")
 
 
 def add_steps(bundle: Path) -> None:
@@ -175,20 +175,20 @@ def test_a_changed_config_counts(bundle: Path, made: list[int]) -> None:
 
 def test_another_gpudiag_makes_it_anew(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     api.diagnose(bundle)
-    monkeypatch.setattr(cache_key, "code", lambda: "another")
+    monkeypatch.setattr(result_cache, "digest_code", lambda: "another")
     api.diagnose(bundle)
     assert len(made) == 2
 
 
 def test_a_recording_that_changes_while_the_report_is_made_is_not_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = opened.diagnosed
+    original = pipeline.diagnose_window
 
-    def diagnosed(*arguments: object, **options: object) -> opened.Opened:
+    def diagnosed(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
         found = original(*arguments, **options)
         change_manifest(bundle)
         return found
 
-    monkeypatch.setattr(opened, "diagnosed", diagnosed)
+    monkeypatch.setattr(pipeline, "diagnose_window", diagnosed)
     api.diagnose(bundle)
     assert not entries(bundle / IN_BUNDLE, "report")
 
@@ -205,12 +205,12 @@ def test_it_can_be_switched_off(bundle: Path, made: list[int], monkeypatch: pyte
 
 def test_the_config_file_switches_it_off(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool.gpudiag]\ncache = false\n")
-    assert config_file.find(tmp_path).cache is False
+    assert config_file.find_config(tmp_path).cache is False
     (tmp_path / "gpudiag.toml").write_text("")
-    assert config_file.find(tmp_path).cache is True
+    assert config_file.find_config(tmp_path).cache is True
     (tmp_path / "gpudiag.toml").write_text('disable = []\ncache = "no"\n')
     with pytest.raises(InputError, match=r"gpudiag.toml:2: cache: true or false is needed"):
-        config_file.find(tmp_path)
+        config_file.find_config(tmp_path)
 
 
 def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> None:
@@ -218,7 +218,7 @@ def test_a_report_of_somebody_else_is_refused(bundle: Path, made: list[int]) -> 
     (entry,) = entries(bundle / IN_BUNDLE, "report")
     slot = cache.Slot(bundle / IN_BUNDLE, "report", "all", entry.name)
     for data in (b"", b"no report", msgspec.msgpack.encode({"schema_version": "x"}), b"\x91" * 10_000):
-        assert cache.store(slot, [("data", data)])
+        assert cache.store_entry(slot, [("data", data)])
         assert api.diagnose(bundle).json() == first
     assert len(made) == 5
 
@@ -227,13 +227,13 @@ def test_a_job_with_a_rank_that_could_not_be_read_is_not_kept(bundle: Path) -> N
     whole = api.diagnose(bundle).data
     partly = msgspec.structs.replace(whole, ranks=(RankRow(rank=0), RankRow(rank=1, unread="its worker was killed")))
     asked = iter([partly, whole, partly])
-    found = [cached_report.kept_report(lambda: next(asked), (str(bundle),), ("a job",)) for _ in range(3)]
+    found = [result_cache.load_or_make_report(lambda: next(asked), (str(bundle),), ("a job",)) for _ in range(3)]
     assert found == [partly, whole, whole]
 
 
 def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path: Path, made: list[int]) -> None:
     trace = small_trace(tmp_path / "b.json", "aten::bmm")
-    first, second = compare(bundle, trace), compare(bundle, trace)
+    first, second = compare_recordings(bundle, trace), compare_recordings(bundle, trace)
     assert len(made) == 2
     assert first.json() == second.json()
     assert len(entries(bundle / IN_BUNDLE, "measured")) == len(entries(tmp_path / BESIDE, "measured")) == 1
@@ -242,12 +242,12 @@ def test_a_comparison_is_the_same_when_its_sides_are_kept(bundle: Path, tmp_path
 def test_bytes_are_made_once(tmp_path: Path) -> None:
     trace = small_trace(tmp_path / "t.json")
     answers = iter([b"1", b"2", b"3", b"4"])
-    key = Key("rank", (trace,), asked=("window 0",), rank=3)
+    key = ResultKey("rank", (trace,), asked=("window 0",), rank=3)
     keys = (key, key, key._replace(rank=4), key._replace(asked=()))
-    assert [kept(one, lambda: next(answers)) for one in keys] == [b"1", b"1", b"2", b"3"]
+    assert [load_or_make_bytes(one, lambda: next(answers)) for one in keys] == [b"1", b"1", b"2", b"3"]
     small_trace(trace, "aten::bmm")
-    assert kept(key, lambda: next(answers)) == b"4"
-    assert kept(Key("rank", ("memory://t.json",)), lambda: b"of a URL") == b"of a URL"
+    assert load_or_make_bytes(key, lambda: next(answers)) == b"4"
+    assert load_or_make_bytes(ResultKey("rank", ("memory://t.json",)), lambda: b"of a URL") == b"of a URL"
 
 
 def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
@@ -264,7 +264,7 @@ def test_a_folder_that_was_moved_with_all_that_is_kept_in_it_is_read_anew(
 
 def test_small_recordings_cost_neither_a_digest_nor_a_folder(bundle: Path, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "MIN_TEXT_BYTES", 32_000_000)
-    monkeypatch.setattr(cache_key, "of_file", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(result_cache, "digest_file", lambda *_, **__: pytest.fail("read"))
     api.diagnose(bundle)
     api.diagnose(bundle)
     assert len(made) == 2
@@ -273,7 +273,7 @@ def test_small_recordings_cost_neither_a_digest_nor_a_folder(bundle: Path, made:
 
 def test_a_hit_takes_no_time(bundle: Path) -> None:
     api.diagnose(bundle)
-    cache_key.code()
+    result_cache.digest_code()
     began = time.process_time()
     api.diagnose(bundle)
     assert time.process_time() - began < 0.1
@@ -286,7 +286,7 @@ from gpudiag.api import cache
 cache.MIN_TEXT_BYTES = 1
 found = diagnose(sys.argv[1])
 found.text()
-heavy = ("polars", "numpy", "yaml", "gpudiag.roofline", "gpudiag.timeline", "gpudiag.facts.values", "gpudiag.diagnosis.engine")
+heavy = ("polars", "numpy", "yaml", "gpudiag.roofline", "gpudiag.timeline", "gpudiag.facts.catalogue", "gpudiag.diagnosis.engine")
 heavy += ("gpudiag.capture.session", "gpudiag.trace", "gpudiag.report.experiment")
 print([name for name in heavy if name in sys.modules])
 """
@@ -300,5 +300,5 @@ def test_printing_what_is_kept_loads_no_tables_facts_or_rules(bundle: Path) -> N
             [sys.executable, "-c", _PRINT, str(bundle)], env=environment, check=True, capture_output=True, text=True
         ).stdout
 
-    assert "gpudiag.facts.values" in loaded()
+    assert "gpudiag.facts.catalogue" in loaded()
     assert loaded() == "[]\n"

@@ -12,18 +12,18 @@ from cachedtraces import entries
 from dashclient import small_bundle, small_trace
 from nsysfile import NsysFile
 
-from gpudiag.api import cache, cache_key, cached_trace
+from gpudiag.api import cache, inputs, result_cache
 from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
 from gpudiag.errors import InputError
 from gpudiag.model.trace import TRACE_TABLES, Trace
-from gpudiag.trace import read as read_anew
+from gpudiag.trace import read_trace as read_anew
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is read from traces themselves."""
     seen: list[str] = []
-    monkeypatch.setattr(cached_trace, "read_trace", lambda path: seen.append(str(path)) or read_anew(path))
+    monkeypatch.setattr(inputs, "read_trace", lambda path: seen.append(str(path)) or read_anew(path))
     return seen
 
 
@@ -53,8 +53,8 @@ REAL = (
 def test_tables_of_real_traces_are_the_same_after_a_round_trip(traces: Path, tmp_path: Path, reads: list[str], name: str) -> None:
     path = tmp_path / f"{name}.json.gz"
     shutil.copyfile(traces / path.name, path)
-    first = cached_trace.read(path)
-    second = cached_trace.read(path)
+    first = inputs.load_trace(path)
+    second = inputs.load_trace(path)
     assert reads == [str(path)]
     assert_same(first, second)
     assert sum(getattr(second, table).height for table in TRACE_TABLES) > 1000
@@ -66,13 +66,13 @@ def test_tables_of_real_traces_are_the_same_after_a_round_trip(traces: Path, tmp
 
 @pytest.mark.usefixtures("keeping")
 def test_a_trace_that_was_moved_or_renamed_says_where_it_is(trace: Path, reads: list[str]) -> None:
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
     assert "t.json" not in "".join(path.read_text() for path in trace.parent.rglob("meta.json"))
     moved = trace.parent / "sub"
     moved.mkdir()
     shutil.move(trace, moved / "t.json")
     shutil.move(trace.parent / BESIDE, moved / BESIDE)
-    assert cached_trace.read(moved / "t.json").meta.source == str(moved / "t.json")
+    assert inputs.load_trace(moved / "t.json").meta.source == str(moved / "t.json")
     assert len(reads) == 1
 
 
@@ -80,7 +80,7 @@ def test_a_trace_that_was_moved_or_renamed_says_where_it_is(trace: Path, reads: 
 def test_a_trace_of_a_bundle_is_kept_in_the_bundle(tmp_path: Path, reads: list[str]) -> None:
     bundle = small_bundle(tmp_path / "run")
     path = bundle / "trace" / "rank0-w0.json.gz"
-    assert_same(cached_trace.read(path), cached_trace.read(path))
+    assert_same(inputs.load_trace(path), inputs.load_trace(path))
     assert len(reads) == 1
     assert len(entries(bundle / IN_BUNDLE)) == 1
     assert sorted(child.name for child in (bundle / "trace").iterdir()) == ["rank0-w0.json.gz"]
@@ -93,33 +93,33 @@ def test_an_export_of_nsight_systems_is_kept_too(tmp_path: Path, reads: list[str
     file.call("cudaLaunchKernel", 100, 110, 1)
     file.kernel("gemm", 120, 180, 1)
     path = file.write(tmp_path / "n.sqlite")
-    assert_same(cached_trace.read(path), cached_trace.read(path))
+    assert_same(inputs.load_trace(path), inputs.load_trace(path))
     assert len(reads) == 1
 
 
 def test_nothing_is_kept_beside_a_small_trace(trace: Path, reads: list[str]) -> None:
-    cached_trace.read(trace)
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
+    inputs.load_trace(trace)
     assert len(reads) == 2
     assert [path.name for path in trace.parent.iterdir()] == ["t.json"]
 
 
 @pytest.mark.usefixtures("keeping")
 def test_nothing_is_kept_where_it_is_switched_off(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
     monkeypatch.setenv(NO_CACHE, "1")
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
     assert len(reads) == 2
 
 
 @pytest.mark.usefixtures("keeping")
 def test_another_content_under_the_same_name_is_read(trace: Path, reads: list[str]) -> None:
-    first = cached_trace.read(trace)
+    first = inputs.load_trace(trace)
     small_trace(trace, "aten::bmm")
-    second = cached_trace.read(trace)
+    second = inputs.load_trace(trace)
     assert len(reads) == 2
     assert "aten::bmm" in second.ops["name"].cast(pl.String).to_list()
-    assert_same(first, cached_trace.read(small_trace(trace)))  # the one before is still kept
+    assert_same(first, inputs.load_trace(small_trace(trace)))  # the one before is still kept
     assert len(reads) == 2
 
 
@@ -132,18 +132,18 @@ def test_a_trace_that_grows_while_it_is_read_is_not_kept(trace: Path, reads: lis
         trace.write_text(text + " ")
         return found
 
-    monkeypatch.setattr(cached_trace, "read_trace", read_and_grow)
-    cached_trace.read(trace)
+    monkeypatch.setattr(inputs, "read_trace", read_and_grow)
+    inputs.load_trace(trace)
     assert not entries(trace.parent / BESIDE)
-    cached_trace.read(trace)  # it has grown to its end: the second writing changes nothing
+    inputs.load_trace(trace)  # it has grown to its end: the second writing changes nothing
     assert len(entries(trace.parent / BESIDE)) == 1
 
 
 @pytest.mark.usefixtures("keeping")
 def test_another_gpudiag_reads_it_anew(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cached_trace.read(trace)
-    monkeypatch.setattr(cache_key, "code", lambda: "another")
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
+    monkeypatch.setattr(result_cache, "digest_code", lambda: "another")
+    inputs.load_trace(trace)
     assert len(reads) == 2
 
 
@@ -189,25 +189,25 @@ FOREIGN = [wrong_type, lacks_column, wrong_ids, no_parquet, lacks_table, no_meta
 @pytest.mark.usefixtures("keeping")
 @pytest.mark.parametrize("foreign", FOREIGN, ids=lambda foreign: foreign.__name__)
 def test_well_sealed_tables_of_somebody_else_are_refused(trace: Path, reads: list[str], foreign: object) -> None:
-    first = cached_trace.read(trace)
-    slot = cached_trace._slot(trace)
+    first = inputs.load_trace(trace)
+    slot = inputs._find_trace_slot(trace)
     assert slot is not None
-    tables = cache.load(slot)
+    tables = cache.load_entry(slot)
     assert tables is not None
     foreign(tables)
-    assert cache.store(slot, tables.items())
-    assert_same(first, cached_trace.read(trace))
+    assert cache.store_entry(slot, tables.items())
+    assert_same(first, inputs.load_trace(trace))
     assert len(reads) == 2
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
     assert len(reads) == 2  # made anew
 
 
 @pytest.mark.usefixtures("keeping")
 def test_too_many_rows_are_refused_before_they_are_unpacked(trace: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    cached_trace.read(trace)
-    monkeypatch.setattr(cached_trace, "MAX_ROWS", 3)
+    inputs.load_trace(trace)
+    monkeypatch.setattr(inputs, "MAX_ROWS", 3)
     monkeypatch.setattr(pl, "read_parquet", lambda *_: pytest.fail("unpacked"))
-    cached_trace.read(trace)
+    inputs.load_trace(trace)
     assert len(reads) == 2
 
 
@@ -216,7 +216,7 @@ def test_faults_of_the_input_stay_what_they_are(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text("no trace")
     for path in (tmp_path / "t.json", tmp_path / "gone.json", tmp_path):
         with pytest.raises(InputError):
-            cached_trace.read(path)
+            inputs.load_trace(path)
     assert not (tmp_path / BESIDE).exists()
 
 
@@ -224,7 +224,7 @@ def test_faults_of_the_input_stay_what_they_are(tmp_path: Path) -> None:
 def test_a_trace_that_was_cut_off_is_kept_with_its_warning(trace: Path, reads: list[str]) -> None:
     cut = trace.with_name("cut.json.gz")
     cut.write_bytes(gzip.compress(trace.read_bytes()[:-200]))
-    first, second = cached_trace.read(cut), cached_trace.read(cut)
+    first, second = inputs.load_trace(cut), inputs.load_trace(cut)
     assert first.meta.truncated
     assert_same(first, second)
     assert len(reads) == 1

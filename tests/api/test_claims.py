@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpudiag.api import claims
-from gpudiag.api.results import stored
-from gpudiag.api.store import Planned, begin
+from gpudiag.api import experiment_store
+from gpudiag.api.experiment_store import Planned, begin_store, read_results
 from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Recipe
 
 
@@ -17,22 +16,22 @@ def one(verdict: Any = "faster", p: float | None = 0.001, fix: str = "x", **more
 
 def test_claims_stand_together_or_not_at_all() -> None:
     # Holm over three: .01 <= .05/3, .03 > .05/2
-    kept, lost, none = claims.upheld([one(p=0.01), one(p=0.03), one("inconclusive", p=0.4)])
+    kept, lost, none = experiment_store.uphold_claims([one(p=0.01), one(p=0.03), one("inconclusive", p=0.4)])
     assert (kept.verdict, lost.verdict, none.verdict) == ("faster", "inconclusive", "inconclusive")
     assert "3 changes were tested at once" in lost.notes[-1]
     assert not none.notes
-    assert claims.upheld([one(p=0.03)])[0].verdict == "faster"
-    assert claims.upheld([one("slower", p=0.03), one(p=0.04), one(p=0.04)])[0].verdict == "inconclusive"
+    assert experiment_store.uphold_claims([one(p=0.03)])[0].verdict == "faster"
+    assert experiment_store.uphold_claims([one("slower", p=0.03), one(p=0.04), one(p=0.04)])[0].verdict == "inconclusive"
 
 
 def test_what_claims_nothing_takes_no_part() -> None:
-    found = claims.upheld([one(p=0.03), one(p=0.001, screening=True), one(p=0.001, over="blocks"), one("failed", p=None)])
+    found = experiment_store.uphold_claims([one(p=0.03), one(p=0.001, screening=True), one(p=0.001, over="blocks"), one("failed", p=None)])
     assert [claim.verdict for claim in found] == ["faster", "faster", "faster", "failed"]
 
 
 def test_doing_it_twice_changes_nothing() -> None:
-    once = claims.upheld([one(p=0.01), one(p=0.03), one("no_difference", p=0.4)])
-    assert claims.upheld(once) == once
+    once = experiment_store.uphold_claims([one(p=0.01), one(p=0.03), one("no_difference", p=0.4)])
+    assert experiment_store.uphold_claims(once) == once
 
 
 def run(*outcomes: Outcome, fix: str = "") -> ExperimentData:
@@ -43,29 +42,29 @@ def run(*outcomes: Outcome, fix: str = "") -> ExperimentData:
 def test_whoever_tries_five_times_needs_a_fifth_of_the_p() -> None:
     """Each of these five runs by itself may claim its change: .04 <= .05. Together the best has to be .01 or less."""
     tried = [run(one(p=0.04)), *(run(one("inconclusive", p=p)) for p in (0.6, 0.8, 0.9, 0.5))]
-    shown = claims.together(tried)
+    shown = experiment_store.uphold_together(tried)
     first = shown[0].experiments[0]
     assert first.verdict == "inconclusive"
     assert first.notes[-1] == (
         "not claimed: it looks faster by itself, but 5 changes were tested in the 5 runs of this bundle, and p is too large for that (Holm)"
     )
-    assert claims.together([run(one(p=0.009)), *tried[1:]])[0].experiments[0].verdict == "faster"
+    assert experiment_store.uphold_together([run(one(p=0.009)), *tried[1:]])[0].experiments[0].verdict == "faster"
 
 
 def test_the_recipe_of_a_run_goes_with_its_proof() -> None:
     weak, strong = run(one(p=0.03, fix="bf16"), fix="bf16"), run(one(p=0.001, fix="tf32"), fix="tf32")
     other = run(one("no_difference", p=0.3))
-    shown = claims.together([weak, strong, other])
+    shown = experiment_store.uphold_together([weak, strong, other])
     assert [data.recipe.proved for data in shown] == [False, True, False]
     assert shown[0].recipe.fixes == (FixCall("bf16"),)
-    assert claims.together([weak]) == (weak,)
+    assert experiment_store.uphold_together([weak]) == (weak,)
 
 
 def test_a_bundle_is_read_as_one_family(tmp_path: Path) -> None:
     plan = Planned(("python", "train.py"))
     for data in (run(one(p=0.03, fix="bf16")), run(one(p=0.2, fix="tf32", verdict="inconclusive"), one("slower", p=0.02, fix="fp16"))):
-        begin(tmp_path, plan).finish(data)
-    found, warnings = stored(tmp_path)
+        begin_store(tmp_path, plan).finish(data)
+    found, warnings = read_results(tmp_path)
     assert warnings == ()
     # .02 > .05/3: none of the three stands
     assert [outcome.verdict for data in found for outcome in data.experiments] == ["inconclusive"] * 3

@@ -15,13 +15,13 @@ import pytest
 from daskcluster import DaskCluster, dask_cluster
 
 from gpudiag import api
-from gpudiag.api import cluster as module
 from gpudiag.api import jobs
-from gpudiag.api.cluster import Cluster
+from gpudiag.api import jobs as module
+from gpudiag.api.jobs import Cluster
 from gpudiag.api.ranks import RankInput, find_ranks
-from gpudiag.api.unread import Unread
+from gpudiag.api.workers import UnreadRank
 from gpudiag.errors import InputError, MissingDependencyError, UsageError
-from gpudiag.job.wire import decode
+from gpudiag.job.rank_summary import decode_summary
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed: pip install 'gpudiag[cluster]'")
 
@@ -72,11 +72,11 @@ def test_dask_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_workers_tell_of_their_gpudiag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "version", lambda _: "1.2.0")
-    assert module._fault("1.2.0") == ""
-    assert module._fault("1.1.0") == "gpudiag 1.1.0"
-    assert "No module named 'gpudiag'" in module._fault(ModuleNotFoundError("No module named 'gpudiag'"))
-    assert "OSError" in module._fault(OSError("libpolars.so"))
+    monkeypatch.setattr(module, "find_version", lambda _: "1.2.0")
+    assert module._find_fault("1.2.0") == ""
+    assert module._find_fault("1.1.0") == "gpudiag 1.1.0"
+    assert "No module named 'gpudiag'" in module._find_fault(ModuleNotFoundError("No module named 'gpudiag'"))
+    assert "OSError" in module._find_fault(OSError("libpolars.so"))
 
 
 # -- with one -----------------------------------------------------------------------------------------------------------------
@@ -88,14 +88,14 @@ def test_summaries_are_those_made_here_and_small(dask: DaskCluster, traces: Path
     requests = [msgspec.json.encode(item) for item in recording.ranks[:3]]
     with Cluster(dask.address) as cluster:
         found = dict(cluster.answers(jobs.SUMMARISE, recording.ranks[:3], requests))
-    here = dict(jobs.on_this_machine(jobs.SUMMARISE, recording.ranks[:3], requests))
+    here = dict(jobs.map_on_this_machine(jobs.SUMMARISE, recording.ranks[:3], requests))
     for place in range(3):
         there, own = found[place], here[place]
         assert isinstance(there, bytes)
         assert isinstance(own, bytes)
         assert len(there) < recording.ranks[place].size / 2  # and the trace is 15 times as large uncompressed
-        assert (decode(there).rank, decode(there).wall_ns) == (place, decode(own).wall_ns)
-        assert decode(there).messages.equals(decode(own).messages)
+        assert (decode_summary(there).rank, decode_summary(there).wall_ns) == (place, decode_summary(own).wall_ns)
+        assert decode_summary(there).messages.equals(decode_summary(own).messages)
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_workers_read_urls_themselves(dask: DaskCluster, traces: Path) -> None:
 def test_the_scheduler_file_and_a_path_that_workers_do_not_see(dask: DaskCluster, tmp_path: Path) -> None:
     with Cluster(str(dask.file)) as cluster:
         ((_, found),) = cluster.answers(jobs.SUMMARISE, ranks_in(tmp_path / "elsewhere", 1), [b""])
-    assert isinstance(found, Unread)
+    assert isinstance(found, UnreadRank)
     assert "elsewhere: not on worker tcp://127.0.0.1" in found.message
 
 
@@ -135,14 +135,14 @@ def test_what_fails_on_a_worker_costs_its_own_rank_alone(dask: DaskCluster, tmp_
         url = [RankInput(0, "http://127.0.0.1:9/rank0.json")]
         ((_, remote),) = cluster.answers("rankwork:fails", url, [b"input"])  # dask tries it three times
     assert found[0] == b"fine"
-    assert found[1] == remote == Unread("t.json is empty", "record again")
-    assert isinstance(found[2], Unread)
+    assert found[1] == remote == UnreadRank("t.json is empty", "record again")
+    assert isinstance(found[2], UnreadRank)
     assert found[2].bug
 
 
 @pytest.mark.slow
 def test_another_version_is_refused_in_one_line(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "version", lambda _: "99.0")
+    monkeypatch.setattr(module, "find_version", lambda _: "99.0")
     with pytest.raises(InputError, match=r"gpudiag .* on tcp://127.0.0.1.* \(install gpudiag 99.0") as failed:
         Cluster(dask.address)
     assert len(str(failed.value).splitlines()) == 1
@@ -174,7 +174,7 @@ def test_a_rank_that_kills_every_worker_is_given_up(tmp_path: Path) -> None:
     with dask_cluster(tmp_path, workers=1, nanny=True, **settings) as dask, Cluster(dask.address) as cluster:
         ranks = [*ranks_in(deadly, 1), RankInput(1, str(work))]
         found = dict(cluster.answers("rankwork:waits_or_dies", ranks, [*asked(deadly, 1), *asked(work, 1)]))
-    assert isinstance(found[0], Unread)
+    assert isinstance(found[0], UnreadRank)
     assert found[0].message.startswith("2 workers died while they read it, the last was tcp://127.0.0.1")
     assert isinstance(found[1], bytes)
 

@@ -15,13 +15,13 @@ from handmade import trace as make_trace
 from segments import segment
 
 from gpudiag import api
-from gpudiag.api.devices import Found, at_observed_clock, find_device, peaks_key
+from gpudiag.api.devices import FoundDevice, build_recording_peaks_key, derate_to_observed_clock, find_device
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.hardware.peaks import device_from_row
-from gpudiag.hardware.table import load_table
-from gpudiag.model import tables
+from gpudiag.hardware.device_peaks import build_device
+from gpudiag.hardware.device_table import load_table
+from gpudiag.model import trace as trace_module
 from gpudiag.model.bundle import Machine, Manifest, Settings, TelemetryInfo, Window
-from gpudiag.model.hardware import Device, ObservedDevice, device_key
+from gpudiag.model.hardware import Device, ObservedDevice, build_device_key
 
 UNIX = 1_700_000_000_000_000_000
 NAMES = {0: "NVIDIA A100-SXM4-80GB", 1: "NVIDIA A100-SXM4-80GB", 2: "NVIDIA H100 80GB HBM3"}
@@ -31,7 +31,7 @@ WINDOW = np.array([[1000, 2000], [3000, 4000]])
 @pytest.fixture(scope="module")
 def a100() -> Device:
     table = load_table()
-    return device_from_row(next(row for row in table.devices if row.id == "a100-sxm4-80gb"), table)
+    return build_device(next(row for row in table.devices if row.id == "a100-sxm4-80gb"), table)
 
 
 def bundle(folder: Path, **segments: pl.DataFrame) -> OpenedBundle:
@@ -53,11 +53,11 @@ def clocks(*pairs: tuple[int, float], **more: float) -> pl.DataFrame:
 def test_peaks_follow_the_clock_of_the_analysed_steps(tmp_path: Path, a100: Device) -> None:
     # 1,410 before, 1,050 and 1,080 within the two steps, 210 after them; other columns of a sampler do no harm
     opened = bundle(tmp_path, s0=clocks((0, 1410), (1000, 1050)), s1=clocks((3500, 1080), (4000, 210), power_w=400.0))
-    device = at_observed_clock(a100, opened, WINDOW, UNIX)
+    device = derate_to_observed_clock(a100, opened, WINDOW, UNIX)
     assert device is not None
     assert device.peaks["bf16"] == pytest.approx(312e12 * 1065 / 1410)  # 1,050 still holds at 3000
     assert device.notes[0].startswith("Peaks at the observed 1,065 of 1,410 MHz")
-    assert opened.telemetry.columns == list(tables.schema("telemetry"))
+    assert opened.telemetry.columns == list(trace_module.build_table_schema("telemetry"))
     assert opened.telemetry["power_w"].to_list() == [None, None, 400.0, 400.0]
     assert opened.telemetry["energy_mj"].null_count() == 4
 
@@ -65,11 +65,11 @@ def test_peaks_follow_the_clock_of_the_analysed_steps(tmp_path: Path, a100: Devi
 @pytest.mark.parametrize("unix", [None, UNIX])
 def test_without_telemetry_or_a_known_clock_of_the_trace_the_boost_clock_counts(tmp_path: Path, a100: Device, unix: int | None) -> None:
     opened = bundle(tmp_path) if unix else bundle(tmp_path, s0=clocks((1000, 1050)))
-    for found in (at_observed_clock(a100, opened, WINDOW, unix), at_observed_clock(a100, None, WINDOW, unix)):
+    for found in (derate_to_observed_clock(a100, opened, WINDOW, unix), derate_to_observed_clock(a100, None, WINDOW, unix)):
         assert found is not None
         assert found.peaks == a100.peaks
         assert "was not recorded" in found.notes[0]
-    assert at_observed_clock(None, opened, WINDOW, unix) is None
+    assert derate_to_observed_clock(None, opened, WINDOW, unix) is None
 
 
 @pytest.mark.parametrize(("asked", "since", "mhz"), [(0, 0, None), (1, 0, 1050), (1, 500, 1050), (1, 1500, None), (None, 0, 1050)])
@@ -77,12 +77,12 @@ def test_clocks_of_another_gpu_say_nothing(tmp_path: Path, a100: Device, asked: 
     opened = bundle(tmp_path, s0=clocks((1000, 1050)))
     info = TelemetryInfo(source="nvml", interval_ns=1, samples=1, device_index=asked, device_since_unix_ns=UNIX + since)
     opened = msgspec.structs.replace(opened, manifest=msgspec.structs.replace(opened.manifest, telemetry=info))
-    device = at_observed_clock(a100, opened, WINDOW, UNIX, 1)
+    device = derate_to_observed_clock(a100, opened, WINDOW, UNIX, 1)
     assert device is not None
     assert device.notes[0].startswith("Peaks at the boost clock" if mhz is None else f"Peaks at the observed {mhz:,.0f}")
 
 
-def of_trace(*indices: int, number: int, measured: int | None) -> Found:
+def of_trace(*indices: int, number: int, measured: int | None) -> FoundDevice:
     """Return what is found for kernels on device `number`; the trace describes `indices`, and `measured` has measured peaks."""
     properties = [{"id": index, "name": NAMES[index]} for index in indices]
     trace = make_trace(kernel(50, 4050, 1, device=number), deviceProperties=properties)
@@ -114,19 +114,19 @@ def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) ->
 
 def test_measured_peaks_are_kept_for_this_very_gpu() -> None:
     def key(device: ObservedDevice) -> str:
-        return peaks_key(Manifest(device_kind="gpu", device=device, machine=Machine(torch="2.13.0")))
+        return build_recording_peaks_key(Manifest(device_kind="gpu", device=device, machine=Machine(torch="2.13.0")))
 
-    one, two = (ObservedDevice(name="NVIDIA H200", key=device_key("NVIDIA H200", 0, uuid, 132)) for uuid in ("a-1", "a-2"))
+    one, two = (ObservedDevice(name="NVIDIA H200", key=build_device_key("NVIDIA H200", 0, uuid, 132)) for uuid in ("a-1", "a-2"))
     assert len({key(one), key(two), key(ObservedDevice(name="NVIDIA H200"))}) == 3
 
 
 def test_a_key_holds_no_serial_number_and_tells_partitions_apart() -> None:
     uuid = "GPU-6d5b3c9e-1111-2222-3333-444455556666"
-    keys = {device_key("NVIDIA H100", 0, uuid, sms) for sms in (132, 16, None)}
+    keys = {build_device_key("NVIDIA H100", 0, uuid, sms) for sms in (132, 16, None)}
     assert len(keys) == 3
     assert all(uuid not in key and "6d5b" not in key for key in keys)
-    assert device_key("NVIDIA H100", 0, uuid, 132) == f"NVIDIA H100 {hashlib.sha256(f'{uuid} 132'.encode()).hexdigest()[:16]}"
-    assert device_key("Tesla V100", 1, None, 80) == "Tesla V100 #1"
+    assert build_device_key("NVIDIA H100", 0, uuid, 132) == f"NVIDIA H100 {hashlib.sha256(f'{uuid} 132'.encode()).hexdigest()[:16]}"
+    assert build_device_key("Tesla V100", 1, None, 80) == "Tesla V100 #1"
 
 
 def test_settings_and_clock_of_a_bundle_reach_the_roofline(tmp_path: Path) -> None:

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api import door
-from gpudiag.api import preflight as preflights
-from gpudiag.api.door import ab, ab_script, seconds
-from gpudiag.api.experiment_result import ExperimentResult
+from gpudiag.api import ab as ab_module
+from gpudiag.api import ab as preflights
+from gpudiag.api.ab import ab, ab_script, parse_seconds
+from gpudiag.api.experiment import ExperimentResult
 from gpudiag.errors import InputError, UsageError
 from gpudiag.experiment import factory, guard
 from gpudiag.experiment.design import Arm
-from gpudiag.experiment.fixes import applier
+from gpudiag.experiment.fixes import make_applier
 from gpudiag.experiment.knobs import AccumulationKnob
-from gpudiag.experiment.preflight import Need
-from gpudiag.experiment.variants import varied
+from gpudiag.experiment.task import MemoryNeed
+from gpudiag.experiment.variants import apply_variant
 from gpudiag.model.experiment import ExperimentData, FixCall, Outcome
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "ab_build.py"
@@ -45,7 +45,7 @@ class _Engine:
 
 def _applier(name: str, value: str) -> Any:
     try:
-        return applier(FixCall(name, value))
+        return make_applier(FixCall(name, value))
     except InputError:
         return None
 
@@ -53,7 +53,7 @@ def _applier(name: str, value: str) -> Any:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
     found = _Engine()
-    monkeypatch.setattr(door, "experiment", found)
+    monkeypatch.setattr(ab_module, "run_experiment", found)
     monkeypatch.delenv(guard.MARK, raising=False)
     return found
 
@@ -74,7 +74,7 @@ def test_what_the_engine_is_asked(engine: _Engine, build: str) -> None:
     assert [str(call) for call in asked["fixes"]] == ["bf16", "batch-size=x2", "accumulation=4"]
     assert (asked["options"].budget_s, asked["options"].min_effect) == (600, 0.02)
     assert asked["options"].command_shown == ("gpudiag.ab", "training.py:build")
-    arguments = factory._parser().parse_args(asked["command"][3:])
+    arguments = factory._build_parser().parse_args(asked["command"][3:])
     assert (arguments.target, arguments.seed, [json.loads(text) for text in arguments.knobs]) == (build, 5, [{"width": 3}])
     (variant,) = asked["variants"]
     assert (variant.name, variant.parity) == ("wide", "rounding")
@@ -83,9 +83,9 @@ def test_what_the_engine_is_asked(engine: _Engine, build: str) -> None:
 def test_a_variant_sets_its_knobs_over_those_of_all_arms(engine: _Engine, build: str, tmp_path: Path) -> None:
     ab(build, variants={"two words": {"width": 9, "name": 'it\'s "quoted"'}}, knobs={"width": 3, "depth": 2}, quiet=True)
     (variant,) = engine.asked["variants"]
-    command = varied(variant, Arm(name="a", command=engine.asked["command"]), tmp_path).command
+    command = apply_variant(variant, Arm(name="a", command=engine.asked["command"]), tmp_path).command
     merged: dict[str, Any] = {}
-    for text in factory._parser().parse_args(command[3:]).knobs:
+    for text in factory._build_parser().parse_args(command[3:]).knobs:
         merged.update(json.loads(text))
     assert merged == {"width": 9, "depth": 2, "name": 'it\'s "quoted"'}
 
@@ -141,10 +141,10 @@ def test_a_file_that_starts_experiments_when_it_is_imported_does_not_start_them_
 
 
 def test_seconds() -> None:
-    assert [seconds(text) for text in (None, "90", "90s", "10m", "1.5 h", 30, "2 min")] == [None, 90, 90, 600, 5400, 30, 120]
+    assert [parse_seconds(text) for text in (None, "90", "90s", "10m", "1.5 h", 30, "2 min")] == [None, 90, 90, 600, 5400, 30, 120]
     for wrong in ("0", "-1m", "m", "1d", ""):
         with pytest.raises(UsageError, match=r"--budget: '.*' is no time"):
-            seconds(wrong, "--budget")
+            parse_seconds(wrong, "--budget")
 
 
 # -- memory before training ---------------------------------------------------------------------------------------------
@@ -154,12 +154,12 @@ def test_seconds() -> None:
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a GPU that has 10 GB free, on which a build takes 1 GB a factor."""
 
-    def need(command: Any, fixes: Any) -> Need:
+    def need(command: Any, fixes: Any) -> MemoryNeed:
         factor = float(fixes[0].value[1:]) / (float(fixes[1].value) if len(fixes) > 1 else 1)
-        return Need(int(factor * 1e9), int(10e9))
+        return MemoryNeed(int(factor * 1e9), int(10e9))
 
     monkeypatch.setattr(preflights, "_GPUS", ("/",))
-    monkeypatch.setattr(preflights, "need", need)
+    monkeypatch.setattr(preflights, "estimate_need", need)
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -225,7 +225,7 @@ if __name__ == "__main__":
     sys.stdout.write(found.to_json())
 """
     )
-    root = str(Path(door.__file__).parents[2])
+    root = str(Path(ab_module.__file__).parents[2])
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "training.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False

@@ -13,15 +13,13 @@ import msgspec
 import pytest
 from fakeab import STEP_NS, Machine
 
-from gpudiag.api import auto, bench, store
-from gpudiag.api.candidates import named_by, tryable
-from gpudiag.api.experiment import InterruptedExperiment, Options, exit_code, experiment
-from gpudiag.api.experiment_result import ExperimentResult
-from gpudiag.api.results import stored
-from gpudiag.api.store import Named
+from gpudiag.api import experiment_flow, experiment_store, fix_search
+from gpudiag.api.candidates import find_named_fixes, select_tryable
+from gpudiag.api.experiment import ExperimentResult, InterruptedExperiment, Options, exit_code, run_experiment
+from gpudiag.api.experiment_store import Named, read_results
 from gpudiag.errors import InputError, UsageError
+from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError
 from gpudiag.model.experiment import Comparison, ExperimentData, FixCall, Outcome, Parity
 from gpudiag.model.finding import Ceiling, Finding
 
@@ -44,7 +42,7 @@ def run(
 ) -> ExperimentResult:
     options.setdefault("output", "bundle")
     command = () if options.get("resume") else COMMAND
-    return experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done)
+    return run_experiment(command, fixes=fixes, variants=variants, auto=auto, options=Options(**options), tell=tell, done=done)
 
 
 def verdicts(found: ExperimentResult) -> dict[str, str]:
@@ -71,7 +69,7 @@ def test_a_fix_that_helps_is_proved_checked_and_becomes_the_recipe(machine: Mach
     assert outcomes == list(found.data.experiments)
     assert found.data.complete
     assert found.bundle == Path("bundle")
-    assert stored(Path("bundle"))[0] == (found.data,)
+    assert read_results(Path("bundle"))[0] == (found.data,)
     assert exit_code(found.data) == 0
 
 
@@ -225,7 +223,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_only_the_rest(machin
     assert [(one.fix, one.verdict, one.pairs) for one in stop.result.data.experiments] == [(FUSED, "faster", 4), (PREFETCH, ANY, 2)]
     assert stop.result.data.experiments[-1].notes == ("broken off after 2 pairs",)
     assert not stop.result.recipe.proved  # its parity was not checked yet
-    assert stored(stop.bundle)[0] == (stop.result.data,)
+    assert read_results(stop.bundle)[0] == (stop.result.data,)
     before = machine.pairs
     found = run(resume="bundle")
     assert verdicts(found) == {FUSED: "faster", PREFETCH: "slower"}
@@ -240,7 +238,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_only_the_rest(machin
 def test_resume_takes_the_command_again_but_no_other(machine: Machine) -> None:
     interrupted(machine, 2, FUSED)
     with pytest.raises(InputError, match="begun with other command"):
-        experiment(("python", "other.py"), options=Options(resume="bundle"))
+        run_experiment(("python", "other.py"), options=Options(resume="bundle"))
     with pytest.raises(InputError, match="begun with other fixes"):
         run(NONE, resume="bundle")
     with pytest.raises(InputError, match="begun with other --min-effect"):
@@ -250,19 +248,19 @@ def test_resume_takes_the_command_again_but_no_other(machine: Machine) -> None:
     with pytest.raises(InputError, match="was begun in"):
         run(resume="../bundle")
     os.chdir("..")
-    assert verdicts(experiment(COMMAND, fixes=[FUSED], options=Options(resume="bundle"))) == {FUSED: "faster"}
+    assert verdicts(run_experiment(COMMAND, fixes=[FUSED], options=Options(resume="bundle"))) == {FUSED: "faster"}
 
 
 def test_a_budget_that_is_spent_says_what_was_not_measured(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("gpudiag.api.bench.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gpudiag.api.experiment_flow.time.monotonic", lambda: clock[0])
     measure = machine.compare
 
     def slow(*args: Any, **kwargs: Any) -> Comparison:
         clock[0] += 100.0
         return measure(*args, **kwargs)
 
-    monkeypatch.setattr("gpudiag.experiment.runner.compare", slow)
+    monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", slow)
     found = run(FUSED, NONE, budget_s=100.0)
     assert verdicts(found) == {FUSED: "faster"}
     assert not found.data.complete
@@ -272,7 +270,7 @@ def test_a_budget_that_is_spent_says_what_was_not_measured(machine: Machine, mon
     parity = found.data.experiments[0].parity
     assert parity is not None
     assert (parity.verdict, parity.reason) == ("not_checked", "no time was left")
-    monkeypatch.setattr("gpudiag.experiment.runner.compare", measure)
+    monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", measure)
     assert verdicts(run(resume="bundle")) == {FUSED: "faster", NONE: "no_difference"}
 
 
@@ -292,7 +290,7 @@ class Recorded(msgspec.Struct):
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def name(*findings: Finding) -> None:
-        monkeypatch.setattr(auto, "_recorded", lambda _: Recorded(findings))
+        monkeypatch.setattr(fix_search, "_record_program", lambda _: Recorded(findings))
 
     return name
 
@@ -341,7 +339,7 @@ def test_a_search_goes_on_where_it_was_interrupted_without_another_recording(
 ) -> None:
     named(finding(0.4, FUSED), finding(0.2, NONE))
     interrupted(machine, 3, auto=True)
-    monkeypatch.setattr(auto, "_recorded", lambda _: pytest.fail("recorded again"))
+    monkeypatch.setattr(fix_search, "_record_program", lambda _: pytest.fail("recorded again"))
     before = len(machine.compared)
     found = run(resume="bundle")
     assert verdicts(found) == {FUSED: "faster"}
@@ -350,7 +348,7 @@ def test_a_search_goes_on_where_it_was_interrupted_without_another_recording(
 
 def test_fixes_are_ordered_by_the_largest_ceiling_of_their_findings() -> None:
     report = Recorded((finding(0.1, "bf16", "tf32"), finding(None, "compile"), finding(0.3, "tf32"), finding(0.2, "batch-size")))
-    found = named_by(report)  # type: ignore[arg-type]
+    found = find_named_fixes(report)  # type: ignore[arg-type]
     assert [(str(one.fix), one.ceiling_share) for one in found] == [
         ("tf32", 0.3),
         ("batch-size=x2", 0.2),
@@ -361,15 +359,15 @@ def test_fixes_are_ordered_by_the_largest_ceiling_of_their_findings() -> None:
 
 def test_a_search_leaves_out_what_changes_training_unless_quality_is_checked() -> None:
     named = [Named(FixCall("batch-size", "x2"), 0.5), Named(FixCall(FUSED), 0.1), Named(FixCall("no-such-fix"))]
-    kept, notes = tryable(named, on_gpu=False, quality=False)
+    kept, notes = select_tryable(named, on_gpu=False, quality=False)
     assert [one.fix.id for one in kept] == [FUSED]
     assert [note.partition(":")[0] for note in notes] == ["batch-size was not tried", "no-such-fix was not tried"]
-    assert [one.fix.id for one in tryable(named, on_gpu=False, quality=True)[0]] == ["batch-size", FUSED]
+    assert [one.fix.id for one in select_tryable(named, on_gpu=False, quality=True)[0]] == ["batch-size", FUSED]
 
 
 def test_more_than_eight_fixes_are_too_many_for_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudiag.api.candidates._why_not", lambda *_, **__: None)
-    kept, notes = tryable([Named(FixCall(f"fix-{number}")) for number in range(10)], on_gpu=True, quality=True)
+    monkeypatch.setattr("gpudiag.api.candidates._explain_not_tryable", lambda *_, **__: None)
+    kept, notes = select_tryable([Named(FixCall(f"fix-{number}")) for number in range(10)], on_gpu=True, quality=True)
     assert [one.fix.id for one in kept] == [f"fix-{number}" for number in range(8)]
     assert len(notes) == 2
 
@@ -384,8 +382,8 @@ def test_a_process_that_was_killed_left_its_pairs_behind(machine: Machine) -> No
     machine.breaks[3] = KilledError()
     with pytest.raises(KilledError):
         run(FUSED)
-    assert stored(Path("bundle")) == ((), ())  # no result was written
-    assert len(store.resume(Path("bundle"))[0].pairs(f"compare:{FUSED}")) == 2
+    assert read_results(Path("bundle")) == ((), ())  # no result was written
+    assert len(experiment_store.resume_store(Path("bundle"))[0].pairs(f"compare:{FUSED}")) == 2
     assert verdicts(run(resume="bundle")) == {FUSED: "faster"}
     assert machine.compared[-1][2] == 2
 
@@ -394,15 +392,15 @@ def test_results_of_other_versions_do_not_stop_a_new_one(machine: Machine) -> No
     Path("bundle/experiments").mkdir(parents=True)
     Path("bundle/experiments/1.jsonl").write_text('{"type": "planned"')
     assert run(FUSED).data.complete
-    assert isinstance(stored(Path("bundle"))[0][0], ExperimentData)
+    assert isinstance(read_results(Path("bundle"))[0][0], ExperimentData)
 
 
 def test_what_looks_faster_over_one_pair_when_the_time_is_over_goes_on_later() -> None:
     late, looks = Design(looks=(4, 8), deadline=time.monotonic() - 1), Comparison(verdict="faster", ratio=1.6, pairs=1, over="blocks")
-    assert bench._cut_short(looks, late)
-    assert not bench._cut_short(msgspec.structs.replace(looks, over="pairs", pairs=4), late)
-    assert not bench._cut_short(looks, msgspec.structs.replace(late, looks=(1,))), "the one pair of a screening is all of it"
-    assert not bench._cut_short(looks, msgspec.structs.replace(late, deadline=None))
+    assert experiment_flow._is_cut_short(looks, late)
+    assert not experiment_flow._is_cut_short(msgspec.structs.replace(looks, over="pairs", pairs=4), late)
+    assert not experiment_flow._is_cut_short(looks, msgspec.structs.replace(late, looks=(1,))), "the one pair of a screening is all of it"
+    assert not experiment_flow._is_cut_short(looks, msgspec.structs.replace(late, deadline=None))
 
 
 def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,14 +410,14 @@ def test_a_check_for_which_no_time_was_left_is_made_when_the_experiments_go_on(m
         spent.append(True)
         return Parity(kind="rounding", verdict="not_checked", reason="the budget was spent (the program as it is)")
 
-    monkeypatch.setattr("gpudiag.experiment.parity.check", cut_off)
-    monkeypatch.setattr(bench.Budget, "spent", property(lambda _: bool(spent)))
+    monkeypatch.setattr("gpudiag.experiment.parity.check_parity", cut_off)
+    monkeypatch.setattr(experiment_flow.Budget, "spent", property(lambda _: bool(spent)))
     found = run(FUSED)
     assert not found.data.complete
     assert f"not measured, the budget was spent: parity of {FUSED}" in found.notes
     assert not found.recipe.proved
     spent.clear()
-    monkeypatch.setattr("gpudiag.experiment.parity.check", check)
+    monkeypatch.setattr("gpudiag.experiment.parity.check_parity", check)
     later = run(resume="bundle")
     assert later.parity is not None
     assert (later.parity.verdict, later.data.complete, later.recipe.proved) == ("same", True, True)
@@ -437,7 +435,7 @@ def clock(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         now[0] += 18.0 * found.pairs
         return found
 
-    monkeypatch.setattr("gpudiag.experiment.runner.compare", taking_its_time)
+    monkeypatch.setattr("gpudiag.experiment.runner.compare_arms", taking_its_time)
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return given
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.api.experiment import Options, experiment
+from gpudiag.api.experiment import Options, run_experiment
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.recording import record
+from gpudiag.experiment.probe import record_arm
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -56,13 +56,13 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ours() -> set[int]:
     """Living processes of experiments whose parent is this process."""
-    return {pid for pid in guard.marked("") if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()}
+    return {pid for pid in guard.find_marked_processes("") if f"PPid:\t{os.getpid()}\n" in Path(f"/proc/{pid}/status").read_text()}
 
 
 def test_fusing_a_loop_over_parameters_is_faster_shown_by_evidence_and_trains_the_same(script: Path, tmp_path: Path) -> None:
     command = (sys.executable, str(script), "100000000")
     design = msgspec.structs.replace(QUICK, blocks=8)  # an interval over two blocks holds anything once one of them is disturbed
-    found = experiment(command, fixes=["fused-optimizer"], options=Options(output=str(tmp_path / "bundle"), design=design))
+    found = run_experiment(command, fixes=["fused-optimizer"], options=Options(output=str(tmp_path / "bundle"), design=design))
     one = found.data.experiments[0]
     assert one.verdict == "faster", one
     assert one.ratio is not None
@@ -80,7 +80,7 @@ def test_fusing_a_loop_over_parameters_is_faster_shown_by_evidence_and_trains_th
 def test_a_recording_ends_by_itself_and_leaves_the_folder_as_it_was(script: Path, tmp_path: Path) -> None:
     design = msgspec.structs.replace(QUICK, block_saves=True, sandbox="block")
     arm = Arm(name="as it is", command=(sys.executable, str(script), "100000000"))
-    bundle = open_bundle(record(arm, design, tmp_path / "recording", tmp_path, ("train.py",)))
+    bundle = open_bundle(record_arm(arm, design, tmp_path / "recording", tmp_path, ("train.py",)))
     assert bundle.manifest.finished
     assert bundle.manifest.command == ("train.py",)
     assert {window.kind for window in bundle.manifest.windows} == {"timing", "sites"}

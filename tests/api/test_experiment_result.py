@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.api.experiment_result import ExperimentResult
+from gpudiag.api.experiment import ExperimentResult
 from gpudiag.errors import UsageError
 from gpudiag.model.experiment import ExperimentData, FixCall, Outcome, Parity, Recipe
 

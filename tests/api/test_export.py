@@ -11,12 +11,12 @@ import handmade as h
 import polars as pl
 import pytest
 
-from gpudiag.api.export import export_perfetto, export_tables
+from gpudiag.api.queries import export_perfetto, export_tables
 from gpudiag.errors import InputError
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.trace import TRACE_TABLES, Trace
-from gpudiag.report.tablefiles import exported_name
-from gpudiag.trace import read
+from gpudiag.report.exports import name_exported_column
+from gpudiag.trace import read_trace
 
 EVENTS = [
     *h.steps(0, 100, 200, 300),
@@ -55,7 +55,7 @@ def _export(source: Path, target: Path, **options: bool) -> Path:
 def test_an_exported_trace_is_read_like_the_original(tmp_path: Path) -> None:
     source = h.write(tmp_path / "trace.json", *EVENTS)
     target = _export(source, tmp_path / "out.json")
-    _same(read(source), read(target))
+    _same(read_trace(source), read_trace(target))
     names = {event["name"] for event in json.loads(target.read_text())["traceEvents"] if event.get("cat") == "gpudiag"}
     assert {"ProfilerStep#1", "ProfilerStep#2", "ProfilerStep#3"} <= names
 
@@ -66,7 +66,7 @@ def test_real_traces_of_all_ages_are_read_like_the_original(traces: Path, tmp_pa
     source = traces / f"{name}.json.gz"
     target = _export(source, tmp_path / "out.json.gz")
     assert target.read_bytes()[:2] == b"\x1f\x8b"
-    _same(read(source), read(target))
+    _same(read_trace(source), read_trace(target))
 
 
 def test_exporting_an_export_gives_the_same_overlay_again(tmp_path: Path) -> None:
@@ -108,10 +108,10 @@ def test_every_column_tells_its_unit_and_is_explained(tmp_path: Path) -> None:
     assert renamed == {"efficiency": "efficiency_share", "occupancy": "occupancy_share", "grid": "grid_blocks", "block": "block_threads"}
 
 
-@pytest.mark.parametrize("table", sorted(tables.TABLES))
+@pytest.mark.parametrize("table", sorted(trace.TABLES))
 def test_no_two_columns_of_a_table_get_one_name_and_all_units_are_told(table: str) -> None:
-    columns = tables.TABLES[table]
-    names = [exported_name(column) for column in columns]
+    columns = trace.TABLES[table]
+    names = [name_exported_column(column) for column in columns]
     assert len(set(names)) == len(names)
     words = {"B": "bytes", "FLOP": "flop", "%": "pct", "B/s": "bytes_per_s"}
     for column, name in zip(columns, names, strict=True):

@@ -10,8 +10,8 @@ import growingbundle
 import pytest
 from growingbundle import START_NS, Bundle, aged, gpu_info
 
-from gpudiag.api import growing
-from gpudiag.api.growing import Growing, silent_s
+from gpudiag.api import live_recording
+from gpudiag.api.live_recording import GrowingRecording, measure_silence_s
 from gpudiag.errors import InputError
 
 
@@ -19,15 +19,17 @@ from gpudiag.errors import InputError
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The segments that were opened, in their order."""
     opened: list[str] = []
-    plain = growing.read_segment
-    monkeypatch.setattr(growing, "read_segment", lambda path, schema: opened.append(f"{path.parts[-3]}/{path.name}") or plain(path, schema))
+    plain = live_recording.read_segment
+    monkeypatch.setattr(
+        live_recording, "read_segment", lambda path, schema: opened.append(f"{path.parts[-3]}/{path.name}") or plain(path, schema)
+    )
     return opened
 
 
 def test_only_new_segments_are_read(tmp_path: Path, reads: list[str]) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.steps(3)
-    reader = Growing(tmp_path / "run")
+    reader = GrowingRecording(tmp_path / "run")
     first = reader.read()
     assert (first.steps.height, first.telemetry.height, first.manifest.finished) == (3, 0, False)
     assert reads == ["steps/000000.parquet"]
@@ -54,7 +56,7 @@ def test_a_segment_that_is_being_written_or_is_a_link_is_not_read(tmp_path: Path
     (folder / ".000002.parquet").write_bytes(b"half")
     os.symlink("/etc/passwd", folder / "000003.parquet")
     (folder / "000004.parquet").mkdir()
-    found = Growing(tmp_path / "run").read()
+    found = GrowingRecording(tmp_path / "run").read()
     assert (found.steps.height, found.segments, found.warnings) == (1, 1, ())
     assert reads == ["steps/000000.parquet"]
 
@@ -63,7 +65,7 @@ def test_a_damaged_segment_is_named_once_and_the_others_are_read(tmp_path: Path,
     bundle = Bundle(tmp_path / "run")
     bundle.samples([0], power_w=[1.0]).write_bytes(b"PAR1 but no more")
     bundle.samples([1], power_w=[2.0])
-    reader = Growing(tmp_path / "run")
+    reader = GrowingRecording(tmp_path / "run")
     for _ in range(3):
         found = reader.read()
     assert found.telemetry["power_w"].to_list() == [2.0]
@@ -75,7 +77,7 @@ def test_merged_segments_are_not_counted_twice(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.steps(4)
     bundle.steps(4)
-    reader = Growing(tmp_path / "run")
+    reader = GrowingRecording(tmp_path / "run")
     assert reader.read().steps.height == 8
     merged = Bundle(tmp_path / "merged")
     merged.steps(8)
@@ -88,7 +90,7 @@ def test_merged_segments_are_not_counted_twice(tmp_path: Path) -> None:
 def test_segments_in_any_order_give_one_table_in_order(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.samples([5, 6], power_w=[5.0, 6.0])
-    reader = Growing(tmp_path / "run")
+    reader = GrowingRecording(tmp_path / "run")
     reader.read()
     bundle.samples([1, 2], power_w=[1.0, 2.0])
     assert reader.read().telemetry["power_w"].to_list() == [1.0, 2.0, 5.0, 6.0]
@@ -97,18 +99,18 @@ def test_segments_in_any_order_give_one_table_in_order(tmp_path: Path) -> None:
 def test_a_rank_is_chosen_and_one_that_is_not_there_is_said(tmp_path: Path) -> None:
     Bundle(tmp_path / "run", rank=0).steps(1)
     Bundle(tmp_path / "run", rank=3).steps(7)
-    assert Growing(tmp_path / "run").read().steps.height == 1
-    found = Growing(tmp_path / "run", 3).read()
+    assert GrowingRecording(tmp_path / "run").read().steps.height == 1
+    found = GrowingRecording(tmp_path / "run", 3).read()
     assert (found.steps.height, found.ranks) == (7, (0, 3))
     with pytest.raises(InputError, match=r"no rank 2.*ranks: 0, 3"):
-        Growing(tmp_path / "run", 2)
+        GrowingRecording(tmp_path / "run", 2)
     with pytest.raises(InputError, match="no rank 0"):
-        Growing(tmp_path / "nowhere")
+        GrowingRecording(tmp_path / "nowhere")
 
 
 def test_a_removed_bundle_is_one_clear_line(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
-    reader = Growing(bundle.path)
+    reader = GrowingRecording(bundle.path)
     reader.read()
     (bundle.path / "manifest.json").unlink()
     with pytest.raises(InputError, match="removed or moved"):
@@ -119,7 +121,7 @@ def test_what_is_told_follows_what_is_written_and_is_computed_once(tmp_path: Pat
     bundle = Bundle(tmp_path / "run", telemetry=gpu_info())
     bundle.steps(20)
     bundle.samples([k * 50_000_000 for k in range(40)], power_w=[300.0] * 40, sm_clock_mhz=[1500.0] * 40, clock_event_reasons=[0x4] * 40)
-    reader = Growing(bundle.path)
+    reader = GrowingRecording(bundle.path)
     told = reader.told()
     assert told.telemetry is not None
     assert told.history is not None
@@ -128,12 +130,12 @@ def test_what_is_told_follows_what_is_written_and_is_computed_once(tmp_path: Pat
     assert told.history.median_ns == growingbundle.STEP_NS
     assert told.energy is not None
     assert told.energy.joule_per_step == pytest.approx(30.0)  # 300 W for 0.1 s
-    monkeypatch.setattr(growing, "_told", lambda _: pytest.fail("computed again although nothing was written"))
+    monkeypatch.setattr(live_recording, "_summarise", lambda _: pytest.fail("computed again although nothing was written"))
     assert reader.told() is told
 
 
 def test_an_empty_bundle_tells_nothing(tmp_path: Path) -> None:
-    assert Growing(Bundle(tmp_path / "run").path).told() == (None, None, None)
+    assert GrowingRecording(Bundle(tmp_path / "run").path).told() == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -146,9 +148,9 @@ def test_a_run_is_silent_where_it_would_have_written_by_now(tmp_path: Path, run_
     bundle = Bundle(tmp_path / "run")
     bundle.steps(1)
     aged(bundle.path, silent, now)
-    found = silent_s(Growing(bundle.path).read(), int(now * 1e9))
+    found = measure_silence_s(GrowingRecording(bundle.path).read(), int(now * 1e9))
     assert (found is not None) == told
     if told:
         assert found == pytest.approx(silent, abs=1)
     bundle.finish()
-    assert silent_s(Growing(bundle.path).read(), time.time_ns()) is None
+    assert measure_silence_s(GrowingRecording(bundle.path).read(), time.time_ns()) is None

@@ -11,13 +11,12 @@ import pytest
 from handmade import op, steps, write
 
 from gpudiag import api
-from gpudiag.api import jobs, pool
-from gpudiag.api.opened import Question, open_recording
-from gpudiag.api.rank_report import ReportRequest, packed_rules, report
+from gpudiag.api import jobs, workers
+from gpudiag.api.pipeline import ReportOptions, ReportRequest, answer_report_request, open_recording, pack_rules
 from gpudiag.api.ranks import RankInput, find_ranks
-from gpudiag.api.unread import Answer, Unread
+from gpudiag.api.workers import Answer, UnreadRank
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.model.report import to_json
+from gpudiag.model.report import encode_report
 
 EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("aten::mm", 60, 90, [[64, 32], [32, 16]])]
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,15 +59,15 @@ def test_one_rank_that_can_be_read_is_enough(tmp_path: Path) -> None:
 
 def test_a_fault_of_ours_on_all_ranks_is_no_bad_input(tmp_path: Path) -> None:
     def fails(name: str, ranks: Sequence[RankInput], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:
-        yield from enumerate([Unread("internal error: KeyError", bug=True)] * len(ranks))
+        yield from enumerate([UnreadRank("internal error: KeyError", bug=True)] * len(ranks))
 
     with pytest.raises(GpudiagError) as failed:
-        jobs.find(find_ranks([str(job_folder(tmp_path, 0, 1))]), lambda _: None, fails)
+        jobs.compare_recorded_ranks(find_ranks([str(job_folder(tmp_path, 0, 1))]), lambda _: None, fails)
     assert failed.value.exit_code == 3
 
 
 def test_ranks_missing_in_between_are_named(tmp_path: Path) -> None:
-    job = jobs.find(find_ranks([str(job_folder(tmp_path, 0, 1, 4))]), lambda _: None)
+    job = jobs.compare_recorded_ranks(find_ranks([str(job_folder(tmp_path, 0, 1, 4))]), lambda _: None)
     assert "not there, though higher ranks are: ranks 2, 3" in job.warnings
 
 
@@ -103,21 +102,21 @@ def test_the_shown_rank_is_analysed_as_it_would_be_alone(traces: Path) -> None:
 
 def test_processes_and_this_process_say_the_same(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = find_ranks([str(traces / "v100_dlrm_train_8ranks" / "rank[01].json.gz")])
-    here = jobs.find(recording, lambda _: None)
-    monkeypatch.setattr(pool, "WORTH_S", 0.0)
-    monkeypatch.setattr(pool, "usable_cores", lambda: 2)
+    here = jobs.compare_recorded_ranks(recording, lambda _: None)
+    monkeypatch.setattr(workers, "WORTH_S", 0.0)
+    monkeypatch.setattr(workers, "count_usable_cores", lambda: 2)
     asked: list[int] = []
-    really = pool.in_processes
-    monkeypatch.setattr(pool, "in_processes", lambda *arguments: asked.append(arguments[2]) or really(*arguments))
-    assert jobs.find(recording, lambda _: None) == here
+    really = workers.run_in_processes
+    monkeypatch.setattr(workers, "run_in_processes", lambda *arguments: asked.append(arguments[2]) or really(*arguments))
+    assert jobs.compare_recorded_ranks(recording, lambda _: None) == here
     assert asked == [2]
 
 
 def test_traces_in_memory_are_read_by_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "WORTH_S", 0.0)
-    monkeypatch.setattr(pool, "in_processes", lambda *_: pytest.fail("no other process sees them"))
+    monkeypatch.setattr(workers, "WORTH_S", 0.0)
+    monkeypatch.setattr(workers, "run_in_processes", lambda *_: pytest.fail("no other process sees them"))
     ranks = [RankInput(rank, f"memory://nowhere/rank{rank}.json") for rank in range(2)]
-    found = dict(jobs.on_this_machine("rankwork:twice", ranks, [b"a", b"b"]))
+    found = dict(jobs.map_on_this_machine("rankwork:twice", ranks, [b"a", b"b"]))
     assert found == {0: b"aa", 1: b"bb"}
 
 
@@ -127,14 +126,14 @@ def test_users_rules_travel_as_texts_and_judge_the_same(tmp_path: Path) -> None:
     rules.mkdir(parents=True)
     text = (ROOT / "rules" / "ovh" / "OVH-01.yaml").read_text().replace("id: OVH-01", "id: OVH-99", 1)
     (rules / "OVH-99.yaml").write_text(text)
-    packed = packed_rules([str(tmp_path / "rules")])
+    packed = pack_rules([str(tmp_path / "rules")])
     assert packed == ({"mine/OVH-99.yaml": text},)
     recording = find_ranks([str(folder)])
-    job = jobs.find(recording, lambda _: None)
+    job = jobs.compare_recorded_ranks(recording, lambda _: None)
     request = ReportRequest(
-        item=recording.one(job.shown_rank), job=job, source=recording.source, question=Question(planned_steps=7), rules=packed
+        item=recording.one(job.shown_rank), job=job, source=recording.source, question=ReportOptions(planned_steps=7), rules=packed
     )
-    there = report(msgspec.json.encode(request))
+    there = answer_report_request(msgspec.json.encode(request))
     here = api.diagnose(folder, rules_dirs=[tmp_path / "rules"], planned_steps=7).data
-    assert there == to_json(here)
+    assert there == encode_report(here)
     assert "OVH-99" in {rule.id for rule in here.rules}

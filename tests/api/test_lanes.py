@@ -11,14 +11,14 @@ import numpy as np
 import polars as pl
 import pytest
 
-from gpudiag.api.lanes import STYLES, TABLES, Board, Drawing
-from gpudiag.api.opened import Opened, open_recording
+from gpudiag.api.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard
+from gpudiag.api.pipeline import AnalysedRecording, open_recording
 from gpudiag.errors import InputError
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> AnalysedRecording:
     """Three steps on an A100: a product and a sum in each, and an op that has nothing to do with the device."""
     events: list[Any] = []
     for step in range(3):
@@ -35,15 +35,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
 
 
 @pytest.fixture(scope="module")
-def board(opened: Opened) -> Board:
-    return Board(opened)
+def board(opened: AnalysedRecording) -> LaneBoard:
+    return LaneBoard(opened)
 
 
-def keys(board: Board, drawing: Drawing) -> list[str]:
+def keys(board: LaneBoard, drawing: Drawing) -> list[str]:
     return [board.titles[row.lane].key for row in drawing.rows]
 
 
-def test_lanes_have_titles_in_words(board: Board) -> None:
+def test_lanes_have_titles_in_words(board: LaneBoard) -> None:
     titles = {title.key: title.title for title in board.titles}
     assert titles["stream-7"] == "device 0, stream 7"
     assert titles["idle"] == "idle time of the device by cause"
@@ -51,11 +51,11 @@ def test_lanes_have_titles_in_words(board: Board) -> None:
     assert set(STYLES) == set(board.words)
 
 
-def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: Board) -> None:
+def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: LaneBoard) -> None:
     drawing = board.draw(board.from_ns, board.to_ns, 100_000, op="aten::mm")
     assert drawing.marked == 3
     marked = {
-        (board.titles[row.lane].key, TABLES[row.table[at]]): int(row.marked.sum())
+        (board.titles[row.lane].key, LANE_TABLES[row.table[at]]): int(row.marked.sum())
         for row in drawing.rows
         if row.marked is not None
         for at in np.flatnonzero(row.marked)
@@ -64,18 +64,18 @@ def test_marks_are_on_the_kernels_and_the_calls_of_the_op(board: Board) -> None:
     assert board.draw(0, 1000, 100, op="aten::none").marked == 0
 
 
-def test_a_lane_asked_for_stands_alone_with_the_steps_and_an_unknown_one_is_refused(board: Board) -> None:
+def test_a_lane_asked_for_stands_alone_with_the_steps_and_an_unknown_one_is_refused(board: LaneBoard) -> None:
     assert set(keys(board, board.draw(0, 10**6, 500, lane="stream-20"))) == {"steps", "stream-20"}
     with pytest.raises(InputError, match="no lane 'stream-99'"):
         board.draw(0, 10**6, 500, lane="stream-99")
 
 
-def test_wide_events_have_names_as_people_know_them(board: Board) -> None:
+def test_wide_events_have_names_as_people_know_them(board: LaneBoard) -> None:
     (row,) = (row for row in board.draw(0, 1_000_000, 2000, lane="stream-7").rows if board.titles[row.lane].key == "stream-7")
     assert row.names == {0: "sgemm_128x128"}
 
 
-def test_cards_lead_from_a_kernel_to_its_call_and_op(board: Board) -> None:
+def test_cards_lead_from_a_kernel_to_its_call_and_op(board: LaneBoard) -> None:
     card = board.card("kernels", 0)
     assert (card.title, card.op) == ("sgemm_128x128", "aten::mm")
     lines = dict(card.lines)
@@ -90,7 +90,7 @@ def test_cards_lead_from_a_kernel_to_its_call_and_op(board: Board) -> None:
     assert board.card("ops", next(row for what, table, row in around.related if table == "ops")).title == "aten::linear"
 
 
-def test_an_idle_piece_tells_its_cause_and_what_ends_it(board: Board, opened: Opened) -> None:
+def test_an_idle_piece_tells_its_cause_and_what_ends_it(board: LaneBoard, opened: AnalysedRecording) -> None:
     longest = (
         opened.analysis.idle.with_columns(length=pl.col("end_ns") - pl.col("start_ns")).sort("length", descending=True).row(0, named=True)
     )
@@ -100,12 +100,12 @@ def test_an_idle_piece_tells_its_cause_and_what_ends_it(board: Board, opened: Op
 
 
 @pytest.mark.parametrize(("table", "row"), [("kernels", 99), ("kernels", -1), ("os", 0), ("__class__", 0)])
-def test_events_that_are_not_there_are_refused(board: Board, table: str, row: int) -> None:
+def test_events_that_are_not_there_are_refused(board: LaneBoard, table: str, row: int) -> None:
     with pytest.raises(InputError, match="no event"):
         board.card(table, row)
 
 
-def test_blocks_tell_what_they_hold(board: Board) -> None:
+def test_blocks_tell_what_they_hold(board: LaneBoard) -> None:
     place = next(at for at, title in enumerate(board.titles) if title.key == "stream-7")
     block = board.block(place, 0, 0, 2)
     assert (block.events, block.busy_ns, block.names) == (2, 120_000, (("sgemm_128x128", 2, 120_000),))
@@ -114,7 +114,7 @@ def test_blocks_tell_what_they_hold(board: Board) -> None:
             board.block(*wrong)
 
 
-def test_the_next_work_of_an_op_is_found_in_both_directions(board: Board) -> None:
+def test_the_next_work_of_an_op_is_found_in_both_directions(board: LaneBoard) -> None:
     assert board.next_marked("aten::mm", 90_000, 1) == ("kernels", 2)
     assert board.next_marked("aten::mm", 1_030_000, -1) == ("kernels", 0)
     assert board.next_marked("aten::mm", 2_030_000, 1) is None
@@ -126,7 +126,7 @@ MANY = 1_000_000
 
 
 @pytest.fixture(scope="module")
-def million(opened: Opened) -> Opened:
+def million(opened: AnalysedRecording) -> AnalysedRecording:
     """The recording with a million events: 600,000 kernels on two streams, 200,000 ops with a call each."""
     random = np.random.default_rng(7)
     kernels = []
@@ -147,13 +147,15 @@ def million(opened: Opened) -> Opened:
             "launches", {"thread": np.zeros(200_000), "api": "cudaLaunchKernel", "start_ns": begins + 500, "end_ns": begins + 2500}
         ),
     )
-    analysis = msgspec.structs.replace(opened.analysis, trace=trace, idle=tables.empty("idle"), critical_path=None, syncs=None)
+    analysis = msgspec.structs.replace(
+        opened.analysis, trace=trace, idle=trace_module.build_empty_table("idle"), critical_path=None, syncs=None
+    )
     return opened._replace(analysis=analysis, sites=None)
 
 
 def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
     """Return a table with the columns that are known; the others are null."""
-    schema = tables.schema(table, "cost")
+    schema = trace_module.build_table_schema(table, "cost")
     height = max(len(value) for value in known.values() if not isinstance(value, str))
     columns = {
         name: pl.Series(np.arange(height))
@@ -168,8 +170,8 @@ def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
     return pl.DataFrame(columns).cast(schema)  # type: ignore[arg-type]
 
 
-def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: Opened) -> None:
-    board = Board(million)
+def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: AnalysedRecording) -> None:
+    board = LaneBoard(million)
     span, slowest = board.to_ns - board.from_ns, 0.0
     for share in (1.0, 0.3, 0.02, 0.0005, 0.00001):
         for at in (0.0, 0.37, 0.8):
@@ -189,7 +191,7 @@ def test_a_million_events_are_drawn_at_any_zoom_and_none_is_lost(million: Opened
     assert slowest < 0.2
 
 
-def _inside(opened: Opened, window: tuple[int, int]) -> int:
+def _inside(opened: AnalysedRecording, window: tuple[int, int]) -> int:
     """Return how many events reach into a window, counted one by one."""
     trace = opened.analysis.trace
     frames = (trace.kernels, trace.ops, trace.launches, trace.marks, opened.analysis.steps)

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.api.launched import Launched, keep_peaks, launched, listed
+from gpudiag.api.run import LaunchedRanks, format_rank_ranges, store_peaks, wait_for_ranks
 from gpudiag.capture.bundle import read_manifest
-from gpudiag.capture.folder import manifest_name
+from gpudiag.capture.bundle_folder import manifest_name
 from gpudiag.capture.recording import encode_manifest
 from gpudiag.model.bundle import Machine, Manifest, Window
 from gpudiag.model.hardware import Device
@@ -31,7 +31,7 @@ def rank(folder: Path, number: int, *, finished: bool = True, world_size: int = 
 def test_all_ranks_of_one_machine(tmp_path: Path) -> None:
     for number in (0, 1):
         rank(tmp_path, number)
-    found = launched(tmp_path, (1, 0))
+    found = wait_for_ranks(tmp_path, (1, 0))
     assert (found.ranks, found.unfinished, found.world_size, found.reports, found.notes()) == ((0, 1), (), 2, True, [])
 
 
@@ -39,7 +39,7 @@ def test_a_rank_that_this_process_saw_end_is_not_waited_for(tmp_path: Path) -> N
     rank(tmp_path, 0)
     rank(tmp_path, 1, finished=False)
     begun = time.monotonic()
-    found = launched(tmp_path, (0, 1))
+    found = wait_for_ranks(tmp_path, (0, 1))
     assert time.monotonic() - begun < 1
     assert found.unfinished == (1,)
     assert found.notes() == ["rank 1 did not finish: killed, or still recording"]
@@ -47,31 +47,31 @@ def test_a_rank_that_this_process_saw_end_is_not_waited_for(tmp_path: Path) -> N
 
 
 def test_ranks_of_other_launchers_are_waited_for_and_the_wait_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudiag.api.launched.TELL_S", 0.05)
+    monkeypatch.setattr("gpudiag.api.run.TELL_S", 0.05)
     rank(tmp_path, 0)
     rank(tmp_path, 1, finished=False)
     later = threading.Timer(0.4, rank, (tmp_path, 1))
     later.start()
     said: list[str] = []
-    found = launched(tmp_path, (0,), said.append)
+    found = wait_for_ranks(tmp_path, (0,), said.append)
     later.join()
     assert (found.ranks, found.unfinished) == ((0, 1), ())
     assert said == ["waiting for rank 1 to finish recording"]
     rank(tmp_path, 1, finished=False)
-    assert launched(tmp_path, (0,), wait_s=0.1).unfinished == (1,)
+    assert wait_for_ranks(tmp_path, (0,), wait_s=0.1).unfinished == (1,)
 
 
 def test_the_process_that_started_the_lowest_rank_reports(tmp_path: Path) -> None:
     for number in range(4):
         rank(tmp_path, number, world_size=4)
-    assert launched(tmp_path, (0, 1)).reports
-    assert not launched(tmp_path, (2, 3)).reports
+    assert wait_for_ranks(tmp_path, (0, 1)).reports
+    assert not wait_for_ranks(tmp_path, (2, 3)).reports
 
 
 def test_ranks_that_recorded_elsewhere_are_counted_and_the_rest_is_reported_on(tmp_path: Path) -> None:
     for number in (8, 9):
         rank(tmp_path, number, world_size=16)
-    found = launched(tmp_path, (8, 9))
+    found = wait_for_ranks(tmp_path, (8, 9))
     assert found.reports
     (note,) = found.notes()
     assert note.startswith("2 of 16 ranks are in this bundle: ")
@@ -79,16 +79,16 @@ def test_ranks_that_recorded_elsewhere_are_counted_and_the_rest_is_reported_on(t
 
 def test_one_process_is_no_launch(tmp_path: Path) -> None:
     rank(tmp_path, 0, finished=False, world_size=1)
-    assert launched(tmp_path, (0,)) == Launched(ranks=(0,), unfinished=(0,), world_size=1, started=(0,))
-    assert launched(tmp_path, (0,)).notes() == []
-    assert launched(tmp_path / "nowhere", (0,)).reports
+    assert wait_for_ranks(tmp_path, (0,)) == LaunchedRanks(ranks=(0,), unfinished=(0,), world_size=1, started=(0,))
+    assert wait_for_ranks(tmp_path, (0,)).notes() == []
+    assert wait_for_ranks(tmp_path / "nowhere", (0,)).reports
 
 
 @pytest.mark.parametrize(
     ("ranks", "words"), [((3,), "rank 3"), ((0, 1), "ranks 0-1"), ((7, 0, 4, 5, 6), "ranks 0, 4-7"), ((0, 2), "ranks 0, 2")]
 )
 def test_ranks_in_words(ranks: tuple[int, ...], words: str) -> None:
-    assert listed(ranks) == words
+    assert format_rank_ranges(ranks) == words
 
 
 def test_peaks_are_measured_once_for_ranks_of_one_kind_and_not_at_all_for_unfinished_ones(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_peaks_are_measured_once_for_ranks_of_one_kind_and_not_at_all_for_unfini
         measured.append(manifest.machine.cpu)
         return Device(id=manifest.machine.cpu, name=manifest.machine.cpu, kind="cpu", provenance="measured", source="a test")
 
-    keep_peaks(tmp_path, measure)
+    store_peaks(tmp_path, measure)
     assert measured == ["a CPU", "another CPU"]
     kept = [read_manifest(tmp_path / manifest_name(number)).peaks for number in range(5)]
     assert [peaks and peaks.name for peaks in kept] == ["a CPU", "a CPU", "another CPU", None, None]
-    keep_peaks(tmp_path, measure)
+    store_peaks(tmp_path, measure)
     assert len(measured) == 2
 
 
@@ -116,7 +116,7 @@ def test_peaks_that_one_rank_knows_are_those_of_its_like(tmp_path: Path) -> None
     first, known = rank(tmp_path, 0), Device(id="x", name="measured before", kind="cpu", provenance="measured", source="a test")
     first.write_bytes(encode_manifest(msgspec.structs.replace(read_manifest(first), peaks=known)))
     rank(tmp_path, 1)
-    keep_peaks(tmp_path, lambda _: pytest.fail("measured again"))
+    store_peaks(tmp_path, lambda _: pytest.fail("measured again"))
     assert read_manifest(tmp_path / manifest_name(1)).peaks == known
 
 
@@ -129,6 +129,6 @@ def test_peaks_that_cannot_be_measured_stay_unknown(tmp_path: Path) -> None:
 
     for number in (0, 1):
         rank(tmp_path, number)
-    keep_peaks(tmp_path, fails)
+    store_peaks(tmp_path, fails)
     assert tried == [0]
     assert read_manifest(tmp_path / manifest_name(0)).peaks is None

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import cache, listing
-from gpudiag.api.listing import Lister, version_of
+from gpudiag.api import cache, recording_list
+from gpudiag.api.recording_list import Lister, read_version_stamp
 
 
 def steps(lister: Lister) -> dict[str, int | None]:
@@ -23,7 +23,7 @@ def test_a_finished_bundle_is_read_once_and_again_when_its_manifest_changes(tmp_
     lister = Lister(tmp_path)
     assert steps(lister) == {"one": 50}
     with monkeypatch.context() as patch:
-        patch.setattr(listing, "_weight", None)  # whoever reads the bundle again would call it
+        patch.setattr(recording_list, "_measure_bundle", None)  # whoever reads the bundle again would call it
         assert steps(lister) == {"one": 50}
     manifest.write_text(manifest.read_text().replace('"steps":50', '"steps":6000'))
     assert steps(lister) == {"one": 6000}
@@ -43,16 +43,16 @@ def test_the_newest_is_first_and_there_is_a_limit(tmp_path: Path, monkeypatch: p
     small_bundle(tmp_path / "old")
     small_trace(tmp_path / "new.json")
     assert [entry.name for entry in Lister(tmp_path).entries()] == ["new.json", "old"]
-    monkeypatch.setattr(listing, "MOST_ENTRIES", 1)
+    monkeypatch.setattr(recording_list, "MOST_ENTRIES", 1)
     assert len(Lister(tmp_path).entries()) == 1
 
 
 def test_folders_are_searched_to_a_depth(tmp_path: Path) -> None:
-    for depth in (listing.MOST_DEPTH, listing.MOST_DEPTH + 1):
+    for depth in (recording_list.MOST_DEPTH, recording_list.MOST_DEPTH + 1):
         folder = tmp_path.joinpath(*(f"d{level}" for level in range(depth)))
         folder.mkdir(parents=True, exist_ok=True)
         small_trace(folder / f"at{depth}.json")
-    assert [Path(entry.name).name for entry in Lister(tmp_path).entries()] == [f"at{listing.MOST_DEPTH}.json"]
+    assert [Path(entry.name).name for entry in Lister(tmp_path).entries()] == [f"at{recording_list.MOST_DEPTH}.json"]
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_folders_are_searched_to_a_depth(tmp_path: Path) -> None:
 )
 def test_a_report_has_a_new_version_when_what_it_rests_on_changes(tmp_path: Path, change: object, differs: bool) -> None:
     one = small_bundle(tmp_path / "one")
-    before = version_of(one)
+    before = read_version_stamp(one)
     path = change(one)  # type: ignore[operator]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x")
-    assert (version_of(one) != before) is differs
+    assert (read_version_stamp(one) != before) is differs
 
 
 def test_what_reports_keep_in_a_bundle_is_neither_counted_nor_a_sign_of_life(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_reports_keep_in_a_bundle_is_neither_counted_nor_a_sign_of_life(tmp
         os.utime(path, (1_700_000_000, 1_700_000_000))
     (before,) = Lister(tmp_path).entries()
     kept = cache.Slot(bundle / cache.IN_BUNDLE, "tables", "rank0-w0.json.gz", "k")
-    assert cache.store(kept, [("data", b"0" * 1000)])
+    assert cache.store_entry(kept, [("data", b"0" * 1000)])
     (after,) = Lister(tmp_path).entries()
     assert (after.size_bytes, after.status) == (before.size_bytes, before.status)
     assert before.status == "damaged"
@@ -88,7 +88,7 @@ def test_what_reports_keep_in_a_bundle_is_neither_counted_nor_a_sign_of_life(tmp
 
 def test_a_hidden_folder_of_kept_tables_is_not_listed(tmp_path: Path) -> None:
     trace = small_trace(tmp_path / "t.json")
-    assert cache.store(cache.Slot(tmp_path / cache.BESIDE, "report", "t.json", "k"), [("data.json", trace.read_bytes())])
+    assert cache.store_entry(cache.Slot(tmp_path / cache.BESIDE, "report", "t.json", "k"), [("data.json", trace.read_bytes())])
     assert [entry.name for entry in Lister(tmp_path).entries()] == ["t.json"]
 
 

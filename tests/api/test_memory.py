@@ -14,8 +14,8 @@ from snapshots import BASE, MIB, block, segment, training
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input, resolve_input
-from gpudiag.api.memory import find_memory, json_schema, memory
-from gpudiag.attribution.links import link
+from gpudiag.api.memory import analyse_memory, build_memory_schema, find_memory
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.errors import InputError, UsageError
@@ -25,7 +25,7 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.memory import AllocatorStats, Owners
 from gpudiag.model.report import Source
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 BIG = "v100_resnet50_train_2021_memory_callstack.json.gz"
 
@@ -33,50 +33,50 @@ BIG = "v100_resnet50_train_2021_memory_callstack.json.gz"
 def test_a_snapshot_needs_no_bundle(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(training()))
-    found = memory(str(path))
+    found = analyse_memory(str(path))
     assert found.memory.peak_bytes == 26 * MIB
-    jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), json_schema())
+    jsonschema.validate(msgspec.json.decode(msgspec.json.encode(found)), build_memory_schema())
     with pytest.raises(UsageError, match="this is one snapshot"):
-        memory(str(path), rank=1)
+        analyse_memory(str(path), rank=1)
 
 
 def test_the_gpu_is_chosen_and_the_others_are_named(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps([segment(BASE, block(BASE, 512)), segment(BASE, block(BASE, 1024), device=3)]))
     for device, chosen, peak, other in ((None, "cuda:3", 1024, "cuda:0"), (0, "cuda:0", 512, "cuda:3")):
-        found = memory(str(path), device=device).memory
+        found = analyse_memory(str(path), device=device).memory
         assert (found.device, found.peak_bytes) == (chosen, peak)
         assert found.notes[0].startswith(f"{chosen} only; not analysed: {other} (")
     with pytest.raises(InputError, match=r"no memory of cuda:1 was recorded \(it holds cuda:0, cuda:3"):
-        memory(str(path), device=1)
+        analyse_memory(str(path), device=1)
 
 
 def test_the_gpu_of_a_trace_is_chosen_too(tmp_path: Path) -> None:
     every = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 1}
     sizes = [{"Device Type": 1, "Device Id": number, "Bytes": size, "Addr": 64} for number, size in ((0, 512), (1, 256))]
     path = str(write(tmp_path / "trace.json", op("aten::mm", 0, 5), *({**every, "args": args} for args in sizes)))
-    assert [memory(path, device=device).memory.peak_bytes for device in (None, 0, 1)] == [512, 512, 256]
+    assert [analyse_memory(path, device=device).memory.peak_bytes for device in (None, 0, 1)] == [512, 512, 256]
     with pytest.raises(InputError, match=r"no memory of cuda:2 was recorded \(it holds cuda:0"):
-        memory(path, device=2)
+        analyse_memory(path, device=2)
 
 
 def test_an_empty_snapshot_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps({"segments": [], "device_traces": [[]]}))
     with pytest.raises(InputError, match="no memory is reserved"):
-        memory(str(path))
+        analyse_memory(str(path))
 
 
 def test_a_trace_without_memory_says_how_to_record_it(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", op("aten::mm", 0, 5))
     with pytest.raises(InputError, match=r"no memory was recorded \(record with gpudiag.profile\(memory=True\)"):
-        memory(str(path))
+        analyse_memory(str(path))
 
 
 def linked(path: Path) -> tuple[Trace, pl.DataFrame]:
-    trace = read(path)
+    trace = read_trace(path)
     steps = find_steps(trace).table
-    return link(trace, steps, on_cpu=not trace.kernels.height)[0], steps
+    return link_kernels(trace, steps, on_cpu=not trace.kernels.height)[0], steps
 
 
 def bundle(path: Path, owners: Owners, snapshot: bytes = b"") -> Input:
@@ -122,8 +122,8 @@ def test_a_snapshot_and_counters_add_to_the_trace(tmp_path: Path, traces: Path) 
 )
 def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str) -> None:
     """The sum of the blocks alive at the peak is the largest 'Total Allocated' of the file."""
-    found = memory(str(traces / name)).memory
-    events = read(traces / name).allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("device") == int(found.device[5:])))
+    found = analyse_memory(str(traces / name)).memory
+    events = read_trace(traces / name).allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("device") == int(found.device[5:])))
     assert found.peak_bytes == events["total_allocated"].max()
     assert sum(found.by_category.values()) == found.peak_bytes
     assert found.reserved_peak_bytes == events["total_reserved"].max()
@@ -131,7 +131,7 @@ def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str)
 
 def test_a_real_training_keeps_activations(traces: Path) -> None:
     """ResNet-50 at batch 32 in fp32: 52 convolutions keep their outputs; torch 1.9 recorded neither addresses nor totals."""
-    found = memory(str(traces / BIG)).memory
+    found = analyse_memory(str(traces / BIG)).memory
     assert found.by_category["activations"] > 0.9 * found.peak_bytes
     assert found.peak_phase == "backward"
     assert any("before 1.13" in note for note in found.notes)

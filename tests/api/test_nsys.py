@@ -10,9 +10,9 @@ from nsysfile import DOMAIN, START_END, Generation, NsysFile, of_simulation
 from simulator import simulate
 
 from gpudiag.api import Report, diagnose
-from gpudiag.api.export import export_perfetto, export_tables
+from gpudiag.api.queries import export_perfetto, export_tables
 from gpudiag.errors import InputError
-from gpudiag.trace.folder import rank_files
+from gpudiag.trace.trace_files import find_rank_files
 
 _GEMM, _RELU = "ampere_sgemm_128x64_tn", "void at::native::vectorized_elementwise_kernel<4, relu, float>"
 
@@ -96,10 +96,10 @@ def _text(report: Report) -> str:
 def test_a_folder_of_exports_and_one_beside_other_traces(tmp_path: Path) -> None:
     for rank in (0, 1):
         without_ops().write(tmp_path / f"rank{rank}.sqlite")
-    assert list(rank_files(tmp_path)) == [0, 1]
+    assert list(find_rank_files(tmp_path)) == [0, 1]
     assert diagnose(tmp_path, rank=1).data.source.ranks == (0, 1)
     (tmp_path / "trace.json").write_text("{}")
-    assert [path.name for path in rank_files(tmp_path).values()] == ["trace.json"]
+    assert [path.name for path in find_rank_files(tmp_path).values()] == ["trace.json"]
 
 
 def test_tables_are_exported_and_the_time_line_only_as_an_overlay(tmp_path: Path) -> None:

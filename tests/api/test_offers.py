@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api import offers
-from gpudiag.api.offers import ab_words, argv, chosen, digest, missing_here
+from gpudiag.api import candidates
+from gpudiag.api.candidates import build_ab_arguments, build_gpudiag_command, choose_offer, digest_command, explain_missing_program
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import FixCall
 
@@ -24,7 +24,7 @@ def parsed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, objec
         seen.update(options, command=command)
         raise InputError("seen")
 
-    monkeypatch.setattr(experiments, "experiment", stop)
+    monkeypatch.setattr(experiments, "run_experiment", stop)
     monkeypatch.setattr(sys, "argv", ["gpudiag", *words])
     assert main() == 2
     return seen
@@ -36,7 +36,7 @@ def parsed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, objec
 def test_no_argument_of_the_program_is_an_option_of_ours(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    seen = parsed(ab_words(FixCall("bf16"), "/runs/a b", words, ceilings=False), monkeypatch)
+    seen = parsed(build_ab_arguments(FixCall("bf16"), "/runs/a b", words, ceilings=False), monkeypatch)
     assert seen["command"] == [sys.executable, *words]
     assert list(seen["fixes"]) == ["bf16"]  # type: ignore[call-overload]
     assert seen["options"].output == "/runs/a b"  # type: ignore[attr-defined]
@@ -44,37 +44,39 @@ def test_no_argument_of_the_program_is_an_option_of_ours(words: tuple[str, ...],
 
 
 def test_a_module_keeps_its_arguments_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = parsed(ab_words(FixCall("batch-size", "x2"), "/runs/a", ("-m", "json.tool", "--fix", "x", "--"), ceilings=False), monkeypatch)
+    seen = parsed(
+        build_ab_arguments(FixCall("batch-size", "x2"), "/runs/a", ("-m", "json.tool", "--fix", "x", "--"), ceilings=False), monkeypatch
+    )
     assert seen["command"] == [sys.executable, "-m", "json.tool", "--fix", "x", "--"]
     assert list(seen["fixes"]) == ["batch-size=x2"]  # type: ignore[call-overload]
 
 
 def test_ceilings_come_from_the_bundle_that_has_a_report(tmp_path: Path) -> None:
-    assert ab_words(FixCall("bf16"), "b", ("t.py",))[:5] == ["ab", "--fix", "bf16", "--from", "b"]
-    assert "--from" not in ab_words(FixCall("bf16"), "b", ("t.py",), ceilings=False)
-    assert not offers.has_report(tmp_path)
+    assert build_ab_arguments(FixCall("bf16"), "b", ("t.py",))[:5] == ["ab", "--fix", "bf16", "--from", "b"]
+    assert "--from" not in build_ab_arguments(FixCall("bf16"), "b", ("t.py",), ceilings=False)
+    assert not candidates.has_report(tmp_path)
     (tmp_path / "elsewhere.json").write_text("{}")
     (tmp_path / "report.json").symlink_to(tmp_path / "elsewhere.json")
-    assert not offers.has_report(tmp_path)
+    assert not candidates.has_report(tmp_path)
     (tmp_path / "report.json").unlink()
     (tmp_path / "report.json").write_text("{}")
-    assert offers.has_report(tmp_path)
+    assert candidates.has_report(tmp_path)
 
 
 def test_a_program_that_is_not_here_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "no such file" in missing_here(("train.py",))
-    assert missing_here(("-m", "whatever")) == ""
+    assert "no such file" in explain_missing_program(("train.py",))
+    assert explain_missing_program(("-m", "whatever")) == ""
     (tmp_path / "train.py").write_text("")
-    assert missing_here(("train.py",)) == ""
+    assert explain_missing_program(("train.py",)) == ""
 
 
 def test_the_command_is_of_this_python_and_a_digest_tells_every_word() -> None:
-    assert argv(["ab", "x"]) == [sys.executable, "-m", "gpudiag", "ab", "x"]
-    assert digest(["a b"]) != digest(["a", "b"])
-    assert digest(["a"]) == digest(["a"])
+    assert build_gpudiag_command(["ab", "x"]) == [sys.executable, "-m", "gpudiag", "ab", "x"]
+    assert digest_command(["a b"]) != digest_command(["a", "b"])
+    assert digest_command(["a"]) == digest_command(["a"])
 
 
 def test_a_fix_that_no_finding_names_is_refused() -> None:
     with pytest.raises(InputError, match="no finding of this recording names"):
-        chosen((), "bf16")
+        choose_offer((), "bf16")

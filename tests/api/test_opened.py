@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpudiag import api
-from gpudiag.api.opened import open_recording
-from gpudiag.facts import values
+from gpudiag.api.pipeline import open_recording
+from gpudiag.facts import catalogue
 
 STACKS = "h100_timesformer_video"
 
@@ -41,7 +41,7 @@ def test_a_report_without_tables_says_what_one_with_them_says(traces: Path, monk
     trace = str(traces / f"{STACKS}.json.gz")
     opened = open_recording(trace)
     assert opened.analysis.trace.frames.height > opened.analysis.trace.frames["name"].n_unique()  # so that there is something to leave out
-    monkeypatch.setattr(values, "MOST_TABLE_BYTES", 0)  # tables are let go after every fact
+    monkeypatch.setattr(catalogue, "MOST_TABLE_BYTES", 0)  # tables are let go after every fact
     assert api.diagnose(trace).data == opened.report
 
 

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.api import pool
-from gpudiag.api.pool import here, in_processes, processes_for
-from gpudiag.api.unread import Unread
-from gpudiag.api.worker import function
+from gpudiag.api import workers
+from gpudiag.api.workers import UnreadRank, choose_process_count, import_function, run_here, run_in_processes
 
 MB, GB = 1 << 20, 1 << 30
 
 
-def answers(name: str, requests: list[bytes], processes: int = 2) -> list[bytes | Unread]:
-    found = dict(in_processes(f"rankwork:{name}", requests, processes))
+def answers(name: str, requests: list[bytes], processes: int = 2) -> list[bytes | UnreadRank]:
+    found = dict(run_in_processes(f"rankwork:{name}", requests, processes))
     return [found[place] for place in range(len(requests))]
 
 
@@ -36,13 +34,13 @@ def answers(name: str, requests: list[bytes], processes: int = 2) -> list[bytes 
     ],
 )
 def test_how_many_processes(sizes: list[int], cores: int, spare: int, expected: int) -> None:
-    assert processes_for(sizes, cores=cores, spare=spare) == expected
+    assert choose_process_count(sizes, cores=cores, spare=spare) == expected
 
 
 def test_each_request_gets_its_own_answer() -> None:
     requests = [b"%d" % number for number in range(20)]
     assert answers("twice", requests) == [request * 2 for request in requests]
-    assert [found for _, found in here(function("rankwork:twice"), requests)] == [request * 2 for request in requests]
+    assert [found for _, found in run_here(import_function("rankwork:twice"), requests)] == [request * 2 for request in requests]
 
 
 def test_a_large_answer_and_an_empty_one() -> None:
@@ -56,11 +54,11 @@ def test_what_a_library_prints_stands_not_among_the_answers() -> None:
 @pytest.mark.parametrize("processes", [0, 1])
 def test_a_failure_costs_its_own_rank_alone(processes: int) -> None:
     requests = [b"first", b"input", b"bug", b"last"]
-    alone = [answer for _, answer in here(function("rankwork:fails"), requests)]
+    alone = [answer for _, answer in run_here(import_function("rankwork:fails"), requests)]
     found = answers("fails", requests, processes) if processes else alone
     assert (found[0], found[3]) == (b"first", b"last")
-    assert found[1] == Unread("t.json is empty", "record again")
-    assert isinstance(found[2], Unread)
+    assert found[1] == UnreadRank("t.json is empty", "record again")
+    assert isinstance(found[2], UnreadRank)
     assert found[2].bug
     assert "KeyError" in found[2].message
 
@@ -74,14 +72,14 @@ def test_a_process_that_was_killed_is_replaced_and_its_rank_tried_again(tmp_path
 def test_a_rank_that_kills_its_process_twice_is_given_up_and_the_others_are_not() -> None:
     found = answers("dies", [b"1", b"kill", b"2", b"leave", b"3"])
     assert [found[place] for place in (0, 2, 4)] == [b"1", b"2", b"3"]
-    assert isinstance(found[1], Unread)
-    assert isinstance(found[3], Unread)
+    assert isinstance(found[1], UnreadRank)
+    assert isinstance(found[3], UnreadRank)
     assert "was killed by signal 9 (out of memory?), and again" in found[1].message
     assert "ended with exit code 7: no more room" in found[3].message
 
 
 def test_processes_are_replaced_after_a_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "RANKS_A_PROCESS", 2)
+    monkeypatch.setattr(workers, "RANKS_A_PROCESS", 2)
     assert len(set(answers("pid", [b""] * 6, 1))) == 3
 
 
@@ -90,7 +88,7 @@ def test_a_process_has_one_thread_for_its_core() -> None:
 
 
 def test_no_process_is_left_when_the_answers_are_no_longer_wanted(tmp_path: Path) -> None:
-    found = in_processes("rankwork:waits", [str(tmp_path).encode()] * 4, 2)
+    found = run_in_processes("rankwork:waits", [str(tmp_path).encode()] * 4, 2)
     timer = time.monotonic()
     (tmp_path / "go").touch()
     first = int(next(found)[1])
@@ -107,8 +105,8 @@ PROGRAM = """
 import signal
 import sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
-from gpudiag.api.pool import in_processes
-print([len(found) for _, found in in_processes("rankwork:waits", [sys.argv[1].encode()] * 2, 2)])  # no `if __name__ == "__main__"`
+from gpudiag.api.workers import run_in_processes
+print([len(found) for _, found in run_in_processes("rankwork:waits", [sys.argv[1].encode()] * 2, 2)])  # no `if __name__ == "__main__"`
 """
 
 

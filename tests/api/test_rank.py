@@ -8,18 +8,17 @@ import msgspec
 import pytest
 from handmade import op, steps, write
 
-from gpudiag.api import analysis, rank
-from gpudiag.api.inputs import input_of
+from gpudiag.api import analysis
+from gpudiag.api.inputs import open_rank
 from gpudiag.api.ranks import RankInput
-from gpudiag.job.summary import summarise
-from gpudiag.job.wire import encode
+from gpudiag.job.rank_summary import encode_summary, summarise_rank
 
 EVENTS = [*steps(0, 50, 100), op("aten::mm", 10, 40, [[64, 32], [32, 16]]), op("aten::mm", 60, 90, [[64, 32], [32, 16]])]
 
 
 def of_whole_analysis(item: RankInput) -> bytes:
-    whole, _ = analysis.analyse(input_of(item), lambda _: None)
-    return encode(summarise(whole, rank=item.rank, path=item.path))
+    whole, _ = analysis.analyse(open_rank(item), lambda _: None)
+    return encode_summary(summarise_rank(whole, rank=item.rank, path=item.path))
 
 
 def test_a_part_of_the_analysis_tells_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +27,7 @@ def test_a_part_of_the_analysis_tells_the_same(tmp_path: Path, monkeypatch: pyte
     whole = of_whole_analysis(item)
     for name in ("timeline", "find_memory"):  # what nobody reads of a rank among others
         monkeypatch.delattr(analysis, name)
-    assert rank.summarise(msgspec.json.encode(item)) == whole
+    assert analysis.answer_summary_request(msgspec.json.encode(item)) == whole
 
 
 def test_so_it_does_for_a_gpu(traces: Path) -> None:
@@ -36,4 +35,4 @@ def test_so_it_does_for_a_gpu(traces: Path) -> None:
     if not path.is_file():
         pytest.skip(f"no trace {path}")
     item = RankInput(5, str(path))
-    assert rank.summarise(msgspec.json.encode(item)) == of_whole_analysis(item)
+    assert analysis.answer_summary_request(msgspec.json.encode(item)) == of_whole_analysis(item)

@@ -16,8 +16,8 @@ import fsspec
 import msgspec
 import pytest
 
-from gpudiag.api.inputs import alone, resolve_input
-from gpudiag.api.ranks import Recording, find_ranks, listed_ranks
+from gpudiag.api.inputs import resolve_input, select_rank
+from gpudiag.api.ranks import Recording, find_ranks, format_ranks
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import Manifest, Window
 from gpudiag.model.report import Source
@@ -137,8 +137,8 @@ def test_what_has_no_rank_among_files_that_have_is_left_out(tmp_path: Path) -> N
 
 
 def test_many_are_not_named_one_by_one() -> None:
-    assert listed_ranks(range(40)).endswith("15 and 24 more")
-    assert (listed_ranks([]), listed_ranks([3])) == ("", "rank 3")
+    assert format_ranks(range(40)).endswith("15 and 24 more")
+    assert (format_ranks([]), format_ranks([3])) == ("", "rank 3")
 
 
 # -- bundles ------------------------------------------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def test_a_rank_without_that_window_is_said_and_can_be_read_alone(tmp_path: Path
         2: "window 0, which is read of the other ranks, was not recorded", 3: "window 0, which is read of the other ranks, was not recorded"
     }  # fmt: skip
     assert recording.source.ranks == (0, 1, 2, 3)
-    assert Path(alone(recording, 2).trace).name == "rank2-w2.json.gz"
+    assert Path(select_rank(recording, 2).trace).name == "rank2-w2.json.gz"
     with pytest.raises(InputError, match="no window was recorded"):
-        alone(recording, 3)
+        select_rank(recording, 3)
 
 
 def test_a_window_that_is_asked_for(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import pytest
 from realtraces import SHARED, reference
 
 from gpudiag import api
-from gpudiag.model.report import ReportData, from_json, to_json
-from gpudiag.model.signature import parse_signature
-from gpudiag.report.build import signature_text
-from gpudiag.report.idleness import MAX_IDLE_ROWS
+from gpudiag.model.ops import parse_signature
+from gpudiag.model.report import ReportData, decode_report, encode_report
+from gpudiag.report.report_data import MAX_IDLE_ROWS, format_signature
 
 FOLDER = SHARED / "traces"
 NAMES = sorted(str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in FOLDER.rglob("*.json.gz")) if FOLDER.is_dir() else []
@@ -55,7 +54,7 @@ def test_every_trace_gives_a_report_whose_parts_sum_to_the_whole(traces: Path, n
     assert not [outcome for outcome in report.rules if outcome.status == "error"]
     if report.idle and len(report.idle) < MAX_IDLE_ROWS:
         assert sum(row.idle_ns for row in report.idle) == report.breakdown.idle_ns
-    assert from_json(to_json(report)) == report  # nothing in it that JSON cannot carry, such as an efficiency of infinity
+    assert decode_report(encode_report(report)) == report  # nothing in it that JSON cannot carry, such as an efficiency of infinity
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -91,7 +90,7 @@ def bias_flops(row: dict[str, Any]) -> int:
 
 
 def text_of(row: dict[str, Any]) -> str:
-    return signature_text(parse_signature(json.dumps(row["input_dims"]), json.dumps(row["input_type"]), None, None))
+    return format_signature(parse_signature(json.dumps(row["input_dims"]), json.dumps(row["input_type"]), None, None))
 
 
 def reference_rows() -> list[tuple[str, str, int]]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api.recipe import read_recipe, recipe_text, write_recipe
+from gpudiag.api.recipe import format_recipe, read_recipe, write_recipe
 from gpudiag.errors import InputError
 from gpudiag.experiment import factory, knobs
-from gpudiag.experiment.fixes import applier, registered
+from gpudiag.experiment.fixes import make_applier, registry
 from gpudiag.model.experiment import Baseline, ExperimentData, FixCall, Outcome, Parity, Recipe
 from gpudiag.model.fixes import FIX_BY_ID, Fix
 
@@ -47,7 +47,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 def test_an_empty_recipe_is_the_program_as_it_is(tmp_path: Path) -> None:
     target = tmp_path / "recipe.toml"
-    target.write_text(recipe_text(ExperimentData(), ["train.py"]))
+    target.write_text(format_recipe(ExperimentData(), ["train.py"]))
     assert toml(target.read_text())["proved"] is False
     assert read_recipe(str(target)) == ()
 
@@ -101,8 +101,8 @@ def own(tmp_path: Path) -> Iterator[Path]:
     file = tmp_path / "own fixes.py"
     file.write_text(OWN)
     yield file
-    registered.REGISTERED.pop("no-bias", None)
-    registered._PLACES.pop("no-bias", None)
+    registry.REGISTERED.pop("no-bias", None)
+    registry._LOCATIONS.pop("no-bias", None)
     FIX_BY_ID.pop("no-bias", None)
 
 
@@ -113,18 +113,18 @@ def proved(call: FixCall) -> ExperimentData:
 
 def test_a_fix_of_the_user_is_found_again_by_its_place(tmp_path: Path, own: Path) -> None:
     fix, call = Fix("no-bias", "Drop biases", "semantics", "nn.Linear(..., bias=False)"), FixCall("no-bias", "all")
-    registered.register_again(registered.Registered(fix, registered.Place(f"{own}:NoBias")))
-    text = recipe_text(proved(call), ["train.py"])
-    registered.REGISTERED.clear()
+    registry.restore_fix(registry.RegisteredFix(fix, registry.CodeLocation(f"{own}:NoBias")))
+    text = format_recipe(proved(call), ["train.py"])
+    registry.REGISTERED.clear()
     FIX_BY_ID.pop("no-bias")
     target = tmp_path / "recipe.toml"
     target.write_text(text)
     assert read_recipe(str(target)) == (call,)
-    assert applier(call).evidence(None) == "value all"  # type: ignore[arg-type]
+    assert make_applier(call).evidence(None) == "value all"  # type: ignore[arg-type]
     assert FIX_BY_ID["no-bias"] == fix
-    (told,) = registered.registered(["no-bias"])
+    (told,) = registry.list_registered(["no-bias"])
     assert told.place.target == f"{own}:NoBias", "a process that trains is told of it"
-    assert recipe_text(proved(call), ["train.py"]) == text
+    assert format_recipe(proved(call), ["train.py"]) == text
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_no_place_can_stand_for_a_built_in_fix(tmp_path: Path, own: Path) -> Non
 def test_a_knob_is_turned_where_a_build_is_run_and_refused_for_a_script(tmp_path: Path, call: FixCall) -> None:
     program = [sys.executable, "-m", factory.PROGRAM, "/somewhere/train.py:build", "--seed", "0"]
     target = tmp_path / "recipe.toml"
-    with registered.instead(knobs.FIXES):
+    with registry.replace_appliers(knobs.KNOB_FIXES):
         write_recipe(target, proved(call), program[1:])
     assert read_recipe(str(target), program) == (call,)
     with pytest.raises(InputError, match=r"turns the knob cfg\.\w+ of a build function") as found:
@@ -171,4 +171,4 @@ def test_a_fix_of_the_user_beside_a_knob_stays_known(tmp_path: Path, own: Path) 
     knob = '[[fix]]\nid = "batch-size"\nknob = "batch_size"\n'
     target.write_text(f'schema = 1\n{knob}[[fix]]\nid = "no-bias"\nparity = "exact"\nplace = "{own}:NoBias"\n')
     assert [str(call) for call in read_recipe(str(target), ["python", "-m", factory.PROGRAM])] == ["batch-size", "no-bias"]
-    assert applier(FixCall("no-bias")).evidence(None) == "value None"  # type: ignore[arg-type]
+    assert make_applier(FixCall("no-bias")).evidence(None) == "value None"  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.api.recorded_command import recorded_script, recorded_words
+from gpudiag.api.recorded_command import find_recorded_words, read_recorded_script
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import Manifest
 
@@ -22,8 +22,8 @@ def test_a_script_a_module_and_a_program_are_taken_as_they_were_given() -> None:
         ("-m", "pkg.train", "--output", "x"),
         ("torchrun", "--nproc-per-node", "2", "t.py"),
     ):
-        assert recorded_words(recorded(*words)) == words
-    assert recorded_words(Manifest()) == ()
+        assert find_recorded_words(recorded(*words)) == words
+    assert find_recorded_words(Manifest()) == ()
 
 
 @pytest.mark.parametrize(
@@ -47,22 +47,22 @@ def test_a_script_a_module_and_a_program_are_taken_as_they_were_given() -> None:
 )
 def test_what_is_no_program_with_arguments_that_can_be_seen_is_refused(words: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match="not run from here"):
-        recorded_words(recorded(*words))
+        find_recorded_words(recorded(*words))
 
 
 def test_the_words_of_a_bundle_can_be_typed_into_a_shell(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(msgspec.json.encode(recorded("train.py", "--name", "two words")))
-    assert recorded_script([str(tmp_path)]) == "train.py --name 'two words'"
-    assert recorded_script([str(tmp_path), str(tmp_path)]) == ""  # several ranks, each a recording of its own
+    assert read_recorded_script([str(tmp_path)]) == "train.py --name 'two words'"
+    assert read_recorded_script([str(tmp_path), str(tmp_path)]) == ""  # several ranks, each a recording of its own
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"command": ["--output", "/etc"]}', b'{"command": null}', b'{"command": 1}'])
 def test_what_tells_no_command_is_not_shown(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(text)
-    assert recorded_script([str(tmp_path)]) == ""
+    assert read_recorded_script([str(tmp_path)]) == ""
 
 
 @pytest.mark.parametrize("path", ["nowhere", "a\0b", "s3://bucket/run", ""])
 def test_what_is_no_folder_tells_no_command(path: str) -> None:
-    assert recorded_script([path]) == ""
+    assert read_recorded_script([path]) == ""

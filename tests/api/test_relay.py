@@ -10,8 +10,8 @@ import textwrap
 
 import pytest
 
-from gpudiag.api import relay
-from gpudiag.api.relay import Relay, Witness, relayed
+from gpudiag.api import run
+from gpudiag.api.run import Relay, Witness, relay_signals
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="what is pending is told by Linux alone")
 
@@ -26,7 +26,7 @@ class Child:
 
 def in_a_group_of_its_own(code: str) -> str:
     """Return what `code` prints, run where a signal to the group meets nobody else."""
-    head = "import os, signal, subprocess, sys, time\nfrom gpudiag.api.relay import Witness, relayed\n"
+    head = "import os, signal, subprocess, sys, time\nfrom gpudiag.api.run import Witness, relay_signals\n"
     done = subprocess.run(
         [sys.executable, "-c", head + textwrap.dedent(code)],
         start_new_session=True,
@@ -58,7 +58,7 @@ def test_a_signal_to_the_group_was_seen_and_one_to_this_process_was_not() -> Non
 def test_the_child_gets_each_signal_once() -> None:
     count = "import signal, sys, time; n = []; signal.signal(signal.SIGUSR1, lambda *_: n.append(1)); print(1, flush=True)"
     code = f"""
-        with relayed() as relay:
+        with relay_signals() as relay:
             child = subprocess.Popen([sys.executable, "-c", {count + "; sys.stdin.read(); print(len(n))"!r}], stdin=-1, stdout=-1)
             child.stdout.readline()
             relay.child = child
@@ -73,22 +73,22 @@ def test_the_child_gets_each_signal_once() -> None:
 def test_where_nobody_can_tell_what_the_terminal_sends_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     handed = Relay(lambda _: None)
     handed.child = child = Child()  # type: ignore[assignment]
-    monkeypatch.setattr(relay, "_in_foreground", lambda: True)
+    monkeypatch.setattr(run, "_is_in_foreground", lambda: True)
     handed(signal.SIGINT, None)
     handed(signal.SIGTERM, None)
-    monkeypatch.setattr(relay, "_in_foreground", lambda: False)
+    monkeypatch.setattr(run, "_is_in_foreground", lambda: False)
     handed(signal.SIGINT, None)
     assert child.got == [signal.SIGTERM, signal.SIGINT]
     assert handed.interrupted
 
 
 def test_without_a_witness_the_command_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpudiag.api.relay.shutil.which", lambda _: "/no/such/program")
+    monkeypatch.setattr("gpudiag.api.run.shutil.which", lambda _: "/no/such/program")
     assert Witness().saw(signal.SIGTERM) is None
 
 
 def test_everything_is_put_back() -> None:
     before = signal.getsignal(signal.SIGUSR1), signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    with relayed():
+    with relay_signals():
         assert signal.getsignal(signal.SIGUSR1) != before[0]
     assert (signal.getsignal(signal.SIGUSR1), signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before

@@ -10,10 +10,9 @@ import msgspec
 import pytest
 from fakeab import Machine
 
-from gpudiag.api.experiment import Options, experiment
-from gpudiag.api.experiment_result import ExperimentResult
+from gpudiag.api.experiment import ExperimentResult, Options, run_experiment
+from gpudiag.experiment.arm import ArmError, BudgetError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError, BudgetError
 from gpudiag.model.experiment import Baseline, Comparison
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -43,7 +42,7 @@ class Clocked(Machine):
 
 def searched(machine: Machine, monkeypatch: pytest.MonkeyPatch, folder: Path, budget_s: float | None = None) -> ExperimentResult:
     machine.install(monkeypatch)
-    return experiment(("python", "train.py"), fixes=["batch-size"], options=Options(output=str(folder / "bundle"), budget_s=budget_s))
+    return run_experiment(("python", "train.py"), fixes=["batch-size"], options=Options(output=str(folder / "bundle"), budget_s=budget_s))
 
 
 def compared(found: ExperimentResult) -> list[str]:

@@ -12,10 +12,10 @@ from fakenvml import FakeNvml, identity
 from torch import nn
 
 from gpudiag import api
-from gpudiag.api.telemetry import find_telemetry
+from gpudiag.api.devices import find_telemetry
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
-from gpudiag.capture.telemetry.part import Telemetry
+from gpudiag.capture.telemetry.sampler import Telemetry
 
 
 def losses(path: Path | None, telemetry: Telemetry | None = None) -> list[float]:

@@ -9,17 +9,17 @@ import msgspec
 import pytest
 from outcomes import experiments, pair
 
-from gpudiag.api import store as stores
-from gpudiag.api import trials
-from gpudiag.api.store import BaselineRow, ComparisonRow, Named, NamedRow, Options, PairRow, ParityRow, Planned, Store
-from gpudiag.api.trials import Trials
+from gpudiag.api import experiment_store as stores
+from gpudiag.api import live_experiment
+from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Named, NamedRow, Options, PairRow, ParityRow, Planned, Store
+from gpudiag.api.live_experiment import Trials
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Parity
 
 PLAN = Planned(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py",)))
 
 
 def begun(bundle: Path) -> Store:
-    return stores.begin(bundle, PLAN)
+    return stores.begin_store(bundle, PLAN)
 
 
 @pytest.mark.needs("scipy")
@@ -50,7 +50,7 @@ def test_an_unchanged_file_is_not_read_again_and_a_grown_one_from_where_it_ended
     first = reader.read()
     decoded: list[bytes] = []
     plain = msgspec.json.decode
-    monkeypatch.setattr(trials.msgspec.json, "decode", lambda data, **options: decoded.append(data) or plain(data, **options))
+    monkeypatch.setattr(live_experiment.msgspec.json, "decode", lambda data, **options: decoded.append(data) or plain(data, **options))
     assert reader.read() == first
     assert decoded == []
     store.append(PairRow("compare:bf16", pair(2.0)))
@@ -142,7 +142,7 @@ def test_without_scipy_pairs_are_shown_without_an_interval(tmp_path: Path, monke
     def missing(*_: object) -> None:
         raise MissingDependencyError("an experiment needs scipy")
 
-    monkeypatch.setattr(trials, "compared", missing)
+    monkeypatch.setattr(live_experiment, "judge_pairs", missing)
     begun(tmp_path).append(PairRow("compare:bf16", pair(2.0)))
     outcome = Trials(tmp_path).read()[0][0].trials[0].outcome
     assert (outcome.pairs, outcome.ratio, outcome.interval) == (1, None, None)

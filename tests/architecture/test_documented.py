@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudiag.facts.values import CATALOGUE, MODULES
+from gpudiag.facts.catalogue import CATALOGUE, MODULES
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.roofline import costs
 

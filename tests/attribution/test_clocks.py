@@ -12,9 +12,9 @@ from simulator import launch, op, python, simulate, step
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.attribution.clocks import NOISE_NS, on_one_clock
+from gpudiag.attribution.device import CLOCK_NOISE_NS, align_clocks
 from gpudiag.model import trace as model
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 
 def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:
@@ -29,8 +29,8 @@ def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:
 @pytest.mark.parametrize("moved", [-20_000.0, -300.0, -20.0])
 def test_a_device_clock_that_is_behind_is_moved_to_the_earliest_start_that_can_be(moved: float) -> None:
     wrong = trace(*steps(0, 5000), *_run(moved))
-    right, (warning,) = on_one_clock(wrong)
-    model.check(right, "read")
+    right, (warning,) = align_clocks(wrong)
+    model.check_trace(right, "read")
     launched = right.kernels.join(right.launches.select("correlation", called_ns="start_ns"), on="correlation")
     assert (launched["start_ns"] - launched["called_ns"]).unique().to_list() == [0]
     assert "disagree" in warning
@@ -38,23 +38,23 @@ def test_a_device_clock_that_is_behind_is_moved_to_the_earliest_start_that_can_b
     assert (right.kernels["end_ns"] - right.kernels["start_ns"]).unique().to_list() == [30_000]
 
 
-@pytest.mark.parametrize("moved", [0.0, -8.0 - NOISE_NS / 1000, 5_000.0])
+@pytest.mark.parametrize("moved", [0.0, -8.0 - CLOCK_NOISE_NS / 1000, 5_000.0])
 def test_clocks_that_agree_within_noise_are_left_alone(moved: float) -> None:
     made = trace(*steps(0, 5000), *_run(moved))
-    assert on_one_clock(made) == (made, ())
+    assert align_clocks(made) == (made, ())
 
 
 def test_a_broken_record_is_no_clock() -> None:
     events = [*_run(0.0), *_run(0.0, device=0, first=100), *_run(0.0, device=0, first=200)]
     made = trace(*steps(0, 5000), *events, call(4500, 999), kernel(10, 20, 999))  # 1 of 121 starts 4.5 ms too early
-    assert on_one_clock(made)[1] == ()
+    assert align_clocks(made)[1] == ()
 
 
 def test_each_device_has_its_own_clock_and_collectives_keep_their_kernels() -> None:
     named = {"Collective name": "allreduce", "Group size": 2}
     nccl = kernel(4200, 4300, 900, "ncclDevKernel_AllReduce_Sum_f32", **named)
     made = trace(*steps(0, 5000), *_run(0.0), *_run(-2_050.0, device=1, first=100), call(4150, 900), nccl)
-    right, _ = on_one_clock(made)
+    right, _ = align_clocks(made)
     launched = right.kernels.join(right.launches.select("correlation", called_ns="start_ns"), on="correlation")
     late = launched.filter(pl.col("correlation") != 900).select("device", late=pl.col("start_ns") - pl.col("called_ns")).unique()
     assert sorted(late.rows()) == [(0, 8_000), (1, 0)]
@@ -90,4 +90,4 @@ def _shifted(text: str, us: float) -> str:
 @pytest.mark.slow
 def test_no_real_recording_starts_work_before_its_launch(traces: Path) -> None:
     for path in sorted(traces.glob("*.json.gz")):
-        assert on_one_clock(read(path))[1] == (), path.name
+        assert align_clocks(read_trace(path))[1] == (), path.name

@@ -5,16 +5,16 @@ from __future__ import annotations
 import polars as pl
 from handmade import call, kernel, linked, mark, op, steps
 
-from gpudiag.attribution.gaps import cpu_gaps, gaps
-from gpudiag.attribution.intervals import NONE, of
+from gpudiag.attribution.device import find_cpu_gaps, find_gaps
+from gpudiag.attribution.intervals import NO_SPANS, build_spans
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 
 
 def found(*events: dict[str, object]) -> list[tuple[float, float, str, int | None]]:
     trace = linked(*events)
-    idle = gaps(trace.kernels, trace.launches, of(find_steps(trace).table.filter("analysed")))
-    tables.check("gaps", idle)
+    idle = find_gaps(trace.kernels, trace.launches, build_spans(find_steps(trace).table.filter("analysed")))
+    trace_module.check_table("gaps", idle)
     return [
         (start / 1000, end / 1000, kind, kernel)
         for start, end, kind, kernel in idle.select("start_ns", "end_ns", "kind", "kernel").iter_rows()
@@ -53,11 +53,11 @@ def test_work_that_begins_when_the_window_ends_lies_outside() -> None:
 
 def test_the_op_behind_a_gap() -> None:
     trace = linked(*steps(0, 100), op("aten::relu", 15, 30), call(20, 1), kernel(40, 100, 1))
-    idle = gaps(trace.kernels, trace.launches, of(find_steps(trace).table))
+    idle = find_gaps(trace.kernels, trace.launches, build_spans(find_steps(trace).table))
     assert trace.ops["name"].cast(pl.String).gather(idle["op"]).to_list() == ["aten::relu"]
 
 
 def test_no_window_no_gaps() -> None:
     trace = linked(mark("a", 0, 1), kernel(0, 10, 1))
-    assert gaps(trace.kernels, trace.launches, NONE).is_empty()
-    assert cpu_gaps(NONE, NONE).is_empty()
+    assert find_gaps(trace.kernels, trace.launches, NO_SPANS).is_empty()
+    assert find_cpu_gaps(NO_SPANS, NO_SPANS).is_empty()

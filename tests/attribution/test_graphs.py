@@ -12,13 +12,13 @@ import pytest
 from handmade import Event, call, kernel, linked, op
 from realtraces import reference
 
-from gpudiag.attribution.graphs import map_replays
-from gpudiag.attribution.links import link
+from gpudiag.attribution.cuda_graphs import map_replays
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.cost import Cost
-from gpudiag.model.trace import Trace, check
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.model.ops import Cost
+from gpudiag.model.trace import Trace, check_trace
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.trace import read_trace
 
 GEMM, ADD, NORM = (
     "ampere_sgemm_128x64_nn",
@@ -54,11 +54,11 @@ def ops_of_kernels(trace: Trace) -> list[str | None]:
 def test_each_replay_counts_its_work() -> None:
     trace = linked(*captured(0, 64, 100), *replayed(1000, 1, GEMM, ADD, NORM), *replayed(2000, 2, GEMM, ADD, NORM))
     mapped, notes = map_replays(trace)
-    check(mapped, "link")
+    check_trace(mapped, "link")
     assert notes == ()
     assert mapped.kernels["mapped"].all()
     assert ops_of_kernels(mapped) == ["aten::mm", "aten::add", "aten::native_layer_norm"] * 2
-    owners = find_owners(mapped, on_cpu=False)
+    owners = find_attributed_ops(mapped, on_cpu=False)
     products = [owners.costs[row] for row in owners.call if owners.names[row] == "aten::mm"]
     assert [cost.matrix_flops for cost in products if isinstance(cost, Cost)] == [2 * 64**3] * 2
     assert len(set(owners.owner.tolist())) == 6  # a call for each replay: their kernels do not share one cost
@@ -141,8 +141,8 @@ def test_half_a_capture_is_none(api: str) -> None:
 
 
 def _linked(path: Path) -> Trace:
-    trace = read(path)
-    return link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(path)
+    return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +154,10 @@ def served(traces: Path) -> tuple[Trace, Trace]:
 
 def test_a_served_model_maps_whole_and_its_products_equal_the_reference(served: tuple[Trace, Trace], traces: Path) -> None:
     mapped, notes = map_replays(served[0], (served[1],))
-    check(mapped, "link")
+    check_trace(mapped, "link")
     assert notes == ()
     assert (mapped.kernels["mapped"].sum(), mapped.kernels["replay"].sum()) == (421, 421)
-    owners = find_owners(mapped, on_cpu=False)
+    owners = find_attributed_ops(mapped, on_cpu=False)
     found: dict[tuple[int, int], int] = {}
     for row in owners.call[owners.owner >= 0]:
         cost = owners.costs[row]
@@ -199,7 +199,7 @@ def test_a_backward_pass_that_was_captured_finds_its_forward() -> None:
     events = [call(0, 10, api="cudaStreamBeginCapture"), *forward, node, call(42, 12, tid=2), call(90, 19, api="cudaStreamEndCapture")]
     mapped, _ = map_replays(linked(*events, *replayed(1000, 1, GEMM, GEMM), *replayed(2000, 2, GEMM, GEMM)))
     assert ops_of_kernels(mapped) == ["aten::mm", "MmBackward0"] * 2
-    owners = find_owners(mapped, on_cpu=False)
+    owners = find_attributed_ops(mapped, on_cpu=False)
     costs = [owners.costs[row] for row in owners.call]
     assert [cost.matrix_flops for cost in costs if isinstance(cost, Cost)] == [2 * 64**3, 4 * 64**3] * 2
 
@@ -220,8 +220,8 @@ def test_whatever_order_events_come_in_the_tables_stay_sound() -> None:
             events.append(kernel(300 + start, 300 + start + length, number, (GEMM, ADD, "Memset (Device)")[number % 3]))
         trace = linked(*events)
         mapped, _ = map_replays(trace, (trace,) if random.integers(0, 2) else ())
-        check(mapped, "link")
+        check_trace(mapped, "link")
         assert mapped.kernels.drop("op", "mapped").equals(trace.kernels.drop("op", "mapped"))
         assert mapped.kernels.filter("mapped")["op"].null_count() == 0
         assert mapped.ops["parent"].drop_nulls().is_between(0, mapped.ops.height - 1).all()
-        find_owners(mapped, on_cpu=False)
+        find_attributed_ops(mapped, on_cpu=False)

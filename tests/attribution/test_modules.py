@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from handmade import op, steps, trace
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.modules import find_modules, modules_unknown, own_modules
+from gpudiag.attribution.call_sites import explain_missing_modules, find_modules, find_own_modules
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 
 def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
 
 def window(*events: dict[str, Any]) -> Trace:
     made = trace(*events)
-    return link(made, find_steps(made).table, on_cpu=True)[0]
+    return link_kernels(made, find_steps(made).table, on_cpu=True)[0]
 
 
 FRAMES = [
@@ -101,15 +101,15 @@ def test_without_module_frames_the_users_own_forward_stands_for_the_module() -> 
 
 def test_why_modules_are_not_known() -> None:
     plain, other = window(*steps(0, 200), *OPS), window(*steps(0, 200), *FRAMES, *OPS)
-    assert "with_stack=True" in (modules_unknown(plain, None) or "")
-    assert modules_unknown(other, None) is None
-    assert modules_unknown(plain, (other, find_steps(other).table)) is None
+    assert "with_stack=True" in (explain_missing_modules(plain, None) or "")
+    assert explain_missing_modules(other, None) is None
+    assert explain_missing_modules(plain, (other, find_steps(other).table)) is None
 
 
 def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass(traces: Path) -> None:
-    trace = read(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
-    modules = own_modules(trace)
+    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
+    modules = find_own_modules(trace)
     forward = set(modules.filter(trace.ops["phase"] == "forward").drop_nulls())
     again = modules.filter(trace.ops["recompute"])
     assert again.is_not_null().mean() > 0.99
@@ -118,9 +118,9 @@ def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass
 
 
 def test_modules_of_two_hundred_thousand_frames_take_a_part_of_a_second(traces: Path) -> None:
-    trace = read(traces / "mi300x_flux1_xdit_compiled.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / "mi300x_flux1_xdit_compiled.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     before = time.perf_counter()
-    found = own_modules(trace)
+    found = find_own_modules(trace)
     assert time.perf_counter() - before < 1.5
     assert found.is_not_null().mean() > 0.9

@@ -6,7 +6,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.attribution.names import among, contains, matches, matching, text, texts
+from gpudiag.attribution.names import decode_column, decode_names, mask_names, match_any_of, match_column, match_names
 
 WORDS = ["aten::mm", "aten::add_", "void at::native::vectorized<4>", "", "nccl:all_reduce"]
 
@@ -15,12 +15,12 @@ WORDS = ["aten::mm", "aten::add_", "void at::native::vectorized<4>", "", "nccl:a
 def test_the_same_as_of_every_row(words: list[str | None], dtype: pl.DataType) -> None:
     names = pl.Series("name", words, dtype=pl.String).cast(dtype)
     plain = names.cast(pl.String)
-    assert texts(names).to_list() == words
-    assert contains(names, "^aten").to_list() == plain.str.contains("^aten").to_list()
-    assert among(names, WORDS[:2]).to_list() == plain.is_in(WORDS[:2]).to_list()
-    assert matching(names, "native|nccl").tolist() == plain.str.contains("native|nccl").fill_null(False).to_list()
+    assert decode_names(names).to_list() == words
+    assert match_names(names, "^aten").to_list() == plain.str.contains("^aten").to_list()
+    assert match_any_of(names, WORDS[:2]).to_list() == plain.is_in(WORDS[:2]).to_list()
+    assert mask_names(names, "native|nccl").tolist() == plain.str.contains("native|nccl").fill_null(False).to_list()
     frame = pl.DataFrame({"name": names})
-    assert frame.select(text("name"), found=matches("name", "_$")).rows() == list(
+    assert frame.select(decode_column("name"), found=match_column("name", "_$")).rows() == list(
         zip(words, plain.str.contains("_$").to_list(), strict=True)
     )
 
@@ -28,5 +28,5 @@ def test_the_same_as_of_every_row(words: list[str | None], dtype: pl.DataType) -
 def test_categories_of_another_column_do_not_disturb() -> None:
     pl.Series([f"other {row}" for row in range(1000)], dtype=pl.Categorical)
     names = pl.Series("name", ["b", "a", "b"], dtype=pl.Categorical)
-    assert texts(names[1:]).to_list() == ["a", "b"]
-    assert texts(names).name == "name"
+    assert decode_names(names[1:]).to_list() == ["a", "b"]
+    assert decode_names(names).name == "name"

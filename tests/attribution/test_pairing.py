@@ -11,14 +11,13 @@ import polars as pl
 import pytest
 from handmade import linked, op, steps
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.pairing import pair
-from gpudiag.attribution.recompute import autograd_nodes
+from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.roofline.costs import kind_of
+from gpudiag.model import trace as trace_module
+from gpudiag.roofline.costs import find_kind
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 
@@ -34,9 +33,9 @@ def node(name: str, start: float, seq: int, thread: int | None = 1, tid: int = 1
 def paired(*events: Event) -> dict[str, tuple[str | None, bool]]:
     """Return node -> (forward op, whether the names agree), each with its start where a name occurs twice."""
     ops = linked(*steps(0, 10_000), *events).ops.with_columns(pl.col("name").cast(pl.String))
-    found = pair(ops.with_columns(pl.col("name").cast(pl.Categorical)), BACKWARD_FORMULAS)
+    found = pair_forward_ops(ops.with_columns(pl.col("name").cast(pl.Categorical)), BACKWARD_FORMULAS)
     names, starts = ops["name"].to_list(), ops["start_ns"].to_list()
-    rows = np.flatnonzero(autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy())
+    rows = np.flatnonzero(find_autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy())
     label = {row: f"{names[row]}@{starts[row] // 1000}" for row in range(ops.height)}
     return {label[row]: (label[found.forward[row]] if found.forward[row] >= 0 else None, bool(found.named[row])) for row in rows.tolist()}
 
@@ -129,7 +128,7 @@ def _table(count: int, sequence: Any, fwd_thread: Any, thread: Any, names: list[
             "fwd_thread": np.broadcast_to(fwd_thread, count),
         }
     )  # fmt: skip
-    return made.cast({name: kind for name, kind in tables.schema("ops").items() if name in made.columns})
+    return made.cast({name: kind for name, kind in trace_module.build_table_schema("ops").items() if name in made.columns})
 
 
 HOSTILE = 200_000
@@ -149,7 +148,7 @@ HOSTILE = 200_000
 def test_broken_numbers_cost_no_more_than_sound_ones(sequence: Any, fwd_thread: Any, thread: Any) -> None:
     ops = _table(HOSTILE, sequence, fwd_thread, thread, ["aten::mm", "MmBackward0", "fbgemm::x", "AddBackward0"])
     begun = time.perf_counter()
-    found = pair(ops, BACKWARD_FORMULAS)
+    found = pair_forward_ops(ops, BACKWARD_FORMULAS)
     assert time.perf_counter() - begun < 5
     assert len(found.forward) == HOSTILE
     paired_rows = np.flatnonzero(found.forward >= 0)
@@ -157,7 +156,7 @@ def test_broken_numbers_cost_no_more_than_sound_ones(sequence: Any, fwd_thread: 
 
 
 def test_no_ops_no_pairs() -> None:
-    assert len(pair(tables.empty("ops", "link")).forward) == 0
+    assert len(pair_forward_ops(trace_module.build_empty_table("ops", "link")).forward) == 0
 
 
 EXPECTED_UNNAMED = 0.06
@@ -168,12 +167,12 @@ EXPECTED_UNNAMED = 0.06
 def test_every_node_of_every_real_trace_finds_its_forward(traces: Path) -> None:
     seen = 0
     for path in sorted(traces.rglob("*.json.gz")):
-        trace = read(path)
-        ops = link(trace, find_steps(trace).table, on_cpu=False)[0].ops
-        rows = autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy()
+        trace = read_trace(path)
+        ops = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0].ops
+        rows = find_autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy()
         if not rows.any():
             continue
-        found = pair(ops, BACKWARD_FORMULAS)
+        found = pair_forward_ops(ops, BACKWARD_FORMULAS)
         seen += int(rows.sum())
         assert (found.forward[rows] >= 0).all(), path.name
         assert 1 - found.named[rows].mean() <= EXPECTED_UNNAMED, path.name
@@ -184,4 +183,4 @@ def test_every_node_of_every_real_trace_finds_its_forward(traces: Path) -> None:
 
 def test_backward_formulas_are_of_known_operators() -> None:
     """A name that nothing records would never pair."""
-    assert not [name for name in BACKWARD_FORMULAS if name.startswith("aten::") and kind_of(name) is None]
+    assert not [name for name in BACKWARD_FORMULAS if name.startswith("aten::") and find_kind(name) is None]

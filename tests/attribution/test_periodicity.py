@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.attribution.periodicity import is_step_of_layers, periods
+from gpudiag.attribution.step_patterns import find_periods, is_step_of_layers
 
 LAYER = list(range(20))
 
@@ -20,7 +20,7 @@ def step(layers: int) -> list[int]:
 
 def lengths(sequence: list[int]) -> list[int]:
     codes = np.array(sequence, dtype=np.int64)
-    return [period.length for period in periods(codes, np.ones(len(codes), dtype=np.int64))]
+    return [period.length for period in find_periods(codes, np.ones(len(codes), dtype=np.int64))]
 
 
 @given(
@@ -32,7 +32,7 @@ def lengths(sequence: list[int]) -> list[int]:
 def test_any_repeated_pattern_with_a_name_of_its_own_is_found(pattern: list[int], repetitions: int, seed: int) -> None:
     pattern = [*pattern, 41]  # occurs once
     head = np.random.default_rng(seed).integers(50, 60, len(pattern) // 4).tolist()
-    found = periods(np.array([*head, *pattern * repetitions]), np.ones(len(head) + len(pattern) * repetitions, dtype=np.int64))
+    found = find_periods(np.array([*head, *pattern * repetitions]), np.ones(len(head) + len(pattern) * repetitions, dtype=np.int64))
     assert len(pattern) in [period.length for period in found]
     for period in found:
         assert (np.diff(period.cuts) > 0).all()
@@ -47,7 +47,7 @@ def test_a_random_sequence_has_no_period(seed: int, names: int) -> None:
 
 def test_steps_of_many_equal_layers_are_not_taken_for_their_layers() -> None:
     for layers in (4, 12, 96):  # of 96 layers, 99 % of the entries recur at the distance of a layer
-        found = periods(np.array(step(layers) * 6), np.ones(len(step(layers)) * 6, dtype=np.int64))
+        found = find_periods(np.array(step(layers) * 6), np.ones(len(step(layers)) * 6, dtype=np.int64))
         assert [period.length for period in found] == [len(step(layers))]
         assert is_step_of_layers(found[0]) == (layers >= 12)
 
@@ -74,7 +74,7 @@ def test_where_every_name_occurs_twice_a_step_runs_of_names_tell() -> None:
 def test_a_step_begins_after_the_longest_pause() -> None:
     codes = np.array(list(range(10)) * 8)
     gaps = np.where(codes == 6, 5000, 10).astype(np.int64)
-    (period,) = periods(codes, gaps)
+    (period,) = find_periods(codes, gaps)
     assert (period.cuts % 10 == 6).all()
 
 
@@ -89,5 +89,5 @@ def test_the_work_does_not_grow_with_the_square_of_a_million_entries() -> None:
     periodic = np.tile(np.append(rng.integers(0, 300, 999), 300), 1000)
     for codes in (periodic, rng.integers(0, 300, 1_000_000), np.arange(1_000_000)):
         before = time.process_time()
-        periods(codes, np.ones(len(codes), dtype=np.int64))
+        find_periods(codes, np.ones(len(codes), dtype=np.int64))
         assert time.process_time() - before < 60  # under a second here; the square would take hours

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 from handmade import call, kernel, linked, mark, op, steps
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 
 def test_phases() -> None:
@@ -105,8 +105,8 @@ def test_words_of_the_users_annotations_tell_what_nothing_else_does(text: str, p
 
 
 def shares(path: Path) -> dict[str | None, float]:
-    trace = read(path)
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(path)
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     phase = trace.ops.select(pl.col("id").alias("op"), "phase")
     work = trace.kernels.filter(~pl.col("collective") & pl.col("op").is_not_null()).join(phase, on="op")
     sums = work.group_by("phase").agg(pl.col("busy_ns").sum() / work["busy_ns"].sum())
@@ -177,8 +177,8 @@ def test_lbfgs_as_torch_records_it(tmp_path: Path) -> None:
         for _ in range(3):
             optimizer.step(closure)
     recorder.export_chrome_trace(str(tmp_path / "trace.json"))
-    made = read(tmp_path / "trace.json")
-    ops = link(made, find_steps(made).table, on_cpu=True)[0].ops.with_columns(pl.col("name").cast(pl.String))
+    made = read_trace(tmp_path / "trace.json")
+    ops = link_kernels(made, find_steps(made).table, on_cpu=True)[0].ops.with_columns(pl.col("name").cast(pl.String))
     found = {name: set(rows["phase"]) for (name,), rows in ops.group_by("name")}
     assert (found["aten::linear"], found["AddmmBackward0"]) == ({"forward"}, {"backward"})
     assert set(ops["phase"]) >= {"forward", "backward", "optimizer"}

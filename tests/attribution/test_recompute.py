@@ -11,11 +11,11 @@ from handmade import linked, op, steps
 from realtraces import reference
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.device import kind_of_run
-from gpudiag.attribution.links import link
+from gpudiag.attribution.device import classify_run
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 
@@ -76,8 +76,8 @@ def test_numbered_ops_outside_the_backward_pass_are_no_repetition() -> None:
 
 
 def test_nodes_of_2021_without_a_call_of_the_engine_are_backward(traces: Path) -> None:
-    trace = read(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
-    ops = link(trace, find_steps(trace).table, on_cpu=False)[0].ops.with_columns(pl.col("name").cast(pl.String))
+    trace = read_trace(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
+    ops = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0].ops.with_columns(pl.col("name").cast(pl.String))
     nodes = ops.filter(pl.col("name").str.contains(r"Backward\d*$"))
     assert nodes.height == 1068
     below = ops.filter(pl.col("name").str.contains("cudnn_convolution_backward"))
@@ -90,8 +90,8 @@ def _record(work: Any, path: Path) -> Trace:
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
         work()
     recorder.export_chrome_trace(str(path))
-    trace = read(path)
-    return link(trace, find_steps(trace).table, on_cpu=kind_of_run(trace).startswith("cpu"))[0]
+    trace = read_trace(path)
+    return link_kernels(trace, find_steps(trace).table, on_cpu=classify_run(trace).startswith("cpu"))[0]
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def test_a_gradient_penalty_repeats_nothing(network: Any, tmp_path: Path) -> Non
 def test_recomputed_time_of_a_real_run(traces: Path) -> None:
     """TraceLens counts 4.122 ms of recomputed kernels; it leaves out the memsets that some convolutions begin with."""
     name = "mi300x_resnet18_ddp8_actckpt_train_rank0"
-    trace = read(traces / f"{name}.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / f"{name}.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     kernels = trace.kernels.join(trace.ops.select(pl.col("id").alias("op"), "recompute"), on="op").filter("recompute")
     assert dict(kernels.group_by("kind").len().rows()) == {"kernel": 591, "memset": 24}
-    found = intervals.of(kernels.filter(pl.col("kind") == "kernel"))
+    found = intervals.build_spans(kernels.filter(pl.col("kind") == "kernel"))
     told = reference(traces, name)["tracelens"]["gpu_timeline_ms"]["recompute"]["busy_time"]
     assert float((found[:, 1] - found[:, 0]).sum()) / 1e6 == pytest.approx(told, rel=1e-5)

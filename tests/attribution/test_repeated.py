@@ -10,12 +10,11 @@ import polars as pl
 import pytest
 from handmade import linked, op, steps
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.pairing import pair
-from gpudiag.attribution.repeated import forward_of_repeated
+from gpudiag.attribution.autograd import find_repeated_forward, pair_forward_ops
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 X = [[8, 8]]
@@ -31,7 +30,7 @@ def repeats(*events: Event) -> list[tuple[str, float | None]]:
     """Return (name, start in us of the forward op) of each repeated aten op."""
     trace = linked(*steps(0, 1000), *events)
     names = trace.ops["name"].cast(pl.String)
-    found = forward_of_repeated(trace.ops, pair(trace.ops), names.str.starts_with("aten::").to_numpy())
+    found = find_repeated_forward(trace.ops, pair_forward_ops(trace.ops), names.str.starts_with("aten::").to_numpy())
     again = trace.ops["recompute"].to_numpy()
     starts = trace.ops["start_ns"].to_list()
     return [(names[int(row)], starts[found[row]] / 1000 if found[row] >= 0 else None) for row in np.flatnonzero(again)]
@@ -89,15 +88,15 @@ def test_a_node_without_a_forward_repeats_nothing() -> None:
 
 
 def _real(traces: Path, name: str) -> Trace:
-    trace = read(traces / name)
-    return link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / name)
+    return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 
 def test_a_real_training_repeats_what_its_record_says(traces: Path) -> None:
     """Shapes were recorded in the backward thread of this one: each op found has the inputs of the op that repeats it."""
     trace = _real(traces, "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     work = trace.ops["name"].cast(pl.String).is_in(["aten::miopen_convolution", "aten::miopen_batch_norm", "aten::clamp_min_"]).to_numpy()
-    found = forward_of_repeated(trace.ops, pair(trace.ops), work)
+    found = find_repeated_forward(trace.ops, pair_forward_ops(trace.ops), work)
     again = np.flatnonzero(trace.ops["recompute"].to_numpy() & work)
     assert len(again) > 100
     assert (found[again] >= 0).all()

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 from handmade import op, steps, trace
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.sites import Sites, find_sites
+from gpudiag.attribution.call_sites import Sites, find_sites
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
 
@@ -20,7 +20,7 @@ def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
 
 def window(*events: dict[str, Any]) -> Trace:
     made = trace(*events)
-    return link(made, find_steps(made).table, on_cpu=True)[0]
+    return link_kernels(made, find_steps(made).table, on_cpu=True)[0]
 
 
 def sites(timing: Trace, other: Trace | None = None) -> Sites:
@@ -66,7 +66,7 @@ def test_a_missing_site_of_a_backward_op_is_that_of_the_node_above() -> None:
 @pytest.mark.parametrize("root", ["", "/home/me/env/lib/python3.12/site-packages/"])
 def test_the_loop_of_the_demo_is_the_users_and_the_rest_of_gpudiag_is_not(root: str) -> None:
     frames = [
-        frame(f"{root}gpudiag/cli/demo.py(25): demo", 0, 100),
+        frame(f"{root}gpudiag/cli/machine.py(25): demo", 0, 100),
         frame(f"{root}gpudiag/api/__init__.py(140): demo", 1, 99),
         frame(f"{root}gpudiag/capture/demo.py(180): _train", 2, 60),
         frame(f"{root}gpudiag/capture/session.py(90): steps", 12, 30),

@@ -10,7 +10,7 @@ import pytest
 from handmade import call, kernel, mark, op, trace
 
 from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, Steps, find_steps
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 
@@ -234,6 +234,6 @@ def test_recordings_of_torch(work: Any, source: str, tmp_path: Path) -> None:
     with profile(activities=[ProfilerActivity.CPU]) as recorder:
         work(9)
     recorder.export_chrome_trace(str(tmp_path / "trace.json"))
-    steps = find_steps(read(tmp_path / "trace.json"))
+    steps = find_steps(read_trace(tmp_path / "trace.json"))
     assert steps.source.startswith(source)
     assert steps.table.height in (8, 9)

@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 from handmade import call, kernel, mark, op, steps, trace
 
-from gpudiag.attribution import step_sources
-from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, find_steps, step_of
+from gpudiag.attribution import steps as steps_module
+from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, assign_steps, find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 US = 1000
 
@@ -71,15 +71,15 @@ def test_a_users_annotation_is_no_step() -> None:
 def test_step_of_is_half_open_and_null_outside() -> None:
     table = find_steps(trace(mark("ProfilerStep#1", 10, 20), mark("ProfilerStep#2", 20, 30), mark("ProfilerStep#9", 40, 50))).table
     moments = np.array([9999, 10_000, 19_999, 20_000, 30_000, 45_000, 50_000])
-    assert step_of(table, moments).to_list() == [None, 0, 0, 1, None, 2, None]
+    assert assign_steps(table, moments).to_list() == [None, 0, 0, 1, None, 2, None]
 
 
 SOURCES = {
-    "optimizer": step_sources.by_optimizer,
-    "loader": step_sources.by_loader,
-    "annotation": step_sources.by_annotation,
-    "kernels": lambda trace: step_sources.by_period(trace, on_cpu=False),
-    "ops": lambda trace: step_sources.by_period(trace, on_cpu=True),
+    "optimizer": steps_module.cut_by_optimizer,
+    "loader": steps_module.cut_by_loader,
+    "annotation": steps_module.cut_by_annotation,
+    "kernels": lambda trace: steps_module.cut_by_period(trace, on_cpu=False),
+    "ops": lambda trace: steps_module.cut_by_period(trace, on_cpu=True),
 }
 MARKED = {
     "a100_dlrm_train_rank3of8": set(SOURCES),
@@ -97,7 +97,7 @@ def unmarked(trace: Trace) -> Trace:
 @pytest.mark.parametrize("name", MARKED)
 def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name: str) -> None:
     """One cut a mark, at the same place of each step up to a tenth of it, and the same median duration within 2 %."""
-    trace = read(traces / f"{name}.json.gz")
+    trace = read_trace(traces / f"{name}.json.gz")
     marked = find_steps(trace).table
     starts, lengths = marked["start_ns"].to_numpy(), (marked["end_ns"] - marked["start_ns"]).to_numpy()
     for source, find in SOURCES.items():
@@ -114,13 +114,13 @@ def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name
 
 
 def test_a_training_run_without_marks_is_cut_by_its_optimizer(traces: Path) -> None:
-    found = find_steps(read(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
+    found = find_steps(read_trace(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
     assert (found.source, found.table.height, found.table["analysed"].sum()) == ("optimizer steps", 29, 27)
     assert "40 % of the recording" in found.warnings[-1]  # the first iteration starts the workers and takes 4.8 of 14.4 s
 
 
 def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:
-    found = find_steps(read(traces / "a100-80g_sam_fast_compiled_cudagraph.json.gz"))
+    found = find_steps(read_trace(traces / "a100-80g_sam_fast_compiled_cudagraph.json.gz"))
     assert (found.source, found.table.height) == ("annotations 'generate_masks N N N'", 21)
 
 
@@ -128,4 +128,4 @@ def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:
     "name", ["h100_qwen1.5-0.5b_prefill", "h100_timesformer_video", "mi210_gpu_only_no_ops", "mi300x_flux1_xdit_compiled"]
 )
 def test_the_layers_of_a_real_model_are_not_taken_for_steps(traces: Path, name: str) -> None:
-    assert find_steps(unmarked(read(traces / f"{name}.json.gz"))).source == WHOLE_TRACE
+    assert find_steps(unmarked(read_trace(traces / f"{name}.json.gz"))).source == WHOLE_TRACE

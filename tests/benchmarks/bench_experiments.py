@@ -34,9 +34,9 @@ from recorded_ab import (
 )
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.search import DESCRIBED, Measured, fractional, ordered
-from gpudiag.experiment.stats import compared, mean_interval
-from gpudiag.model.experiment import Comparison, FixCall, Pair, pair_log_ratio
+from gpudiag.experiment.search import DESCRIBED_CONFLICTS, CachedMeasure, search_fractional, search_ordered
+from gpudiag.experiment.stats import compute_mean_interval, judge_pairs
+from gpudiag.model.experiment import Comparison, FixCall, Pair, compute_pair_log_ratio
 
 DRAWN, BOOTSTRAP, EFFECT = 300, 500, 1.05
 SEEDS = range(200)
@@ -54,13 +54,13 @@ def sequential(pairs: Sequence[Pair]) -> Interval:
 
 def four(pairs: Sequence[Pair]) -> Interval:
     """The same with one look at four pairs."""
-    return _ends(compared(pairs[:4], Design(looks=(4,))))
+    return _ends(judge_pairs(pairs[:4], Design(looks=(4,))))
 
 
 def peeking(pairs: Sequence[Pair]) -> Interval:
     """Naive: Student's t at 5 %, again at every look until it is significant."""
     for look in Design().looks:
-        _, low, high, p = mean_interval(_ratios(pairs[:look]), 0.05)
+        _, low, high, p = compute_mean_interval(_ratios(pairs[:look]), 0.05)
         if p < 0.05:
             break
     return low, high, look
@@ -88,7 +88,7 @@ def _ends(found: Comparison) -> Interval:
 
 
 def _ratios(pairs: Sequence[Pair]) -> list[float]:
-    return [ratio for pair in pairs if (ratio := pair_log_ratio(pair)) is not None]
+    return [ratio for pair in pairs if (ratio := compute_pair_log_ratio(pair)) is not None]
 
 
 def claims(pool: str, pairs: Sequence[Pair]) -> list[str]:
@@ -129,7 +129,7 @@ def steps_as_unit(pool: str) -> str:
 def real_effect() -> str:
     """Return what is found of the effect that was really there, and how often the interval holds it."""
     pairs = token_pairs("b2_tokeneffect")
-    everything = compared(pairs, Design(looks=(len(pairs),)))
+    everything = judge_pairs(pairs, Design(looks=(len(pairs),)))
     drawn = [sequential(group) for group in resampled(pairs, 12, DRAWN)]
     found = sum(low > 0 for low, _, _ in drawn) / DRAWN
     covered = sum(low <= math.log(everything.ratio or 0) <= high for low, high, _ in drawn) / DRAWN
@@ -144,17 +144,17 @@ def real_effect() -> str:
 Set = tuple[FixCall, ...]
 
 
-def singles(order: Sequence[FixCall], _: object, tried: Measured) -> Set:
+def singles(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
     """Naive: test each fix alone, stack the winners."""
     return tuple(one for one in order if (tried((one,)) or 0) > 0)
 
 
-def everything(order: Sequence[FixCall], _: object, tried: Measured) -> Set:
+def everything(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
     """Naive: all at once."""
     return tuple(order)
 
 
-def one_pass(order: Sequence[FixCall], _: object, tried: Measured) -> Set:
+def one_pass(order: Sequence[FixCall], _: object, tried: CachedMeasure) -> Set:
     """Naive: keep if better, without leaving out and without a retry."""
     stack: Set = ()
     for one in order:
@@ -184,22 +184,22 @@ def _losses(truth: dict[frozenset[FixCall], float], search: Callable[..., Set], 
     best, table = max(truth.values()), []
     for seed in seeds:
         random = np.random.default_rng(seed)
-        tried = Measured(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
-        found = frozenset(search(order, DESCRIBED, tried))
+        tried = CachedMeasure(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
+        found = frozenset(search(order, DESCRIBED_CONFLICTS, tried))
         useless = sum(truth[found] - truth[found - {one}] < 0.002 for one in found)
         table.append((1 - math.exp(truth[found] - best), tried.count, useless))
     return [float(value) for value in np.mean(table, axis=0)]
 
 
 def _with_margin(margin: float) -> Callable[..., Set]:
-    return lambda order, conflicts, tried: ordered(order, conflicts, tried, margin=margin)
+    return lambda order, conflicts, tried: search_ordered(order, conflicts, tried, margin=margin)
 
 
 SEARCHES: dict[str, Callable[..., Set]] = {
-    "gpudiag ordered": ordered,
+    "gpudiag ordered": search_ordered,
     "gpudiag ordered, margin 0.5 %": _with_margin(0.005),
     "gpudiag ordered, margin 1 %": _with_margin(0.01),
-    "gpudiag fractional": fractional,
+    "gpudiag fractional": search_fractional,
     "winners of single tests": singles,
     "one pass": one_pass,
     "all at once": everything,

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import kills
 from dashclient import small_bundle
 
-from gpudiag.experiment.alone import PLACE
+from gpudiag.experiment.isolation import LOCKS_VARIABLE
 
 SHARES = {"recordings": 0.45, "reports": 0.3, "experiments": 0.25}
 
@@ -36,7 +36,7 @@ def reports(folder: Path, count: int, seed: int) -> Counter[str]:
 
 def experiments(folder: Path, count: int, seed: int) -> Counter[str]:
     """Return what was seen of killed experiments."""
-    os.environ[PLACE] = str(folder)  # another experiment on this machine costs time alone
+    os.environ[LOCKS_VARIABLE] = str(folder)  # another experiment on this machine costs time alone
     made = kills.places(folder)
     return kills.experiments(lambda: next(made), count, seed)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from gpudiag.experiment.stats import holm
+from gpudiag.experiment.stats import apply_holm
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGETS, SAMPLES = ROOT / "tests" / "benchmarks" / "targets", ROOT / "samples"
@@ -139,7 +139,7 @@ def claims(folder: Path) -> str:
     same = [outcome(named, folder) for named in EXPERIMENTS if named.expected == "no claim"]
     done = [found for found in same if found.get("p") is not None]
     raw = sum(found["verdict"] in ("faster", "slower") for found in done)
-    left = sum(holm([found["p"] for found in done]))
+    left = sum(apply_holm([found["p"] for found in done]))
     return f"A/A: {len(done)} of {len(same)} measured, {raw} raw false claims, {left} after Holm"
 
 

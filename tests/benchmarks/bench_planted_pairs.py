@@ -26,9 +26,9 @@ from replayed import study
 
 import gpudiag
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.timeline.whatif.registry import parse
+from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 STEPS, SETTLED = 20, 5
 WIDTH, BATCH = 768, 1024
@@ -121,7 +121,7 @@ def _recorded(training: Training, fault: Callable[[Training], None]) -> Study:
     bundle = open_bundle(path, None)
     timing = bundle.window("timing")
     assert timing is not None
-    return study(read(timing), bundle.host_marks, training.batch)
+    return study(read_trace(timing), bundle.host_marks, training.batch)
 
 
 PAIRS: dict[str, tuple[Callable[[Training], None], dict[str, Any], dict[str, Any], str]] = {
@@ -140,7 +140,7 @@ def _row(name: str, folder: Path) -> str:
     fault, bad, good, change = PAIRS[name]
     ballast = [[number] for number in range(1_500_000)] if change == "gc=0" else []  # what a collection has to look at
     slow, fast = Training(folder, **bad), Training(folder, **good)
-    what_if = _recorded(slow, fault).what_if(parse([change]))
+    what_if = _recorded(slow, fault).what_if(parse_settings([change]))
     after = _timed(fast)
     ballast.clear()
     before, changed = (statistics.median(step[place] for step in what_if.per_step_ns) for place in (1, 2))

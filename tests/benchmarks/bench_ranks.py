@@ -89,29 +89,33 @@ def summed_up(folder: Path, workers: int) -> Job:
     """Return what it costs to sum up and compare the ranks in `folder` with so many workers (0: in this process)."""
     import resource
 
-    from gpudiag.api import jobs, pool
+    from gpudiag.api import jobs
+    from gpudiag.api import workers as workers_module
     from gpudiag.api.ranks import find_ranks
-    from gpudiag.api.unread import Unread
-    from gpudiag.api.worker import function
-    from gpudiag.job.build import find_job
-    from gpudiag.job.stack import Pile
-    from gpudiag.job.wire import decode
+    from gpudiag.api.workers import UnreadRank, import_function
+    from gpudiag.job.job import compare_rank_summaries
+    from gpudiag.job.message_table import MessageTableBuilder
+    from gpudiag.job.rank_summary import decode_summary
 
     recording = find_ranks([str(folder)])
     requests = [msgspec.json.encode(item) for item in recording.ranks]
-    how: Any = partial(pool.in_processes, processes=workers) if workers else lambda name, requests: pool.here(function(name), requests)
+    how: Any = (
+        partial(workers_module.run_in_processes, processes=workers)
+        if workers
+        else lambda name, requests: workers_module.run_here(import_function(name), requests)
+    )
     with _Watched() as watched:
         begun = time.perf_counter()
         found = [answer for _, answer in how(jobs.SUMMARISE, requests)]
         wall_s = time.perf_counter() - begun
-    unread = [answer for answer in found if isinstance(answer, Unread)]
+    unread = [answer for answer in found if isinstance(answer, UnreadRank)]
     if unread:
         raise SystemExit(f"{len(unread)} ranks were not read: {unread[0].message}")
     begun = time.process_time()
-    pile = Pile()
+    pile = MessageTableBuilder()
     for answer in found:
-        pile.add(decode(answer))
-    find_job(pile.stack(), {})
+        pile.add(decode_summary(answer))
+    compare_rank_summaries(pile.stack(), {})
     compare_s = time.process_time() - begun
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     parent_mb = own.ru_maxrss * 1024 / 1e6
@@ -201,9 +205,9 @@ def gunzip_line(path: Path) -> str:
 
 def markdown(counts: Sequence[int] = COUNTS, workers: int | None = None) -> list[str]:
     """Return the measurement as lines of Markdown: what is replicated, the table, the targets."""
-    from gpudiag.api.pool import usable_cores
+    from gpudiag.api.workers import count_usable_cores
 
-    found = measured(counts, workers or usable_cores())
+    found = measured(counts, workers or count_usable_cores())
     with tempfile.TemporaryDirectory(prefix="gpudiag-bench-") as scratch:
         base = bases(Path(scratch))
         what = f"a real job of {len(base)} ranks" if JOB.is_dir() else "a synthetic trace"

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 
 from gpudiag.api import analysis as api
-from gpudiag.attribution.device import busiest, kind_of_run
-from gpudiag.attribution.links import link
+from gpudiag.attribution.device import classify_run, find_busiest_device
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.timeline.graph import build_all, graph_warnings
-from gpudiag.timeline.replay import replay_trust
+from gpudiag.model import trace as trace_module
+from gpudiag.timeline.graph import build_all_graphs, list_graph_warnings
+from gpudiag.timeline.replay import measure_replay_trust
 from gpudiag.timeline.syncs import find_syncs
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 HEAD = (
     "| trace | step | role | nodes | measured ms | replayed ms | error % | free % "
@@ -30,18 +30,18 @@ HEAD = (
 
 def rows(path: str) -> Iterator[str]:
     """Yield the rows of one trace; the seconds are for all its graphs and their replay together."""
-    trace = read(path)
-    run, name = kind_of_run(trace), path.rpartition("/")[2].removesuffix(".json.gz")
+    trace = read_trace(path)
+    run, name = classify_run(trace), path.rpartition("/")[2].removesuffix(".json.gz")
     steps = find_steps(trace).table
-    trace, _ = link(trace, steps, on_cpu=run == "cpu")
+    trace, _ = link_kernels(trace, steps, on_cpu=run == "cpu")
     if run == "gpu":
-        trace = api._one_device(trace, busiest(trace.kernels)[0])
-    syncs = find_syncs(trace, steps) if run == "gpu" else tables.empty("syncs")
+        trace = api._select_device(trace, find_busiest_device(trace.kernels)[0])
+    syncs = find_syncs(trace, steps) if run == "gpu" else trace_module.build_empty_table("syncs")
     began = time.perf_counter()
-    graphs, run_graph = build_all(trace, steps, tables.empty("idle"), syncs, run == "cpu")
-    trust = replay_trust(graphs, steps, run_graph)
+    graphs, run_graph = build_all_graphs(trace, steps, trace_module.build_empty_table("idle"), syncs, run == "cpu")
+    trust = measure_replay_trust(graphs, steps, run_graph)
     took = time.perf_counter() - began
-    for why in graph_warnings(trace, steps, on_cpu=run == "cpu"):
+    for why in list_graph_warnings(trace, steps, on_cpu=run == "cpu"):
         yield f"| {name} | {why} |"
     run_step = trust.run if trust and run_graph is not None and run_graph.step_count > 1 else None
     found = [*zip(graphs, trust.steps if trust else (), strict=True), *([(run_graph, run_step)] if run_step else [])]

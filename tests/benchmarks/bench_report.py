@@ -30,7 +30,7 @@ SMALL_MB = 25.0
 
 CACHE = ".gpudiag-cache"
 
-READ_CODE = "import sys; from pathlib import Path; from gpudiag.trace import read; read(Path(sys.argv[1]))"
+READ_CODE = "import sys; from pathlib import Path; from gpudiag.trace import read_trace; read_trace(Path(sys.argv[1]))"
 SIZE_CODE = (
     "import sys; from isal import igzip; f = igzip.open(sys.argv[1]); print(sum(len(b) for b in iter(lambda: f.read(1 << 24), b'')))"
 )

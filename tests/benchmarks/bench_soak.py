@@ -177,7 +177,7 @@ def tell(arm: str, found: dict[str, Any], plan: Plan) -> bool:
 def faults(path: Path, plan: Plan) -> list[str]:
     """Return what a bundle lacks of a run of `plan`: steps, windows, a clean end."""
     from gpudiag.capture.bundle import open_bundle
-    from gpudiag.trace import read
+    from gpudiag.trace import read_trace
 
     bundle = open_bundle(path)
     found = list(bundle.warnings)
@@ -187,7 +187,7 @@ def faults(path: Path, plan: Plan) -> list[str]:
     if len(recorded) != plan.windows + 1 or len(bundle.windows()) != len(recorded):
         found.append(f"{len(recorded)} of {plan.windows + 1} windows")
     for window, file in zip(recorded.values(), bundle.windows(), strict=False):
-        trace = read(file)
+        trace = read_trace(file)
         if trace.ops.is_empty() or window.steps != window.planned:
             found.append(f"window {window.index}: {trace.ops.height} ops, {window.steps} steps")
     left = [str(one.relative_to(path)) for one in path.rglob(".*") if one.parent.name != "cache"]  # whose marks stay

@@ -26,7 +26,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     for count in (2, 8, 64, 512):
         found = jobviews.job(count, **(jobviews.shapes() if count == 8 else {}))
         made[count] = folder / f"{count}.html"
-        made[count].write_text(html.render(jobviews.with_job(sample.report(), found)), encoding="utf-8")
+        made[count].write_text(html.render_html(jobviews.with_job(sample.report(), found)), encoding="utf-8")
     return made
 
 

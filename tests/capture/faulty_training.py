@@ -47,11 +47,11 @@ def _nvml(**options: Any) -> Callable[[], None]:
     def plant() -> None:
         from fakenvml import FakeNvml, identity
 
-        from gpudiag.capture import standard
-        from gpudiag.capture.telemetry.part import Telemetry
+        from gpudiag.capture import standard_parts
+        from gpudiag.capture.telemetry.sampler import Telemetry
 
         lib = FakeNvml("h100_sxm", **options)
-        standard.Telemetry = lambda hz: Telemetry(hz, load_nvml=lambda: lib, device=lambda: identity("h100_sxm"))  # type: ignore[misc,assignment]
+        standard_parts.Telemetry = lambda hz: Telemetry(hz, load_nvml=lambda: lib, device=lambda: identity("h100_sxm"))  # type: ignore[misc,assignment]
 
     return plant
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.accumulation import Accumulation, _ordinal
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
+from gpudiag.capture.standard_parts import Accumulation, _format_ordinal
 from gpudiag.capture.steps import StepRow
 
 
@@ -59,6 +59,6 @@ def test_the_note_is_in_the_manifest_only(
 
 
 def test_ordinals() -> None:
-    assert [_ordinal(number) for number in (2, 3, 4, 11, 12, 21, 22, 23, 112)] == [
+    assert [_format_ordinal(number) for number in (2, 3, 4, 11, 12, 21, 22, 23, 112)] == [
         "second", "third", "4th", "11th", "12th", "21st", "22nd", "23rd", "112th",
     ]  # fmt: skip

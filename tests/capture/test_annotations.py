@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch.autograd.profiler import record_function
 
-from gpudiag.capture.annotations import Annotations
 from gpudiag.capture.schedule import Planned
-from gpudiag.capture.window import Guard, ProfilerWindow
+from gpudiag.capture.torch_profiler import OpenAnnotations, ProfilerGuard, ProfilerWindow
 
 KEEPS = {"MALLOC_MMAP_THRESHOLD_": "33000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 """Have glibc give freed memory to the next who asks: a write into it is then seen, every time (torch 2.13)."""
@@ -33,7 +32,7 @@ def _nothing_is_left_wrapped() -> Any:
 
 def recording() -> ProfilerWindow:
     """Return a window that records its first step."""
-    window = ProfilerWindow(Planned(0, "timing", 1, 3), 0, guard=Guard(lambda: None))
+    window = ProfilerWindow(Planned(0, "timing", 1, 3), 0, guard=ProfilerGuard(lambda: None))
     window.start()
     assert record_function.__enter__ is own, "nothing is wrapped during the warm-up: no annotation is recorded there"
     window.step()
@@ -81,7 +80,7 @@ def test_those_of_a_recording_that_cannot_be_stopped_are_ended_too(monkeypatch: 
     mark = record_function("mine")
     mark.__enter__()
     monkeypatch.setattr(window._profiler, "stop", lambda: 1 / 0)
-    monkeypatch.setattr("gpudiag.capture.annotations._end", ended.append)
+    monkeypatch.setattr("gpudiag.capture.torch_profiler._end_annotation", ended.append)
     with pytest.raises(ZeroDivisionError):
         window.stop()
     assert mark in ended
@@ -89,7 +88,7 @@ def test_those_of_a_recording_that_cannot_be_stopped_are_ended_too(monkeypatch: 
 
 
 def test_an_annotation_of_another_kind_is_left_alone() -> None:
-    watching = Annotations()
+    watching = OpenAnnotations()
     watching.watch()
     strange = record_function("strange")
     strange.__enter__()

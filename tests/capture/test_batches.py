@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
-from gpudiag.capture.window import ProfilerWindow
+from gpudiag.capture.torch_profiler import ProfilerWindow
 
 
 class Bad(Dataset):  # type: ignore[type-arg]

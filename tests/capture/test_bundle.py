@@ -11,16 +11,16 @@ import polars as pl
 import pytest
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.folder import is_bundle
-from gpudiag.capture.parquet import encode
+from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.capture.segments import encode_segment
 from gpudiag.errors import InputError
-from gpudiag.model import tables
+from gpudiag.model import trace
 
 
 def test_a_finished_bundle(recorded: Path) -> None:
     bundle = open_bundle(recorded)
-    tables.check("step_records", bundle.step_records)
-    tables.check("host_marks", bundle.host_marks)
+    trace.check_table("step_records", bundle.step_records)
+    trace.check_table("host_marks", bundle.host_marks)
     assert bundle.manifest.finished
     assert bundle.warnings == ()
     assert bundle.ranks == (0,)
@@ -57,9 +57,9 @@ def test_damaged_segments_and_leftovers_cost_only_themselves(recorded: Path) -> 
 @pytest.mark.parametrize("time", [2**63 - 1, -(2**63), 2**62 + 1])
 def test_a_segment_with_a_time_that_no_clock_has_is_left_out(recorded: Path, time: int) -> None:
     before = open_bundle(recorded)
-    row = {name: [None] for name in tables.schema("telemetry")} | {"t_ns": [time]}
+    row = {name: [None] for name in trace.build_table_schema("telemetry")} | {"t_ns": [time]}
     (recorded / "telemetry" / "rank0").mkdir(parents=True, exist_ok=True)
-    (recorded / "telemetry" / "rank0" / "000077.parquet").write_bytes(encode("telemetry", row))
+    (recorded / "telemetry" / "rank0" / "000077.parquet").write_bytes(encode_segment("telemetry", row))
     bundle = open_bundle(recorded)
     assert bundle.telemetry.equals(before.telemetry)
     assert bundle.warnings == (*before.warnings, "telemetry/rank0/000077.parquet could not be read and is left out")
@@ -69,8 +69,8 @@ def test_missing_folders_give_empty_tables(recorded: Path) -> None:
     for name in ("steps", "marks", "trace"):
         shutil.rmtree(recorded / name)
     bundle = open_bundle(recorded)
-    assert bundle.step_records.equals(tables.empty("step_records"))
-    assert bundle.host_marks.equals(tables.empty("host_marks"))
+    assert bundle.step_records.equals(trace.build_empty_table("step_records"))
+    assert bundle.host_marks.equals(trace.build_empty_table("host_marks"))
     assert bundle.windows() == ()
     assert bundle.window("timing") is None
 

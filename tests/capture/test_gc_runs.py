@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 
-from gpudiag.capture import gc_runs
+from gpudiag.capture import host_marks
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.gc_runs import Collections
+from gpudiag.capture.host_marks import GcRuns
 from gpudiag.capture.session import Session
 
 
 def test_runs_have_their_generation_and_duration() -> None:
     cycles: list[list[int]] = [[] for _ in range(100_000)]
-    found, before = Collections(), list(gc.callbacks)
+    found, before = GcRuns(), list(gc.callbacks)
     found.attach()
     begun = time.time_ns()
     gc.collect()
@@ -45,8 +45,8 @@ def test_runs_have_their_generation_and_duration() -> None:
 
 
 def test_what_is_lost_is_counted_and_no_run_is_put_together_from_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc_runs, "MAX_EVENTS", 5)
-    found = Collections()
+    monkeypatch.setattr(host_marks, "MAX_GC_EVENTS", 5)
+    found = GcRuns()
     gc.disable()
     found.attach()
     try:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from inductor_text import CPP, OLD_TRITON, TRITON
 
-from gpudiag.capture.graph_text import read_graph
-from gpudiag.capture.kernel_text import read_cpp, read_triton
-from gpudiag.model.inductor import GeneratedKernel, KernelBuffer
+from gpudiag.capture.inductor import read_cpp, read_graph, read_triton
+from gpudiag.model.bundle import GeneratedKernel, KernelBuffer
 
 
 def test_a_graph_of_triton_kernels() -> None:

@@ -16,9 +16,9 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.capture import inductor
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.graph_text import read_graph
+from gpudiag.capture.inductor import read_graph
 from gpudiag.capture.session import Session
-from gpudiag.model.inductor import INDUCTOR_VERSION, CompiledGraph, InductorCode
+from gpudiag.model.bundle import INDUCTOR_VERSION, CompiledGraph, InductorCode
 
 
 class CompiledFxGraph:
@@ -39,7 +39,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> type[CompiledFxGraph]:
 
 def test_live_graphs_are_found(compiled: type[CompiledFxGraph]) -> None:
     alive = compiled("fabc", CPP), compiled("fdef", TRITON)
-    code, problem = inductor.collect()
+    code, problem = inductor.collect_generated_code()
     assert code is not None
     assert {graph.key: graph.kernels for graph in code.graphs} == {"fabc": read_graph(CPP), "fdef": read_graph(TRITON)}
     assert problem == ""
@@ -47,12 +47,12 @@ def test_live_graphs_are_found(compiled: type[CompiledFxGraph]) -> None:
 
 
 def test_no_compiled_graph_leaves_no_trace(compiled: type[CompiledFxGraph]) -> None:
-    assert inductor.collect() == (None, "")
+    assert inductor.collect_generated_code() == (None, "")
 
 
 def test_graphs_of_another_format_are_one_warning(compiled: type[CompiledFxGraph]) -> None:
     alive = [compiled("fabc", CPP), compiled("fbad", "def call(:"), compiled(None, 7), compiled("fnone", None)]
-    code, problem = inductor.collect()
+    code, problem = inductor.collect_generated_code()
     assert code is not None
     assert [graph.key for graph in code.graphs] == ["fabc"]
     assert problem == f"the generated code of 3 of {len(alive)} compiled graphs could not be read"
@@ -74,7 +74,7 @@ def test_a_failure_is_a_warning_and_the_bundle_is_whole(monkeypatch: pytest.Monk
     def fail() -> None:
         raise RuntimeError("internals changed")
 
-    monkeypatch.setattr(inductor, "collect", fail)
+    monkeypatch.setattr(inductor, "collect_generated_code", fail)
     with pytest.warns(RuntimeWarning, match="torch.compile generated could not be read"), Session(tmp_path / "run"):
         pass
     bundle = open_bundle(tmp_path / "run")

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpudiag.capture import inside
-from gpudiag.capture.phases.padding import padding_of
-from gpudiag.capture.samples import samples_of
+from gpudiag.capture import batch_contents
+from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.padding import count_padding
 
 ran: list[str] = []
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
@@ -74,8 +74,8 @@ class Mode(TorchFunctionMode):
 @pytest.mark.parametrize("base", [object, dict, list, tuple, set, UserDict, OrderedDict, Exception])
 def test_objects_that_object_are_unknown(base: type) -> None:
     item = base.__new__(hostile(base))
-    assert (samples_of(item), padding_of(item)) == (None, None)
-    assert (samples_of([item]), padding_of([item])) == (None, None)
+    assert (count_samples(item), count_padding(item)) == (None, None)
+    assert (count_samples([item]), count_padding([item])) == (None, None)
 
 
 def test_a_metaclass_is_not_asked() -> None:
@@ -83,39 +83,39 @@ def test_a_metaclass_is_not_asked() -> None:
         pass
 
     item = object.__new__(Item)
-    assert (samples_of((item, torch.ones(3))), padding_of(item)) == (3, None)
+    assert (count_samples((item, torch.ones(3))), count_padding(item)) == (3, None)
 
 
 def test_what_stands_in_them_is_found() -> None:
     batch = hostile(dict)()
     dict.__setitem__(batch, "attention_mask", MASK)
-    assert (samples_of(batch), padding_of(batch)) == (2, (6, 3))
-    assert samples_of(list.__new__(hostile(list))) is None
+    assert (count_samples(batch), count_padding(batch)) == (2, (6, 3))
+    assert count_samples(list.__new__(hostile(list))) is None
     items = hostile(list)()
     list.append(items, torch.ones(4))
-    assert samples_of(items) == 4
-    assert samples_of(tuple.__new__(hostile(tuple), (torch.ones(5),))) == 5
+    assert count_samples(items) == 4
+    assert count_samples(tuple.__new__(hostile(tuple), (torch.ones(5),))) == 5
     named = Named(MASK, 1)
-    assert (samples_of(named), padding_of(named)) == (2, (6, 3))
-    assert samples_of([{"a": 1, "b": torch.ones(7)}]) == 7
+    assert (count_samples(named), count_padding(named)) == (2, (6, 3))
+    assert count_samples([{"a": 1, "b": torch.ones(7)}]) == 7
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_tensors_of_every_class() -> None:
-    assert samples_of(torch.ones(3).as_subclass(OwnFunction)) == 3
-    assert samples_of(OwnDispatch()) is None
-    assert samples_of(torch.nn.Parameter(torch.ones(2, 2))) == 2
-    assert samples_of(torch.tensor(1.0)) is None
-    assert samples_of(torch.eye(3).to_sparse()) == 3
+    assert count_samples(torch.ones(3).as_subclass(OwnFunction)) == 3
+    assert count_samples(OwnDispatch()) is None
+    assert count_samples(torch.nn.Parameter(torch.ones(2, 2))) == 2
+    assert count_samples(torch.tensor(1.0)) is None
+    assert count_samples(torch.eye(3).to_sparse()) == 3
     for layout in (torch.strided, torch.jagged):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
-        assert samples_of(nested) == 2
-        assert padding_of({"x": nested, "lengths": [2, 3]}) is None
+        assert count_samples(nested) == 2
+        assert count_padding({"x": nested, "lengths": [2, 3]}) is None
 
 
 def test_a_mode_of_the_programs_hears_nothing() -> None:
     with Mode():
-        assert (samples_of({"attention_mask": MASK}), padding_of({"attention_mask": MASK})) == (2, (6, 3))
+        assert (count_samples({"attention_mask": MASK}), count_padding({"attention_mask": MASK})) == (2, (6, 3))
 
 
 @pytest.mark.parametrize("batch", [{number: number for number in range(300_000)}, list(range(2_000_000)), [[0] * 100_000] * 100_000])
@@ -123,7 +123,7 @@ def test_the_size_of_a_batch_does_not_matter(batch: Any) -> None:
     times = []
     for _ in range(5):
         begun = time.perf_counter()
-        assert (samples_of(batch), padding_of(batch)) == (None, None)
+        assert (count_samples(batch), count_padding(batch)) == (None, None)
         times.append(time.perf_counter() - begun)
     assert min(times) < 0.005
 
@@ -131,13 +131,13 @@ def test_the_size_of_a_batch_does_not_matter(batch: Any) -> None:
 def test_a_batch_within_itself_ends() -> None:
     batch: list[Any] = []
     batch.extend([batch] * 100)
-    assert samples_of(batch) is None
+    assert count_samples(batch) is None
 
 
 def test_only_a_dict_is_taken_for_one() -> None:
     odd = UserDict()
     odd.__dict__["data"] = 3
-    assert inside.mapping(odd) is None
-    assert inside.contents("text") == []
-    assert len(inside.contents(range(9))) == 0
-    assert len(inside.contents([0] * 1000)) == inside.MOST
+    assert batch_contents.read_mapping(odd) is None
+    assert batch_contents.list_contents("text") == []
+    assert len(batch_contents.list_contents(range(9))) == 0
+    assert len(batch_contents.list_contents([0] * 1000)) == batch_contents.MAX_CONTENTS

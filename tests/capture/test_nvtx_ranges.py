@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.nvtx_ranges import DOMAIN, MAX_NAMED, Ranges
+from gpudiag.capture.standard_parts import MAX_NAMED_STEPS, NVTX_DOMAIN, Ranges
 from gpudiag.capture.steps import StepRow
 
 
@@ -60,7 +60,7 @@ class Context:
 @pytest.fixture
 def domain(monkeypatch: pytest.MonkeyPatch) -> Domain:
     made = Domain()
-    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(get_domain={DOMAIN: made}.__getitem__))
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(get_domain={NVTX_DOMAIN: made}.__getitem__))
     return made
 
 
@@ -134,9 +134,9 @@ def test_nothing_is_written_after_drop(domain: Domain) -> None:
 
 def test_a_million_steps_do_not_leave_a_million_names(domain: Domain) -> None:
     part = started()
-    for number in (MAX_NAMED - 1, MAX_NAMED, 10**6):
+    for number in (MAX_NAMED_STEPS - 1, MAX_NAMED_STEPS, 10**6):
         part.step_began(number, 0, 0)
-    assert domain.names[-3:] == [f"step {MAX_NAMED - 1}", "step", "step"]
+    assert domain.names[-3:] == [f"step {MAX_NAMED_STEPS - 1}", "step", "step"]
 
 
 def test_without_the_package_there_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:

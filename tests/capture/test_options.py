@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from gpudiag.capture.options import Options, checked
+from gpudiag.capture.schedule import Options, check_options
 from gpudiag.capture.session import Session
 from gpudiag.errors import UsageError
 
 
 def test_what_is_given_is_kept_and_the_rest_has_defaults() -> None:
-    found = checked({"skip": 0, "at_steps": [30, 10, 30], "on_signal": signal.SIGUSR1, "on_slow": 0.3})
+    found = check_options({"skip": 0, "at_steps": [30, 10, 30], "on_signal": signal.SIGUSR1, "on_slow": 0.3})
     assert found == Options(skip=0, at_steps=(10, 30), on_signal=int(signal.SIGUSR1), on_slow=0.3)
-    assert checked({"at_steps": 7}).at_steps == (7,)
-    assert checked({"at_steps": range(5, 7)}).at_steps == (5, 6)
-    assert checked({}) == Options()
+    assert check_options({"at_steps": 7}).at_steps == (7,)
+    assert check_options({"at_steps": range(5, 7)}).at_steps == (5, 6)
+    assert check_options({}) == Options()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_what_is_given_is_kept_and_the_rest_has_defaults() -> None:
 )
 def test_wrong_ones_are_refused_in_one_line(given: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
-        checked(given)
+        check_options(given)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

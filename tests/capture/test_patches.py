@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
 from gpudiag.capture.session import Session
 
 BACKWARD, SAVE = torch.Tensor.backward, torch.save

@@ -10,7 +10,7 @@ from types import FrameType
 
 import pytest
 
-from gpudiag.capture.putoff import put_off
+from gpudiag.capture.torch_profiler import defer_signals
 
 
 def press(number: int = signal.SIGINT) -> None:
@@ -27,7 +27,7 @@ def _handlers_are_put_back() -> Iterator[None]:
 def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
     reached = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        with put_off():
+        with defer_signals():
             press()
             reached.append("end")
         reached.append("behind")
@@ -35,7 +35,7 @@ def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
 
 
 def test_a_second_one_does_not_wait() -> None:
-    with pytest.raises(KeyboardInterrupt), put_off():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt), defer_signals():  # noqa: PT012
         press()
         press()
         pytest.fail("the second Ctrl-C was put off too")
@@ -49,7 +49,7 @@ def test_the_program_s_own_handler_is_called_with_its_signal(monkeypatch: pytest
 
     before = signal.signal(signal.SIGTERM, handler)
     try:
-        with put_off():
+        with defer_signals():
             press(signal.SIGTERM)
             assert seen == []
         assert seen == [(signal.SIGTERM, True)]
@@ -59,7 +59,7 @@ def test_the_program_s_own_handler_is_called_with_its_signal(monkeypatch: pytest
 
 
 def test_a_failure_inside_is_not_lost() -> None:
-    with pytest.raises(KeyboardInterrupt) as caught, put_off():  # noqa: PT012
+    with pytest.raises(KeyboardInterrupt) as caught, defer_signals():  # noqa: PT012
         press()
         raise ValueError("inside")
     assert isinstance(caught.value.__context__, ValueError)
@@ -68,14 +68,14 @@ def test_a_failure_inside_is_not_lost() -> None:
 def test_what_is_ignored_stays_ignored_and_other_threads_are_left_alone() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with put_off():
+        with defer_signals():
             press()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
 
     def elsewhere() -> None:
-        with put_off():
+        with defer_signals():
             seen.append(signal.getsignal(signal.SIGINT))
 
     seen: list[object] = []

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.autograd import profiler
 
-from gpudiag.capture import quiet
-from gpudiag.capture.patches import Patches
+from gpudiag.capture import torch_profiler
+from gpudiag.capture.hooks import Patches
 
 
 def level() -> str:
@@ -31,7 +31,7 @@ def test_the_level_stands_while_a_profiler_begins_and_a_chosen_one_stays(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
     monkeypatch.setattr(profiler, "_prepare_profiler", lambda: (level(), os.environ.get("KINETO_LOG_LEVEL")))
     patches = Patches()
-    quiet.keep_quiet(patches, errors_too=errors_too)
+    torch_profiler.silence_kineto(patches, errors_too=errors_too)
     try:
         assert profiler._prepare_profiler() == (found, chosen)
     finally:

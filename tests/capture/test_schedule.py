@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.options import Options
-from gpudiag.capture.schedule import ATTEMPTS, Schedule
+from gpudiag.capture.schedule import MAX_ATTEMPTS, Options, Schedule
 
 
 def schedule(skip: int, warm: int, record: int, sites: int, **options: Any) -> Schedule:
@@ -97,7 +96,7 @@ def test_no_more_than_max_windows_and_what_is_on_schedule_keeps_its_place() -> N
 
 def test_an_interrupted_window_starts_again_a_few_times_then_is_passed_over() -> None:
     found = schedule(0, 1, 4, 2)
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         assert found.slot.window == 0
         assert found.slot.first
         labels(found, 3)
@@ -113,7 +112,7 @@ def test_an_interrupted_window_starts_again_a_few_times_then_is_passed_over() ->
 def test_a_window_that_was_asked_for_is_tried_as_often_as_one_on_schedule() -> None:
     found = schedule(0, 1, 4, 0, repeat=0, at_steps=(3,))
     found.request("step 3")
-    for _ in range(ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         labels(found, 2)
         found.interrupt()
     assert found.slot.window is None
@@ -122,7 +121,7 @@ def test_a_window_that_was_asked_for_is_tried_as_often_as_one_on_schedule() -> N
 
 def test_an_interruption_before_the_first_step_of_a_window_costs_no_attempt() -> None:
     found = schedule(0, 1, 2, 0)
-    for _ in range(ATTEMPTS + 1):
+    for _ in range(MAX_ATTEMPTS + 1):
         found.interrupt()
     assert found.slot.first
 

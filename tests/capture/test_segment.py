@@ -11,21 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.capture.bundle import read_segment
-from gpudiag.capture.parquet import encode
-from gpudiag.capture.segment import NotASegmentError, decode, rows
-from gpudiag.model import tables
+from gpudiag.capture.segments import NotASegmentError, count_rows, decode_segment, encode_segment
+from gpudiag.model import trace
 
-SCHEMA = tables.schema("step_records")
+SCHEMA = trace.build_table_schema("step_records")
 COLUMNS = {
     name: [7, None] if dtype == pl.Int64() else ["a", None] if dtype == pl.String() else [0.5, None] for name, dtype in SCHEMA.items()
 }
-WRITTEN = encode("step_records", COLUMNS)
+WRITTEN = encode_segment("step_records", COLUMNS)
 
 
 @given(place=st.integers(0, len(WRITTEN) - 1), value=st.integers(0, 255))
 def test_a_changed_byte_gives_a_table_or_one_error(place: int, value: int) -> None:
     try:
-        found = decode(WRITTEN[:place] + bytes([value]) + WRITTEN[place + 1 :])
+        found = decode_segment(WRITTEN[:place] + bytes([value]) + WRITTEN[place + 1 :])
     except NotASegmentError:
         return
     assert found.height == 2
@@ -37,13 +36,13 @@ def test_what_is_cut_short_is_refused(tmp_path: Path, end: int) -> None:
     path.write_bytes(WRITTEN[:end])
     assert read_segment(path, SCHEMA) is None
     with pytest.raises(NotASegmentError):
-        rows(path)
+        count_rows(path)
 
 
 def test_rows_are_counted_from_the_end_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "000000.parquet"
     path.write_bytes(WRITTEN)
-    assert rows(path) == 2
+    assert count_rows(path) == 2
 
 
 def test_a_list_that_is_only_claimed_takes_no_memory(tmp_path: Path) -> None:

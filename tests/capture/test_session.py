@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from gpudiag.capture.batch_contents import count_samples
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.samples import samples_of
 from gpudiag.capture.session import Session
 from gpudiag.errors import MissingDependencyError, UsageError
 
@@ -313,7 +313,7 @@ def test_steps_inside_steps_and_step_inside_steps_do_not_count_twice(tmp_path: P
     ],
 )
 def test_samples_of_a_batch(batch: object, samples: int | None) -> None:
-    assert samples_of(batch) == samples
+    assert count_samples(batch) == samples
 
 
 # -- what else the process does -------------------------------------------------------------------------------------------
@@ -347,13 +347,13 @@ def test_collections_saves_and_writes_leave_marks(tmp_path: Path, make_loop: typ
 
 
 def test_waiting_for_the_disk_leaves_a_mark_where_the_loop_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpudiag.capture import writer
+    from gpudiag.capture import recording
 
     monkeypatch.setattr(os, "fsync", lambda _descriptor: time.sleep(0.001))
     with Session(tmp_path / "run") as prof:
         for _ in prof.steps(range(4)):
             os.fsync(1)
-            writer.write_atomic(tmp_path / "ours.json", b"{}")
+            recording.write_atomic(tmp_path / "ours.json", b"{}")
         aside = threading.Thread(target=lambda: os.fsync(1))
         aside.start()
         aside.join()
@@ -367,11 +367,11 @@ def test_files_that_gpudiag_opens_itself_leave_no_mark(tmp_path: Path) -> None:
     """Through the standard library too, and wherever they lie; the same call of the loop's own code leaves one."""
     import tempfile
 
-    from gpudiag.capture import writer
+    from gpudiag.capture import recording
 
     with Session(tmp_path / "run") as prof:
         for _ in prof.steps(range(3)):
-            writer.write_atomic(tmp_path / "elsewhere.json", b"{}")
+            recording.write_atomic(tmp_path / "elsewhere.json", b"{}")
             with tempfile.NamedTemporaryFile(suffix=".theirs"):
                 pass
     names = open_bundle(prof.path).host_marks.filter(kind="file_write")["name"].to_list()

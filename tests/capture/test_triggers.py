@@ -16,18 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.options import Options
+from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SignalFlag, SlowWatch, Triggers
+from gpudiag.capture.schedule import Options
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
-from gpudiag.capture.triggers import (
-    COOL_DOWN_STEPS,
-    RECENT_STEPS,
-    REFERENCE_STEPS,
-    SETTLE_STEPS,
-    SignalFlag,
-    SlowWatch,
-    Triggers,
-)
 
 START = SETTLE_STEPS + REFERENCE_STEPS
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gpudiag
-from gpudiag.capture.phases.part import Phases
+from gpudiag.capture.phases import Phases
 from gpudiag.capture.session import Session
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpudiag.capture.schedule import Planned
-from gpudiag.capture.window import Guard, ProfilerWindow
+from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 
 
 class Interrupted:
@@ -17,7 +17,7 @@ class Interrupted:
 
 
 def recording() -> ProfilerWindow:
-    window = ProfilerWindow(Planned(0, "timing", 1, 3), 0, guard=Guard(lambda: None))
+    window = ProfilerWindow(Planned(0, "timing", 1, 3), 0, guard=ProfilerGuard(lambda: None))
     window.start()
     window.step()
     assert torch._C._autograd._profiler_enabled()
@@ -57,7 +57,7 @@ original = torch.autograd.profiler.record_function.__exit__
 
 
 def test_somebody_else_s_profiler_is_left_alone() -> None:
-    guard = Guard(lambda: None)
+    guard = ProfilerGuard(lambda: None)
     guard._foreign = True
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         assert guard.foreign

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpudiag.capture import triggers as triggers_module
-from gpudiag.capture import writer as writer_module
+from gpudiag.capture import loop as triggers_module
+from gpudiag.capture import recording as writer_module
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
 

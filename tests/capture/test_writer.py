@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpudiag.capture import writer
-from gpudiag.capture.writer import Background, compress_trace, write_atomic
+from gpudiag.capture import recording
+from gpudiag.capture.recording import BackgroundWriter, compress_trace, write_atomic
 
 
 def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,17 +22,17 @@ def test_a_failed_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytes
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(writer.os, "fsync", full)
+    monkeypatch.setattr(recording.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("offset", [-20, -3, 0, 5, writer.CHUNK - 40])
+@pytest.mark.parametrize("offset", [-20, -3, 0, 5, recording.CHUNK_BYTES - 40])
 def test_replacements_also_across_chunks(tmp_path: Path, offset: int) -> None:
     secret, host = b"/home/alice/run/.trace.json", b'"host_name": "alices-box"'
-    filler = b"x" * (writer.CHUNK + offset)
+    filler = b"x" * (recording.CHUNK_BYTES + offset)
     source, target = tmp_path / "t.json", tmp_path / "t.json.gz"
     source.write_bytes(filler + secret + filler + host + filler + secret)
     written = compress_trace(source, target, [(secret, b"t")])
@@ -47,14 +47,14 @@ def test_a_full_disk_leaves_no_scratch_files(tmp_path: Path, monkeypatch: pytest
 
     source = tmp_path / "t.json"
     source.write_bytes(b"x" * 1000)
-    monkeypatch.setattr(writer.os, "fsync", full)
+    monkeypatch.setattr(recording.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         compress_trace(source, tmp_path / "t.json.gz")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_background_runs_in_order_and_counts_bytes() -> None:
-    background, order = Background(), []
+    background, order = BackgroundWriter(), []
     for number in range(20):
         background.submit(lambda n=number: order.append(n) or 10)
     assert background.join(10)
@@ -64,7 +64,7 @@ def test_background_runs_in_order_and_counts_bytes() -> None:
 
 
 def test_background_stops_at_the_first_failure() -> None:
-    background, ran = Background(), []
+    background, ran = BackgroundWriter(), []
 
     def fail() -> int:
         raise OSError("disk full")
@@ -78,7 +78,7 @@ def test_background_stops_at_the_first_failure() -> None:
 
 def test_a_ctrl_c_while_the_thread_starts_comes_when_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads at work on the same files wrote half a bundle."""
-    background, start, going_on = Background(), threading.Thread.start, threading.Event()
+    background, start, going_on = BackgroundWriter(), threading.Thread.start, threading.Event()
 
     def interrupted(thread: threading.Thread) -> None:
         start(thread)
@@ -98,25 +98,25 @@ def test_what_kineto_leaves_on_a_full_disk_is_removed_and_its_space_given_back(t
     plain, scratch = tmp_path / "t.json", tmp_path / "t.json.tmp"
     scratch.write_bytes(b"x" * 100_000)
     with open(scratch, "rb") as held:  # Kineto keeps it open
-        writer.discard_trace(plain)
+        recording.discard_trace(plain)
         assert os.fstat(held.fileno()).st_size == 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_trace_is_written_where_little_space_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left = writer.RESERVE_BYTES
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
-    writer.require_space(tmp_path, writer.RESERVE_BYTES // 4)
+    left = recording.RESERVE_BYTES
+    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=left))
+    recording.require_space(tmp_path, recording.RESERVE_BYTES // 4)
     with pytest.raises(OSError, match="only 128 MB are left") as failure:
-        writer.require_space(tmp_path, writer.RESERVE_BYTES)
-    assert writer.full(failure.value)
+        recording.require_space(tmp_path, recording.RESERVE_BYTES)
+    assert recording.is_disk_full(failure.value)
 
 
 def test_a_trace_that_the_profiler_did_not_write_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OSError, match="the profiler wrote no trace") as failure:
-        writer.require_trace(tmp_path / "t.json")
-    assert not writer.full(failure.value)
-    monkeypatch.setattr(writer.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+        recording.require_trace(tmp_path / "t.json")
+    assert not recording.is_disk_full(failure.value)
+    monkeypatch.setattr(recording.shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     with pytest.raises(OSError, match="the disk is full") as failure:
-        writer.require_trace(tmp_path / "t.json")
-    assert writer.full(failure.value)
+        recording.require_trace(tmp_path / "t.json")
+    assert recording.is_disk_full(failure.value)

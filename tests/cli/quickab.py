@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.api import flow
+from gpudiag.api import experiment_flow
 from gpudiag.cli import main
 
-asked = flow.design_of
+asked = experiment_flow.build_design
 
 
 def design_of(options: Any) -> Any:
@@ -19,5 +19,5 @@ def design_of(options: Any) -> Any:
     return msgspec.structs.replace(asked(options), **msgspec.json.decode(os.environ["QUICK_AB"]))
 
 
-flow.design_of = design_of
+experiment_flow.build_design = design_of
 sys.exit(main())

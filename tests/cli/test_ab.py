@@ -15,10 +15,10 @@ import typer
 from fakeab import Machine
 
 from gpudiag.api import experiment as api_experiment
-from gpudiag.api.results import stored
-from gpudiag.cli.ab import _looks, _share
+from gpudiag.api.experiment_store import read_results
+from gpudiag.cli.ab import _parse_looks, _parse_share
 from gpudiag.errors import InputError
-from gpudiag.experiment.alone import alone
+from gpudiag.experiment.isolation import lock_machine
 from gpudiag.model.experiment import Comparison, ExperimentData
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -39,13 +39,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 def asked(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[dict[str, Any]]:
     """The arguments of api.experiment.experiment."""
     calls: list[dict[str, Any]] = []
-    original = api_experiment.experiment
+    original = api_experiment.run_experiment
 
     def experiment(command: Any, **given: Any) -> Any:
         calls.append({"command": command, **given})
         return original(command, **given)
 
-    monkeypatch.setattr(api_experiment, "experiment", experiment)
+    monkeypatch.setattr(api_experiment, "run_experiment", experiment)
     return calls
 
 
@@ -100,7 +100,7 @@ def test_json_goes_to_a_file_or_to_stdout_alone(command: Callable[..., Any], mac
     assert set(json.loads(done.out)) >= {"schema_version", "baseline", "experiments", "recipe"}
     command("ab", "--fix", FUSED, "-o", "c", "--json", "out.json", "train.py")
     written = msgspec.json.decode(Path("out.json").read_bytes(), type=ExperimentData)
-    assert stored(Path("c"))[0] == (written,)
+    assert read_results(Path("c"))[0] == (written,)
 
 
 def test_exit_codes(command: Callable[..., Any], machine: Machine) -> None:
@@ -135,7 +135,7 @@ def test_wrong_use_is_one_line_and_starts_nothing(command: Callable[..., Any], m
 
 
 def test_a_second_experiment_on_this_machine_is_refused_before_anything_is_written(command: Callable[..., Any], machine: Machine) -> None:
-    with alone():
+    with lock_machine():
         done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
         assert done.code == 2
         assert f"another experiment runs on this machine (process {os.getpid()} of" in done.err
@@ -143,7 +143,7 @@ def test_a_second_experiment_on_this_machine_is_refused_before_anything_is_writt
         assert (machine.probed, Path("b").exists()) == (0, False)
         done = command("ab", "--fix", FUSED, "-o", "b", "--shared-ok", "train.py")
         assert done.code == 0, done.err
-    assert "another experiment ran on this machine at the same time" in " ".join(stored(Path("b"))[0][0].notes)
+    assert "another experiment ran on this machine at the same time" in " ".join(read_results(Path("b"))[0][0].notes)
 
 
 def test_ctrl_c_says_how_to_go_on_and_goes_on(command: Callable[..., Any], machine: Machine) -> None:
@@ -163,7 +163,7 @@ def test_what_stands_in_the_way_shows_what_was_measured_and_keeps_it(command: Ca
     assert FUSED in done.out
     assert "broken off after 2 pairs" in done.out
     assert done.err.splitlines()[-1] == "gpudiag: other processes compute on this GPU (wait for them)"
-    assert not stored(Path("b"))[0][0].complete
+    assert not read_results(Path("b"))[0][0].complete
     assert command("ab", "--resume", "b").code == 0
     assert machine.compared[-1] == (FUSED, (4, 6, 8, 12), 2)
 
@@ -172,7 +172,7 @@ def test_a_result_that_cannot_be_kept_is_shown(command: Callable[..., Any], mach
     def full(*_: object) -> None:
         raise InputError("cannot write b.json: No space left on device", "choose another place")
 
-    monkeypatch.setattr("gpudiag.api.store.write", full)
+    monkeypatch.setattr("gpudiag.api.experiment_store.write_file", full)
     done = command("ab", "--fix", FUSED, "-o", "b", "train.py")
     assert done.code == 2
     assert f"{FUSED}  faster" in " ".join(done.out.split(" ")).replace("   ", "  ")
@@ -185,12 +185,12 @@ def test_files_are_written_though_nobody_reads_the_output(
     def closed(_: str) -> None:
         raise typer.Exit(141)
 
-    monkeypatch.setattr("gpudiag.cli.terminal.out", closed)
+    monkeypatch.setattr("gpudiag.cli.terminal.write_result", closed)
     assert command("ab", "--fix", FUSED, "-o", "b", "--json", "out.json", "train.py").code == 141
     assert Path("out.json").exists()
     assert Path("b/experiments.html").exists()
 
 
 def test_numbers_of_pairs_and_shares() -> None:
-    assert [_looks(text) for text in ("4..12", "8", "4..10", "5..6", "1")] == [(4, 6, 8, 12), (8,), (4, 6, 8, 10), (5, 6), (1,)]
-    assert [_share(text) for text in ("1%", "0.5 %", "0.02")] == [0.01, 0.005, 0.02]
+    assert [_parse_looks(text) for text in ("4..12", "8", "4..10", "5..6", "1")] == [(4, 6, 8, 12), (8,), (4, 6, 8, 10), (5, 6), (1,)]
+    assert [_parse_share(text) for text in ("1%", "0.5 %", "0.02")] == [0.01, 0.005, 0.02]

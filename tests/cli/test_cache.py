@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dashclient import small_bundle, small_trace
 
-from gpudiag.api import cache, cached_trace
+from gpudiag.api import cache, inputs
 from gpudiag.api.cache import BESIDE, IN_BUNDLE, NO_CACHE
 
 pytestmark = pytest.mark.usefixtures("keeping")
@@ -34,7 +34,7 @@ def test_a_read_only_folder_is_said(command, tmp_path: Path) -> None:
 def test_what_is_kept_is_shown_and_deleted(command, tmp_path: Path) -> None:
     one, other = small_trace(tmp_path / "t.json"), small_trace(tmp_path / "u.json", "aten::bmm")
     for trace in (one, other):
-        cached_trace.read(trace)
+        inputs.load_trace(trace)
     place = tmp_path / BESIDE
     shown = command("cache", one)
     assert shown.code == 0
@@ -44,7 +44,7 @@ def test_what_is_kept_is_shown_and_deleted(command, tmp_path: Path) -> None:
     assert shown.err.endswith(f"kB in {place}\n")
     assert len(command("cache", tmp_path).out.splitlines()) == 2
     assert "kB from" in command("cache", "clear", one).err
-    assert [kept.subject for kept in cache.listed(place)] == ["u.json"]
+    assert [kept.subject for kept in cache.list_entries(place)] == ["u.json"]
     assert command("cache", "clear", tmp_path).code == 0
     assert not place.exists()
     assert command("cache", "clear", tmp_path).err == f"nothing is kept in {place}\n"
@@ -53,7 +53,7 @@ def test_what_is_kept_is_shown_and_deleted(command, tmp_path: Path) -> None:
 
 def test_a_bundle_keeps_what_is_its_own(command, tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "run")
-    cached_trace.read(bundle / "trace" / "rank0-w0.json.gz")
+    inputs.load_trace(bundle / "trace" / "rank0-w0.json.gz")
     before = {path.relative_to(bundle) for path in bundle.rglob("*") if IN_BUNDLE not in path.parts}
     assert "rank0-w0.json.gz" in command("cache", bundle).out
     assert command("cache", "clear", bundle).code == 0
@@ -61,7 +61,7 @@ def test_a_bundle_keeps_what_is_its_own(command, tmp_path: Path) -> None:
 
 
 def test_names_cannot_steer_the_terminal(command, tmp_path: Path) -> None:
-    cached_trace.read(small_trace(tmp_path / "t\x1b[2J.json"))
+    inputs.load_trace(small_trace(tmp_path / "t\x1b[2J.json"))
     shown = command("cache", tmp_path)
     assert "\x1b" not in shown.out + shown.err
     assert "tables of t" in shown.out
@@ -85,4 +85,4 @@ def test_report_keeps_nothing_where_it_is_told_to(command, tmp_path: Path) -> No
     first, second = command("report", trace), command("report", trace)
     assert anew.code == first.code == second.code == 0
     assert anew.out == first.out == second.out
-    assert {kept.kind for kept in cache.listed(tmp_path / BESIDE)} == {"tables", "report"}
+    assert {kept.kind for kept in cache.list_entries(tmp_path / BESIDE)} == {"tables", "report"}

@@ -9,10 +9,10 @@ import typer
 
 from gpudiag.api import doctor as checks
 from gpudiag.api.doctor import Examination
-from gpudiag.api.doctor.check import missing, ok
-from gpudiag.cli.doctor import Need, doctor
+from gpudiag.api.machine import build_missing, build_ok
+from gpudiag.cli.machine import Need, doctor
 
-FOUND = (missing("GPU", "there", "no kernels", "nvidia-smi must show it", "gpu"), ok("torch", "2.13.0"))
+FOUND = (build_missing("GPU", "there", "no kernels", "nvidia-smi must show it", "gpu"), build_ok("torch", "2.13.0"))
 
 
 @pytest.mark.parametrize("as_json", [False, True])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gpudiag.api.estimate import estimate_transformer
+from gpudiag.api.memory_estimate import estimate_transformer
 from gpudiag.cli import app
 from gpudiag.errors import UsageError
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gpudiag.cli import app
 from gpudiag.errors import GpudiagError
-from gpudiag.model.estimate import ModelEstimate
+from gpudiag.model.memory import ModelEstimate
 
 TRAIN = """
 import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from gpudiag.cli.fixes import _page
+from gpudiag.cli.ab import _build_page
 from gpudiag.experiment.fixes import APPLIERS
 from gpudiag.model.fixes import FIXES
 
@@ -32,7 +32,7 @@ def test_a_fix_that_does_not_exist_is_one_line_and_exit_code_2(command) -> None:
 
 def test_every_fix_that_can_be_applied_says_how_and_what_has_to_show_it() -> None:
     for applier in APPLIERS:
-        page = _page(applier.id and next(fix for fix in FIXES if fix.id == applier.id))
+        page = _build_page(applier.id and next(fix for fix in FIXES if fix.id == applier.id))
         assert page.applies
         assert len(page.applied.split()) >= 4, applier.id
         assert len(page.evidence.split()) >= 3, applier.id

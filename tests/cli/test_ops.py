@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.model.breakdown import Breakdown, BucketsNs
 from gpudiag.model.report import OpRow, ReportData, Source, StepSummary, Tool, Trust
+from gpudiag.model.timeline import Breakdown, BucketsNs
 
 SHARES = {"linked_share": 1.0, "modelled_share": 1.0, "generic_share": 0.0, "unknown_share": 0.0, "modelled_share_of_all": 1.0}
 

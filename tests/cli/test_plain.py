@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pytest
 import typer
 
-from gpudiag.cli.plain import PlainCommand, PlainGroup
+from gpudiag.cli.command import PlainCommand, PlainGroup
 
 _SEEN: dict[str, Any] = {}
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api.run import Ran, command_of
+from gpudiag.api.run import RunResult, build_run_command
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.capture.unmodified.plan import Entry
-from gpudiag.cli.run import _end_of_module, _fixes, _speaks, _tell
+from gpudiag.capture.run_script.plan import JournalEntry
+from gpudiag.cli.run import _collect_fixes, _find_script_arguments, _report_outcome, _speaks_for_ranks
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import FixCall
 
@@ -198,11 +198,11 @@ def test_options_end_at_the_module() -> None:
             self.is_flag = is_flag
 
     options = {"--skip": Option(False), "-o": Option(False), "--no-report": Option(True)}
-    assert _end_of_module(["--skip", "1", "-m", "mod", "--skip", "2"], options) == 4
-    assert _end_of_module(["--no-report", "--module=mod", "-x"], options) == 2
-    assert _end_of_module(["-o", "x", "-mmod", "-o", "y"], options) == 3
-    assert _end_of_module(["-o", "x", "train.py", "-m", "mod"], options) is None
-    assert _end_of_module(["--", "-m"], options) is None
+    assert _find_script_arguments(["--skip", "1", "-m", "mod", "--skip", "2"], options) == 4
+    assert _find_script_arguments(["--no-report", "--module=mod", "-x"], options) == 2
+    assert _find_script_arguments(["-o", "x", "-mmod", "-o", "y"], options) == 3
+    assert _find_script_arguments(["-o", "x", "train.py", "-m", "mod"], options) is None
+    assert _find_script_arguments(["--", "-m"], options) is None
 
 
 def test_scripts_and_programs_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,39 +211,39 @@ def test_scripts_and_programs_are_told_apart(tmp_path: Path, monkeypatch: pytest
     program = write(tmp_path, "#!/bin/sh\n", "program.sh")
     program.chmod(0o755)
     write(tmp_path, "", "app/__main__.py")
-    assert command_of(["no_suffix", "x"]) == [sys.executable, "no_suffix", "x"]
-    assert command_of(["app"]) == [sys.executable, "app"]
-    assert command_of(["./program.sh", "x"])[-2:] == ["./program.sh", "x"]
-    assert command_of(["env"]) == [shutil.which("env")]
-    assert command_of(["a"], "mod") == [sys.executable, "-m", "mod", "a"]
+    assert build_run_command(["no_suffix", "x"]) == [sys.executable, "no_suffix", "x"]
+    assert build_run_command(["app"]) == [sys.executable, "app"]
+    assert build_run_command(["./program.sh", "x"])[-2:] == ["./program.sh", "x"]
+    assert build_run_command(["env"]) == [shutil.which("env")]
+    assert build_run_command(["a"], "mod") == [sys.executable, "-m", "mod", "a"]
     script.unlink()
     with pytest.raises(InputError, match="no such file"):
-        command_of(["no_suffix"])
+        build_run_command(["no_suffix"])
 
 
 def test_fixes_by_name_are_applied_beside_those_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.toml").write_text('schema = 1\n[[fix]]\nid = "tf32"\n')
-    assert _fixes(None, [], []) == ()
-    assert _fixes(str(tmp_path / "recipe.toml"), ["bf16", "batch-size=x2"], []) == (
+    assert _collect_fixes(None, [], []) == ()
+    assert _collect_fixes(str(tmp_path / "recipe.toml"), ["bf16", "batch-size=x2"], []) == (
         FixCall("tf32"), FixCall("bf16"), FixCall("batch-size", "x2"),
     )  # fmt: skip
     assert capsys.readouterr().err == "gpudiag: fixes: tf32, bf16, batch-size=x2\n"
     with pytest.raises(InputError, match="bf16 and fp16 cannot be combined"):
-        _fixes(None, ["bf16", "fp16"], [])
+        _collect_fixes(None, ["bf16", "fp16"], [])
     with pytest.raises(InputError, match="b16"):
-        _fixes(None, ["b16"], [])
+        _collect_fixes(None, ["b16"], [])
 
 
 # -- what is said afterwards --------------------------------------------------------------------------------------------------
 
 
-def _told(capsys: pytest.CaptureFixture[str], *entries: Entry, report: bool = True) -> list[str]:
-    _tell(Ran(0, entries), report=report)
+def _told(capsys: pytest.CaptureFixture[str], *entries: JournalEntry, report: bool = True) -> list[str]:
+    _report_outcome(RunResult(0, entries), report=report)
     return capsys.readouterr().err.splitlines()
 
 
 def test_many_bundles_are_counted_and_a_hint_can_be_pasted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    entries = [Entry("bundle", str(tmp_path / f"a run-{number}"), number) for number in range(12)]
+    entries = [JournalEntry("bundle", str(tmp_path / f"a run-{number}"), number) for number in range(12)]
     others, place = _told(capsys, *entries, report=False)
     assert others.endswith(f"{tmp_path / 'a run-4'} and 7 more")
     assert others.count("a run-") == 4
@@ -251,8 +251,8 @@ def test_many_bundles_are_counted_and_a_hint_can_be_pasted(capsys: pytest.Captur
 
 
 def test_what_a_session_warns_of_is_said_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    said = [Entry("warned", "telemetry was switched off")] * 2
-    assert _told(capsys, *said, Entry("bundle", str(tmp_path)), report=False)[:-1] == ["gpudiag: telemetry was switched off"]
+    said = [JournalEntry("warned", "telemetry was switched off")] * 2
+    assert _told(capsys, *said, JournalEntry("bundle", str(tmp_path)), report=False)[:-1] == ["gpudiag: telemetry was switched off"]
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_what_a_session_warns_of_is_said_once(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_one_process_of_a_machine_speaks_for_its_ranks(environ: dict[str, str], bundle: bool, speaks: bool) -> None:
-    assert _speaks(Ran(0, (Entry("bundle", "/nowhere/run", 8),) if bundle else ()), environ) == speaks
+    assert _speaks_for_ranks(RunResult(0, (JournalEntry("bundle", "/nowhere/run", 8),) if bundle else ()), environ) == speaks
 
 
 def test_a_rank_without_steps_does_not_cost_the_report_on_the_others(
@@ -278,11 +278,11 @@ def test_a_rank_without_steps_does_not_cost_the_report_on_the_others(
         asked.append(bundle)
         raise InputError("planted")
 
-    monkeypatch.setattr("gpudiag.api.run.report_on", report_on)
-    both = [Entry("bundle", str(tmp_path), 0), Entry("bundle", str(tmp_path), 1)]
-    _told(capsys, *both, Entry("note", "no steps were found", 1))
+    monkeypatch.setattr("gpudiag.api.run.write_bundle_report", report_on)
+    both = [JournalEntry("bundle", str(tmp_path), 0), JournalEntry("bundle", str(tmp_path), 1)]
+    _told(capsys, *both, JournalEntry("note", "no steps were found", 1))
     assert asked == [tmp_path]
-    lines = _told(capsys, *both, Entry("note", "no steps were found", 1), Entry("note", "no steps were found", 0))
+    lines = _told(capsys, *both, JournalEntry("note", "no steps were found", 1), JournalEntry("note", "no steps were found", 0))
     assert asked == [tmp_path]
     assert lines == ["gpudiag: no steps were found", f"gpudiag: the recording is {tmp_path}"]
 
@@ -301,8 +301,8 @@ def test_without_a_report_the_recording_is_named(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("gpudiag.api.run.report_on", fails)
-    lines = _told(capsys, Entry("bundle", str(tmp_path)))
+    monkeypatch.setattr("gpudiag.api.run.write_bundle_report", fails)
+    lines = _told(capsys, JournalEntry("bundle", str(tmp_path)))
     assert reason in lines[-2]
     assert lines[-1] == f"gpudiag: the recording is {tmp_path}" + (f"; `gpudiag report {tmp_path}` reports on it" if hint else "")
 

@@ -15,8 +15,8 @@ import polars as pl
 import pytest
 
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.model.report import from_json
-from gpudiag.trace import read
+from gpudiag.model.report import decode_report
+from gpudiag.trace import read_trace
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,7 +84,7 @@ def messages(bundle: OpenedBundle) -> int:
     """Return how many exchanges of gradients the timing window of a rank holds."""
     trace = bundle.window("timing")
     assert trace is not None
-    return read(trace).ops.filter(pl.col("name") == "gloo:all_reduce").height
+    return read_trace(trace).ops.filter(pl.col("name") == "gloo:all_reduce").height
 
 
 LATE_AND_VALIDATING = """
@@ -151,7 +151,7 @@ def test_ranks_that_torchrun_starts_as_gpudiag_run_are_reported_on_once_when_all
     assert all(bundle.manifest.finished for bundle in found)
     page = (tmp_path / "run" / "report.json").stat().st_mtime
     assert page > max(path.stat().st_mtime for path in (tmp_path / "run" / "steps").rglob("*.parquet"))
-    assert from_json((tmp_path / "run" / "report.json").read_bytes()).source.ranks == (0, 1)
+    assert decode_report((tmp_path / "run" / "report.json").read_bytes()).source.ranks == (0, 1)
 
 
 @pytest.mark.parametrize("shared", [True, False])

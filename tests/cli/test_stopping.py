@@ -8,7 +8,7 @@ import signal
 import pytest
 import typer
 
-from gpudiag.cli.stopping import stopping
+from gpudiag.cli.command import interrupt_on_signals
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals o
 def test_each_breaks_off_and_is_the_exit_code(number: signal.Signals) -> None:
     put_in_order = False
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
-    with pytest.raises(typer.Exit) as told, stopping():  # noqa: PT012 - what is done on the way out is the point
+    with pytest.raises(typer.Exit) as told, interrupt_on_signals():  # noqa: PT012 - what is done on the way out is the point
         try:
             os.kill(os.getpid(), number)
             pytest.fail("it went on")
@@ -33,7 +33,7 @@ def test_each_breaks_off_and_is_the_exit_code(number: signal.Signals) -> None:
 def test_what_nohup_has_ignored_stays_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stopping():
+        with interrupt_on_signals():
             os.kill(os.getpid(), signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpudiag.cli.watch import SETTLED_S, watch
+from gpudiag.cli.watch import SETTLED_S, watch_run
 from gpudiag.errors import InputError
-from gpudiag.model.watch import Moment
+from gpudiag.model.bundle import Moment
 
 W1, W2 = ("steps 7 to 12",), ("steps 7 to 12", "steps 13 to 14 with stacks")
 
@@ -47,7 +47,7 @@ def followed(moments: Sequence[Moment | BaseException], report: Callable[[], Non
         if report is not None:
             report()
 
-    watch(look, tell, sleep=lambda _: None)
+    watch_run(look, tell, sleep=lambda _: None)
     return written, last[0] + 1
 
 

@@ -15,7 +15,7 @@ import pytest
 from dashclient import small_trace
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import security, server
+from gpudiag_dashboard import app, security
 from gpudiag_dashboard.app import create_app
 
 JSON = "Content-Type: application/json"
@@ -57,7 +57,7 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("recordings")
     small_trace(folder / "trace.json")
-    listening = server.listening(create_app(folder).server, "127.0.0.1", 0)
+    listening = app.create_server(create_app(folder).server, "127.0.0.1", 0)
     thread = threading.Thread(target=listening.run, daemon=True)
     thread.start()
     try:
@@ -156,13 +156,13 @@ def test_a_name_with_several_addresses_has_the_port_of_the_first(tmp_path: Path)
 
     several = waitress.create_server(create_app(tmp_path).server, listen="127.0.0.1:0 127.0.0.2:0")
     try:
-        assert server.port_of(several) == int(several.effective_listen[0][1])
+        assert app.find_port(several) == int(several.effective_listen[0][1])
     finally:
         several.close()
 
 
 def test_connections_are_fewer_than_half_of_the_files_that_may_be_open(monkeypatch: pytest.MonkeyPatch) -> None:
     resource = pytest.importorskip("resource")
-    for files, most in ((256, 128), (1 << 20, server.MOST_CONNECTIONS), (resource.RLIM_INFINITY, server.MOST_CONNECTIONS)):
+    for files, most in ((256, 128), (1 << 20, app.MOST_CONNECTIONS), (resource.RLIM_INFINITY, app.MOST_CONNECTIONS)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert server.most_connections() == most
+        assert app.choose_connection_limit() == most

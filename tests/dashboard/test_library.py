@@ -17,9 +17,9 @@ from gpudiag_dashboard import library as module
 from gpudiag_dashboard.library import Library
 from segments import segment
 
-from gpudiag.api import growing, listing
+from gpudiag.api import live_recording, recording_list
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 
 
 def fresh(folder: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_folder_that_is_itself_a_bundle(tmp_path: Path) -> None:
 
 def test_a_run_that_still_records_is_live_and_its_steps_are_counted(tmp_path: Path) -> None:
     folder = small_bundle(tmp_path / "one", finished=False, trace=False)
-    rows = tables.empty("step_records").clear(7)
+    rows = trace_module.build_empty_table("step_records").clear(7)
     (folder / "steps" / "rank0").mkdir(parents=True)
     (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", rows))
     (folder / "steps" / "rank0" / "000001.parquet").write_bytes(b"PAR1 cut off")
@@ -66,11 +66,11 @@ def test_a_run_that_still_records_is_live_and_its_steps_are_counted(tmp_path: Pa
 
 def test_a_run_that_wrote_nothing_for_long_was_killed(tmp_path: Path) -> None:
     folder = small_bundle(tmp_path / "one", finished=False)
-    long_ago = time.time() - 2 * growing.patience_s(1_700_000_000 * 10**9, time.time_ns())
+    long_ago = time.time() - 2 * live_recording.estimate_patience_s(1_700_000_000 * 10**9, time.time_ns())
     for path in [*folder.rglob("*")]:
         os.utime(path, (long_ago, long_ago))
     entry = fresh(tmp_path)["one"]
-    assert (entry.status, entry.note) == ("damaged", listing.KILLED)
+    assert (entry.status, entry.note) == ("damaged", recording_list.KILLED)
 
 
 @pytest.mark.parametrize(

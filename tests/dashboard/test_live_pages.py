@@ -18,8 +18,8 @@ from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.pages import memory as memory_page
 from gpudiag_dashboard.pages import telemetry as telemetry_page
 
-from gpudiag.api import store as stores
-from gpudiag.api.store import BaselineRow, ComparisonRow, Options, PairRow, Planned
+from gpudiag.api import experiment_store as stores
+from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Options, PairRow, Planned
 from gpudiag.model.experiment import Baseline, Comparison, FixCall
 from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
 
@@ -153,7 +153,7 @@ def plain(component: Any) -> str:
 
 
 def test_categories_are_bars_that_sum_to_the_peak() -> None:
-    figure = memory_page.categories(peak())
+    figure = memory_page.draw_categories(peak())
     assert figure["data"][0]["x"] == [700, 300]
     assert [note["text"] for note in figure["layout"]["annotations"]] == ["activations kept for backward  700 B", "temporary  300 B"]
 
@@ -175,11 +175,11 @@ def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, fold
 
 
 def test_places_are_chosen_by_the_address() -> None:
-    from gpudiag_dashboard.view import View
+    from gpudiag_dashboard.components import View
 
     view = View("/memory", "a", None, {"by": "op"})
-    (by_op,) = memory_page._places(peak(), view)
-    (by_site,) = memory_page._places(peak(), View("/memory", "a", None, {"by": "nonsense"}))
+    (by_op,) = memory_page._build_places(peak(), view)
+    (by_site,) = memory_page._build_places(peak(), View("/memory", "a", None, {"by": "nonsense"}))
     assert "by op" in str(by_op)
     assert BAD[0] in str(by_site)
     assert BAD[0] not in str(by_op)
@@ -189,10 +189,10 @@ def test_places_are_chosen_by_the_address() -> None:
 
 def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> None:
     pools = (PoolRow("large", 7, 3, 20_000_000, 15_000_000, 4_000_000),)
-    told = str(memory_page._peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000)))
+    told = str(memory_page._build_peak(peak(pools=pools, retries=2, reserved_peak_bytes=20_000_000)))
     for text in ("large, stream 7", "20.0 MB", "15.0 MB", "4.00 MB", "2 allocation retries"):
         assert text in told
-    assert "Segments" not in str(memory_page._peak(peak()))
+    assert "Segments" not in str(memory_page._build_peak(peak()))
 
 
 # -- experiments ------------------------------------------------------------------------------------------------------------
@@ -202,9 +202,11 @@ def test_segments_of_the_allocator_are_shown_where_a_snapshot_was_taken() -> Non
 def tried(client: Client, folder: Path) -> Path:
     """An analysed recording with a result, one that runs, and one that was ended long ago."""
     bundle = small_bundle(folder / "tried")
-    done = stores.begin(bundle, Planned(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x"))))
+    done = stores.begin_store(
+        bundle, Planned(("python", "train.py"), (FixCall("bf16"),), options=Options(command_shown=("train.py", "--x")))
+    )
     done.finish(experiments(complete=True))
-    running = stores.begin(bundle, Planned(("python", "train.py"), (FixCall("tf32"),)))
+    running = stores.begin_store(bundle, Planned(("python", "train.py"), (FixCall("tf32"),)))
     running.append(BaselineRow(Baseline(command=("python",), step_ns=10**7)))
     for ratio in (1.30, 1.31, 1.32, 1.30, 1.31):
         running.append(PairRow("compare:tf32", pair(ratio)))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import orphans
+from gpudiag_dashboard import jobs
 
 from gpudiag.errors import UsageError
 
@@ -28,11 +28,11 @@ def experiment(tmp_path: Path) -> Iterator[Callable[..., int]]:
     running = []
 
     def start(mark: str | None, *words: str) -> int:
-        environ = {**{name: value for name, value in os.environ.items() if name != orphans.MARK}, "PYTHONPATH": str(tmp_path)}
+        environ = {**{name: value for name, value in os.environ.items() if name != jobs.OWNER_VARIABLE}, "PYTHONPATH": str(tmp_path)}
         process = subprocess.Popen(
             [sys.executable, "-m", "gpudiag", "ab", *words],
             cwd=tmp_path,
-            env=environ if mark is None else {**environ, orphans.MARK: mark},
+            env=environ if mark is None else {**environ, jobs.OWNER_VARIABLE: mark},
         )
         running.append(process)
         return process.pid
@@ -43,8 +43,8 @@ def experiment(tmp_path: Path) -> Iterator[Callable[..., int]]:
         process.wait()
 
 
-def seen(pid: int) -> orphans.Orphan | None:
-    return next((one for one in orphans.orphans() if one.pid == pid), None)
+def seen(pid: int) -> jobs.Orphan | None:
+    return next((one for one in jobs.find_orphans() if one.pid == pid), None)
 
 
 def test_the_experiment_of_a_dashboard_that_is_gone_is_told_and_keeps_others_from_starting(experiment: Callable[..., int]) -> None:
@@ -57,11 +57,11 @@ def test_the_experiment_of_a_dashboard_that_is_gone_is_told_and_keeps_others_fro
     assert found.told.isprintable()
     assert found.hint.endswith(f"kill -INT {pid}")
     with pytest.raises(UsageError, match="still runs"):
-        orphans.refuse()
+        jobs.refuse_second_run()
 
 
 def test_what_somebody_looks_after_is_none(experiment: Callable[..., int]) -> None:
-    looked_after = [experiment(mark) for mark in (None, orphans.mark(), "", "x")]
+    looked_after = [experiment(mark) for mark in (None, jobs.make_owner_mark(), "", "x")]
     gone = [experiment(mark) for mark in ("1-", GONE)]  # process 1 began at another moment
     until = time.monotonic() + 20
     while not all(map(seen, gone)):  # started last, so the others are programs too
@@ -71,4 +71,4 @@ def test_what_somebody_looks_after_is_none(experiment: Callable[..., int]) -> No
 
 
 def test_what_is_started_here_bears_our_mark() -> None:
-    assert orphans.environment()[orphans.MARK] == orphans.mark()
+    assert jobs.build_environment()[jobs.OWNER_VARIABLE] == jobs.make_owner_mark()

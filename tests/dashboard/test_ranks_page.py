@@ -14,10 +14,10 @@ from dashclient import Client, analysed, links, small_trace, texts
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import library as library_module
 from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.components import View
 from gpudiag_dashboard.library import Library
-from gpudiag_dashboard.view import View
 
-from gpudiag.api.opened import Opened, open_recording
+from gpudiag.api.pipeline import AnalysedRecording, open_recording
 
 HOSTILE = '<img src=x onerror="alert(1)">\x1b[31m\u202e'
 OPENED: list[tuple[str, int | None]] = []
@@ -40,7 +40,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield made
 
 
-def compared(path: str, *, rank: int | None = None, progress: Any = None) -> Opened:
+def compared(path: str, *, rank: int | None = None, progress: Any = None) -> AnalysedRecording:
     """Return one rank as it is; of all ranks the lowest with a hand-made comparison."""
     OPENED.append((Path(path).name, rank))
     place = Path(path)
@@ -127,7 +127,7 @@ def test_a_rank_is_kept_analysed_beside_the_whole(tmp_path: Path, monkeypatch: p
         small_trace(tmp_path / f"rank{rank}.json")
     asked: list[int | None] = []
 
-    def told(path: str, *, rank: int | None = None, progress: Any = None) -> Opened:
+    def told(path: str, *, rank: int | None = None, progress: Any = None) -> AnalysedRecording:
         asked.append(rank)
         return open_recording(str(tmp_path / f"rank{rank or 0}.json"), progress=progress)
 

@@ -12,11 +12,12 @@ import pytest
 from dashclient import HOST, ORIGIN, Client, small_trace
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import security, server
+from gpudiag_dashboard import app as app_module
+from gpudiag_dashboard import security
 from gpudiag_dashboard.app import create_app
 
 TOKEN = "the-token-of-this-start"  # noqa: S105 of no server
-COOKIE = security.cookie_name(HOST)
+COOKIE = security.name_cookie(HOST)
 BUNDLES = {"bundles-clock.n_intervals": 0}
 
 
@@ -34,7 +35,7 @@ def local(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def public(folder: Path) -> Any:
-    return create_app(folder, token=TOKEN, names=server.names_of("192.0.2.7"), everywhere=True)
+    return create_app(folder, token=TOKEN, names=app_module.list_host_names("192.0.2.7"), everywhere=True)
 
 
 def asked(app: Any, **changes: str | None) -> int:
@@ -122,7 +123,7 @@ def test_two_dashboards_on_one_host_keep_their_tokens_apart(folder: Path) -> Non
         Client(app, {"Host": f"127.0.0.1:{port}", "Cookie": cookies}).get("/").status_code for app, port in ((one, 8050), (other, 9000))
     ] == [200, 200]
     assert Client(one, {"Host": "127.0.0.1:9000", "Cookie": cookies}).get("/").status_code == 401
-    assert [security.cookie_name(host) for host in ("box", "[::1]:8050", "x:y")] == [
+    assert [security.name_cookie(host) for host in ("box", "[::1]:8050", "x:y")] == [
         "gpudiag_token_80",
         "gpudiag_token_8050",
         "gpudiag_token_80",
@@ -169,7 +170,7 @@ def test_the_way_to_the_cookie_never_leads_to_another_server(public: Any, path: 
 def may_run(app: Any, cookie: str | None) -> str | None:
     headers = {**ORIGIN, **({"Cookie": cookie} if cookie else {})}
     with app.server.test_request_context("/", headers=headers):
-        return security.run_refusal()
+        return security.explain_run_refusal()
 
 
 def test_starting_needs_the_option_and_the_token_on_loopback_too(folder: Path, local: Any) -> None:
@@ -181,8 +182,8 @@ def test_starting_needs_the_option_and_the_token_on_loopback_too(folder: Path, l
 
 
 def test_two_starts_have_two_tokens() -> None:
-    assert len({security.new_token() for _ in range(50)}) == 50
-    assert len(security.new_token()) >= 43  # 256 bits in base64
+    assert len({security.create_token() for _ in range(50)}) == 50
+    assert len(security.create_token()) >= 43  # 256 bits in base64
 
 
 def test_headers_keep_other_scripts_and_frames_out(local: Any) -> None:
@@ -291,4 +292,4 @@ def test_well_formed_callbacks_with_foreign_values_show_no_stack(local: Any, val
     ],
 )
 def test_only_loopback_is_served_without_a_token(host: str, loopback: bool) -> None:
-    assert server.is_loopback(host) is loopback
+    assert app_module.is_loopback(host) is loopback

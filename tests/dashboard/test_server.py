@@ -116,9 +116,9 @@ def test_without_its_libraries_it_names_the_extra(
 
 def test_the_names_of_a_server_are_no_names_of_others() -> None:
     pytest.importorskip("dash")
-    from gpudiag_dashboard import server
+    from gpudiag_dashboard import app
 
-    assert set(server.names_of("127.0.0.1")) == {"localhost", "127.0.0.1", "::1"}
-    assert "192.0.2.7" in server.names_of("192.0.2.7")
-    names: Any = server.names_of("0.0.0.0")  # noqa: S104 asked about, not bound
+    assert set(app.list_host_names("127.0.0.1")) == {"localhost", "127.0.0.1", "::1"}
+    assert "192.0.2.7" in app.list_host_names("192.0.2.7")
+    names: Any = app.list_host_names("0.0.0.0")  # noqa: S104 asked about, not bound
     assert os.uname().nodename in names

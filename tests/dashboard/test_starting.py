@@ -11,13 +11,13 @@ import pytest
 from dashclient import ORIGIN, Client, small_bundle, small_trace, texts
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import starting
+from gpudiag_dashboard import jobs
 from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.jobs import Job
 from gpudiag_dashboard.library import Library
 from gpudiag_dashboard.pages.experiments import EXTENSION
 
-from gpudiag.api import Report, offers
+from gpudiag.api import Report, candidates
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.finding import Ceiling, Finding
@@ -93,14 +93,14 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_plan_is_the_recorded_program_with_the_fix(here: Path) -> None:
     library = Library(here / "runs")
-    made = starting.plan(library, "one", "bf16")
+    made = jobs.plan_run(library, "one", "bf16")
     assert (made.why_not, made.offer.ceiling_share, made.offer.findings) == ("", 0.25, ("Too precise",))
     bundle = str(here / "runs" / "one")
     assert made.argv == [sys.executable, "-m", "gpudiag", "ab", "--fix", "bf16", "--from", bundle, "--output", bundle, "--", *WORDS]
     assert made.shown == "gpudiag ab --fix bf16 --from runs/one --output runs/one -- train.py --lr '1 e-3' -- -o"
-    assert made.digest == offers.digest(made.arguments)
-    assert "--from" not in starting.plan(library, "silent", "bf16").arguments
-    assert str(starting.plan(library, "one", "batch-size").offer.call) == "batch-size=x2"
+    assert made.digest == candidates.digest_command(made.arguments)
+    assert "--from" not in jobs.plan_run(library, "silent", "bf16").arguments
+    assert str(jobs.plan_run(library, "one", "batch-size").offer.call) == "batch-size=x2"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_the_plan_is_the_recorded_program_with_the_fix(here: Path) -> None:
     [("live", "still records"), ("silent", "does not hold the command"), ("trace.json", "a trace does not tell")],
 )
 def test_what_cannot_be_started_says_why_and_shows_the_command_to_type(here: Path, name: str, why: str) -> None:
-    made = starting.plan(Library(here / "runs"), name, "bf16")
+    made = jobs.plan_run(Library(here / "runs"), name, "bf16")
     assert why in made.why_not
     assert (made.arguments, made.digest) == ((), "")
     assert made.shown.startswith("gpudiag ab --fix bf16 ")
@@ -117,7 +117,7 @@ def test_what_cannot_be_started_says_why_and_shows_the_command_to_type(here: Pat
 
 def test_a_program_that_is_not_in_this_folder_is_not_started(here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    made = starting.plan(Library(here / "runs"), "one", "bf16")
+    made = jobs.plan_run(Library(here / "runs"), "one", "bf16")
     assert "train.py: no such file" in made.why_not
     assert str(tmp_path) in made.hint
 
@@ -126,17 +126,17 @@ def test_results_are_never_written_through_a_link(here: Path, tmp_path: Path) ->
     small_bundle(tmp_path / "runs" / "linked")
     change(tmp_path / "runs" / "linked", command=WORDS)
     (tmp_path / "runs" / "linked" / "experiments").symlink_to(tmp_path / "runs")
-    assert "is a link" in starting.plan(Library(tmp_path / "runs"), "linked", "bf16").why_not
+    assert "is a link" in jobs.plan_run(Library(tmp_path / "runs"), "linked", "bf16").why_not
     (tmp_path / "runs" / "linked" / "experiments").unlink()
     (tmp_path / "runs" / "linked" / "experiments").symlink_to(tmp_path)
     with pytest.raises(InputError, match="leads out of the folder"):
-        starting.plan(Library(tmp_path / "runs"), "linked", "bf16")
+        jobs.plan_run(Library(tmp_path / "runs"), "linked", "bf16")
 
 
 def test_options_of_ours_in_a_foreign_manifest_are_not_run(here: Path, tmp_path: Path) -> None:
     small_bundle(tmp_path / "runs" / "evil")
     change(tmp_path / "runs" / "evil", command=("--sandbox=off", "--output", "/etc", "train.py"))
-    made = starting.plan(Library(tmp_path / "runs"), "evil", "bf16")
+    made = jobs.plan_run(Library(tmp_path / "runs"), "evil", "bf16")
     assert "begins with an option" in made.why_not
     assert made.arguments == ()
     assert "/etc" not in made.shown
@@ -146,27 +146,27 @@ def test_fixes_that_no_finding_names_or_that_cannot_be_injected_are_refused(here
     library = Library(here / "runs")
     for fix, why in (("tf32", "no finding"), ("", "no finding"), ("bf16; rm", "no finding"), ("accumulation", "cannot be tried")):
         with pytest.raises(InputError, match=why):
-            starting.plan(library, "one", fix)
+            jobs.plan_run(library, "one", fix)
 
 
 @pytest.mark.parametrize("name", ["../outside", "outside", "/etc", "", "..", "one/../../outside"])
 def test_recordings_outside_the_folder_are_refused(here: Path, name: str) -> None:
     with pytest.raises(InputError, match="no recording is named"):
-        starting.plan(Library(here / "runs"), name, "bf16")
+        jobs.plan_run(Library(here / "runs"), name, "bf16")
 
 
 def test_what_was_shown_is_what_is_started(here: Path, tmp_path: Path) -> None:
     small_bundle(tmp_path / "runs" / "one")
     change(tmp_path / "runs" / "one", command=("train.py", "a"))
     library = Library(tmp_path / "runs")
-    seen = starting.plan(library, "one", "bf16").digest
-    assert starting.checked(library, "one", "bf16", seen).digest == seen
+    seen = jobs.plan_run(library, "one", "bf16").digest
+    assert jobs.check_run_plan(library, "one", "bf16", seen).digest == seen
     change(tmp_path / "runs" / "one", command=("train.py", "b"))
     for digest in (seen, "", "0" * 64):
         with pytest.raises(InputError, match="has changed since the command was shown"):
-            starting.checked(library, "one", "bf16", digest)
+            jobs.check_run_plan(library, "one", "bf16", digest)
     with pytest.raises(InputError, match="does not hold the command"):
-        starting.checked(Library(here / "runs"), "silent", "bf16", "")
+        jobs.check_run_plan(Library(here / "runs"), "silent", "bf16", "")
 
 
 # -- the request ------------------------------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_what_was_shown_is_what_is_started(here: Path, tmp_path: Path) -> None:
 
 def asked(app: Any, here: Path, *, search: str = "?bundle=one&fix=bf16", digest: str | None = None, **changes: str | None) -> Any:
     """Return the answer to a click on 'Start', with headers changed or (None) taken out."""
-    known = starting.plan(Library(here / "runs"), "one", "bf16").digest if digest is None else digest
+    known = jobs.plan_run(Library(here / "runs"), "one", "bf16").digest if digest is None else digest
     headers = {**ORIGIN, "Cookie": f"gpudiag_token_8050={TOKEN}", **{name.replace("_", "-"): value for name, value in changes.items()}}
     client = Client(app, {name: value for name, value in headers.items() if value is not None})
     values = {"experiments-go.n_clicks": 1, "address.search": search, "address.pathname": "/experiments", "experiments-digest.data": known}

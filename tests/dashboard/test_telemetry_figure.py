@@ -10,29 +10,29 @@ from growingbundle import Bundle, gpu_info
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
 from gpudiag_dashboard import telemetry_figure
-from gpudiag_dashboard.telemetry_figure import Made, made
+from gpudiag_dashboard.telemetry_figure import StripFigure, draw_strips
 
-from gpudiag.api.growing import Growing
-from gpudiag.api.strips import BINS
+from gpudiag.api.live_recording import GrowingRecording
+from gpudiag.api.telemetry_chart import BINS
 
 SECOND = 10**9
 LIMITS = {"power_limit_w": 700.0, "max_sm_clock_mhz": 1980.0, "memory_bytes": 80e9}
 
 
-def strips(path: Path, *, count: int = 100, kind: str = "step", **columns: list[float]) -> Made:
+def strips(path: Path, *, count: int = 100, kind: str = "step", **columns: list[float]) -> StripFigure:
     bundle = Bundle(path / "run", telemetry=gpu_info())
     bundle.steps(count)
     times = [k * SECOND // 20 for k in range(2 * count)]
     bundle.samples(times, **{name: values * len(times) if len(values) == 1 else values for name, values in columns.items()})
-    return made(Growing(bundle.path).read(), kind, LIMITS)  # type: ignore[arg-type]
+    return draw_strips(GrowingRecording(bundle.path).read(), kind, LIMITS)  # type: ignore[arg-type]
 
 
-def titles(found: Made) -> list[str]:
+def titles(found: StripFigure) -> list[str]:
     assert found.figure is not None
     return [note["text"] for note in found.figure["layout"]["annotations"]]
 
 
-def trace(found: Made, name: str) -> dict:
+def trace(found: StripFigure, name: str) -> dict:
     assert found.figure is not None
     return next(one for one in found.figure["data"] if one.get("name") == name)
 
@@ -70,7 +70,7 @@ def test_what_held_the_clocks_stands_below_them(tmp_path: Path) -> None:
 def test_slow_steps_are_cut_off_and_counted(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.steps(100, [9 * SECOND] + [SECOND // 10] * 99)
-    found = made(Growing(bundle.path).read(), "step", {})
+    found = draw_strips(GrowingRecording(bundle.path).read(), "step", {})
     assert found.figure is not None
     assert found.figure["layout"]["yaxis"]["range"][1] == pytest.approx(420)
     assert found.notes[0] == "1 step took longer than the axis of step times shows, the longest 9.00 s: zoom out to see it."
@@ -80,7 +80,7 @@ def test_recorded_steps_are_shaded_and_marked(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     for count, window in ((10, "plain"), (4, "timing"), (10, "plain")):
         bundle.steps(count, window=window)
-    found = made(Growing(bundle.path).read(), "step", {})
+    found = draw_strips(GrowingRecording(bundle.path).read(), "step", {})
     assert found.figure is not None
     assert [(shape["x0"], shape["x1"]) for shape in found.figure["layout"]["shapes"]] == [(10.0, 14.0)]
     assert trace(found, "step with the profiler")["x"] == [10.0, 11.0, 12.0, 13.0]
@@ -91,7 +91,7 @@ def test_a_hole_breaks_line_and_band(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     times = [k * SECOND // 20 for k in range(2000)]
     bundle.samples([*times, *(60 * SECOND + times[-1] + time for time in times)], power_w=[600.0, 650.0] * 2000)
-    found = made(Growing(bundle.path).read(), "time", {})
+    found = draw_strips(GrowingRecording(bundle.path).read(), "time", {})
     line = trace(found, "Power")
     assert line["y"].count(None) == 1
     assert found.figure is not None
@@ -116,7 +116,7 @@ def test_a_long_run_is_small_and_strict_json(tmp_path: Path) -> None:
 def test_time_is_shown_in_a_unit_that_fits(tmp_path: Path, run_s: int, title: str) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.samples([0, run_s * SECOND], power_w=[1.0, 2.0])
-    found = made(Growing(bundle.path).read(), "time", {})
+    found = draw_strips(GrowingRecording(bundle.path).read(), "time", {})
     assert found.figure is not None
     axis = found.figure["layout"]["xaxis"]
     assert axis["title"]["text"] == f"time since the run began {title}"
@@ -124,12 +124,12 @@ def test_time_is_shown_in_a_unit_that_fits(tmp_path: Path, run_s: int, title: st
 
 
 def test_nothing_recorded_is_no_figure(tmp_path: Path) -> None:
-    assert made(Growing(Bundle(tmp_path / "run").path).read(), "step", {}) == Made(None, 0, ())
+    assert draw_strips(GrowingRecording(Bundle(tmp_path / "run").path).read(), "step", {}) == StripFigure(None, 0, ())
 
 
 def test_memory_alone(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "run")
     bundle.steps(10)
     bundle.samples([0, SECOND // 2], rss_bytes=[1_000_000, 2_000_000], power_w=[1.0, 2.0])
-    found = made(Growing(bundle.path).read(), "step", {}, telemetry_figure.MEMORY)
+    found = draw_strips(GrowingRecording(bundle.path).read(), "step", {}, telemetry_figure.MEMORY_STRIPS)
     assert titles(found) == ["Resident memory of the process (MB)"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard.view import MOST_CHARACTERS, MOST_KEYS, View
+from gpudiag_dashboard.components import MOST_CHARACTERS, MOST_KEYS, View
 
 KEYS = st.sampled_from(["sort", "group", "op", "from", "to", "lane", "find", "rule", "x_1"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import wholereport
 
-from gpudiag.diagnosis.compare_settings import rank_lines, warnings
-from gpudiag.model.measured import Measured
+from gpudiag.diagnosis.comparison import describe_ranks, list_comparison_warnings
+from gpudiag.model.comparison import Measured
 from gpudiag.model.report import Source
 
 
@@ -19,20 +19,20 @@ def side(ranks: int, rank: int | None = None, *, job: bool = False) -> Measured:
 
 
 def test_one_line_says_which_rank_and_where_ranks_are_compared() -> None:
-    said = rank_lines((side(8, 0), side(8, 3)), ("A", "B"))
+    said = describe_ranks((side(8, 0), side(8, 3)), ("A", "B"))
     assert said == ["A is rank 0 of 8 and B is rank 3 of 8; gpudiag report compares the ranks of a run"]
 
 
 def test_a_recording_of_one_rank_is_not_spoken_of() -> None:
-    assert rank_lines((side(1, 0), side(8, 0)), ("A", "B")) == ["B is rank 0 of 8; gpudiag report compares the ranks of a run"]
-    assert rank_lines((side(0), side(1, 0)), ("A", "B")) == []
+    assert describe_ranks((side(1, 0), side(8, 0)), ("A", "B")) == ["B is rank 0 of 8; gpudiag report compares the ranks of a run"]
+    assert describe_ranks((side(0), side(1, 0)), ("A", "B")) == []
 
 
 @pytest.mark.parametrize(("job", "said"), [(True, "rank 2 of 8"), (False, "one rank of 8")])
 def test_a_report_that_was_written_tells_the_rank_that_it_shows(job: bool, said: str) -> None:
-    (line,) = rank_lines([side(8, job=job)], ["the run"])
+    (line,) = describe_ranks([side(8, job=job)], ["the run"])
     assert line.startswith(f"the run is {said};")
 
 
 def test_it_comes_before_all_other_warnings() -> None:
-    assert warnings(side(8, 0), side(8, 0))[0].startswith("A is rank 0 of 8")
+    assert list_comparison_warnings(side(8, 0), side(8, 0))[0].startswith("A is rank 0 of 8")

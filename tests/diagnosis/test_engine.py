@@ -9,9 +9,8 @@ import pytest
 from factories import A100, CPU, US, Work, analysis, gap, kernel, mark
 
 from gpudiag.diagnosis import Judgement, judge, load_rules
-from gpudiag.diagnosis.confidence import confidence_of
-from gpudiag.diagnosis.config import Config, apply
-from gpudiag.diagnosis.engine import _causes_first, _fold, _rank, _severity
+from gpudiag.diagnosis.config import Config, apply_config
+from gpudiag.diagnosis.engine import _fold_symptoms, _limit_severity, _put_causes_first, _rank_finding, grade_confidence
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import Rule
 from gpudiag.facts import CATALOGUE, Facts
@@ -93,7 +92,7 @@ def test_every_rule_has_exactly_one_outcome_and_the_order_is_by_ceiling(rules: t
 def test_known_gains_stand_before_those_that_are_not_known() -> None:
     ceilings = {"B": None, "C": Ceiling(10, 0.01, "replay", ""), "D": Ceiling(90, 0.09, "formula", "")}
     made = [Finding(rule, rule, "info", "compute", "it is so", ceiling=ceiling) for rule, ceiling in ceilings.items()]
-    assert [finding.rule for finding in sorted(made, key=_rank)] == ["D", "C", "B"]
+    assert [finding.rule for finding in sorted(made, key=_rank_finding)] == ["D", "C", "B"]
 
 
 def test_what_would_gain_nothing_is_no_finding_and_says_so(tmp_path: Path) -> None:
@@ -167,25 +166,25 @@ def test_what_the_profiler_may_explain_is_withheld_and_withholds_nothing(rules: 
 def test_failing_hardware_and_full_memory_need_no_gain_of_time() -> None:
     broken = Finding("HW-04", "A", "critical", "method", "it is so")
     slow = Finding("B-01", "B", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
-    assert sorted([slow, broken], key=_rank) == [broken, slow]
-    assert _severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
-    assert _severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
+    assert sorted([slow, broken], key=_rank_finding) == [broken, slow]
+    assert _limit_severity("CAP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "warning"
+    assert _limit_severity("CMP-03", "warning", Ceiling(0, 0.0, "replay", "")) == "info"
 
 
 def test_an_invalid_measurement_or_what_explains_it_comes_first() -> None:
     large = Finding("A-01", "A", "critical", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
     invalid = Finding("EFF-03", "B", "critical", "method", "it is so")
     cause = Finding("C-01", "C", "warning", "compute", "it is so", ceiling=Ceiling(5, 0.05, "replay", ""))
-    assert sorted([large, invalid], key=_rank) == [invalid, large]
-    assert sorted([large, cause], key=lambda finding: _rank(finding, frozenset({"C-01"}))) == [cause, large]
+    assert sorted([large, invalid], key=_rank_finding) == [invalid, large]
+    assert sorted([large, cause], key=lambda finding: _rank_finding(finding, frozenset({"C-01"}))) == [cause, large]
     weak = Finding("EFF-03", "B", "warning", "method", "it is so")
-    assert sorted([weak, large, cause], key=_rank) == [large, cause, weak]
+    assert sorted([weak, large, cause], key=_rank_finding) == [large, cause, weak]
 
 
 def test_what_is_only_worth_knowing_stands_behind_what_is_worth_acting_on() -> None:
     known = Finding("A-01", "A", "info", "compute", "it is so", ceiling=Ceiling(90, 0.9, "replay", ""))
     act = Finding("B-01", "B", "warning", "compute", "it is so", ceiling=Ceiling(5, 0.05, "replay", ""))
-    assert sorted([known, act], key=_rank) == [act, known]
+    assert sorted([known, act], key=_rank_finding) == [act, known]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_what_is_only_worth_knowing_stands_behind_what_is_worth_acting_on() -> N
     ],
 )
 def test_severity_is_lowered_to_what_the_share_of_the_step_deserves(own: Severity, share: float | None, said: Severity) -> None:
-    assert _severity("LAB-01", own, None if share is None else Ceiling(1, share, "formula", "")) == said
+    assert _limit_severity("LAB-01", own, None if share is None else Ceiling(1, share, "formula", "")) == said
 
 
 def test_a_weak_measurement_lowers_confidence_and_withholds_nothing(rules: tuple[Rule, ...]) -> None:
@@ -268,7 +267,7 @@ def test_the_measurement_costs_every_finding_confidence_but_its_own(rules: tuple
     assert found(weak, "MEM-01").confidence == "medium"
     assert "high" not in {finding.confidence for finding in weak.findings if finding.rule != "EFF-03"}
     memory = next(rule for rule in rules if rule.id == "MEM-01")
-    graded = [confidence_of(memory, A100, Facts(slowed).value, measured) for measured in ("sound", "weak", "invalid")]
+    graded = [grade_confidence(memory, A100, Facts(slowed).value, measured) for measured in ("sound", "weak", "invalid")]
     assert graded == ["high", "medium", "low"]
     mostly_products = [
         kernel("aten::mm", i * 1000, i * 1000 + 900, shapes=[[64, 64], [64, 64]], flops=1e6, bytes_moved=1e4, t_roof=1) for i in range(4)
@@ -382,7 +381,7 @@ def test_what_was_not_seen_cannot_pass(rules: tuple[Rule, ...]) -> None:
 
 
 def test_a_rule_that_is_switched_off_says_so_and_a_changed_threshold_is_judged_by_and_told() -> None:
-    base = apply(read_rules(), Config("conf/gpudiag.toml", disable=("MEM-01",), thresholds={"OVH-01": {"min_share": 0.05}}))
+    base = apply_config(read_rules(), Config("conf/gpudiag.toml", disable=("MEM-01",), thresholds={"OVH-01": {"min_share": 0.05}}))
     judgement = judge(analysis(**starved(0.1)), base.judged)
     assert status(judgement, "MEM-01") == ("not_applicable", "switched off in gpudiag.toml")
     lowered = next(outcome for outcome in judgement.outcomes if outcome.id == "OVH-01")
@@ -409,7 +408,7 @@ def test_a_cause_is_as_severe_as_what_it_causes() -> None:
     cause = Finding("A-01", "A", "info", "memory", "it is so", ceiling=Ceiling(50, 0.5, "replay", ""))
     symptom = Finding("B-01", "B", "warning", "memory", "it is so", ceiling=Ceiling(40, 0.4, "replay", ""))
     summary = Finding("C-01", "C", "critical", "memory", "it is so")
-    folded = _fold([symptom, summary, cause], {"A-01": ("B-01", "C-01"), "B-01": (), "C-01": ()})
+    folded = _fold_symptoms([symptom, summary, cause], {"A-01": ("B-01", "C-01"), "B-01": (), "C-01": ()})
     assert [(finding.rule, finding.severity, finding.folded) for finding in folded] == [("A-01", "warning", ("B-01", "C-01"))]
 
 
@@ -419,6 +418,6 @@ def test_a_cause_stands_before_a_symptom_that_is_too_large_to_be_folded() -> Non
         for rule, time_ns in (("B-01", 80), ("A-01", 50), ("C-01", 70))
     )
     explains = {"A-01": ("B-01",), "B-01": (), "C-01": ("B-01",)}
-    assert [finding.rule for finding in _causes_first([symptom, other, cause], explains)] == ["C-01", "A-01", "B-01"]
+    assert [finding.rule for finding in _put_causes_first([symptom, other, cause], explains)] == ["C-01", "A-01", "B-01"]
     slight = msgspec.structs.replace(cause, ceiling=Ceiling(39, 0.39, "replay", ""))  # with it gone, most of the symptom stays
-    assert [finding.rule for finding in _causes_first([symptom, slight], explains)] == ["B-01", "A-01"]
+    assert [finding.rule for finding in _put_causes_first([symptom, slight], explains)] == ["B-01", "A-01"]

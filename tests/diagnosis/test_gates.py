@@ -7,16 +7,14 @@ from typing import Any
 import pytest
 from compared import finding, run
 
-from gpudiag.diagnosis.compare import steps_kind
-from gpudiag.diagnosis.gate_figures import figure
-from gpudiag.diagnosis.gates import WITH_A_BASELINE, judged
-from gpudiag.model.breakdown import BUCKETS
+from gpudiag.diagnosis.comparison import choose_steps_kind
+from gpudiag.diagnosis.gates import DEFAULT_GATES, judge_gates, measure_figure
+from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateResult, Gates, Measured
 from gpudiag.model.finding import Missing, RuleOutcome
-from gpudiag.model.gates import METRICS, FindingGate, Gate, GateResult, Gates
-from gpudiag.model.measured import Measured
+from gpudiag.model.hardware import Energy
 from gpudiag.model.memory import MemoryReport
 from gpudiag.model.report import Mfu
-from gpudiag.model.telemetry import Energy
+from gpudiag.model.timeline import BUCKETS
 
 MS = 1_000_000
 NOISY = [10 * MS, 14 * MS, 9 * MS, 12 * MS, 8 * MS, 15 * MS]
@@ -24,7 +22,7 @@ STEADY = [10 * MS, 10 * MS + 900, 10 * MS - 800, 10 * MS + 300, 10 * MS - 200, 1
 
 
 def _one(side: Measured, baseline: Measured | None = None, **limits: Any) -> GateResult:
-    (found,) = judged(Gates(gates=(Gate(**{"metric": "step_median_ms", **limits}),)), side, baseline)
+    (found,) = judge_gates(Gates(gates=(Gate(**{"metric": "step_median_ms", **limits}),)), side, baseline)
     return found
 
 
@@ -75,7 +73,7 @@ def test_a_run_is_within_any_tolerance_of_itself() -> None:
     for walls in (STEADY, NOISY):
         side = run(walls, plain=walls, samples=[8] * 6, idle=[MS] * 6)
         gates = tuple(Gate(metric=name, tolerance_share=0.0, required=False) for name in METRICS)
-        assert {found.outcome for found in judged(Gates(gates=gates), side, side)} <= {"passed", "unknown"}
+        assert {found.outcome for found in judge_gates(Gates(gates=gates), side, side)} <= {"passed", "unknown"}
 
 
 def test_profiled_steps_are_never_compared_with_unprofiled_ones() -> None:
@@ -97,7 +95,7 @@ def test_a_baseline_without_the_figure_or_with_none_is_not_passed() -> None:
 
 
 def _value(metric: str, side: Measured) -> float:
-    found = figure(metric, side, steps_kind(side))
+    found = measure_figure(metric, side, choose_steps_kind(side))
     assert not isinstance(found, Missing), found
     return found.estimate.value
 
@@ -118,24 +116,24 @@ def test_each_metric_has_its_figure() -> None:
 
 @pytest.mark.parametrize("metric", list(METRICS))
 def test_what_a_run_does_not_tell_is_missing_with_a_reason(metric: str) -> None:
-    found = figure(metric, run(), "report")
+    found = measure_figure(metric, run(), "report")
     assert isinstance(found, Missing)
     assert found.reason
 
 
 def test_utilisation_varies_as_the_steps_do() -> None:
-    found = figure("mfu_share", run(NOISY, mfu=Mfu(1e9, 0.4, "exact")), "profiled")
-    walls = figure("step_median_ms", run(NOISY), "profiled")
+    found = measure_figure("mfu_share", run(NOISY, mfu=Mfu(1e9, 0.4, "exact")), "profiled")
+    walls = measure_figure("step_median_ms", run(NOISY), "profiled")
     assert found.estimate.error > 0
     assert found.estimate.batches == walls.estimate.batches == 3
-    assert figure("mfu_share", run(NOISY, stepwise=False, mfu=Mfu(1e9, 0.4, "exact")), "report").estimate.error is None
+    assert measure_figure("mfu_share", run(NOISY, stepwise=False, mfu=Mfu(1e9, 0.4, "exact")), "report").estimate.error is None
 
 
 # -- findings ---------------------------------------------------------------------------------------------------------------
 
 
 def _findings(gate: FindingGate, side: Measured, baseline: Measured | None = None) -> list[tuple[str, str]]:
-    return [(found.name, found.outcome) for found in judged(Gates(findings=gate), side, baseline)]
+    return [(found.name, found.outcome) for found in judge_gates(Gates(findings=gate), side, baseline)]
 
 
 @pytest.mark.parametrize(("severity", "outcome"), [("info", "passed"), ("warning", "failed"), ("critical", "failed")])
@@ -148,7 +146,7 @@ def test_findings_fail_from_their_severity_on(severity: Any, outcome: str) -> No
 def test_only_new_findings_fail_against_a_baseline() -> None:
     before = run(STEADY, findings=[finding("A-1", folded=("B-1",))])
     after = run(STEADY, findings=[finding("A-1"), finding("B-1"), finding("C-1")])
-    (found,) = judged(Gates(findings=FindingGate(new_at="warning")), after, before)
+    (found,) = judge_gates(Gates(findings=FindingGate(new_at="warning")), after, before)
     assert found.outcome == "failed"
     assert found.value == 1
     assert "C-1" in found.message
@@ -169,8 +167,8 @@ def test_a_forbidden_rule_must_have_been_judged() -> None:
 
 
 def test_what_is_checked_with_a_baseline_alone() -> None:
-    assert WITH_A_BASELINE.needs_baseline
-    same = judged(WITH_A_BASELINE, run(STEADY), run(STEADY))
+    assert DEFAULT_GATES.needs_baseline
+    same = judge_gates(DEFAULT_GATES, run(STEADY), run(STEADY))
     assert not any(found.fails for found in same)
-    worse = judged(WITH_A_BASELINE, run([2 * ns for ns in STEADY], findings=[finding("A-1")]), run(STEADY))
+    worse = judge_gates(DEFAULT_GATES, run([2 * ns for ns in STEADY], findings=[finding("A-1")]), run(STEADY))
     assert [found.name for found in worse if found.fails] == ["step_median_ms tolerance", "findings new_at"]

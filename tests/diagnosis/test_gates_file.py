@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.diagnosis.gates_file import parse
+from gpudiag.diagnosis.gates import parse_gates
 from gpudiag.errors import InputError
-from gpudiag.model.gates import FindingGate, Gate
+from gpudiag.model.comparison import FindingGate, Gate
 
 RULES = ("SYN-01", "OVH-01")
 
@@ -29,7 +29,7 @@ required = false
 
 
 def test_a_whole_file() -> None:
-    found = parse("gates.toml", WHOLE, RULES)
+    found = parse_gates("gates.toml", WHOLE, RULES)
     assert found.gates == (
         Gate(metric="step_median_ms", max=12.5, tolerance_share=0.03, line=2),
         Gate(metric="mfu_share", min=0.3, required=False, line=6),
@@ -41,7 +41,7 @@ def test_a_whole_file() -> None:
 
 
 def test_limits_of_its_own_need_no_baseline() -> None:
-    assert not parse("gates.toml", "[idle_share]\nmax = 0.2\n[findings]\nfail_at = 'critical'\n", RULES).needs_baseline
+    assert not parse_gates("gates.toml", "[idle_share]\nmax = 0.2\n[findings]\nfail_at = 'critical'\n", RULES).needs_baseline
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_limits_of_its_own_need_no_baseline() -> None:
 )
 def test_a_wrong_file_names_line_key_and_the_right_name(text: str, said: str) -> None:
     with pytest.raises(InputError) as raised:
-        parse("gates.toml", text, RULES)
+        parse_gates("gates.toml", text, RULES)
     assert said in str(raised.value)
     assert raised.value.exit_code == 2

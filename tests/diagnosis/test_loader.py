@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudiag.diagnosis import load_rules, self_test, source
+from gpudiag.diagnosis import load_rules, rule_yaml, self_test
 from gpudiag.diagnosis.loader import read_folder
 from gpudiag.errors import InputError
 
@@ -262,7 +262,7 @@ def test_every_built_in_key_order_is_plain_yaml() -> None:
 
 def test_without_libyaml_rules_read_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = load_rules()
-    monkeypatch.setattr(source, "_Loader", yaml.SafeLoader)
+    monkeypatch.setattr(rule_yaml, "_Loader", yaml.SafeLoader)
     assert [rule.raw for rule in load_rules()] == [rule.raw for rule in fast]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.diagnosis.message import MessageError, compile_message
+from gpudiag.diagnosis.rule import MessageError, compile_message
 from gpudiag.model.finding import Missing
 
 UNITS = {"wait_ns": "ns", "wait_share": "share", "moved": "B", "calls": "count", "speed": "ratio", "word": "text", "on": "bool"}

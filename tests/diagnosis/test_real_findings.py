@@ -11,7 +11,7 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.diagnosis import Judgement, judge, load_rules
-from gpudiag.diagnosis.verdict import decide
+from gpudiag.diagnosis.engine import decide_verdict
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
 
@@ -79,7 +79,7 @@ def test_faster_kernels_are_no_finding_while_the_loader_limits_the_step(traces: 
 def test_fixes_fit_the_run(traces: Path) -> None:
     fixes = {name: {f.rule: f.fixes for f in judged(traces, name)[1].findings} for name in TRACES}
     v100 = Facts(judged(traces, "v100_resnet50_train_2021_memory_callstack")[0])
-    assert decide(next(rule for rule in load_rules() if rule.id == "CMP-02"), v100.value).fixes == ("fp16",)  # no bf16 units
+    assert decide_verdict(next(rule for rule in load_rules() if rule.id == "CMP-02"), v100.value).fixes == ("fp16",)  # no bf16 units
     assert fixes["a100-80g_sam_fast_compiled_cudagraph"]["OVH-01"] == ("batch-size",)  # compiled; its steps differ and wait for sizes
     # most of its idle time has no recorded cause: nothing is said of the host
     assert "OVH-01" not in fixes["mi300x_vllm_gptoss_decode_fullgraph"]

@@ -10,11 +10,11 @@ import pytest
 import typer
 import yaml
 
-from gpudiag.api.check import read_gates
+from gpudiag.api.comparison import read_gates
 from gpudiag.cli import app
-from gpudiag.diagnosis.gates_file import parse
-from gpudiag.diagnosis.loader import rules_in_force
-from gpudiag.model.gates import METRICS
+from gpudiag.diagnosis.gates import parse_gates
+from gpudiag.diagnosis.loader import load_active_rules
+from gpudiag.model.comparison import METRICS
 
 ROOT = Path(__file__).parents[2]
 WORKFLOW = ROOT / "samples" / "ci" / "performance.yml"
@@ -60,9 +60,9 @@ def test_the_sample_uses_the_commands_it_is_about() -> None:
 
 
 def test_blocks_of_the_readme_that_speak_of_gates_parse() -> None:
-    rules = [rule.id for rule in rules_in_force([], None).judged]
+    rules = [rule.id for rule in load_active_rules([], None).judged]
     for block in _blocks("toml"):
         if any(f"[{metric}]" in block for metric in METRICS):
-            parse("README.md", block, rules)
+            parse_gates("README.md", block, rules)
     for block in _blocks("ya?ml"):
         assert isinstance(yaml.safe_load(block), (dict, list))

@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.experiment import alone as module
-from gpudiag.experiment.alone import PLACE, alone, gpus, holders
+from gpudiag.experiment import isolation as module
+from gpudiag.experiment.isolation import LOCKS_VARIABLE, describe_holders, list_chosen_gpus, lock_machine
 
 pytest.importorskip("fcntl", reason="experiments need Linux")
 
-HOLD = (
-    "import sys; from gpudiag.experiment.alone import alone\nwith alone(shared_ok=True) as note: print(note, flush=True); sys.stdin.read()"
-)
+HOLD = """
+import sys
+from gpudiag.experiment.isolation import lock_machine
+with lock_machine(shared_ok=True) as note:
+    print(note, flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(PLACE, str(tmp_path))
+    monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path))
     monkeypatch.setattr(module, "_GPUS", ("/",))  # as if there were GPUs
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
@@ -48,13 +52,13 @@ def other() -> Iterator[subprocess.Popen[str]]:
 def test_the_second_is_refused_with_who_and_since_when_until_the_first_is_dead(folder: Path) -> None:
     with other() as process:
         with pytest.raises(InputError, match=rf"another experiment runs on this machine \(process {process.pid} of \S+, since \d\d:\d\d\)"):
-            alone().__enter__()
-        with alone(shared_ok=True) as note:
+            lock_machine().__enter__()
+        with lock_machine(shared_ok=True) as note:
             assert f"process {process.pid} of" in note
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert holders(folder) == ""
-        with alone() as note:
+        assert describe_holders(folder) == ""
+        with lock_machine() as note:
             assert note == ""
 
 
@@ -67,7 +71,7 @@ def test_waiting_ends_with_the_other_one(folder: Path, monkeypatch: pytest.Monke
             process.wait()
 
         monkeypatch.setattr(time, "sleep", end)
-        with alone(wait=True, tell=said.append) as note:
+        with lock_machine(wait=True, tell=said.append) as note:
             assert note == ""
     assert said == [f"waiting for the end of another experiment ({said[0].partition('(')[2]}"]
 
@@ -80,24 +84,24 @@ def test_experiments_on_gpus_of_their_own_run_together(
     folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, second: str, together: bool
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first)
-    with alone() as note:
+    with lock_machine() as note:
         assert note == ""
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", second)
         if together:
-            with alone() as note:
+            with lock_machine() as note:
                 assert note == ""
         else:
             with pytest.raises(InputError, match=f"process {os.getpid()} of"):
-                alone().__enter__()
-    with alone() as note:  # what was refused has kept no lock
+                lock_machine().__enter__()
+    with lock_machine() as note:  # what was refused has kept no lock
         assert note == ""
 
 
 def test_a_machine_without_gpus_is_one_whatever_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_GPUS", ("/no/such/device",))
-    assert gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
+    assert list_chosen_gpus({"CUDA_VISIBLE_DEVICES": "0"}) == ()
     monkeypatch.setattr(module, "_GPUS", ("/",))
-    assert gpus({"CUDA_VISIBLE_DEVICES": "MIG-a/1, 0,-1"}) == ("MIG-a-1", "0")
+    assert list_chosen_gpus({"CUDA_VISIBLE_DEVICES": "MIG-a/1, 0,-1"}) == ("MIG-a-1", "0")
 
 
 @pytest.mark.parametrize("fault", ["nowhere", "link", "hard link", "folder"])
@@ -105,14 +109,14 @@ def test_a_place_that_cannot_be_locked_is_said_and_nothing_is_refused(folder: Pa
     lock, precious = folder / "gpudiag-ab.lock", folder / "precious"
     precious.write_text("as it was")
     if fault == "nowhere":
-        monkeypatch.setenv(PLACE, str(folder / "nowhere"))
+        monkeypatch.setenv(LOCKS_VARIABLE, str(folder / "nowhere"))
     elif fault == "link":
         lock.symlink_to(precious)
     elif fault == "hard link":
         lock.hardlink_to(precious)
     else:
         lock.mkdir()
-    with alone() as note:
+    with lock_machine() as note:
         assert note.startswith("whether another experiment ran at the same time is not known: no lock in ")
     assert precious.read_text() == "as it was"
 
@@ -121,7 +125,7 @@ def test_what_a_file_says_of_its_holder_is_not_believed(folder: Path) -> None:
     with other():
         lock = folder / "gpudiag-ab.lock"
         lock.write_bytes(b'{"pid": 1, "user": "\\u001b[31mred", "host": "a\\nb"}')
-        assert holders(folder).startswith("process 1 of ??31mred in a?b, since ")
+        assert describe_holders(folder).startswith("process 1 of ??31mred in a?b, since ")
         for text in (b"", b"[]", b"\xff", b'{"pid": 1, "since_unix_s": 1e300}'):
             lock.write_bytes(text)
-            assert holders(folder) == "a process that has just begun"
+            assert describe_holders(folder) == "a process that has just begun"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.experiment import busy
+from gpudiag.experiment import probe
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="experiments need Linux")
 
@@ -16,10 +16,10 @@ TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 @pytest.fixture
 def stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(busy, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(probe, "_STAT", tmp_path / "stat")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     ticking = iter((100.0, 101.0))
-    monkeypatch.setattr(busy.time, "monotonic", lambda: next(ticking))  # type: ignore[attr-defined]
+    monkeypatch.setattr(probe.time, "monotonic", lambda: next(ticking))  # type: ignore[attr-defined]
     return tmp_path / "stat"
 
 
@@ -40,10 +40,10 @@ def test_it_is_said_where_they_take_a_quarter_of_those_that_we_may_use(stat: Pat
     def a_second_later(_: float) -> None:
         stat.write_text(text(*ticks))
 
-    found = busy.note(sleep=a_second_later)
+    found = probe.describe_busy_processors(sleep=a_second_later)
     assert said in found
     assert bool(said) == bool(found)
 
 
 def test_a_system_that_does_not_tell_is_no_failure(stat: Path) -> None:
-    assert busy.note(sleep=lambda _: None) == ""
+    assert probe.describe_busy_processors(sleep=lambda _: None) == ""

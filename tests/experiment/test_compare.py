@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpudiag.experiment import runner
+from gpudiag.experiment.arm import ArmError, BudgetError, NotAppliedArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError, BudgetError, NotAppliedArmError
 from gpudiag.model.experiment import Comparison, Pair
 
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -56,12 +56,12 @@ def no_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def experiment() -> Iterator[tuple[Path, str]]:
         yield tmp_path, "mark"
 
-    monkeypatch.setattr(runner, "experiment", experiment)
+    monkeypatch.setattr(runner, "open_experiment", experiment)
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, plan: Planned, design: Design | None = None, done: Sequence[Pair] = ()) -> Comparison:
     monkeypatch.setattr(runner, "Pairs", plan)
-    return runner.compare(FIRST, SECOND, design, done=done, on_pair=lambda kept: KEPT.append(kept))
+    return runner.compare_arms(FIRST, SECOND, design, done=done, on_pair=lambda kept: KEPT.append(kept))
 
 
 KEPT: list[Pair] = []

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpudiag.experiment.design import Design, block_steps, level, starting, turns
+from gpudiag.experiment.design import Design, count_block_steps, find_level, order_arms, schedule_turns
 
 
 def test_arms_take_turns_abba_and_the_one_that_starts_alternates_by_pair() -> None:
-    assert turns(0, 4) == [0, 1, 1, 0, 0, 1, 1, 0]
-    assert turns(1, 4) == [1, 0, 0, 1, 1, 0, 0, 1]
-    assert [starting(pair)[0] for pair in range(4)] == [0, 1, 0, 1]
+    assert schedule_turns(0, 4) == [0, 1, 1, 0, 0, 1, 1, 0]
+    assert schedule_turns(1, 4) == [1, 0, 0, 1, 1, 0, 0, 1]
+    assert [order_arms(pair)[0] for pair in range(4)] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize("pair", [0, 1])
 def test_a_linear_drift_cancels(pair: int) -> None:
     drift: dict[int, list[int]] = {0: [], 1: []}
-    for time, arm in enumerate(turns(pair, 6)):
+    for time, arm in enumerate(schedule_turns(pair, 6)):
         drift[arm].append(time)
     assert sum(drift[0]) == sum(drift[1])
 
@@ -27,7 +27,7 @@ def test_a_linear_drift_cancels(pair: int) -> None:
     [(300, 0, 12), (10, 0, 150), (10, 100, 200), (0, 0, 12)],
 )
 def test_a_block_is_long_enough_in_steps_in_time_and_for_the_queue_of_the_loader(step_ms: float, prefetched: int, steps: int) -> None:
-    assert block_steps(Design(), step_ms * 1e6, prefetched) == steps
+    assert count_block_steps(Design(), step_ms * 1e6, prefetched) == steps
 
 
 @pytest.mark.parametrize("looks", [(4, 6, 8, 12), (3, 4, 5, 6, 8, 10, 12), (5, 8, 12), (4, 8), (6,), (4, 7, 9)])
@@ -40,6 +40,6 @@ def test_looking_often_finds_an_effect_that_is_none_in_one_of_twenty_experiments
     for look in looks:
         seen = pairs[:, :look]
         t = np.abs(seen.mean(1)) / (seen.std(1, ddof=1) / look**0.5)
-        found |= t > stdtrit(look - 1, 1 - level(looks) / 2)
+        found |= t > stdtrit(look - 1, 1 - find_level(looks) / 2)
     assert 0.02 < found.mean() < 0.053  # its standard error is 0.001
     assert looks == (4, 7, 9) or found.mean() > 0.046  # the shared-out level is too careful

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.experiment.ending import NotAppliedArmError, ended, places, refused, tail_of
+from gpudiag.experiment.arm import NotAppliedArmError, explain_end, find_refusal, read_stacks, read_tail
 from gpudiag.experiment.trial.protocol import Died, Evidence, Over
 
 
@@ -23,25 +23,25 @@ from gpudiag.experiment.trial.protocol import Died, Evidence, Over
     ],
 )
 def test_each_end_has_its_reason(code: int, rows: list[object], tail: str, reason: str, said: str) -> None:
-    error = ended("a", code, rows, tail)  # type: ignore[arg-type]
+    error = explain_end("a", code, rows, tail)  # type: ignore[arg-type]
     assert error.reason == reason
     assert said in error.message
     assert error.crowded == (reason == "oom")
 
 
 def test_a_refusal_inside_the_program_is_no_crash() -> None:
-    row = ended("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "")
+    row = explain_end("a", 1, [Died("not_applied", "no module has a convolution"), Died("crash", "ChildFailedError")], "")
     assert isinstance(row, NotAppliedArmError)
     assert row.message == "no module has a convolution"
     printed = "Traceback ...\n  boom()\ngpudiag.experiment.fixes.fix.NotAppliedError: needs a GPU\n[rank0] agent failed"
-    late = ended("a", 1, [], printed)
+    late = explain_end("a", 1, [], printed)
     assert isinstance(late, NotAppliedArmError)
     assert late.message == "needs a GPU"
 
 
 def test_a_fix_without_evidence_is_refused() -> None:
-    assert refused([Evidence("bf16", "bfloat16 inside the model")]) is None
-    error = refused([Evidence("bf16", "x"), Evidence("tf32", "", "no float32 product")])
+    assert find_refusal([Evidence("bf16", "bfloat16 inside the model")]) is None
+    error = find_refusal([Evidence("bf16", "x"), Evidence("tf32", "", "no float32 product")])
     assert error is not None
     assert error.message == "tf32: no float32 product"
 
@@ -49,12 +49,12 @@ def test_a_fix_without_evidence_is_refused() -> None:
 def test_the_tail_of_a_log_and_the_places_of_a_hang(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("x" * 10_000 + "\nthe end\n", encoding="utf-8")
-    assert tail_of(log).endswith("the end")
-    assert len(tail_of(log)) <= 4000
-    assert tail_of(tmp_path / "none") == ""
+    assert read_tail(log).endswith("the end")
+    assert len(read_tail(log)) <= 4000
+    assert read_tail(tmp_path / "none") == ""
     for pid, place in ((7, "train"), (8, "wait")):
         text = f'Thread 0x1 (most recent call first):\n  other\nCurrent thread 0x{pid}:\n  File "loop.py", line 3 in {place}\n'
         (tmp_path / f"stack-{pid}").write_text(text, encoding="utf-8")
     frames = ["Current thread 0x7:", '  File "loop.py", line 3 in train', "Current thread 0x8:", '  File "loop.py", line 3 in wait']
-    assert places(tmp_path).splitlines() == frames
-    assert places(tmp_path / "none") == ""
+    assert read_stacks(tmp_path).splitlines() == frames
+    assert read_stacks(tmp_path / "none") == ""

@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.errors import InputError  # noqa: E402
 from gpudiag.experiment import factory, knobs  # noqa: E402
-from gpudiag.experiment.factory import command, main  # noqa: E402
+from gpudiag.experiment.code_location import CodeLocation  # noqa: E402
+from gpudiag.experiment.factory import build_command, main  # noqa: E402
 from gpudiag.experiment.fixes.fix import NotAppliedError  # noqa: E402
-from gpudiag.experiment.importable import Place  # noqa: E402
-from gpudiag.experiment.knobs import Here  # noqa: E402
+from gpudiag.experiment.knobs import KnobState  # noqa: E402
 
 BUILD = """
 import json
@@ -71,9 +71,9 @@ def by_value(cfg):
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    here = Here()
-    monkeypatch.setattr(knobs, "HERE", here)
-    monkeypatch.setattr(factory, "HERE", here)
+    here = KnobState()
+    monkeypatch.setattr(knobs, "KNOB_STATE", here)
+    monkeypatch.setattr(factory, "KNOB_STATE", here)
     monkeypatch.setattr(sys, "path", list(sys.path))
     state = torch.random.get_rng_state()
     yield
@@ -144,15 +144,15 @@ def test_what_is_wrong_is_one_line_and_code_2(file: Path, capsys: pytest.Capture
 
 
 def test_the_command_starts_this_very_program(tmp_path: Path) -> None:
-    found = command(Place("package.train:build", str(tmp_path)), {"width": 3}, 7)
+    found = build_command(CodeLocation("package.train:build", str(tmp_path)), {"width": 3}, 7)
     assert found[:3] == (sys.executable, "-m", "gpudiag.experiment.factory")
-    asked = factory._parser().parse_args(found[3:])
+    asked = factory._build_parser().parse_args(found[3:])
     assert (asked.target, asked.folder, asked.knobs, asked.seed) == ("package.train:build", str(tmp_path), ['{"width":3}'], 7)
 
 
 def test_knobs_go_to_another_process_as_text() -> None:
     with pytest.raises(InputError, match="they go to another process"):
-        command(Place("a.py:build"), {"model": object()}, 0)
+        build_command(CodeLocation("a.py:build"), {"model": object()}, 0)
 
 
 # -- memory before training ---------------------------------------------------------------------------------------------

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.experiment import importable
-from gpudiag.experiment.importable import Place, load, place
+from gpudiag.experiment import code_location
+from gpudiag.experiment.code_location import CodeLocation, load_code, locate_code
 
 SCRIPT = """
 import sys
-from gpudiag.experiment.importable import place
+from gpudiag.experiment.code_location import locate_code
 
 def build(cfg):
     return cfg
@@ -28,13 +28,13 @@ class Fix:
 
 if __name__ == "__main__":
     for found in (build, Fix):
-        where = place(found, "it")
+        where = locate_code(found, "it")
         print(where.target, where.folder, sep="|")
 """
 
 
 def _run(arguments: list[str], folder: Path) -> list[str]:
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(importable.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(code_location.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run([sys.executable, *arguments], cwd=folder, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -45,10 +45,10 @@ def test_a_script_is_found_by_its_path_and_executed_without_its_main_part(tmp_pa
     path.write_text(SCRIPT)
     of_build, of_class = _run(["train_it.py"], tmp_path)
     assert of_build == f"{path}:build|"
-    found = load(Place(of_build.partition("|")[0]))
+    found = load_code(CodeLocation(of_build.partition("|")[0]))
     assert found(5) == 5
-    assert load(Place(of_class.partition("|")[0])).__name__ == "Fix"
-    assert not importable.loading()
+    assert load_code(CodeLocation(of_class.partition("|")[0])).__name__ == "Fix"
+    assert not code_location.is_loading()
 
 
 def test_a_module_of_a_package_is_found_by_its_name_and_the_folder_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_module_of_a_package_is_found_by_its_name_and_the_folder_of_the_packag
     )
     assert _run(["-m", "some_package.inner.made"], tmp_path)[0] == f"some_package.inner.made:build|{tmp_path}"
     monkeypatch.setattr(sys, "path", list(sys.path))
-    assert load(Place("some_package.inner.made:build", str(tmp_path)))(4) == 7
+    assert load_code(CodeLocation("some_package.inner.made:build", str(tmp_path)))(4) == 7
     sys.modules.pop("some_package", None)
 
 
@@ -87,7 +87,7 @@ class _Holder:
 )
 def test_what_has_no_place_of_its_own_is_one_clear_line(found: Any, said: str) -> None:
     with pytest.raises(InputError, match=said) as caught:
-        place(found, "build")
+        locate_code(found, "build")
     assert "top level of a file" in str(caught.value)
 
 
@@ -96,7 +96,7 @@ def test_a_notebook_has_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     exec("def build(cfg): ...", vars(cell))  # noqa: S102 - as a notebook does
     monkeypatch.setitem(sys.modules, "__main__", cell)
     with pytest.raises(InputError, match="in a notebook, or at the prompt"):
-        place(cell.build, "build")
+        locate_code(cell.build, "build")
 
 
 def test_a_name_that_means_something_else_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,17 +104,17 @@ def test_a_name_that_means_something_else_by_now(monkeypatch: pytest.MonkeyPatch
     exec("def build(cfg): ...\nfirst = build\ndef build(cfg): ...", vars(module))  # noqa: S102
     monkeypatch.setitem(sys.modules, "some_module", module)
     with pytest.raises(InputError, match="is something else by now"):
-        place(module.first, "build")
+        locate_code(module.first, "build")
 
 
 def test_a_written_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").touch()
-    assert place("train.py:build", "build") == Place(f"{tmp_path / 'train.py'}:build")
-    assert place("package.train:build", "build") == Place("package.train:build", str(tmp_path))
+    assert locate_code("train.py:build", "build") == CodeLocation(f"{tmp_path / 'train.py'}:build")
+    assert locate_code("package.train:build", "build") == CodeLocation("package.train:build", str(tmp_path))
     for text, said in (("train.py", "names no function"), ("other.py:build", "no such file"), ("train.py:a-b", "names no function")):
         with pytest.raises(InputError, match=said):
-            place(text, "build")
+            locate_code(text, "build")
 
 
 def test_a_module_that_fails_or_lacks_the_name_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_a_module_that_fails_or_lacks_the_name_is_one_clear_line(tmp_path: Path,
     (tmp_path / "some_whole.py").write_text("def build(cfg): ...")
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(InputError, match="some_broken cannot be imported: RuntimeError: planted"):
-        load(Place("some_broken:build", str(tmp_path)))
+        load_code(CodeLocation("some_broken:build", str(tmp_path)))
     with pytest.raises(InputError, match="some_whole has no 'biuld'; did you mean 'build'"):
-        load(Place("some_whole:biuld", str(tmp_path)))
+        load_code(CodeLocation("some_whole:biuld", str(tmp_path)))
     with pytest.raises(InputError, match=r"some_broken\.py:1: RuntimeError: planted"):
-        load(Place(f"{tmp_path / 'some_broken.py'}:build"))
-    assert not importable.loading()
+        load_code(CodeLocation(f"{tmp_path / 'some_broken.py'}:build"))
+    assert not code_location.is_loading()

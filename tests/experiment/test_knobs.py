@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
 from gpudiag.errors import InputError
 from gpudiag.experiment import knobs
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
-from gpudiag.experiment.knobs import AccumulationKnob, BatchSizeKnob, Here, Knobs, call
+from gpudiag.experiment.knobs import AccumulationKnob, BatchSizeKnob, Knobs, KnobState, call_build
 
 SITE = Site(Patches())
 
@@ -21,9 +21,9 @@ class _Loop:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    fresh = Here()
-    monkeypatch.setattr(knobs, "HERE", fresh)
+def here(monkeypatch: pytest.MonkeyPatch) -> KnobState:
+    fresh = KnobState()
+    monkeypatch.setattr(knobs, "KNOB_STATE", fresh)
     return fresh
 
 
@@ -62,20 +62,20 @@ def test_keyword_parameters_of_build_are_knobs() -> None:
     def build(cfg: Any, width: int = 4, *, depth: int = 2) -> Any:
         return cfg.width, width, depth, cfg.get("heads", 8)
 
-    assert call(build, _made(width=16))[0] == (16, 16, 2, 8)
-    assert call(lambda width=4: width, _made(width=5))[0] == 5
-    assert call(lambda cfg: cfg.get("x", 1), _made())[0] == 1
+    assert call_build(build, _made(width=16))[0] == (16, 16, 2, 8)
+    assert call_build(lambda width=4: width, _made(width=5))[0] == 5
+    assert call_build(lambda cfg: cfg.get("x", 1), _made())[0] == 1
 
 
 def test_parameters_that_nobody_gives_are_one_clear_line() -> None:
     with pytest.raises(InputError, match=r"build\(cfg, data\)"):
-        call(lambda cfg, data: None, _made())
+        call_build(lambda cfg, data: None, _made())
 
 
 # -- fixes that turn one ------------------------------------------------------------------------------------------------
 
 
-def _applied(fix: Any, here: Here, read: Any, loop: _Loop) -> str:
+def _applied(fix: Any, here: KnobState, read: Any, loop: _Loop) -> str:
     fix.install(SITE)
     here.knobs = Knobs({}, {}, here.turns)
     read(here.knobs)
@@ -84,12 +84,12 @@ def _applied(fix: Any, here: Here, read: Any, loop: _Loop) -> str:
 
 
 @pytest.mark.parametrize(("value", "after"), [(None, 64), ("x2", 64), ("x0.5", 16), ("x1.5", 48), ("40", 40)])
-def test_batch_size_is_what_was_asked_for(here: Here, value: str | None, after: int) -> None:
+def test_batch_size_is_what_was_asked_for(here: KnobState, value: str | None, after: int) -> None:
     found = _applied(BatchSizeKnob(value), here, lambda cfg: cfg.get("batch_size", 32), _Loop(after))
     assert found == f"cfg.batch_size 32 -> {after}, batches of {after} samples"
 
 
-def test_a_batch_size_that_changed_nothing_is_not_applied(here: Here) -> None:
+def test_a_batch_size_that_changed_nothing_is_not_applied(here: KnobState) -> None:
     with pytest.raises(NotAppliedError, match=r"build does not read the knob batch_size: write cfg\.get"):
         _applied(BatchSizeKnob(), here, lambda cfg: None, _Loop(32))
     with pytest.raises(NotAppliedError, match="batches have 32 samples still"):
@@ -100,7 +100,7 @@ def test_a_batch_size_that_changed_nothing_is_not_applied(here: Here) -> None:
         _applied(BatchSizeKnob(), here, lambda cfg: cfg.get("batch_size", "auto"), _Loop(32))
 
 
-def test_accumulation_tells_who_does_it(here: Here) -> None:
+def test_accumulation_tells_who_does_it(here: KnobState) -> None:
     fix = AccumulationKnob("4")
     by_loop = _applied(fix, here, lambda cfg: None, _Loop(32, parts=4, accumulation=4))
     assert by_loop == "4 micro-batches in each step of 32 samples"
@@ -108,7 +108,7 @@ def test_accumulation_tells_who_does_it(here: Here) -> None:
     assert by_build == "cfg.accum 1 -> 4, read by build"
 
 
-def test_accumulation_of_batches_that_cannot_be_split_is_not_applied(here: Here) -> None:
+def test_accumulation_of_batches_that_cannot_be_split_is_not_applied(here: KnobState) -> None:
     with pytest.raises(NotAppliedError, match="one sample"):
         _applied(
             AccumulationKnob(), here, lambda cfg: None, _Loop(1, refused="batches cannot be split: they have one sample", accumulation=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.experiment import launch
+from gpudiag.experiment import arm
 from gpudiag.experiment.design import Arm
 
 
@@ -27,13 +27,13 @@ from gpudiag.experiment.design import Arm
     ],
 )
 def test_ports_of_this_machine_are_replaced(command: str, expected: str) -> None:
-    assert launch.separated(tuple(command.split()), 4242) == tuple(expected.split())
+    assert arm.replace_ports(tuple(command.split()), 4242) == tuple(expected.split())
 
 
 def test_the_environment_is_quiet_and_the_arm_has_the_last_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("MINE", "kept")
-    environ = launch.environment(Arm(name="a", command=("python",), environ={"HF_HUB_OFFLINE": "0"}), tmp_path, 4242)
+    environ = arm.build_arm_environment(Arm(name="a", command=("python",), environ={"HF_HUB_OFFLINE": "0"}), tmp_path, 4242)
     assert environ["WANDB_MODE"] == "disabled"
     assert environ["MLFLOW_TRACKING_URI"].startswith("file://")
     assert environ["HF_HUB_OFFLINE"] == "0"
@@ -44,5 +44,5 @@ def test_the_environment_is_quiet_and_the_arm_has_the_last_word(monkeypatch: pyt
 
 
 def test_two_free_ports_can_be_bound() -> None:
-    port = launch.free_port()
+    port = arm.find_free_port()
     assert 1024 <= port < 65536

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.experiment import memory
-from gpudiag.experiment.memory import Limit, fit_together
+from gpudiag.experiment.memory import MemoryLimit, fit_together
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
 
@@ -45,7 +45,7 @@ def test_pages_that_a_forked_process_shares_count_once() -> None:
 
 
 def test_what_is_spare_is_told_and_less_than_the_machine_has() -> None:
-    spare, total = memory.spare_bytes(), memory._meminfo("MemTotal")
+    spare, total = memory.spare_bytes(), memory._read_meminfo("MemTotal")
     assert spare is not None
     assert total is not None
     assert 0 < spare <= total
@@ -60,9 +60,9 @@ def cgroup(folder: Path, **files: str) -> Path:
 
 def test_a_container_has_left_what_its_limit_leaves_with_its_cache_dropped(tmp_path: Path) -> None:
     limited = cgroup(tmp_path, memory_max="1000\n", memory_current="700\n", memory_stat="anon 500\ninactive_file 150\n")
-    assert memory._left_in_cgroup(limited) == 1000 - 700 + 150
+    assert memory._read_cgroup_spare_bytes(limited) == 1000 - 700 + 150
     (tmp_path / "memory.max").write_text("max\n", encoding="ascii")
-    assert memory._left_in_cgroup(limited) is None
+    assert memory._read_cgroup_spare_bytes(limited) is None
 
 
 def test_two_arms_fit_below_85_percent_and_what_is_not_known_is_taken_to_fit() -> None:
@@ -72,8 +72,8 @@ def test_two_arms_fit_below_85_percent_and_what_is_not_known_is_taken_to_fit() -
     assert fit_together(40, 46, None)
 
 
-def limit(limit_bytes: int | None, *, spare: int = 1 << 50, reserve: int = 0) -> Limit:
-    return Limit(lambda: {os.getpid()}, limit_bytes, spare=lambda: spare, reserve=reserve)
+def limit(limit_bytes: int | None, *, spare: int = 1 << 50, reserve: int = 0) -> MemoryLimit:
+    return MemoryLimit(lambda: {os.getpid()}, limit_bytes, spare=lambda: spare, reserve=reserve)
 
 
 def test_an_arm_over_its_limit_is_told_and_its_peak_kept() -> None:

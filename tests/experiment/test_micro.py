@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 import numpy as np  # noqa: E402
 
 from gpudiag.experiment.fixes.fix import NotAppliedError  # noqa: E402
-from gpudiag.experiment.micro import micro_batches  # noqa: E402
+from gpudiag.experiment.task import split_into_micro_batches  # noqa: E402
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 2), (7, 3), (3, 8), (64, 5)])
 def test_the_parts_are_the_batch_in_its_order_and_their_shares_sum_to_one(rows: int, count: int) -> None:
     x, y = torch.randn(rows, 3), torch.arange(rows)
-    parts = micro_batches((x, y), count)
+    parts = split_into_micro_batches((x, y), count)
     assert len(parts) == min(rows, count)
     assert torch.equal(torch.cat([part[0] for part, _ in parts]), x)
     assert torch.equal(torch.cat([part[1] for part, _ in parts]), y)
@@ -27,7 +27,7 @@ def test_the_parts_are_the_batch_in_its_order_and_their_shares_sum_to_one(rows: 
 
 
 def test_parts_of_the_same_size_where_that_is_possible() -> None:
-    sizes = [len(part) for part, _ in micro_batches(torch.zeros(64, 2), 5)]
+    sizes = [len(part) for part, _ in split_into_micro_batches(torch.zeros(64, 2), 5)]
     assert sum(sizes) == 64
     assert max(sizes) - min(sizes) <= 1
 
@@ -41,18 +41,18 @@ class Encoding(UserDict):  # type: ignore[type-arg]
 
 def test_what_holds_the_tensors_keeps_its_class() -> None:
     pair = namedtuple("pair", "x y")
-    (named, _), _rest = micro_batches(pair(torch.zeros(4, 2), torch.zeros(4)), 2)
+    (named, _), _rest = split_into_micro_batches(pair(torch.zeros(4, 2), torch.zeros(4)), 2)
     assert isinstance(named, pair)
     assert len(named.y) == 2
     whole = Encoding(ids=torch.arange(6), mask=torch.ones(6, 3))
-    parts = [part for part, _ in micro_batches(whole, 2)]
+    parts = [part for part, _ in split_into_micro_batches(whole, 2)]
     assert [part.length() for part in parts] == [3, 3]
     assert whole.length() == 6
 
 
 def test_names_go_with_their_samples_and_plain_values_with_each_part() -> None:
     batch = {"x": torch.arange(4), "name": ["a", "b", "c", "d"], "scale": torch.tensor(2.0), "epoch": 3, "of_numpy": np.arange(4)}
-    first, second = (part for part, _ in micro_batches(batch, 2))
+    first, second = (part for part, _ in split_into_micro_batches(batch, 2))
     assert (first["name"], second["name"]) == (["a", "b"], ["c", "d"])
     assert first["epoch"] == second["epoch"] == 3
     assert float(second["scale"]) == 2.0
@@ -73,4 +73,4 @@ def test_names_go_with_their_samples_and_plain_values_with_each_part() -> None:
 )
 def test_what_cannot_be_told_apart_is_not_split(batch: Any, why: str) -> None:
     with pytest.raises(NotAppliedError, match=why):
-        micro_batches(batch, 2)
+        split_into_micro_batches(batch, 2)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.experiment import gpustate, memory, pairs
+from gpudiag.experiment import gpu_state, memory, pairs
+from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError
-from gpudiag.experiment.gpustate import Sample, State
-from gpudiag.experiment.pairs import Pairs, void
+from gpudiag.experiment.gpu_state import GpuSample, GpuState
+from gpudiag.experiment.pairs import Pairs, is_void
 from gpudiag.experiment.trial.protocol import Block, Evidence, Gpu, Warmed
 from gpudiag.model.experiment import Pair
 
@@ -75,10 +75,10 @@ class _Live:
         self.played.alive.discard(self.arm.name)
 
 
-class Device(gpustate.Watch):
+class Device(gpu_state.GpuWatch):
     """Plays the device: `states` in the order of the blocks, then a steady one."""
 
-    def __init__(self, states: list[State] | None = None, strangers: set[int] | None = None) -> None:
+    def __init__(self, states: list[GpuState] | None = None, strangers: set[int] | None = None) -> None:
         super().__init__(open_=lambda: None)
         self.states, self._strangers = states or [], strangers or set()
 
@@ -86,8 +86,8 @@ class Device(gpustate.Watch):
     def strangers(self) -> set[int]:
         return self._strangers
 
-    def end(self) -> State:
-        return self.states.pop(0) if self.states else State((Sample(1980, 0),), 12.0)
+    def end(self) -> GpuState:
+        return self.states.pop(0) if self.states else GpuState((GpuSample(1980, 0),), 12.0)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     return machine
 
 
-def run(tmp_path: Path, gpu: gpustate.Watch | None = None, design: Design = DESIGN) -> Pairs:
+def run(tmp_path: Path, gpu: gpu_state.GpuWatch | None = None, design: Design = DESIGN) -> Pairs:
     return Pairs(ARMS, design, tmp_path, "mark", gpu=gpu or Device())
 
 
@@ -175,7 +175,7 @@ def test_an_empty_block_voids_the_pair_which_is_measured_once_more(played: Playe
     played.block = lambda _, steps: next(blocks, Block(steps, steps * 10**9, steps))
     measuring = run(tmp_path)
     pair = measuring.measure(0)
-    assert not void(pair)
+    assert not is_void(pair)
     assert len(played.turns()) == 16
     assert "measured again" in measuring.notes[0]
 
@@ -185,11 +185,11 @@ def test_a_pair_that_is_void_twice_has_failed(played: Played, tmp_path: Path) ->
     with pytest.raises(ArmError) as caught:
         run(tmp_path).measure(0)
     assert caught.value.reason == "no_steps"
-    assert void(Pair((), (), "steps"))
+    assert is_void(Pair((), (), "steps"))
 
 
 def test_a_block_pair_in_which_the_gpu_throttled_is_repeated(played: Played, tmp_path: Path) -> None:
-    calm, hot = State((Sample(1980, 0),)), State((Sample(1980, 0x40),))
+    calm, hot = GpuState((GpuSample(1980, 0),)), GpuState((GpuSample(1980, 0x40),))
     # blocks in the order ABBAABBA: the third pair of blocks, A then B, is hot, and one of four may be repeated
     played.block = lambda name, steps: Block(steps, steps * 10**9 * (2 if len(played.turns()) in (5, 6) else 1), steps)
     measuring = run(tmp_path, Device([calm] * 5 + [hot]))
@@ -200,7 +200,7 @@ def test_a_block_pair_in_which_the_gpu_throttled_is_repeated(played: Played, tmp
 
 
 def test_more_than_a_quarter_of_hot_blocks_is_kept_and_said(played: Played, tmp_path: Path) -> None:
-    hot = State((Sample(1980, 0x8),))
+    hot = GpuState((GpuSample(1980, 0x8),))
     measuring = run(tmp_path, Device([hot] * 8))
     measuring.measure(0)
     assert len(played.turns()) == 8 + 2

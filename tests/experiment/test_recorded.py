@@ -6,7 +6,7 @@ import pytest
 from recorded_ab import clopper_pearson, experiment, groups, resampled, single_pairs, token_pairs
 
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import compared, spread
+from gpudiag.experiment.stats import compute_spread, judge_pairs
 
 pytest.importorskip("scipy", reason="scipy is not installed")
 
@@ -34,7 +34,7 @@ def test_unchanged_processes_are_seldom_called_different(pool: str) -> None:
 def test_one_look_at_all_three_pools_together(pairs_a_group: int) -> None:
     design = Design(looks=(pairs_a_group,))
     apart = [group for pool, read in POOLS.items() for group in groups(read(pool), pairs_a_group)]
-    hits = sum((compared(group, design).p or 0) <= 0.05 for group in apart)
+    hits = sum((judge_pairs(group, design).p or 0) <= 0.05 for group in apart)
     low, high = clopper_pearson(hits, len(apart))
     print(f"\n{pairs_a_group} pairs: {hits} of {len(apart)} independent groups, [{low:.1%}, {high:.1%}]")  # noqa: T201
     assert low <= 0.05
@@ -43,7 +43,7 @@ def test_one_look_at_all_three_pools_together(pairs_a_group: int) -> None:
 
 def test_a_real_effect_is_found_and_covered() -> None:
     pairs, design = token_pairs("b2_tokeneffect"), Design()
-    everything = compared(pairs, Design(looks=(len(pairs),)))
+    everything = judge_pairs(pairs, Design(looks=(len(pairs),)))
     assert everything.ratio == pytest.approx(REAL, abs=0.005)
     assert everything.interval[0] < REAL < everything.interval[1]  # type: ignore[index]
     drawn = [experiment(group, design) for group in resampled(pairs, design.looks[-1], 300)]
@@ -57,7 +57,7 @@ def test_a_real_effect_is_found_and_covered() -> None:
 
 
 def test_processes_that_take_turns_differ_less_than_processes_one_after_the_other() -> None:
-    turns, alone = spread(token_pairs("b2_token")), spread(single_pairs("b2_single"))
+    turns, alone = compute_spread(token_pairs("b2_token")), compute_spread(single_pairs("b2_single"))
     assert turns is not None
     assert alone is not None
     assert 0 < turns < 0.1

@@ -15,9 +15,9 @@ import pytest
 from gpudiag.errors import InputError
 from gpudiag.experiment import guard
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare
-from gpudiag.experiment.stats import mean_interval
-from gpudiag.model.experiment import log_ratios
+from gpudiag.experiment.runner import compare_arms
+from gpudiag.experiment.stats import compute_mean_interval
+from gpudiag.model.experiment import compute_log_ratios
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("scipy", reason="scipy is not installed")
@@ -38,7 +38,7 @@ def script(name: str, code: str) -> Arm:
 
 def ours() -> set[int]:
     """Living processes of experiments that this process began: others may run on the same machine."""
-    return {pid for pid in guard.marked("") if _ancestor(pid) == os.getpid()}
+    return {pid for pid in guard.find_marked_processes("") if _ancestor(pid) == os.getpid()}
 
 
 def _ancestor(pid: int) -> int:
@@ -50,9 +50,9 @@ def _ancestor(pid: int) -> int:
 
 @pytest.mark.slow
 def test_an_arm_against_itself_and_against_double_work() -> None:
-    same = compare(arm("a", "--work", "4"), arm("b", "--work", "4"), QUICK)
-    values = [ratio for pair in same.measured for ratio in log_ratios(pair)]
-    _, low, high, _ = mean_interval(values, 0.001)
+    same = compare_arms(arm("a", "--work", "4"), arm("b", "--work", "4"), QUICK)
+    values = [ratio for pair in same.measured for ratio in compute_log_ratios(pair)]
+    _, low, high, _ = compute_mean_interval(values, 0.001)
     assert low <= 0 <= high
     assert (same.pairs, same.unit, same.over) == (2, "samples", "blocks")
     assert not ours()
@@ -60,7 +60,7 @@ def test_an_arm_against_itself_and_against_double_work() -> None:
 
 @pytest.mark.slow
 def test_double_work_is_found() -> None:
-    found = compare(arm("double", "--work", "20"), arm("single", "--work", "8"), ONE)
+    found = compare_arms(arm("double", "--work", "20"), arm("single", "--work", "8"), ONE)
     assert found.ratio is not None
     assert found.interval is not None
     assert 1.3 < found.ratio < 3.5, found  # (20 + 2) / (8 + 2) forward passes, a backward pass being two
@@ -71,7 +71,7 @@ def test_double_work_is_found() -> None:
 @pytest.mark.slow
 def test_throughput_counts_samples_not_steps_and_leaves_validation_out() -> None:
     small = arm("small", "--batch", "8", "--loader", "--workers", "1", "--validate")
-    found = compare(small, arm("large", "--batch", "64"), ONE)
+    found = compare_arms(small, arm("large", "--batch", "64"), ONE)
     assert found.unit == "samples"
     (pair,) = found.measured
     # steps of a small batch are no slower; eight times the rows in about the same time. Counted as steps the ratio would be below 2
@@ -81,7 +81,7 @@ def test_throughput_counts_samples_not_steps_and_leaves_validation_out() -> None
 
 def test_an_arm_that_cannot_start_is_an_error() -> None:
     with pytest.raises(InputError, match="cannot start no-such-program"):
-        compare(Arm(name="a", command=("no-such-program",)), arm("b"), QUICK)
+        compare_arms(Arm(name="a", command=("no-such-program",)), arm("b"), QUICK)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_an_arm_that_cannot_start_is_an_error() -> None:
     ],
 )
 def test_an_arm_that_ends_says_why(code: str, reason: str, said: str) -> None:
-    found = compare(script("arm one", code), arm("b"), QUICK)
+    found = compare_arms(script("arm one", code), arm("b"), QUICK)
     assert (found.verdict, found.reason, found.ratio, found.pairs) == ("failed", reason, None, 0)
     assert said in "\n".join(found.notes)
     assert found.notes[0].startswith("arm one")
@@ -104,7 +104,7 @@ def test_an_arm_that_ends_says_why(code: str, reason: str, said: str) -> None:
 def test_a_hang_before_the_first_step_is_ended_with_its_tree() -> None:
     child = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(99)']).wait()"
     begun = time.monotonic()
-    found = compare(script("a", child), arm("b"), Design(start_limit_s=1.0))
+    found = compare_arms(script("a", child), arm("b"), Design(start_limit_s=1.0))
     assert (found.verdict, found.reason) == ("failed", "hang")
     assert time.monotonic() - begun < 30
     assert not ours()
@@ -124,7 +124,7 @@ while True:
 
 def test_backward_passes_without_end_and_without_a_step_are_no_sign_of_life_for_ever() -> None:
     begun = time.monotonic()
-    found = compare(script("a", BACKWARD_ONLY), arm("b"), Design(start_limit_s=2.0))
+    found = compare_arms(script("a", BACKWARD_ONLY), arm("b"), Design(start_limit_s=2.0))
     assert (found.verdict, found.reason) == ("failed", "no_steps"), found
     assert "backward passes in" in found.notes[0]
     assert "and no step that could be told; gpudiag.step() in the loop marks the steps by hand" in found.notes[0]
@@ -134,7 +134,7 @@ def test_backward_passes_without_end_and_without_a_step_are_no_sign_of_life_for_
 
 @pytest.mark.slow
 def test_a_script_that_ends_before_its_trial_is_told_from_one_that_crashes() -> None:
-    found = compare(arm("a", "--steps", "40"), arm("b"), Design(looks=(1,), warm_steps=60))
+    found = compare_arms(arm("a", "--steps", "40"), arm("b"), Design(looks=(1,), warm_steps=60))
     assert (found.verdict, found.reason) == ("failed", "ended")
     assert found.notes[0].startswith("a: over 3")
     assert not ours()
@@ -142,7 +142,9 @@ def test_a_script_that_ends_before_its_trial_is_told_from_one_that_crashes() -> 
 
 @pytest.mark.slow
 def test_a_hang_in_a_block_is_ended_and_its_place_is_told() -> None:
-    found = compare(arm("a", "--hang", "30"), arm("b"), Design(looks=(1,), blocks=4, block_s=0.0, warm_limit_s=0.0, silent_limit_s=3.0))
+    found = compare_arms(
+        arm("a", "--hang", "30"), arm("b"), Design(looks=(1,), blocks=4, block_s=0.0, warm_limit_s=0.0, silent_limit_s=3.0)
+    )
     assert (found.verdict, found.reason) == ("failed", "hang")
     innermost = found.notes[1].splitlines()[1]
     assert "loop.py" in innermost, found.notes
@@ -153,9 +155,9 @@ def test_a_hang_in_a_block_is_ended_and_its_place_is_told() -> None:
 MAIN = """
 import json, sys
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.runner import compare
+from gpudiag.experiment.runner import compare_arms
 arm = Arm(name="a", command=json.loads(sys.argv[1]))
-compare(arm, arm, Design(looks=(1,), blocks=1000, block_s=0.05))
+compare_arms(arm, arm, Design(looks=(1,), blocks=1000, block_s=0.05))
 """
 TRAINING = [sys.executable, str(LOOP), "--loader", "--workers", "1"]
 SLEEPING = [sys.executable, "-c", "import time; time.sleep(99)"]
@@ -164,7 +166,7 @@ SLEEPING = [sys.executable, "-c", "import time; time.sleep(99)"]
 def marks_below(pid: int) -> set[str]:
     """The marks of living processes whose parent is `pid`."""
     found = set()
-    for child in guard.marked(""):
+    for child in guard.find_marked_processes(""):
         if _ancestor(child) == pid:
             entries = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
             found.update(entry.decode().partition("=")[2] for entry in entries if entry.startswith(guard.MARK.encode()))
@@ -182,6 +184,6 @@ def test_nothing_is_left_when_the_experiment_is_broken_off(number: signal.Signal
     experiment = marks.pop().split(".")[0]
     process.send_signal(number)
     assert process.wait(30) != 0
-    while guard.marked(experiment) and time.monotonic() < end:
+    while guard.find_marked_processes(experiment) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not guard.marked(experiment)
+    assert not guard.find_marked_processes(experiment)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.experiment import sandbox
-from gpudiag.experiment.sandbox import HELD_BACK, sandboxed
+from gpudiag.experiment import isolation
+from gpudiag.experiment.isolation import HELD_BACK, wrap_command
 
 COMMAND = ("python", "train.py")
 
@@ -24,35 +24,35 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
 
 def test_off_and_block_change_no_command(places: tuple[Path, Path]) -> None:
     folder, scratch = places
-    assert sandboxed("off", COMMAND, folder, scratch) == (COMMAND, folder, "")
-    assert sandboxed("block", COMMAND, folder, scratch) == (COMMAND, folder, HELD_BACK)
+    assert wrap_command("off", COMMAND, folder, scratch) == (COMMAND, folder, "")
+    assert wrap_command("block", COMMAND, folder, scratch) == (COMMAND, folder, HELD_BACK)
 
 
 def test_a_mode_that_is_not_known_is_named_with_the_nearest(places: tuple[Path, Path]) -> None:
     with pytest.raises(InputError, match="no sandbox is named 'overlays'; did you mean 'overlay'"):
-        sandboxed("overlays", COMMAND, *places)
+        wrap_command("overlays", COMMAND, *places)
 
 
 def test_where_no_way_works_auto_holds_saves_back_and_overlay_refuses(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "_fault", lambda *_: "unshare: Operation not permitted")
-    command, cwd, note = sandboxed("auto", COMMAND, *places)
+    monkeypatch.setattr(isolation, "_find_fault", lambda *_: "unshare: Operation not permitted")
+    command, cwd, note = wrap_command("auto", COMMAND, *places)
     assert (command, cwd) == (COMMAND, places[0])
     assert note.startswith(HELD_BACK)
     assert "Operation not permitted" in note
     with pytest.raises(InputError, match=r"no overlay of .*: unshare: Operation not permitted"):
-        sandboxed("overlay", COMMAND, *places)
+        wrap_command("overlay", COMMAND, *places)
 
 
 def test_an_overlay_is_refused_where_it_would_hide_something(
     places: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, scratch = places
-    assert sandbox._unsuitable(folder, scratch) is None
-    assert "temporary files" in (sandbox._unsuitable(tmp_path, scratch) or "")
+    assert isolation._explain_unsuitable(folder, scratch) is None
+    assert "temporary files" in (isolation._explain_unsuitable(tmp_path, scratch) or "")
     (odd := tmp_path / "a,b").mkdir()
-    assert "characters" in (sandbox._unsuitable(odd, scratch) or "")
-    monkeypatch.setattr(sandbox, "_mounts", lambda: [Path("/"), folder, folder / "data"])
-    assert str(folder / "data") in (sandbox._unsuitable(folder, scratch) or "")
+    assert "characters" in (isolation._explain_unsuitable(odd, scratch) or "")
+    monkeypatch.setattr(isolation, "_list_mounts", lambda: [Path("/"), folder, folder / "data"])
+    assert str(folder / "data") in (isolation._explain_unsuitable(folder, scratch) or "")
 
 
 def test_a_working_overlay_shows_the_folder_and_keeps_what_is_written(places: tuple[Path, Path]) -> None:
@@ -61,10 +61,10 @@ def test_a_working_overlay_shows_the_folder_and_keeps_what_is_written(places: tu
     folder, scratch = places
     (folder / "data.txt").write_text("mine\n", encoding="utf-8")
     code = ("sh", "-c", "cat data.txt; echo other > data.txt; echo new > new.txt; cat data.txt")
-    command, cwd, note = sandboxed("auto", code, folder, scratch)
+    command, cwd, note = wrap_command("auto", code, folder, scratch)
     if command == code:
         pytest.skip(note)
     said = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
     assert said.split() == ["mine", "other"]
     assert {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()} == {"data.txt": "mine\n"}
-    assert set(sandbox.kept(scratch)) <= {"data.txt", "new.txt"}  # nothing where the layer is in memory
+    assert set(isolation.list_layer_files(scratch)) <= {"data.txt", "new.txt"}  # nothing where the layer is in memory

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from recorded_ab import factorial, fixes
 
-from gpudiag.experiment.search import DESCRIBED, Measured, conflicting, fraction, fractional, ordered
+from gpudiag.experiment.search import DESCRIBED_CONFLICTS, CachedMeasure, build_fraction, is_conflicting, search_fractional, search_ordered
 from gpudiag.model.experiment import FixCall
 
 A, B, C, D, E, F, G, H = (FixCall(name) for name in "abcdefgh")
-SEARCHES = [ordered, fractional]
+SEARCHES = [search_ordered, search_fractional]
 Set = tuple[FixCall, ...]
 
 
@@ -45,13 +45,13 @@ def test_nothing_is_proposed_where_nothing_is_better_than_the_program_as_it_is(s
 def test_a_fix_that_a_later_one_makes_useless_is_taken_out_again() -> None:
     # fused attention helps alone and hurts beside bf16, as in the recorded transformer
     gains, together = {A: 0.06, B: 0.7}, {frozenset((A, B)): -0.3}
-    assert ordered([A, B], {}, landscape(gains, together)) == (B,)
+    assert search_ordered([A, B], {}, landscape(gains, together)) == (B,)
 
 
 def test_a_fix_that_needs_a_later_one_has_its_retry() -> None:
     gains, together = {A: -0.02, B: 0.1}, {frozenset((A, B)): 0.2}
-    tried = Measured(landscape(gains, together))
-    assert set(ordered([A, B], {}, tried)) == {A, B}
+    tried = CachedMeasure(landscape(gains, together))
+    assert set(search_ordered([A, B], {}, tried)) == {A, B}
     assert tried.count == 3
 
 
@@ -71,10 +71,10 @@ def test_conflicts_are_never_measured_together_and_the_better_one_wins(search: C
 
 def test_two_values_of_a_fix_are_alternatives() -> None:
     double, four = FixCall("batch-size", "x2"), FixCall("batch-size", "x4")
-    assert conflicting(double, four, DESCRIBED)
-    assert conflicting(FixCall("fp16"), FixCall("bf16"), DESCRIBED)
-    assert not conflicting(FixCall("fp16"), FixCall("compile"), DESCRIBED)
-    assert ordered([double, four], DESCRIBED, landscape({double: 0.1, four: 0.2})) == (four,)
+    assert is_conflicting(double, four, DESCRIBED_CONFLICTS)
+    assert is_conflicting(FixCall("fp16"), FixCall("bf16"), DESCRIBED_CONFLICTS)
+    assert not is_conflicting(FixCall("fp16"), FixCall("compile"), DESCRIBED_CONFLICTS)
+    assert search_ordered([double, four], DESCRIBED_CONFLICTS, landscape({double: 0.1, four: 0.2})) == (four,)
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -88,15 +88,15 @@ def test_a_fix_that_crashes_spoils_nothing(search: Callable[..., Set]) -> None:
 def test_two_fixes_that_crash_only_together_are_not_combined() -> None:
     gains = {A: 0.2, B: 0.3, C: 0.1}
     measure = landscape(gains)
-    found = ordered([A, B, C], {}, lambda calls: None if {A, B} <= set(calls) else measure(calls))
+    found = search_ordered([A, B, C], {}, lambda calls: None if {A, B} <= set(calls) else measure(calls))
     assert set(found) in ({A, C}, {B, C})
 
 
 def test_what_gains_less_than_the_margin_is_left_out() -> None:
     gains = {A: 0.2, B: 0.004, C: 0.05}
-    assert set(ordered(list(gains), {}, landscape(gains), margin=0.01)) == {A, C}
-    assert set(ordered(list(gains), {}, landscape(gains))) == {A, B, C}
-    assert ordered([A], {}, landscape({A: 0.004}), margin=0.01) == ()
+    assert set(search_ordered(list(gains), {}, landscape(gains), margin=0.01)) == {A, C}
+    assert set(search_ordered(list(gains), {}, landscape(gains))) == {A, B, C}
+    assert search_ordered([A], {}, landscape({A: 0.004}), margin=0.01) == ()
 
 
 def test_a_search_never_ends_in_a_set_that_was_measured_to_be_slower() -> None:
@@ -104,15 +104,15 @@ def test_a_search_never_ends_in_a_set_that_was_measured_to_be_slower() -> None:
     for _ in range(300):
         values = {frozenset(calls): random.normal(0, 0.02) for size in range(1, 6) for calls in combinations((A, B, C, D, E), size)}
         for search in SEARCHES:
-            tried = Measured(lambda calls, values=values: values[frozenset(calls)] if random.random() > 0.1 else None)
+            tried = CachedMeasure(lambda calls, values=values: values[frozenset(calls)] if random.random() > 0.1 else None)
             best = search([A, B, C, D, E], {}, tried, margin=float(random.choice([0.0, 0.01])))
             assert best == () or values[frozenset(best)] > 0
-            assert tried.count <= (15 if search is ordered else 22)
+            assert tried.count <= (15 if search is search_ordered else 22)
 
 
 @pytest.mark.parametrize(("factors", "runs"), [(1, 8), (3, 8), (4, 8), (5, 8), (7, 8), (8, 16), (15, 16), (16, 32)])
 def test_a_fraction_is_orthogonal_and_holds_the_baseline(factors: int, runs: int) -> None:
-    rows = fraction(factors)
+    rows = build_fraction(factors)
     assert len(rows) == runs
     assert not any(rows[0])
     table = np.where(np.array(rows), 1, -1)
@@ -121,15 +121,15 @@ def test_a_fraction_is_orthogonal_and_holds_the_baseline(factors: int, runs: int
 
 @pytest.mark.parametrize(("factors", "clear"), [(4, True), (5, False), (8, True), (9, False)])
 def test_main_effects_are_clear_of_joint_effects_of_two_as_long_as_they_can_be(factors: int, clear: bool) -> None:
-    table = np.where(np.array(fraction(factors)), 1, -1)
+    table = np.where(np.array(build_fraction(factors)), 1, -1)
     mixed = any(abs(table[:, a] @ (table[:, b] * table[:, c])) > 0 for a, b, c in permutations(range(factors), 3) if b < c)
     assert mixed != clear
 
 
 def test_eight_fixes_are_told_apart_by_sixteen_sets() -> None:
     gains = {A: 0.2, B: -0.1, C: 0.05, D: 0.01, E: 0.1, F: -0.02, G: -0.3, H: 0.02}
-    tried = Measured(landscape(gains))
-    assert set(fractional(list(gains), {}, tried)) == {A, C, D, E, H}
+    tried = CachedMeasure(landscape(gains))
+    assert set(search_fractional(list(gains), {}, tried)) == {A, C, D, E, H}
     assert tried.count <= 15 + 1 + 8
 
 
@@ -139,8 +139,8 @@ def lost(workload: str, search: Callable[..., Set], noise: float, order: Set, se
     best, losses, counts = max(truth.values()), [], []
     for seed in seeds:
         random = np.random.default_rng(seed)
-        tried = Measured(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
-        found = search(order, DESCRIBED, tried)
+        tried = CachedMeasure(lambda calls, random=random: truth[frozenset(calls)] + random.normal(0, noise))
+        found = search(order, DESCRIBED_CONFLICTS, tried)
         losses.append(1 - math.exp(truth[frozenset(found)] - best))
         counts.append(tried.count)
     return float(np.mean(losses)), float(np.mean(counts))
@@ -157,4 +157,4 @@ def test_less_than_one_percent_is_lost_on_the_recorded_factorials(workload: str,
 
 @pytest.mark.parametrize("workload", ["conv", "gpt"])
 def test_without_noise_the_best_set_is_found(workload: str) -> None:
-    assert lost(workload, ordered, 0.0, fixes(workload), range(1))[0] < 0.003
+    assert lost(workload, search_ordered, 0.0, fixes(workload), range(1))[0] < 0.003

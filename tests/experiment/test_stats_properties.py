@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_ab import experiment
 
-from gpudiag.experiment.design import ALPHA, Design, level
-from gpudiag.experiment.stats import compared, holm, over_looks
+from gpudiag.experiment.design import ALPHA, Design, find_level
+from gpudiag.experiment.stats import apply_holm, correct_for_looks, judge_pairs
 from gpudiag.model.experiment import Comparison, Pair
 
 special = pytest.importorskip("scipy.special", reason="scipy is not installed")
@@ -51,8 +51,8 @@ def single(values: list[float]) -> list[Pair]:
 @given(measured())
 @settings(max_examples=60, deadline=None)
 def test_swapping_the_arms_inverts_ratio_interval_and_verdict(pairs: list[Pair]) -> None:
-    found = compared(pairs, DESIGN)
-    swapped = compared([Pair(pair.second, pair.first, pair.unit) for pair in pairs], DESIGN)
+    found = judge_pairs(pairs, DESIGN)
+    swapped = judge_pairs([Pair(pair.second, pair.first, pair.unit) for pair in pairs], DESIGN)
     assert logs(swapped) == pytest.approx(tuple(-value for value in reversed(logs(found))), abs=ROUNDING)
     if logs(found)[2] - logs(found)[0] > ROUNDING:
         assert swapped.p == pytest.approx(found.p, abs=1e-6)
@@ -66,7 +66,7 @@ def test_what_makes_both_arms_of_a_pair_faster_changes_nothing(pairs: list[Pair]
         Pair(tuple(rate * scale for rate in pair.first), tuple(rate * scale for rate in pair.second), pair.unit)
         for pair, scale in zip(pairs, scales, strict=False)
     ]
-    assert logs(compared(scaled, DESIGN)) == pytest.approx(logs(compared(pairs, DESIGN)), abs=ROUNDING)
+    assert logs(judge_pairs(scaled, DESIGN)) == pytest.approx(logs(judge_pairs(pairs, DESIGN)), abs=ROUNDING)
 
 
 @given(measured(), factors, st.randoms())
@@ -76,8 +76,8 @@ def test_a_factor_on_one_arm_moves_the_interval_by_it_and_the_order_of_pairs_doe
 ) -> None:
     moved = [Pair(pair.first, tuple(rate * factor for rate in pair.second), pair.unit) for pair in pairs]
     random.shuffle(moved)
-    assert logs(compared(moved, DESIGN)) == pytest.approx(
-        tuple(value + math.log(factor) for value in logs(compared(pairs, DESIGN))), abs=ROUNDING
+    assert logs(judge_pairs(moved, DESIGN)) == pytest.approx(
+        tuple(value + math.log(factor) for value in logs(judge_pairs(pairs, DESIGN))), abs=ROUNDING
     )
 
 
@@ -89,8 +89,8 @@ def test_noise_that_is_added_never_narrows_the_interval(drawn: list[tuple[float,
     noise = noise - noise.mean()
     if deviations @ deviations > 1e-12:
         noise = noise - deviations * (noise @ deviations) / (deviations @ deviations)  # of its own: it undoes none of theirs
-    low, _, high = logs(compared(single(values.tolist()), DESIGN))
-    low_noisy, _, high_noisy = logs(compared(single((values + noise).tolist()), DESIGN))
+    low, _, high = logs(judge_pairs(single(values.tolist()), DESIGN))
+    low_noisy, _, high_noisy = logs(judge_pairs(single((values + noise).tolist()), DESIGN))
     assert low_noisy <= low + ROUNDING
     assert high_noisy >= high - ROUNDING
 
@@ -98,7 +98,7 @@ def test_noise_that_is_added_never_narrows_the_interval(drawn: list[tuple[float,
 @given(measured())
 @settings(max_examples=100, deadline=None)
 def test_interval_p_and_verdict_say_the_same(pairs: list[Pair]) -> None:
-    found = compared(pairs, DESIGN)
+    found = judge_pairs(pairs, DESIGN)
     low, middle, high = logs(found)
     assert low <= middle <= high
     assert found.p is not None
@@ -118,10 +118,10 @@ def test_no_difference_is_two_one_sided_tests(values: list[float]) -> None:
     error = array.std(ddof=1) / math.sqrt(len(array))
     above = 1 - special.stdtr(len(array) - 1, (array.mean() + worth) / error)  # against: it is slower than the margin
     below = special.stdtr(len(array) - 1, (array.mean() - worth) / error)
-    limit = level(DESIGN.looks) / 2
+    limit = find_level(DESIGN.looks) / 2
     if min(abs(above - limit), abs(below - limit)) < ROUNDING:
         return
-    found = compared(single(values), DESIGN).verdict
+    found = judge_pairs(single(values), DESIGN).verdict
     claimed = found in MIRRORED
     assert claimed or (found == "no_difference") == (max(above, below) <= limit)
 
@@ -162,8 +162,8 @@ def test_p_of_a_whole_experiment_is_one_at_every_level() -> None:
         seen = pairs[:, :look]
         t = np.abs(seen.mean(1)) / (seen.std(1, ddof=1) / look**0.5)
         p[going] = 2 * special.stdtr(look - 1, -t[going])
-        going &= p > level(looks)
-    corrected = np.array([over_looks(float(one), looks) for one in p])
+        going &= p > find_level(looks)
+    corrected = np.array([correct_for_looks(float(one), looks) for one in p])
     for alpha in (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 0.9):
         assert (corrected <= alpha).mean() <= alpha + 3 * math.sqrt(alpha * (1 - alpha) / len(p)), alpha
     assert (corrected <= ALPHA).mean() > 0.046  # where it is used it gives nothing away
@@ -171,19 +171,19 @@ def test_p_of_a_whole_experiment_is_one_at_every_level() -> None:
 
 @pytest.mark.parametrize("looks", [(4,), (4, 8), (4, 6, 8, 12), (4, 7, 9)])
 def test_p_over_looks_is_the_level_at_the_level_and_grows_with_p(looks: tuple[int, ...]) -> None:
-    assert over_looks(level(looks), looks) == pytest.approx(ALPHA)
-    assert over_looks(0.0, looks) == 0
-    assert over_looks(1.0, looks) == 1
-    steps = [over_looks(p, looks) for p in np.linspace(0, 1, 501).tolist()]
+    assert correct_for_looks(find_level(looks), looks) == pytest.approx(ALPHA)
+    assert correct_for_looks(0.0, looks) == 0
+    assert correct_for_looks(1.0, looks) == 1
+    steps = [correct_for_looks(p, looks) for p in np.linspace(0, 1, 501).tolist()]
     assert steps == sorted(steps)
     assert all(corrected >= p - 1e-12 for corrected, p in zip(steps, np.linspace(0, 1, 501).tolist(), strict=True))
-    assert len(looks) > 1 or over_looks(0.3, looks) == pytest.approx(0.3)
+    assert len(looks) > 1 or correct_for_looks(0.3, looks) == pytest.approx(0.3)
 
 
 def test_of_eight_useless_fixes_seldom_one_is_claimed() -> None:
     found = simulated(8 * 150, 0.0, 14)
     sessions = [found[start : start + 8] for start in range(0, len(found), 8)]
     alone = share([any((one.p or 0) <= ALPHA for one in session) for session in sessions])
-    together = share([any(holm([one.p or 0 for one in session])) for session in sessions])
+    together = share([any(apply_holm([one.p or 0 for one in session])) for session in sessions])
     assert alone > 0.2  # 1 - 0.95^8 = 34 %
     assert together <= 0.1  # 5 %; its standard error is 1.8 %

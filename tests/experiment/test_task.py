@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.capture.unmodified import marker  # noqa: E402
+from gpudiag.capture import run_script  # noqa: E402
 from gpudiag.errors import InputError, UsageError  # noqa: E402
 from gpudiag.experiment.task import Loop, Task  # noqa: E402
 
@@ -112,7 +112,7 @@ def test_an_update_of_ones_own_is_called_once_a_step() -> None:
 
 def test_every_step_is_marked_with_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     marked: list[int | None] = []
-    monkeypatch.setattr(marker, "step", marked.append)
+    monkeypatch.setattr(run_script, "step", marked.append)
     firsts: list[int] = []
     Loop(_task(_model())).run(5, first=lambda: firsts.append(len(marked)))
     assert marked == [8, 8, 8, 2, 8]

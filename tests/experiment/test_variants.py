@@ -12,7 +12,7 @@ import pytest
 
 from gpudiag.errors import InputError
 from gpudiag.experiment.design import Arm
-from gpudiag.experiment.variants import Change, Variant, described, parsed, script_of, variants, varied
+from gpudiag.experiment.variants import Change, Variant, apply_variant, describe_variant, find_script, parse_variant, parse_variants
 
 
 def arm(*command: str) -> Arm:
@@ -30,7 +30,7 @@ def arm(*command: str) -> Arm:
     ],
 )
 def test_a_variant_is_a_name_a_kind_and_a_value(text: str, variant: Variant) -> None:
-    assert parsed(text) == variant
+    assert parse_variant(text) == variant
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,18 @@ def test_a_variant_is_a_name_a_kind_and_a_value(text: str, variant: Variant) -> 
 )
 def test_what_is_no_variant_is_said_so(text: str, said: str) -> None:
     with pytest.raises(InputError, match=said) as found:
-        parsed(text)
+        parse_variant(text)
     assert found.value.hint
 
 
 def test_changes_of_one_name_are_one_variant() -> None:
-    (one, other) = variants(["a=args:--x 1", "b=env:K=1", "a:rounding=env:K=2"])
+    (one, other) = parse_variants(["a=args:--x 1", "b=env:K=1", "a:rounding=env:K=2"])
     assert one == Variant("a", (Change("args", "--x 1"), Change("env", "K=2")), "rounding")
     assert other.name == "b"
 
 
 def test_arguments_come_after_the_program_s_own_and_variables_on_top(tmp_path: Path) -> None:
-    made = varied(variants(["a=args:--x 'two words'", "a=env:K=V=W"])[0], arm("python", "train.py", "--x", "1"), tmp_path)
+    made = apply_variant(parse_variants(["a=args:--x 'two words'", "a=env:K=V=W"])[0], arm("python", "train.py", "--x", "1"), tmp_path)
     assert made.command == ("python", "train.py", "--x", "1", "--x", "two words")
     assert dict(made.environ) == {"KEPT": "1", "K": "V=W"}
     assert made.name == "a"
@@ -70,25 +70,25 @@ def test_the_script_is_found_behind_python_and_behind_a_launcher(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "odd").touch()
-    assert script_of(["/usr/bin/python3.11", "odd", "train.py"]) == 1
-    assert script_of(["/usr/bin/torchrun", "--nproc-per-node", "2", "train.py", "other.py"]) == 3
-    assert script_of(["python", "-m", "train", "train.py"]) is None
-    assert script_of(["/bin/echo"]) is None
+    assert find_script(["/usr/bin/python3.11", "odd", "train.py"]) == 1
+    assert find_script(["/usr/bin/torchrun", "--nproc-per-node", "2", "train.py", "other.py"]) == 3
+    assert find_script(["python", "-m", "train", "train.py"]) is None
+    assert find_script(["/bin/echo"]) is None
 
 
 def test_another_script_takes_the_place_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("train.py", "faster.py"):
         (tmp_path / name).write_text(f"print('{name}')\n")
-    made = varied(parsed("f=script:faster.py"), arm("torchrun", "--nnodes", "1", "train.py", "--lr", "1"), tmp_path)
+    made = apply_variant(parse_variant("f=script:faster.py"), arm("torchrun", "--nnodes", "1", "train.py", "--lr", "1"), tmp_path)
     assert made.command == ("torchrun", "--nnodes", "1", str(tmp_path / "faster.py"), "--lr", "1")
-    difference = described(parsed("f=script:faster.py"), ["torchrun", "--nnodes", "1", "train.py"])
+    difference = describe_variant(parse_variant("f=script:faster.py"), ["torchrun", "--nnodes", "1", "train.py"])
     assert "-print('train.py')" in difference.splitlines()
     assert "+print('faster.py')" in difference.splitlines()
     with pytest.raises(InputError, match=r"nowhere\.py: no such file"):
-        varied(parsed("f=script:nowhere.py"), arm("python", "train.py"), tmp_path)
+        apply_variant(parse_variant("f=script:nowhere.py"), arm("python", "train.py"), tmp_path)
     with pytest.raises(InputError, match="no script that it could replace"):
-        varied(parsed("f=script:faster.py"), arm("python", "-m", "train"), tmp_path)
+        apply_variant(parse_variant("f=script:faster.py"), arm("python", "-m", "train"), tmp_path)
 
 
 # -- revisions -----------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def test_a_revision_is_laid_out_elsewhere_and_the_repository_is_left_as_it_was(
     before = git(repository, "status", "--porcelain"), sorted(os.listdir(repository / ".git")), git(repository, "stash", "list")
     index = (repository / ".git" / "index").read_bytes()
     name = str(repository / "src" / "train.py") if script == "absolute" else script
-    made = varied(parsed("old=git:HEAD~1"), arm(sys.executable, name), scratch)
+    made = apply_variant(parse_variant("old=git:HEAD~1"), arm(sys.executable, name), scratch)
     assert printed(made) == "one"
     assert made.cwd is not None
     assert scratch in made.cwd.parents
@@ -143,7 +143,7 @@ def test_two_revisions_do_not_meet(repository: Path, tmp_path: Path, monkeypatch
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     base = arm(sys.executable, "src/train.py")
-    found = [printed(varied(parsed(f"r=git:{revision}"), base, scratch)) for revision in ("HEAD~1", "HEAD")]
+    found = [printed(apply_variant(parse_variant(f"r=git:{revision}"), base, scratch)) for revision in ("HEAD~1", "HEAD")]
     assert found == ["one", "two"]
 
 
@@ -151,11 +151,11 @@ def test_a_revision_that_is_none_is_said_so(repository: Path, tmp_path: Path, mo
     monkeypatch.chdir(repository)
     for revision in ("no-such-branch", "--all", "HEAD~9"):
         with pytest.raises(InputError, match="no such revision"):
-            varied(parsed(f"r=git:{revision}"), arm(sys.executable, "src/train.py"), tmp_path)
+            apply_variant(parse_variant(f"r=git:{revision}"), arm(sys.executable, "src/train.py"), tmp_path)
     (repository / "new.py").touch()
     with pytest.raises(InputError, match=r"new\.py is not in that revision"):
-        varied(parsed("r=git:HEAD"), arm(sys.executable, "new.py"), tmp_path)
+        apply_variant(parse_variant("r=git:HEAD"), arm(sys.executable, "new.py"), tmp_path)
     (tmp_path / "alone.py").touch()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     with pytest.raises(InputError, match="in no git repository"):
-        varied(parsed("r=git:HEAD"), arm(sys.executable, str(tmp_path / "alone.py")), tmp_path)
+        apply_variant(parse_variant("r=git:HEAD"), arm(sys.executable, str(tmp_path / "alone.py")), tmp_path)

@@ -12,7 +12,7 @@ from factories import CPU, Work, analysis, gap, kernel, table
 from gpudiag.facts import Facts
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
-from gpudiag.model.telemetry import ColumnRange, Telemetry
+from gpudiag.model.hardware import ColumnRange, Telemetry
 
 PASSES = 4
 FLOPS = 1e6  # 10 us at the 100 GFLOP/s of CPU

@@ -11,8 +11,8 @@ from factories import CPU, analysis, kernel
 
 from gpudiag.facts import Facts
 from gpudiag.model.finding import Missing
+from gpudiag.model.hardware import ColumnRange, Telemetry
 from gpudiag.model.memory import MemoryReport
-from gpudiag.model.telemetry import ColumnRange, Telemetry
 
 GB = 10**9
 REPORT = MemoryReport(

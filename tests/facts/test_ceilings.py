@@ -19,7 +19,7 @@ from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding
 from gpudiag.timeline.graph import build_graphs
-from gpudiag.timeline.replay import replay_trust
+from gpudiag.timeline.replay import measure_replay_trust
 
 STEPS = 12
 """Enough for a host that runs ahead of a queue of 16 places to be held up by the device, as in a long run."""
@@ -42,7 +42,7 @@ def _analysed(run: Simulation, folder: Path) -> Analysis:
         return analysis
     assert analysis.syncs is not None
     graphs = build_graphs(analysis.trace, analysis.steps, analysis.idle, analysis.syncs, False)
-    return msgspec.structs.replace(analysis, graphs=graphs, replay=replay_trust(graphs, analysis.steps))
+    return msgspec.structs.replace(analysis, graphs=graphs, replay=measure_replay_trust(graphs, analysis.steps))
 
 
 def _finding(analysis: Analysis, rule: str) -> Finding:

@@ -8,7 +8,7 @@ import pytest
 from factories import CPU, US, Work, analysis, gap, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.facts.patterns import Item, find
+from gpudiag.facts.memory_bound import PatternItem, find_patterns
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
 
@@ -17,8 +17,8 @@ FULL, ROW = 1 << 22, 1 << 12
 
 
 def names_of(*names: str, numel: int = FULL) -> list[str]:
-    items = [Item(row, f"aten::{name}", numel if name not in ("rsqrt", "sqrt") else ROW, (0, 0)) for row, name in enumerate(names)]
-    return [match.name for match in find(items)]
+    items = [PatternItem(row, f"aten::{name}", numel if name not in ("rsqrt", "sqrt") else ROW, (0, 0)) for row, name in enumerate(names)]
+    return [match.name for match in find_patterns(items)]
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,12 @@ def test_other_sequences_and_fused_forms_are_none(ops: str) -> None:
 
 
 def test_patterns_end_where_the_step_ends_and_where_the_sizes_do_not_fit() -> None:
-    split = [Item(row, f"aten::{name}", FULL, (0, row // 3)) for row, name in enumerate(("pow", "mean", "add", "rsqrt", "mul", "mul"))]
-    assert find(split) == []
-    one_large = [Item(row, f"aten::{name}", FULL if not row else 1, (0, 0)) for row, name in enumerate(("exp", "sum", "div"))]
-    assert find(one_large) == []
+    split = [
+        PatternItem(row, f"aten::{name}", FULL, (0, row // 3)) for row, name in enumerate(("pow", "mean", "add", "rsqrt", "mul", "mul"))
+    ]
+    assert find_patterns(split) == []
+    one_large = [PatternItem(row, f"aten::{name}", FULL if not row else 1, (0, 0)) for row, name in enumerate(("exp", "sum", "div"))]
+    assert find_patterns(one_large) == []
 
 
 def rms_norm(device: object = None, **more: object) -> Analysis:

@@ -9,7 +9,7 @@ import pytest
 from factories import analysis, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.facts.gemm import _prefers_128_bytes
+from gpudiag.facts.matrix_products import _prefers_128_bytes
 from gpudiag.model.hardware import Device
 
 

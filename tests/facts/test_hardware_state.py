@@ -11,9 +11,8 @@ from factories import A100, CPU, analysis, kernel
 from gpudiag.facts import Facts
 from gpudiag.model.bundle import LoaderSettings, Machine, Manifest, Settings
 from gpudiag.model.finding import Missing
-from gpudiag.model.hardware import Device
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Device, Telemetry
 from gpudiag.model.memory import MemoryReport
-from gpudiag.model.telemetry import ClockEvent, ColumnRange, Telemetry
 
 H100 = msgspec.structs.replace(A100, id="h100-sxm5-80gb", boost_clock_mhz=1980.0, tensor_clock_mhz=1830.0)
 

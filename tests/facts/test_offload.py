@@ -9,9 +9,8 @@ import pytest
 from factories import Work, analysis, gap, kernel, mark, table
 
 from gpudiag.facts import Facts
-from gpudiag.model.bundle import Manifest
+from gpudiag.model.bundle import Manifest, Program
 from gpudiag.model.finding import Missing
-from gpudiag.model.program import Program
 
 MIB = 1 << 20
 

@@ -12,16 +12,16 @@ import pytest
 from factories import CPU, analysis, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.finding import Missing
-from gpudiag.timeline import rank_steps
+from gpudiag.timeline import history
 
 MS = 1_000_000
 
 
 def records(ranks: int, steps: int, row: Callable[[int, int], dict[str, Any]]) -> pl.DataFrame:
     """Return plain step records; `row(step, rank)` gives columns in ms or counts."""
-    schema = {**tables.schema("step_records"), "rank": pl.Int64()}
+    schema = {**trace.build_table_schema("step_records"), "rank": pl.Int64()}
     rows = []
     for step in range(steps):
         for rank in range(ranks):
@@ -118,8 +118,8 @@ def test_a_trace_alone_has_no_other_ranks() -> None:
 
 def test_long_runs_are_thinned_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 400 rows at most 100 are compared: every fourth step, and the answer stays."""
-    monkeypatch.setattr(rank_steps, "MOST_CELLS", 100)
-    found = rank_steps.rank_steps(records(4, 100, slow_loader))
-    assert isinstance(found, rank_steps.RankSteps)
+    monkeypatch.setattr(history, "MOST_CELLS", 100)
+    found = history.build_rank_steps(records(4, 100, slow_loader))
+    assert isinstance(found, history.RankSteps)
     assert found.numbers.tolist() == list(range(4, 100, 4))
     assert facts(records(4, 100, slow_loader)).value("straggler_share") == pytest.approx(30 / 70)

@@ -9,9 +9,19 @@ import pytest
 from factories import analysis, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.model.bundle import LoaderSettings, Manifest, OptimizerSettings, Settings
+from gpudiag.model.bundle import (
+    CompileCall,
+    Compiled,
+    DistributedData,
+    LoaderSettings,
+    Manifest,
+    OptimizerSettings,
+    Program,
+    Settings,
+    ShardedData,
+    Wrappers,
+)
 from gpudiag.model.finding import Missing
-from gpudiag.model.program import CompileCall, Compiled, DistributedData, Program, ShardedData, Wrappers
 
 DDP = DistributedData(
     world_size=8, bucket_cap_bytes=25 << 20, find_unused_parameters=True, static_graph=False, gradient_as_bucket_view=False,
@@ -80,9 +90,9 @@ def test_the_manifest_says(name: str) -> None:
 
 def test_every_fact_of_the_module_is_tested() -> None:
     from gpudiag.facts import settings
-    from gpudiag.facts.values import collect
+    from gpudiag.facts.catalogue import collect_facts
 
-    assert set(collect((settings,))) == set(KNOWN)
+    assert set(collect_facts((settings,))) == set(KNOWN)
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.facts.spoken import event_words
+from gpudiag.facts.event_labels import describe_event
 
 
 @pytest.mark.parametrize(
@@ -28,4 +28,4 @@ from gpudiag.facts.spoken import event_words
     ],
 )
 def test_events_are_said_without_what_only_machines_need(written: str, said: str) -> None:
-    assert event_words(written) == said
+    assert describe_event(written) == said

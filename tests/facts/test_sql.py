@@ -8,11 +8,11 @@ from factories import analysis, kernel
 
 from gpudiag.facts import Facts, sql
 from gpudiag.facts.registry import NotKnownError, Unit
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.finding import Missing
 
 MADE = analysis([kernel("aten::cos", 0, 10), kernel("aten::mm", 10, 40)], wall=50)
-TABLES = sql.analysis_tables(MADE)
+TABLES = sql.list_analysis_tables(MADE)
 
 
 NEWER = pytest.mark.skipif(tuple(map(int, pl.__version__.split(".")[:2])) < (1, 44), reason="the SQL of this polars lacks it, and says so")
@@ -41,8 +41,8 @@ NEWER = pytest.mark.skipif(tuple(map(int, pl.__version__.split(".")[:2])) < (1, 
     ],
 )
 def test_one_value_comes_out(query: str, unit: Unit, value: object) -> None:
-    sql.check(query, unit)
-    assert sql.measure(query, unit, TABLES) == value
+    sql.check_query(query, unit)
+    assert sql.measure_query(query, unit, TABLES) == value
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_one_value_comes_out(query: str, unit: Unit, value: object) -> None:
 )
 def test_what_is_not_there_is_not_known_and_no_zero(query: str, why: str) -> None:
     with pytest.raises(NotKnownError) as caught:
-        sql.measure(query, "count", TABLES)
+        sql.measure_query(query, "count", TABLES)
     assert why in caught.value.reason
 
 
@@ -98,24 +98,24 @@ def test_what_is_not_there_is_not_known_and_no_zero(query: str, why: str) -> Non
 )
 def test_nothing_but_a_select_over_the_tables_is_run(query: str) -> None:
     with pytest.raises(sql.QueryError):
-        sql.run(query, TABLES)
+        sql.run_query(query, TABLES)
 
 
 def test_an_unknown_name_is_told_with_those_that_there_are() -> None:
     with pytest.raises(sql.QueryError) as caught:
-        sql.run("select bsy_ns from kernels", TABLES)
+        sql.run_query("select bsy_ns from kernels", TABLES)
     assert (caught.value.name, "busy_ns" in caught.value.known) == ("bsy_ns", True)
     with pytest.raises(sql.QueryError) as caught:
-        sql.run("select id from kernel", TABLES)
+        sql.run_query("select id from kernel", TABLES)
     assert (caught.value.name, "kernels" in caught.value.known) == ("kernel", True)
 
 
 def test_every_table_that_a_query_can_name_has_a_schema_and_is_found_by_its_name() -> None:
-    for name in sql.TABLES:
+    for name in sql.QUERY_TABLES:
         query = f"select count(*) from {name}"  # noqa: S608 - a name of ours
-        assert sql.run(query, {}).item() == 0
-        assert sql.tables_of(query.upper()) == (name,)
-        assert name in tables.TABLES
+        assert sql.run_query(query, {}).item() == 0
+        assert sql.find_query_tables(query.upper()) == (name,)
+        assert name in trace.TABLES
 
 
 def test_a_query_is_asked_once_and_a_fact_that_fails_costs_only_itself() -> None:

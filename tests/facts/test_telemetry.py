@@ -7,9 +7,9 @@ import pytest
 from factories import analysis, kernel
 
 from gpudiag.facts import Facts
-from gpudiag.facts.telemetry import link_share
+from gpudiag.facts.telemetry import measure_link_share
 from gpudiag.model.finding import Missing
-from gpudiag.model.telemetry import ClockEvent, ColumnRange, Energy, Telemetry
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry
 
 
 def column(value: float, unit: str = "") -> ColumnRange:
@@ -78,6 +78,6 @@ def test_what_is_not_known_says_why() -> None:
 
 
 def test_links_compare_by_their_rate() -> None:
-    assert link_share((1, 16), (3, 16)) == pytest.approx(2.0 / (8 * 128 / 130))  # 2.5 GT/s with 8b/10b
-    assert link_share((4, 8), (4, 16)) == 0.5
-    assert link_share((9, 8), (4, 16)) is None
+    assert measure_link_share((1, 16), (3, 16)) == pytest.approx(2.0 / (8 * 128 / 130))  # 2.5 GT/s with 8b/10b
+    assert measure_link_share((4, 8), (4, 16)) == 0.5
+    assert measure_link_share((9, 8), (4, 16)) is None

@@ -12,7 +12,7 @@ from factories import A100, analysis, kernel
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.facts import Facts, utilisation
+from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Missing
@@ -109,7 +109,7 @@ def test_the_part_of_the_busy_time_that_products_fill() -> None:
 def test_utilisation_is_flop_over_wall_time_and_peak() -> None:
     found = analysis([gemm(0, 500, 31.2e9)])
     assert _numbers(found, "mfu", "hfu", "matrix_dtype") == (pytest.approx(31.2e9 / (1e-3 * 312e12)), pytest.approx(0.1), "bf16")
-    assert utilisation.peak_flop_per_s(Window(found)) == A100.peaks["bf16"]
+    assert efficiency.find_peak_flop_per_s(Window(found)) == A100.peaks["bf16"]
 
 
 def test_work_counts_in_the_step_that_launched_it_also_where_it_ran_after_the_window() -> None:
@@ -125,8 +125,8 @@ def test_matrix_work_that_was_not_counted_makes_a_lower_bound_then_no_figure(unk
     (mfu,) = _numbers(found, "mfu")
     assert isinstance(mfu, Missing) == (bound is None)
     if bound is not None:
-        assert bound in " ".join(utilisation.notes(Window(found)))
-        assert bool(utilisation.notes(Window(found))) == bool(bound)
+        assert bound in " ".join(efficiency.list_mfu_notes(Window(found)))
+        assert bool(efficiency.list_mfu_notes(Window(found))) == bool(bound)
 
 
 def test_a_recording_without_shapes_says_why_there_is_no_figure() -> None:

@@ -7,10 +7,9 @@ from types import ModuleType
 import pytest
 from factories import CPU, analysis, kernel
 
-from gpudiag.facts import CATALOGUE, Facts, values
-from gpudiag.facts.places import PLACES
+from gpudiag.facts import CATALOGUE, Facts, catalogue
+from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS, collect_facts
 from gpudiag.facts.registry import UNITS, fact
-from gpudiag.facts.values import collect
 from gpudiag.model.finding import Missing
 
 
@@ -33,7 +32,7 @@ def test_two_facts_of_one_name_are_refused() -> None:
     module = ModuleType("more")
     module.other = other  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="two facts are named wall_ns"):
-        collect((*values.MODULES, module))
+        collect_facts((*catalogue.MODULES, module))
 
 
 def test_a_fact_needs_a_known_unit_and_a_docstring() -> None:
@@ -50,7 +49,7 @@ def test_an_empty_window_gives_reasons_and_no_error(device: str) -> None:
     assert facts.errors == {}
     assert all(value.reason for value in found.values() if isinstance(value, Missing))
     assert isinstance(found["mfu"], Missing)
-    for provider in PLACES:
+    for provider in CALL_SITE_PROVIDERS:
         assert facts.places(provider) == ()
     assert facts.errors == {}
 

@@ -11,16 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpudiag.facts.gemm import HARD_BYTES, SOFT_BYTES
-from gpudiag.facts.mfu_references import PUBLISHED
-from gpudiag.hardware.peaks import device_from_row
-from gpudiag.hardware.table import load_table
-from gpudiag.model.cost import Cost
+from gpudiag.facts.efficiency import PUBLISHED_MFUS
+from gpudiag.facts.matrix_products import HARD_BYTES, SOFT_BYTES
+from gpudiag.hardware.device_peaks import build_device
+from gpudiag.hardware.device_table import load_table
 from gpudiag.model.hardware import Device
-from gpudiag.model.signature import ITEM_BYTES, parse_signature
-from gpudiag.roofline.costs import cost_of
-from gpudiag.roofline.costs.fused import Operand, fused_cost
-from gpudiag.roofline.transformer import PRESETS, Transformer, estimate, training_flop_per_token
+from gpudiag.model.ops import ITEM_BYTES, Cost, parse_signature
+from gpudiag.roofline.costs import estimate_cost
+from gpudiag.roofline.costs.inductor import Operand, estimate_fused_cost
+from gpudiag.roofline.transformer import PRESETS, Transformer, estimate_training_flop_per_token, estimate_transformer_memory
 
 TIB = 2**40
 GIB = 2**30
@@ -29,14 +28,14 @@ TORCH = {"fp16": "c10::Half", "fp32": "float", "bf16": "c10::BFloat16"}
 
 def _device(identifier: str) -> Device:
     table = load_table()
-    return device_from_row(next(row for row in table.devices if row.id == identifier), table)
+    return build_device(next(row for row in table.devices if row.id == identifier), table)
 
 
 def _cost(name: str, *tensors: tuple[str, tuple[int, ...]]) -> Cost:
     """Return our cost of op `name` on contiguous tensors (dtype, shape)."""
     strides = [[_volume(shape[axis + 1 :]) for axis in range(len(shape))] for _, shape in tensors]
     texts = ([list(shape) for _, shape in tensors], [TORCH[dtype] for dtype, _ in tensors], strides, [""] * len(tensors))
-    found = cost_of(name, parse_signature(*map(json.dumps, texts)))
+    found = estimate_cost(name, parse_signature(*map(json.dumps, texts)))
     assert isinstance(found, Cost), found
     return found
 
@@ -49,11 +48,11 @@ def _volume(shape: tuple[int, ...]) -> int:
 
 
 def _published(what: str) -> Any:
-    return next(item for item in PUBLISHED if what in item.what)
+    return next(item for item in PUBLISHED_MFUS if what in item.what)
 
 
 def test_A_01_memory_example_takes_2_09_of_activations_and_2_15_in_all() -> None:
-    found = estimate(PRESETS["playbook"])
+    found = estimate_transformer_memory(PRESETS["playbook"])
     assert found.activations_bytes == 2_298_583_449_600
     assert f"{found.activations_bytes / TIB:.2f}" == "2.09"
     assert found.parameters == 6_579_429_376
@@ -70,14 +69,14 @@ def test_A_01_memory_example_takes_2_09_of_activations_and_2_15_in_all() -> None
     ],
 )
 def test_A_01_its_variants(changes: dict[str, Any], activations: float, total: float | None) -> None:
-    found = estimate(msgspec.structs.replace(PRESETS["playbook"], **changes))
+    found = estimate_transformer_memory(msgspec.structs.replace(PRESETS["playbook"], **changes))
     assert found.activations_bytes / TIB == pytest.approx(activations, abs=5e-5)
     if total is not None:
         assert found.total_bytes / TIB == pytest.approx(total, abs=5e-5)
 
 
 def test_A_01_the_preset_of_the_calculator() -> None:
-    found = estimate(PRESETS["llama3-8b"])
+    found = estimate_transformer_memory(PRESETS["llama3-8b"])
     assert [round(part / GIB, 2) for part in (found.activations_bytes, found.states_bytes, found.total_bytes)] == [61.09, 97.90, 158.99]
 
 
@@ -92,9 +91,9 @@ def test_A_01_tensor_and_sequence_parallelism_follow_korthikanti() -> None:
     def layer(found: Any) -> int:
         return found.attention_bytes + found.feed_forward_bytes + found.norms_bytes  # type: ignore[no-any-return]
 
-    assert layer(estimate(model)) == tokens_h * (10 + 24 // 8)
-    assert layer(estimate(msgspec.structs.replace(model, sequence_parallel=True))) == tokens_h * 34 // 8
-    whole = estimate(msgspec.structs.replace(model, recompute="none", tensor_parallel=1))
+    assert layer(estimate_transformer_memory(model)) == tokens_h * (10 + 24 // 8)
+    assert layer(estimate_transformer_memory(msgspec.structs.replace(model, sequence_parallel=True))) == tokens_h * 34 // 8
+    whole = estimate_transformer_memory(msgspec.structs.replace(model, recompute="none", tensor_parallel=1))
     assert layer(whole) == tokens_h * 34 + 5 * 16 * 512**2 * 2
 
 
@@ -118,7 +117,7 @@ def test_A_04_A_05_llama_3_1_cost_and_overall_utilisation(
     """2 dollars a GPU-hour; 6 N D over all GPU-hours, restarts and evaluation included, on the H100 of the device table."""
     assert gpu_hours * 2 == pytest.approx(dollars)
     peak = _device("h100-sxm5-80gb").matrix_peak("bf16")
-    per_token = training_flop_per_token(parameters=round(parameters), layers=0, heads=0, head_dim=0, sequence=0)
+    per_token = estimate_training_flop_per_token(parameters=round(parameters), layers=0, heads=0, head_dim=0, sequence=0)
     assert per_token * tokens / (gpu_hours * 3600 * (peak or 0)) == pytest.approx(utilisation, abs=1e-3)
 
 
@@ -156,13 +155,13 @@ def test_A_10_fuyou_depends_on_the_denominator() -> None:
 
 
 def test_A_11_a_trillion_parameters_on_20_trillion_tokens() -> None:
-    per_token = training_flop_per_token(parameters=10**12, layers=0, heads=0, head_dim=0, sequence=0)
+    per_token = estimate_training_flop_per_token(parameters=10**12, layers=0, heads=0, head_dim=0, sequence=0)
     assert per_token * 20 * 10**12 == 120 * 10**6 * 10**18
 
 
 def test_A_12_v100s_that_hold_the_states_of_a_trillion_parameters() -> None:
     """16 bytes a parameter for weights, gradients and Adam in fp32: those of the estimator."""
-    found = estimate(msgspec.structs.replace(PRESETS["playbook"], optimizer_bytes=8))
+    found = estimate_transformer_memory(msgspec.structs.replace(PRESETS["playbook"], optimizer_bytes=8))
     per_parameter = found.states_bytes / found.parameters
     assert per_parameter == 16
     assert [10**12 * size / 32e9 for size in (per_parameter, per_parameter + 4)] == [500, 625]
@@ -184,7 +183,7 @@ def test_A_14_normalisation_reaches_a_245th_of_the_rate_of_products() -> None:
 def test_A_15_two_cosines_fused_move_half_of_the_bytes() -> None:
     shape = (2**20,)
     apart = 2 * _cost("aten::cos", ("fp32", shape)).bytes
-    fused = fused_cost(("cos", "cos"), (Operand(shape, "fp32"), Operand(shape, "fp32")), 2**20, "derived").bytes
+    fused = estimate_fused_cost(("cos", "cos"), (Operand(shape, "fp32"), Operand(shape, "fp32")), 2**20, "derived").bytes
     assert (apart, fused) == (16 * 2**20, 8 * 2**20)
 
 
@@ -250,7 +249,7 @@ def test_A_19_alignment_of_dimensions(size: int, hard: bool, soft: bool) -> None
 def test_A_20_qlora_weights_of_65b_fit_48_gb() -> None:
     """4 bit and 0.127 bit of doubly quantised scales a weight (Dettmers et al. 2023, QLoRA, section 3)."""
     assert pytest.approx(33.5e9, rel=2e-3) == 65e9 * 4.127 / 8
-    assert 65e9 * 4.127 / 8 < 48e9 < estimate(msgspec.structs.replace(PRESETS["playbook"])).parameters * 16
+    assert 65e9 * 4.127 / 8 < 48e9 < estimate_transformer_memory(msgspec.structs.replace(PRESETS["playbook"])).parameters * 16
 
 
 def test_A_21_galore_fits_24_gb_only_as_a_bound() -> None:
@@ -289,7 +288,7 @@ def test_A_29_torchtitan_gains() -> None:
 
 
 def test_A_30_llama_3_1_8b_on_eight_h100() -> None:
-    per_token = training_flop_per_token(parameters=8_030_261_248, layers=32, heads=32, head_dim=128, sequence=8192)
+    per_token = estimate_training_flop_per_token(parameters=8_030_261_248, layers=32, heads=32, head_dim=128, sequence=8192)
     assert per_token == 61_066_469_376
     peak = _device("h100-sxm5-80gb").matrix_peak("bf16") or 0
     shares = [tokens * per_token / peak for tokens in (5762, 6667)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpudiag import api
 from gpudiag.errors import GpudiagError
-from gpudiag.model.report import from_json
+from gpudiag.model.report import decode_report
 
 
 def survives(path: Path) -> bool:
@@ -25,5 +25,5 @@ def survives(path: Path) -> bool:
     assert [warning for warning in report.data.trust.warnings if "bug of gpudiag" in warning] == []
     assert report.text(width=40)
     assert report.markdown()
-    assert from_json(report.json()) == report.data
+    assert decode_report(report.json()) == report.data
     return True

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from gpudiag.experiment import factory, knobs  # noqa: E402
-from gpudiag.experiment.knobs import Here  # noqa: E402
+from gpudiag.experiment.knobs import KnobState  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,9 +35,9 @@ def build(cfg):
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    here = Here()
-    monkeypatch.setattr(knobs, "HERE", here)
-    monkeypatch.setattr(factory, "HERE", here)
+    here = KnobState()
+    monkeypatch.setattr(knobs, "KNOB_STATE", here)
+    monkeypatch.setattr(factory, "KNOB_STATE", here)
     monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / "on_gpu.py"
     path.write_text(BUILD)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gpudiag.experiment import gpustate, guard
+from gpudiag.experiment import gpu_state, guard
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.probe import probe
-from gpudiag.experiment.runner import compare
+from gpudiag.experiment.probe import probe_program
+from gpudiag.experiment.runner import compare_arms
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,7 +41,7 @@ def arm(tmp_path: Path, name: str, size: int, held: float = 0.0) -> Arm:
 
 
 def test_two_arms_with_a_context_each_take_turns(tmp_path: Path) -> None:
-    found = compare(arm(tmp_path, "large", 4096), arm(tmp_path, "small", 2048), ONE)
+    found = compare_arms(arm(tmp_path, "large", 4096), arm(tmp_path, "small", 2048), ONE)
     (pair,) = found.measured
     assert pair.together, found.notes
     assert found.ratio is not None
@@ -50,25 +50,25 @@ def test_two_arms_with_a_context_each_take_turns(tmp_path: Path) -> None:
     assert pair.first_peak_bytes is not None
     assert pair.second_peak_bytes is not None
     assert pair.first_peak_bytes >= 4 * 4096**2 * 4 * 2 > pair.second_peak_bytes >= 4 * 2048**2 * 4 * 2
-    if gpustate.opened() is not None:
+    if gpu_state.open_nvml() is not None:
         assert pair.first_energy_j is not None
         assert pair.second_energy_j is not None
         assert pair.first_energy_j > pair.second_energy_j > 0
-    assert not [pid for pid in guard.marked("") if pid != os.getpid()]
+    assert not [pid for pid in guard.find_marked_processes("") if pid != os.getpid()]
 
 
 def test_arms_that_fill_the_device_run_one_after_the_other(tmp_path: Path) -> None:
-    found = compare(arm(tmp_path, "a", 1024, 0.6), arm(tmp_path, "b", 1024, 0.6), ONE)
+    found = compare_arms(arm(tmp_path, "a", 1024, 0.6), arm(tmp_path, "b", 1024, 0.6), ONE)
     assert found.pairs == 1, found.notes
     assert not found.measured[0].together
     assert any(note.startswith("one arm at a time") for note in found.notes)
 
 
 def test_an_arm_that_asks_for_too_much_is_out_of_memory(tmp_path: Path) -> None:
-    found = compare(arm(tmp_path, "a", 1024), arm(tmp_path, "b", 1024, 1.5), ONE)
+    found = compare_arms(arm(tmp_path, "a", 1024), arm(tmp_path, "b", 1024, 1.5), ONE)
     assert (found.verdict, found.reason) == ("failed", "oom")
 
 
 def test_the_probe_names_the_device(tmp_path: Path) -> None:
-    found = probe(arm(tmp_path, "a", 1024), ONE)
+    found = probe_program(arm(tmp_path, "a", 1024), ONE)
     assert (found.device, found.steps_marked_by) == ("cuda", "SGD")

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from gpudiag.api.memory import memory
-from gpudiag.capture.memory.files import memory_files
-from gpudiag.capture.memory.part import Memory
+from gpudiag.api.memory import analyse_memory
+from gpudiag.capture.memory import Memory, read_memory_files
 from gpudiag.capture.session import Session
-from gpudiag.trace.snapshot import read_snapshot
+from gpudiag.trace.memory_snapshot import read_snapshot
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,7 +38,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_model_and_its_state_are_known_to_the_byte(trained: Path) -> None:
     """4 weights of 4 MiB, as much gradient, twice as much state: whole blocks; Adam's steps stand on the CPU (capturable=False)."""
-    found = memory(str(trained)).memory
+    found = analyse_memory(str(trained)).memory
     weights = 4 * WIDTH * WIDTH * LAYERS
     assert found.device == "cuda:0"
     assert found.provenance == "owners"
@@ -52,13 +51,13 @@ def test_the_model_and_its_state_are_known_to_the_byte(trained: Path) -> None:
 
 def test_activations_are_those_of_the_layers(trained: Path) -> None:
     """Each Tanh keeps its output, which the next layer needs too: 4 x 2 MiB; the batch is an input."""
-    found = memory(str(trained)).memory
+    found = analyse_memory(str(trained)).memory
     if found.peak_phase in ("forward", "backward"):
         assert found.by_category["activations"] >= 4 * BATCH * WIDTH
 
 
 def test_the_snapshot_is_of_this_run_and_the_history_is_off(trained: Path) -> None:
-    files = memory_files(trained, 0)
+    files = read_memory_files(trained, 0)
     assert files.snapshot is not None
     assert files.owners is not None
     assert files.owners.notes == ()
@@ -66,12 +65,12 @@ def test_the_snapshot_is_of_this_run_and_the_history_is_off(trained: Path) -> No
     assert sum(segment.total_size for segment in snapshot.segments) > 0
     assert any(entry.action == "alloc" and entry.frames for entry in snapshot.device_traces[0])
     assert not torch._C._cuda_isHistoryEnabled()
-    found = memory(str(files.snapshot)).memory
+    found = analyse_memory(str(files.snapshot)).memory
     assert found.by_site
 
 
 def test_counters_and_fragmentation_are_known(trained: Path) -> None:
-    found = memory(str(trained)).memory
+    found = analyse_memory(str(trained)).memory
     assert found.retries == 0
     assert found.fragmentation_share is not None
     assert 0 <= found.fragmentation_share < 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from parityruns import STEPS, Knobs, Run, conv, gpt, record
 
-from gpudiag.experiment.parity.compare import NOISE, Kind, judged
+from gpudiag.experiment.parity import NOISE, ParityKind, judge_parity
 from gpudiag.experiment.trial.protocol import ParityPlan
 
 pytestmark = [
@@ -33,13 +33,13 @@ def run(name: str, folder: Path, knobs: Knobs = PLAIN, **options: float) -> Run:
         ("low_precision", PLAIN._replace(autocast=torch.bfloat16), PLAIN._replace(shift=1)),
     ],
 )
-def test_right_changes_pass_and_wrong_ones_do_not(name: str, kind: Kind, right: Knobs, wrong: Knobs, tmp_path: Path) -> None:
+def test_right_changes_pass_and_wrong_ones_do_not(name: str, kind: ParityKind, right: Knobs, wrong: Knobs, tmp_path: Path) -> None:
     reference = run(name, tmp_path / "a")
     repeats = [run(name, tmp_path / f"a{number}") for number in range(3)]
     noisy = [run(name, tmp_path / f"n{seed}", perturb=NOISE[kind], perturb_seed=seed) for seed in (1, 2, 3)]
-    found = judged(kind, reference, run(name, tmp_path / "right", right), repeats, noisy)
+    found = judge_parity(kind, reference, run(name, tmp_path / "right", right), repeats, noisy)
     assert found.verdict == "same", found
-    found = judged(kind, reference, run(name, tmp_path / "wrong", wrong), repeats, noisy)
+    found = judge_parity(kind, reference, run(name, tmp_path / "wrong", wrong), repeats, noisy)
     assert (found.verdict, found.worst_yardsticks is not None) == ("differs", True), found
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import gpudiag
-from gpudiag.hardware import calibrate
-from gpudiag.hardware.calibrate_cuda import observe
-from gpudiag.hardware.resolve import resolve
+from gpudiag.hardware import calibration
+from gpudiag.hardware.calibration import observe_device
+from gpudiag.hardware.device_peaks import resolve_device
 from gpudiag.model.hardware import Device
 
 pytestmark = [
@@ -25,7 +25,7 @@ RECORD = Path(__file__).resolve().parents[2] / "samples" / "gpu" / "record.py"
 
 @pytest.fixture(scope="module")
 def table() -> Device:
-    device = resolve(observe(torch, torch.cuda.get_device_properties(torch.cuda.current_device()))).device
+    device = resolve_device(observe_device(torch, torch.cuda.get_device_properties(torch.cuda.current_device()))).device
     if device is None:
         pytest.skip(f"{torch.cuda.get_device_name()} is not in the device table")
     return device
@@ -33,7 +33,7 @@ def table() -> Device:
 
 @pytest.fixture(scope="module")
 def measured() -> Device:
-    return calibrate.measure_in_child("cuda")
+    return calibration.measure_in_child("cuda")
 
 
 def test_no_measured_peak_is_above_the_data_sheet(measured: Device, table: Device) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.phases.part import Phases
+from gpudiag.capture.phases import Phases
 from gpudiag.capture.session import Session
 
 pytestmark = [

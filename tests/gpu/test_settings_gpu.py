@@ -11,8 +11,8 @@ from torch import nn
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.environment.inventory import Inventory
-from gpudiag.capture.nvtx_ranges import Ranges
 from gpudiag.capture.session import Session
+from gpudiag.capture.standard_parts import Ranges
 
 pytestmark = [
     pytest.mark.gpu,

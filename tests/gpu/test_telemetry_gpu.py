@@ -9,9 +9,9 @@ import torch
 
 from gpudiag import api
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.environment import identify_cuda_device
 from gpudiag.capture.session import Session
-from gpudiag.capture.telemetry.device import cuda_device
-from gpudiag.capture.telemetry.part import Telemetry
+from gpudiag.capture.telemetry.sampler import Telemetry
 
 pytestmark = [
     pytest.mark.gpu,
@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nvml_is_asked_about_the_device_of_torch(recorded: Path) -> None:
     import pynvml
 
-    identity = cuda_device()
+    identity = identify_cuda_device()
     assert identity is not None
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     pynvml.nvmlInit()
@@ -67,17 +67,17 @@ def test_clock_power_and_energy_of_a_busy_gpu_are_plausible(recorded: Path) -> N
 
 def test_counter_and_integrated_power_agree(recorded: Path) -> None:
     """Two ways to the same energy: NVIDIA states 5 % for power; steps and samples are short, so 15 %."""
-    from gpudiag.timeline.energy import energy
+    from gpudiag.timeline.energy import measure_energy
 
     bundle = open_bundle(recorded)
     both = bundle.telemetry
     if both["energy_mj"].null_count() == both.height or both["power_w"].null_count() == both.height:
         pytest.skip("this board does not tell both energy and power")
     nothing = bundle.step_records.clear()
-    counted = energy(None, both, bundle.step_records, nothing)
+    counted = measure_energy(None, both, bundle.step_records, nothing)
     import polars as pl
 
-    integrated = energy(None, both.with_columns(pl.lit(None, pl.Int64).alias("energy_mj")), bundle.step_records, nothing)
+    integrated = measure_energy(None, both.with_columns(pl.lit(None, pl.Int64).alias("energy_mj")), bundle.step_records, nothing)
     assert counted is not None
     assert integrated is not None
     assert (counted.provenance, integrated.provenance) == ("counter", "power")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpudiag.errors import GpudiagError, UsageError
-from gpudiag.hardware import benchmarks, calibrate
+from gpudiag.hardware import benchmarks, calibration
 from gpudiag.model.hardware import Device
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 @pytest.fixture(scope="module")
 def measured() -> Device:
     start = time.perf_counter()
-    device = calibrate.measure_in_child("cpu", threads=1)
+    device = calibration.measure_in_child("cpu", threads=1)
     assert time.perf_counter() - start < 40  # about 8 s on a quiet machine
     return device
 
@@ -53,7 +53,7 @@ def _child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     real = subprocess.run
 
     def run(command: list[str], **options: object) -> object:
-        assert command[:3] == [sys.executable, "-m", "gpudiag.hardware.calibrate"]
+        assert command[:3] == [sys.executable, "-m", "gpudiag.hardware.calibration"]
         assert "shell" not in options
         return real([sys.executable, "-c", code], **options)
 
@@ -63,66 +63,66 @@ def _child(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 def test_a_failing_child_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "import sys; sys.stderr.write('first\\nno such device\\n'); sys.exit(3)")
     with pytest.raises(GpudiagError, match="failed with exit code 3: no such device"):
-        calibrate.measure_in_child("cpu")
+        calibration.measure_in_child("cpu")
 
 
 def test_a_device_that_is_not_there_is_a_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "import sys; sys.stderr.write('there is no CUDA device\\n'); sys.exit(2)")
     with pytest.raises(UsageError, match=r"^there is no CUDA device$"):
-        calibrate.measure_in_child("cuda")
+        calibration.measure_in_child("cuda")
 
 
 def test_a_child_that_talks_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "print('hello')")
     with pytest.raises(GpudiagError, match="no readable answer"):
-        calibrate.measure_in_child("cpu")
+        calibration.measure_in_child("cpu")
 
 
 def test_a_child_that_hangs_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     _child(monkeypatch, "import time; time.sleep(60)")
     start = time.perf_counter()
     with pytest.raises(GpudiagError, match=r"longer than 0\.5 s"):
-        calibrate.measure_in_child("cpu", timeout_s=0.5)
+        calibration.measure_in_child("cpu", timeout_s=0.5)
     assert time.perf_counter() - start < 10
 
 
 def test_chatter_above_the_answer_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(id="cpu", name="x", kind="cpu", provenance="measured", source="s")
     _child(monkeypatch, f"print('warming up'); print({msgspec.json.encode(device).decode()!r})")
-    assert calibrate.measure_in_child("cpu") == device
+    assert calibration.measure_in_child("cpu") == device
 
 
 def test_threads_are_checked() -> None:
     with pytest.raises(UsageError):
-        calibrate.measure_in_child("cpu", threads=0)
+        calibration.measure_in_child("cpu", threads=0)
 
 
 def test_the_command_says_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert calibrate.main(["--device", "cuda", "--json"]) == 2
+    assert calibration.main(["--device", "cuda", "--json"]) == 2
     assert "there is no CUDA device to measure" in capsys.readouterr().err
 
 
 def test_the_better_of_two_passes_counts() -> None:
-    def rates(scale: float, fp64: float | None) -> calibrate._CpuRates:
+    def rates(scale: float, fp64: float | None) -> calibration._CpuRates:
         streams = benchmarks.Streams(scale, 2 * scale, 3 * scale)
-        return calibrate._CpuRates({"fp32": 10 * scale, "fp64": fp64, "bf16": None}, scale, streams, None, streams)
+        return calibration._CpuRates({"fp32": 10 * scale, "fp64": fp64, "bf16": None}, scale, streams, None, streams)
 
-    better = calibrate._better(rates(1, 5.0), rates(2, None))
-    assert better == calibrate._CpuRates(
+    better = calibration._take_better(rates(1, 5.0), rates(2, None))
+    assert better == calibration._CpuRates(
         {"fp32": 20, "fp64": 5.0, "bf16": None}, 2, benchmarks.Streams(2, 4, 6), None, benchmarks.Streams(2, 4, 6)
     )
 
 
 def test_other_work_on_the_cpus_is_noticed() -> None:
-    before = calibrate._cpu_seconds()
+    before = calibration._read_cpu_seconds()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
         time.sleep(1.0)
-        after = calibrate._cpu_seconds()
+        after = calibration._read_cpu_seconds()
         other.kill()
-    assert calibrate._cpus_of_others(before, after) > 0.3
+    assert calibration._count_cpus_of_others(before, after) > 0.3
 
 
 def test_the_working_set_stays_within_a_gibibyte() -> None:
-    assert calibrate._dram_working_set(300 << 20) <= 1 << 30
-    assert calibrate._dram_working_set(None) <= 1 << 29
+    assert calibration._choose_dram_working_set(300 << 20) <= 1 << 30
+    assert calibration._choose_dram_working_set(None) <= 1 << 29

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gpudiag.hardware import benchmarks as bench
-from gpudiag.hardware import calibrate_cuda as cuda
-from gpudiag.hardware.resolve import resolve
+from gpudiag.hardware import calibration as cuda
+from gpudiag.hardware.device_peaks import resolve_device
 from gpudiag.model.hardware import Device
 
 H100 = {
@@ -77,7 +77,7 @@ class FakeTorch:
 
 @pytest.fixture(autouse=True)
 def _floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "cuda_launch_floor_ns", lambda _: 1800.0)
+    monkeypatch.setattr(bench, "measure_cuda_launch_floor_ns", lambda _: 1800.0)
 
 
 def test_every_type_is_measured_and_the_precision_is_put_back() -> None:
@@ -101,7 +101,7 @@ def test_bandwidths_and_links() -> None:
 
 def test_what_cannot_be_measured_is_the_tables_and_said() -> None:
     device = cuda.calibrate_cuda(FakeTorch(major=9, minor=0, without=("fp8", "int8"), **H100), 0.05)
-    base = resolve(cuda.observe(FakeTorch(major=9, minor=0, **H100), SimpleNamespace(major=9, minor=0, **H100))).device
+    base = resolve_device(cuda.observe_device(FakeTorch(major=9, minor=0, **H100), SimpleNamespace(major=9, minor=0, **H100))).device
     assert base is not None
     assert device.peaks["fp8"] == base.peaks["fp8"]
     assert "Not measured, from the device table: fp64, fp8, int8." in device.notes
@@ -110,7 +110,7 @@ def test_what_cannot_be_measured_is_the_tables_and_said() -> None:
 def test_no_tf32_and_no_fp8_where_the_device_has_none() -> None:
     def kinds(**changes: Any) -> set[str]:
         torch = FakeTorch(**changes)
-        return {gemm.key for gemm in cuda._gemms(torch, torch.properties)}
+        return {gemm.key for gemm in cuda._list_gemms(torch, torch.properties)}
 
     assert kinds(major=7, minor=0) == {"bf16", "fp16", "fp32", "fp64", "int8"}
     assert kinds(major=8, minor=0) == {"bf16", "fp16", "fp32", "fp64", "int8", "tf32"}
@@ -122,12 +122,12 @@ def test_a_figure_above_the_data_sheet_is_reported_as_a_wrong_entry() -> None:
     base = Device(
         id="x", name="X", kind="gpu", provenance="datasheet", source="s", peaks={"bf16": 100e12, "fp16": 100e12}, bandwidth_byte_per_s=1e12
     )
-    assert cuda.above_table(base, {"bf16": 103e12, "fp16": 110e12, "fp8": 300e12}, 1.02e12) == [
+    assert cuda.list_above_table(base, {"bf16": 103e12, "fp16": 110e12, "fp8": 300e12}, 1.02e12) == [
         "Measured fp16 peak 110 TFLOP/s is 10 % above the device table (100 TFLOP/s): the table's entry for X is wrong."
     ]
-    assert len(cuda.above_table(base, {}, 1.2e12)) == 1
-    assert cuda.above_table(None, {"bf16": 1e15}, 1e15) == []
-    assert cuda.above_table(msgspec.structs.replace(base, bandwidth_byte_per_s=None), {}, 1e15) == []
+    assert len(cuda.list_above_table(base, {}, 1.2e12)) == 1
+    assert cuda.list_above_table(None, {"bf16": 1e15}, 1e15) == []
+    assert cuda.list_above_table(msgspec.structs.replace(base, bandwidth_byte_per_s=None), {}, 1e15) == []
 
 
 def test_the_device_is_told_from_others_by_its_uuid() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.hardware.evidence import evidence, gfx_major_minor, is_capability
-from gpudiag.hardware.table import load_table
+from gpudiag.hardware.device_table import compare_evidence, is_capability, load_table, parse_gfx_version
 from gpudiag.model.hardware import ObservedDevice
 
 ROWS = {row.id: row for row in load_table().devices}
@@ -29,13 +28,13 @@ def test_other_capability(known: str, recorded: str) -> None:
 
 def test_gfx_numbers() -> None:
     # deviceProperties of ROCm traces: MI210 (gfx90a) 9.0, MI300X (gfx942) 9.4.
-    assert [gfx_major_minor(name) for name in ("gfx90a", "gfx942", "gfx950", "gfx1100", "H100")] == ["9.0", "9.4", "9.5", "11.0", None]
+    assert [parse_gfx_version(name) for name in ("gfx90a", "gfx942", "gfx950", "gfx1100", "H100")] == ["9.0", "9.4", "9.5", "11.0", None]
 
 
 def test_the_warp_size_parts_an_mi210_from_an_h100() -> None:
     mi210 = ObservedDevice(0, "", 104, 68702699520, "9.0", 64)
-    assert evidence(ROWS["mi210"], mi210).enough
-    assert evidence(ROWS["h100-pcie"], mi210).chip is False
+    assert compare_evidence(ROWS["mi210"], mi210).enough
+    assert compare_evidence(ROWS["h100-pcie"], mi210).chip is False
 
 
 @pytest.mark.parametrize(
@@ -46,17 +45,17 @@ def test_the_warp_size_parts_an_mi210_from_an_h100() -> None:
     ],
 )  # fmt: skip
 def test_reported_memory_is_that_of_the_marketing_size(row_id: str, recorded_bytes: int) -> None:
-    assert evidence(ROWS[row_id], ObservedDevice(0, "", None, recorded_bytes)).memory is True
+    assert compare_evidence(ROWS[row_id], ObservedDevice(0, "", None, recorded_bytes)).memory is True
 
 
 def test_sizes_of_one_line_are_told_apart() -> None:
-    assert evidence(ROWS["a100-sxm4-40gb"], ObservedDevice(0, "", None, 84990623744)).memory is False
-    assert evidence(ROWS["h100-sxm5-80gb"], ObservedDevice(0, "", None, 95 * 2**30)).memory is False
+    assert compare_evidence(ROWS["a100-sxm4-40gb"], ObservedDevice(0, "", None, 84990623744)).memory is False
+    assert compare_evidence(ROWS["h100-sxm5-80gb"], ObservedDevice(0, "", None, 95 * 2**30)).memory is False
 
 
 def test_what_is_not_recorded_neither_agrees_nor_contradicts() -> None:
-    nothing = evidence(ROWS["t4"], ObservedDevice())
+    nothing = compare_evidence(ROWS["t4"], ObservedDevice())
     assert nothing == (None, None, None)
     assert not nothing.enough
     assert not nothing.contradicts
-    assert not evidence(ROWS["t4"], ObservedDevice(0, "", 40)).enough  # an SM count alone names no chip
+    assert not compare_evidence(ROWS["t4"], ObservedDevice(0, "", 40)).enough  # an SM count alone names no chip

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.hardware.names import in_family, is_named, parse_name
-from gpudiag.hardware.table import load_table
+from gpudiag.hardware.device_table import is_device_name, is_in_family, load_table, parse_device_name
 
 ROWS = {row.id: row for row in load_table().devices}
 
@@ -13,7 +12,7 @@ ROWS = {row.id: row for row in load_table().devices}
 @pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: row.id)
 def test_every_listed_name_finds_its_row_first(row) -> None:
     for name in row.names:
-        assert next(other.id for other in ROWS.values() if is_named(other, parse_name(name))) == row.id
+        assert next(other.id for other in ROWS.values() if is_device_name(other, parse_device_name(name))) == row.id
 
 
 @pytest.mark.parametrize(
@@ -26,16 +25,16 @@ def test_every_listed_name_finds_its_row_first(row) -> None:
     ],
 )  # fmt: skip
 def test_no_row_takes_a_relative(name: str) -> None:
-    parsed = parse_name(name)
-    assert not [row.id for row in ROWS.values() if is_named(row, parsed) or in_family(row, parsed)]
+    parsed = parse_device_name(name)
+    assert not [row.id for row in ROWS.values() if is_device_name(row, parsed) or is_in_family(row, parsed)]
 
 
 def test_partition_suffixes() -> None:
-    mig = parse_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb")
+    mig = parse_device_name("NVIDIA A100-SXM4-40GB MIG 3g.20gb")
     assert (mig.text, mig.mig_slices, mig.mig_gib, mig.vgpu) == ("A100-SXM4-40GB", 3, 20, False)
-    media = parse_name("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me")
+    media = parse_device_name("NVIDIA H100 80GB HBM3 MIG 1g.10gb+me")
     assert (media.text, media.mig_slices, media.mig_gib) == ("H100 80GB HBM3", 1, 10)
-    shared = parse_name("GRID A10-8Q")
+    shared = parse_device_name("GRID A10-8Q")
     assert (shared.text, shared.vgpu) == ("A10", True)
 
 
@@ -43,18 +42,18 @@ def test_partition_suffixes() -> None:
     "name", ["", "  ", "NVIDIA PG509-210", "AMD Radeon Graphics", "NVIDIA Graphics Device", "AMD Instinct", "gfx942", "NVIDIA PG506"]
 )
 def test_names_that_say_nothing(name: str) -> None:
-    assert parse_name(name).anonymous
+    assert parse_device_name(name).anonymous
 
 
 @pytest.mark.parametrize("name", ["Tesla V100-DGXS-32GB", "NVIDIA A100-PG509-200", "AMD Instinct MI300X VF", "NVIDIA GeForce RTX 5090 D"])
 def test_names_that_say_something(name: str) -> None:
-    assert not parse_name(name).anonymous
+    assert not parse_device_name(name).anonymous
 
 
 def test_board_names_stay_in_their_product_line() -> None:
-    families = {row.family for row in ROWS.values() if in_family(row, parse_name("Tesla V100-DGXS-32GB"))}
+    families = {row.family for row in ROWS.values() if is_in_family(row, parse_device_name("Tesla V100-DGXS-32GB"))}
     assert families == {"V100"}
 
 
 def test_a_hostile_name_is_cut() -> None:
-    assert len(parse_name("A100 " * 100_000).text) <= 200
+    assert len(parse_device_name("A100 " * 100_000).text) <= 200

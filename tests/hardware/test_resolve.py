@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.hardware.peaks import device_from_row
-from gpudiag.hardware.resolve import Resolution, resolve
-from gpudiag.hardware.table import Row, load_table
+from gpudiag.hardware.device_peaks import Resolution, build_device, resolve_device
+from gpudiag.hardware.device_table import Row, load_table
 from gpudiag.model.hardware import Device, ObservedDevice
 
 TABLE = load_table()
@@ -21,7 +20,7 @@ def observed(name: str = "", sms: int | None = None, memory: float | None = None
 
 
 def found(*arguments) -> Device:
-    device = resolve(observed(*arguments)).device
+    device = resolve_device(observed(*arguments)).device
     assert device is not None
     return device
 
@@ -55,7 +54,7 @@ SEEN = [
 @pytest.mark.parametrize(("name", "sms", "memory", "capability", "warp", "row_id"), SEEN)
 def test_devices_seen_in_real_traces(name, sms, memory, capability, warp, row_id) -> None:
     device = found(name, sms, memory, capability, warp)
-    row = device_from_row(ROWS[row_id], TABLE)
+    row = build_device(ROWS[row_id], TABLE)
     assert device.id == row_id
     assert (device.peaks, device.bandwidth_byte_per_s) == (row.peaks, row.bandwidth_byte_per_s)
     assert device.memory_bytes == int(memory)
@@ -64,7 +63,7 @@ def test_devices_seen_in_real_traces(name, sms, memory, capability, warp, row_id
 @pytest.mark.parametrize("row", TABLE.devices, ids=lambda row: row.id)
 def test_a_row_recorded_in_full_resolves_to_itself_without_a_warning(row: Row) -> None:
     chip = row.chip
-    resolution = resolve(observed(row.names[0], chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
+    resolution = resolve_device(observed(row.names[0], chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
     assert resolution.warnings == ()
     assert resolution.device is not None
     assert resolution.device.id == row.id
@@ -74,7 +73,7 @@ def test_a_row_recorded_in_full_resolves_to_itself_without_a_warning(row: Row) -
 @pytest.mark.parametrize("row", TABLE.devices, ids=lambda row: row.id)
 def test_a_nameless_device_gets_a_roof_within_six_percent_or_says_that_it_is_unsure(row: Row) -> None:
     chip = row.chip
-    resolution = resolve(observed("", chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
+    resolution = resolve_device(observed("", chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
     device = resolution.device
     assert device is not None
     assert resolution.warnings
@@ -87,12 +86,12 @@ def test_a_nameless_device_gets_a_roof_within_six_percent_or_says_that_it_is_uns
 
 
 def test_how_a_nameless_device_was_settled_is_said() -> None:
-    (warning,) = resolve(observed("", 304, 206141652992, "9.4", 64)).warnings
+    (warning,) = resolve_device(observed("", 304, 206141652992, "9.4", 64)).warnings
     assert warning == "a device without a name: taken as Instinct MI300X, settled by 304 SMs, 192 GiB, compute capability 9.4, warp size 64"
 
 
 def test_rivals_with_other_roofs_are_named_and_cost_the_provenance() -> None:
-    resolution = resolve(observed("Tesla V100-DGXS-32GB", 80, 34084028416, "7.0", 32))
+    resolution = resolve_device(observed("Tesla V100-DGXS-32GB", 80, 34084028416, "7.0", 32))
     assert resolution.device is not None
     assert resolution.device.provenance == "unverified"
     assert resolution.device.link_byte_per_s is None  # SXM2 has NVLink, PCIe has not
@@ -127,14 +126,14 @@ class TestParts:
         assert device.bandwidth_byte_per_s == 5325e9
 
     def test_board_with_other_memory_keeps_the_peaks_and_loses_the_bandwidth(self) -> None:
-        resolution = resolve(observed("NVIDIA H100", 132, 95 * GIB, "9.0", 32))  # the custom 96 GB HBM2e board
+        resolution = resolve_device(observed("NVIDIA H100", 132, 95 * GIB, "9.0", 32))  # the custom 96 GB HBM2e board
         assert resolution.device is not None
         assert resolution.device.peaks["bf16"] == 989.4e12
         assert resolution.device.bandwidth_byte_per_s is None
         assert "its bandwidth is unknown" in resolution.warnings[0]
 
     def test_vgpu_has_all_sms_and_the_full_bandwidth(self) -> None:
-        resolution = resolve(observed("GRID A10-8Q", 72, 8 * GIB, "8.6", 32))
+        resolution = resolve_device(observed("GRID A10-8Q", 72, 8 * GIB, "8.6", 32))
         assert resolution.device is not None
         assert (resolution.device.id, resolution.device.bandwidth_byte_per_s, resolution.warnings) == ("a10", 600e9, ())
 
@@ -144,7 +143,7 @@ class TestParts:
         assert (device.provenance, device.bandwidth_byte_per_s) == ("derived", None)
 
     def test_name_that_the_chip_contradicts(self) -> None:
-        resolution = resolve(observed("NVIDIA H100 PCIe", 108, 42505273344, "8.0", 32))
+        resolution = resolve_device(observed("NVIDIA H100 PCIe", 108, 42505273344, "8.0", 32))
         assert resolution.device is not None
         assert resolution.device.id == "a100-sxm4-40gb"
         assert "contradicts" in resolution.warnings[0]
@@ -184,7 +183,7 @@ class TestDerived:
         ],
     )
     def test_nothing_is_made_up(self, arguments, reason: str) -> None:
-        resolution = resolve(observed(*arguments))
+        resolution = resolve_device(observed(*arguments))
         assert resolution.device is None
         assert reason in resolution.warnings[-1]
 
@@ -197,7 +196,7 @@ class TestDerived:
     warp=st.one_of(st.none(), st.sampled_from([0, 32, 64])),
 )
 def test_any_recording_gives_a_device_or_a_reason(name, sms, memory, capability, warp) -> None:
-    resolution = resolve(ObservedDevice(0, name, sms, memory, capability, warp))
+    resolution = resolve_device(ObservedDevice(0, name, sms, memory, capability, warp))
     assert isinstance(resolution, Resolution)
     if resolution.device is None:
         assert resolution.warnings

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpudiag.hardware.peaks import device_from_row
-from gpudiag.hardware.table import Row, load_table
+from gpudiag.hardware.device_peaks import build_device
+from gpudiag.hardware.device_table import Row, load_table
 
 TABLE = load_table()
 ROWS = pytest.mark.parametrize("row", TABLE.devices, ids=lambda row: row.id)
@@ -41,7 +41,7 @@ def test_peaks_are_sms_times_rate_times_clock(row: Row) -> None:
 
 @ROWS
 def test_figures_are_of_a_plausible_size(row: Row) -> None:
-    device = device_from_row(row, TABLE)
+    device = build_device(row, TABLE)
     assert device.bandwidth_byte_per_s is not None
     assert device.cache_bytes is not None
     assert 3e11 <= device.bandwidth_byte_per_s <= 1e13
@@ -63,7 +63,7 @@ def test_sources_exist_and_patterns_compile(row: Row) -> None:
 
 
 def test_links_are_one_direction() -> None:
-    by_id = {row.id: device_from_row(row, TABLE) for row in TABLE.devices}
+    by_id = {row.id: build_device(row, TABLE) for row in TABLE.devices}
     assert by_id["h100-sxm5-80gb"].link_byte_per_s == 450e9  # NVLink 4: 900 GB/s both directions
     assert by_id["h200-sxm"].pcie_byte_per_s == 63e9  # PCIe 5 x16
     assert by_id["gh200-96gb"].pcie_byte_per_s == 450e9  # NVLink-C2C: 900 GB/s both directions
@@ -73,19 +73,19 @@ def test_links_are_one_direction() -> None:
 
 def test_the_last_level_cache_of_cdna3_is_the_infinity_cache() -> None:
     row = next(row for row in TABLE.devices if row.id == "mi300x")
-    assert device_from_row(row, TABLE).cache_bytes == 256 * 2**20
+    assert build_device(row, TABLE).cache_bytes == 256 * 2**20
 
 
 def test_fp32_gemm_peak_of_amd_is_the_matrix_rate() -> None:
     row = next(row for row in TABLE.devices if row.id == "mi210")
-    device = device_from_row(row, TABLE)
+    device = build_device(row, TABLE)
     assert (device.matrix_peak("fp32"), device.vector_peak) == (45.3e12, 22.6e12)
     assert device.matrix_peak("fp64") == 45.3e12
 
 
 def test_types_without_a_matrix_path_run_at_the_vector_rate() -> None:
     row = next(row for row in TABLE.devices if row.id == "v100-sxm2-32gb")
-    device = device_from_row(row, TABLE)
+    device = build_device(row, TABLE)
     assert device.matrix_peak("bf16") == device.matrix_peak("tf32") == device.vector_peak == 15.7e12
 
 

@@ -299,13 +299,13 @@ def test_the_ranks_of_torchrun_share_one_bundle(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_report_finds_the_steps(tmp_path: Path) -> None:
-    from gpudiag.api.apart import diagnose_apart
-    from gpudiag.model.report import to_json
+    from gpudiag.api.recorder import diagnose_in_child
+    from gpudiag.model.report import encode_report
 
     callback = GpudiagCallback(tmp_path / "run", **SHORT)
     trainer(tmp_path, callback, gradient_accumulation_steps=2, num_train_epochs=2).train()
-    report = diagnose_apart(str(callback.path))
+    report = diagnose_in_child(str(callback.path))
     assert report.steps.source == "ProfilerStep marks"
     assert report.steps.count == 3
     of_gpudiag = rb"(?:recorder|integrations/(?:huggingface|lightning))\.py"
-    assert not re.search(of_gpudiag, to_json(report))  # no place in gpudiag itself is given as the user's
+    assert not re.search(of_gpudiag, encode_report(report))  # no place in gpudiag itself is given as the user's

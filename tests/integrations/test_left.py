@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from gpudiag.capture.session import Session  # noqa: E402
-from gpudiag.integrations.left import LoopLeft, Place  # noqa: E402
+from gpudiag.integrations.recorder import LoopLeft, LoopPlace  # noqa: E402
 
 
 class Training:
@@ -25,9 +25,9 @@ def batches() -> None:
         pass
 
 
-def loop(watch: Callable[[Place], None], times: int = 1, training: Training | None = None) -> None:
+def loop(watch: Callable[[LoopPlace], None], times: int = 1, training: Training | None = None) -> None:
     """Run as a framework does: every training by this one function."""
-    watch(Place(sys._getframe(), training or Training()))
+    watch(LoopPlace(sys._getframe(), training or Training()))
     for _ in range(times):
         batches()
 
@@ -38,7 +38,7 @@ def calls(tmp_path: Path, *functions: Callable[[], None], times: int = 1) -> lis
     running = "loop"
     with Session(tmp_path / "run") as session:
 
-        def watch(place: Place) -> None:
+        def watch(place: LoopPlace) -> None:
             part = LoopLeft(place, lambda: left.append(running))
             part.start(session._recording)
             session._recording.events.add(part)
@@ -74,14 +74,14 @@ def test_a_backward_pass_outside_tells_it_too(tmp_path: Path) -> None:
 
 
 def test_a_call_is_over_for_the_next_one_and_not_for_one_inside_it_or_of_the_same_training() -> None:
-    seen: list[Place] = []
+    seen: list[LoopPlace] = []
     training = Training()
 
-    def inside(place: Place) -> None:
+    def inside(place: LoopPlace) -> None:
         seen.append(place)
         loop(seen.append, 0)
         assert not place.over(seen[-1])
-        assert not place.over(Place(sys._getframe(1), training))
+        assert not place.over(LoopPlace(sys._getframe(1), training))
 
     loop(inside, 0, training)
     for _ in range(50):  # some of these frames get the number of the first

@@ -53,7 +53,7 @@ class Calls:
 
 def test_figures_have_their_keys_units_and_values(report: Any) -> None:
     from gpudiag.integrations.summary import flat
-    from gpudiag.model.breakdown import BUCKETS
+    from gpudiag.model.timeline import BUCKETS
 
     values = flat(report)
     assert all(isinstance(value, float) for value in values.values())
@@ -68,7 +68,7 @@ def test_figures_have_their_keys_units_and_values(report: Any) -> None:
 
 def test_what_is_not_known_has_no_key(report: Any) -> None:
     from gpudiag.integrations.summary import flat
-    from gpudiag.model.breakdown import Breakdown, BucketsNs
+    from gpudiag.model.timeline import Breakdown, BucketsNs
 
     bare = msgspec.structs.replace(
         report.data, mfu=None, memory=None, energy=None, history=None, rules=(), findings=(), breakdown=Breakdown(0, BucketsNs())
@@ -79,7 +79,7 @@ def test_what_is_not_known_has_no_key(report: Any) -> None:
 
 def test_every_key_is_documented(report: Any) -> None:
     from gpudiag.integrations import summary
-    from gpudiag.model.breakdown import BUCKETS
+    from gpudiag.model.timeline import BUCKETS
 
     fixed = {key.removeprefix("gpudiag/") for key in summary.flat(report)} - {f"{bucket}_share" for bucket in BUCKETS}
     fixed -= {f"findings_{severity}_count" for severity in ("critical", "warning", "info")}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jobs import MS, Floats, frame, record_frames, steps, summary
 
-from gpudiag.job.balance import find_balance
-from gpudiag.model.rank import MESSAGES, RankSummary
+from gpudiag.job.parallelism import find_balance
+from gpudiag.model.analysis import RANK_MESSAGES, RankSummary
 
 
 def lengths(ranks: int = 4, count: int = 42) -> Floats:
@@ -50,7 +50,7 @@ def by_flops(work: Floats, busy: Floats) -> list[RankSummary]:
     made = []
     for rank in range(work.shape[1]):
         parts = [{"compute": own, "exposed_communication": wall - own} for own, wall in zip(busy[:, rank], walls, strict=True)]
-        made.append(summary(rank, steps=steps(walls.tolist(), parts, flops=work[:, rank].tolist()), messages=frame(MESSAGES)))
+        made.append(summary(rank, steps=steps(walls.tolist(), parts, flops=work[:, rank].tolist()), messages=frame(RANK_MESSAGES)))
     return made
 
 

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 from plantedjobs import BEGIN, MS, US, Calls, Ints, S, job, summary
 
-from gpudiag.job.match import match
-from gpudiag.job.waits import matched_table
-from gpudiag.model.rank import RankSummary
+from gpudiag.job.message_matching import match_messages
+from gpudiag.job.messages import build_matched
+from gpudiag.model.analysis import RankSummary
 
 
 def arrivals(steps: int, per_step: int, ranks: int, *, seed: int = 0, step_ns: int = 100 * MS, vary_ns: int = 2 * MS) -> Ints:
@@ -24,7 +24,7 @@ def arrivals(steps: int, per_step: int, ranks: int, *, seed: int = 0, step_ns: i
 
 
 def table(summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    return matched_table(summaries, match(summaries))
+    return build_matched(summaries, match_messages(summaries))
 
 
 def true_pairs(found: pl.DataFrame, summaries: Sequence[RankSummary], offsets: dict[int, int]) -> bool:

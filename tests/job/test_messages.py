@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 from plantedjobs import BEGIN, MS, US, Calls, job
 
-from gpudiag.job.match import match
-from gpudiag.job.messages import message_rows
-from gpudiag.job.waits import call_table, matched_table
+from gpudiag.job.message_matching import match_messages
+from gpudiag.job.messages import build_calls, build_matched, build_message_rows
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import MessageRow
-from gpudiag.model.rank import RankSummary
 
 MIB = 1 << 20
 
 
 def rows(summaries: list[RankSummary]) -> tuple[MessageRow, ...]:
-    matches = match(summaries)
-    return message_rows(summaries, matches, call_table(matched_table(summaries, matches)))[0]
+    matches = match_messages(summaries)
+    return build_message_rows(summaries, matches, build_calls(build_matched(summaries, matches)))[0]
 
 
 def reductions(late_ms: list[list[float]], transfer_ms: float = 2.0, **fields: Any) -> Calls:

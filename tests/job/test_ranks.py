@@ -10,10 +10,9 @@ import pytest
 from plantedjobs import BEGIN, MS, Calls, S, job, summary
 
 from gpudiag.errors import InputError
-from gpudiag.job.build import find_job
-from gpudiag.job.ranks import shown_rank
-from gpudiag.model.breakdown import BUCKETS
+from gpudiag.job.job import choose_shown_rank, compare_rank_summaries
 from gpudiag.model.job import Job, RankRow
+from gpudiag.model.timeline import BUCKETS
 
 
 def late_by(late_ms: Sequence[float], steps: int = 6, transfer_ms: float = 1.0) -> Calls:
@@ -24,7 +23,7 @@ def late_by(late_ms: Sequence[float], steps: int = 6, transfer_ms: float = 1.0) 
 
 
 def planted(late_ms: Sequence[float], unread: dict[int, str] | None = None) -> Job:
-    return find_job(job([late_by(late_ms)], world_size=len(late_ms)), unread or {})
+    return compare_rank_summaries(job([late_by(late_ms)], world_size=len(late_ms)), unread or {})
 
 
 def test_means_of_a_step() -> None:
@@ -62,7 +61,7 @@ def test_unread_ranks_have_a_row_and_a_reason() -> None:
 
 
 def test_without_matched_messages_nothing_is_known_of_waits() -> None:
-    found = find_job([summary(rank, steps=[(0, (rank + 1) * 100 * MS)], clock="file") for rank in range(3)], {})
+    found = compare_rank_summaries([summary(rank, steps=[(0, (rank + 1) * 100 * MS)], clock="file") for rank in range(3)], {})
     assert found.clocks.method == "none"
     assert found.own is None
     assert all(row.own_ns is None and row.waiting_ns is None and row.clock_offset_ns is None for row in found.ranks)
@@ -73,32 +72,32 @@ def test_without_matched_messages_nothing_is_known_of_waits() -> None:
 
 
 def test_offsets_are_those_of_the_clocks() -> None:
-    found = find_job(job([late_by([0, 5])], offsets={1: 3 * S}, clock="file"), {})
+    found = compare_rank_summaries(job([late_by([0, 5])], offsets={1: 3 * S}, clock="file"), {})
     assert [row.clock_offset_ns for row in found.ranks] == [0, -3 * S]
 
 
 def test_bad_jobs_are_told_in_one_line() -> None:
     with pytest.raises(InputError, match="no rank could be read"):
-        find_job([], {0: "gone"})
+        compare_rank_summaries([], {0: "gone"})
     with pytest.raises(InputError, match="rank 2 comes twice"):
-        find_job([summary(2), summary(2)], {})
+        compare_rank_summaries([summary(2), summary(2)], {})
     with pytest.raises(InputError, match="no rank holds a complete step"):
-        find_job([summary(0, steps=[])], {})
+        compare_rank_summaries([summary(0, steps=[])], {})
 
 
 def test_ranks_without_a_step_are_told_and_left_out() -> None:
-    found = find_job([*job([late_by([0, 5])]), summary(2, steps=[])], {})
+    found = compare_rank_summaries([*job([late_by([0, 5])]), summary(2, steps=[])], {})
     assert found.ranks[2].unread == "no complete step was recorded"
     assert found.wall.most_rank in (0, 1)
 
 
 def test_limits_of_the_comparison_are_warnings() -> None:
     ranks = [msgspec.structs.replace(each, world_size=size) for each, size in zip(job([late_by([0, 5, 9])]), (4, 4, 3), strict=True)]
-    found = find_job(ranks, {})
+    found = compare_rank_summaries(ranks, {})
     assert any("jobs of 3 and 4 ranks" in warning for warning in found.warnings)
     assert any(warning.startswith("rank 3 was not read") for warning in found.warnings)
 
 
 def test_no_rank_is_typical_where_none_was_read() -> None:
     with pytest.raises(ValueError, match="no rank was read"):
-        shown_rank([RankRow(rank=0, unread="gone")])
+        choose_shown_rank([RankRow(rank=0, unread="gone")])

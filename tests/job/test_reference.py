@@ -15,14 +15,14 @@ from realtraces import SHARED
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input
-from gpudiag.job import wire
-from gpudiag.job.build import find_job
-from gpudiag.job.match import match
-from gpudiag.job.summary import summarise
-from gpudiag.job.waits import matched_table
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.rank import RankSummary
+from gpudiag.job import rank_summary
+from gpudiag.job.job import compare_rank_summaries
+from gpudiag.job.message_matching import match_messages
+from gpudiag.job.messages import build_matched
+from gpudiag.job.rank_summary import summarise_rank
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.report import Source
+from gpudiag.model.timeline import BUCKETS
 
 US = 1_000
 CLOCK_US = 3
@@ -41,7 +41,7 @@ def _summaries() -> tuple[RankSummary, ...]:
 
 def _summary(path: Path, rank: int) -> RankSummary:
     analysis, _ = analyse(Input(path, Source(str(path), "trace")), lambda _: None)
-    return wire.decode(wire.encode(summarise(analysis, rank=rank, path=str(path))))
+    return rank_summary.decode_summary(rank_summary.encode_summary(summarise_rank(analysis, rank=rank, path=str(path))))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def reference() -> Reference:
 def _by_call(read: Callable[[pl.DataFrame], pl.Expr]) -> np.ndarray:
     """Return a figure of each call (in the order of their ends) on each rank, in us."""
     summaries = _summaries()
-    table = matched_table(summaries, match(summaries))
+    table = build_matched(summaries, match_messages(summaries))
     order = table.group_by("call").agg(pl.col("end_ns").min()).sort("end_ns")["call"].to_list()
     place = pl.col("call").replace_strict(order, list(range(len(order))))
     found = table.with_columns(place.alias("place"), read(table).alias("read")).sort("place", "rank")
@@ -72,7 +72,7 @@ def test_every_wait_and_duration_is_that_of_the_reference(reference: Reference) 
 
 
 def test_waits_of_each_rank_and_who_came_last(reference: Reference) -> None:
-    job = find_job(_summaries(), {})
+    job = compare_rank_summaries(_summaries(), {})
     told = {each["rank"]: each for each in reference["per_rank"]}
     waits = _by_call(lambda _: pl.col("wait_ns")).sum(axis=0)
     for row in job.ranks:
@@ -82,7 +82,7 @@ def test_waits_of_each_rank_and_who_came_last(reference: Reference) -> None:
 
 
 def test_the_job_is_told_in_whole() -> None:
-    job = find_job(_summaries(), {})
+    job = compare_rank_summaries(_summaries(), {})
     assert (len(job.ranks), job.world_size, job.clocks.method, job.clocks.matched) == (8, 8, "unix", 8)
     assert sum(row.count for row in job.messages) == 8
     assert {row.kind for row in job.messages} == {"all_to_all", "all_reduce"}
@@ -100,7 +100,7 @@ def test_steps_of_a_summary_hold_their_breakdown_exactly() -> None:
 
 
 def test_a_rank_that_is_not_read_is_named_and_the_others_are_compared() -> None:
-    job = find_job(_summaries()[:7], {7: "the file breaks off"})
+    job = compare_rank_summaries(_summaries()[:7], {7: "the file breaks off"})
     assert job.ranks[7].unread == "the file breaks off"
     assert job.ranks[7].wall_ns is None
     assert any("rank 7 was not read" in warning for warning in job.warnings)

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 from plantedjobs import BEGIN, MS, Calls, job
 
-from gpudiag.job import stack as module
-from gpudiag.job.stack import BETWEEN, CODES, Pile, stacked
-from gpudiag.model.rank import RankSummary
+from gpudiag.job import message_table as module
+from gpudiag.job.message_table import CODES, PARTY_SEPARATOR, MessageTableBuilder, stack_summaries
+from gpudiag.model.analysis import RankSummary
 
 
 def planted(calls: int = 6) -> list[RankSummary]:
@@ -22,7 +22,7 @@ def planted(calls: int = 6) -> list[RankSummary]:
 
 def test_every_message_stands_under_its_rank_with_the_values_it_was_sent_with() -> None:
     summaries = planted()
-    found = stacked(reversed(summaries))
+    found = stack_summaries(reversed(summaries))
     assert [summary.rank for summary in found] == [0, 1, 2]
     assert not any(summary.messages.height for summary in found)
     for summary in summaries:
@@ -38,8 +38,8 @@ def test_every_message_stands_under_its_rank_with_the_values_it_was_sent_with() 
 
 
 def test_a_party_is_a_group_or_a_pair_with_both_ends() -> None:
-    found = stacked(planted())
-    assert set(found.parties) == {BETWEEN.join(("G", "0", "0,1,2", "3")), BETWEEN.join(("P", "0", "2"))}
+    found = stack_summaries(planted())
+    assert set(found.parties) == {PARTY_SEPARATOR.join(("G", "0", "0,1,2", "3")), PARTY_SEPARATOR.join(("P", "0", "2"))}
     pairs = found.messages.filter(pl.col("kind") == CODES["point_to_point"])
     untold = pairs.filter(pl.col("source").is_null())
     assert set(untold["party"]) == {-1}
@@ -48,20 +48,20 @@ def test_a_party_is_a_group_or_a_pair_with_both_ends() -> None:
 
 def test_a_message_takes_few_bytes() -> None:
     """Half a thousand ranks have some millions of messages; as sent, each takes about 290 bytes."""
-    rows = stacked(planted(calls=1_000)).messages
+    rows = stack_summaries(planted(calls=1_000)).messages
     assert rows.estimated_size() / rows.height < 75
 
 
 def test_batches_are_of_whole_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_ROWS", 10)
-    found = stacked(planted())
+    found = stack_summaries(planted())
     batches = list(found.batches())
     assert [begin for begin, _ in batches] == [0, found.first[1]]  # 12 rows, then 6 and 12
     assert sum(height for _, height in batches) == found.messages.height
 
 
 def test_no_rank_is_an_empty_table_with_all_columns() -> None:
-    empty, full = Pile().stack(), stacked(planted())
+    empty, full = MessageTableBuilder().stack(), stack_summaries(planted())
     assert len(empty) == 0
     assert empty.messages.columns == full.messages.columns
     assert list(empty.batches()) == []

@@ -10,10 +10,8 @@ import pytest
 from jobs import MS, Floats, ops, planted, record_frames, summary
 from msgspec.structs import replace
 
-from gpudiag.job.change import rises_at
-from gpudiag.job.lateness import late_ranks, others_median
-from gpudiag.job.match import empty_matched
-from gpudiag.job.straggler import find_straggler
+from gpudiag.job.message_matching import build_empty_matched
+from gpudiag.job.straggler import compute_others_median, find_late_ranks, find_rise, find_straggler
 from gpudiag.model.job import Straggler
 
 NONE: Any = {}
@@ -38,7 +36,7 @@ def found(own: Floats, parts: Any = None, **every: Any) -> Straggler:
 
 def by_records(own: Floats, columns: Any = None, **given: Any) -> tuple[Straggler | None, str]:
     frames = record_frames(own, columns, **given)
-    return find_straggler([summary(rank, records=table) for rank, table in enumerate(frames)], empty_matched(), [])
+    return find_straggler([summary(rank, records=table) for rank, table in enumerate(frames)], build_empty_matched(), [])
 
 
 # -- which rank -------------------------------------------------------------------------------------------------------
@@ -59,13 +57,13 @@ def test_the_late_rank_of_the_profiled_steps_is_named() -> None:
 def test_healthy_ranks_name_nobody(seed: int, ranks: int, steps: int, noise: float) -> None:
     draw = np.random.default_rng(seed)
     own = 100 * (1 + noise * draw.standard_normal((steps, ranks))).clip(0.3)
-    assert late_ranks(own, 3) == []
+    assert find_late_ranks(own, 3) == []
 
 
 def test_ranks_whose_paces_differ_anyway_name_nobody() -> None:
     """From 85 to 115 ms in equal distances: the slowest is 18 % slower than the median of the others, and none stands apart."""
     own = np.linspace(85, 115, 8) * (1 + 0.01 * np.random.default_rng(0).standard_normal((100, 8)))
-    assert late_ranks(own, 10) == []
+    assert find_late_ranks(own, 10) == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -160,25 +158,25 @@ def test_a_rank_that_was_late_and_recovered_is_no_straggler() -> None:
 
 
 def test_a_change_needs_enough_values_on_both_sides() -> None:
-    assert rises_at(np.array([0.0] * 4 + [9.0] * 4)) is None
-    assert rises_at(np.array([0.0] * 50 + [9.0] * 50)) == 50
-    assert rises_at(np.array([9.0] * 50 + [0.0] * 50)) is None
-    assert rises_at(np.zeros(100)) is None
+    assert find_rise(np.array([0.0] * 4 + [9.0] * 4)) is None
+    assert find_rise(np.array([0.0] * 50 + [9.0] * 50)) == 50
+    assert find_rise(np.array([9.0] * 50 + [0.0] * 50)) is None
+    assert find_rise(np.zeros(100)) is None
 
 
 def test_few_steps_of_which_one_is_very_slow_are_enough_where_the_rank_is_last_in_all() -> None:
     """Lateness of 2 to 8 ms and once 27 in six steps of three ranks: by chance one of them is last in all of 1 in 243 jobs."""
     own = even(6, 3, 15.0) + np.random.default_rng(2).normal(0, 0.3, (6, 3))
     own[:, 1] += [2.1, 3.4, 4.4, 4.3, 8.0, 27.4]
-    assert [made.column for made in late_ranks(own, 3)] == [1]
-    assert late_ranks(own[[0, 5]], 2) == []
+    assert [made.column for made in find_late_ranks(own, 3)] == [1]
+    assert find_late_ranks(own[[0, 5]], 2) == []
 
 
 def test_the_median_of_the_others() -> None:
     own = np.random.default_rng(3).random((20, 7))
     expected = np.stack([np.median(np.delete(own, rank, axis=1), axis=1) for rank in range(7)], axis=1)
-    assert others_median(own) == pytest.approx(expected)
-    assert others_median(own[:, :2]) == pytest.approx(own[:, 1::-1])
+    assert compute_others_median(own) == pytest.approx(expected)
+    assert compute_others_median(own[:, :2]) == pytest.approx(own[:, 1::-1])
 
 
 # -- why --------------------------------------------------------------------------------------------------------------
@@ -352,7 +350,7 @@ def test_waits_in_the_forward_pass_are_found_by_the_messages() -> None:
 
 def test_what_cannot_be_compared_says_why() -> None:
     summaries, matched, rows = planted(late())
-    straggler, why = find_straggler(summaries, empty_matched(), rows)
+    straggler, why = find_straggler(summaries, build_empty_matched(), rows)
     assert straggler is None
     assert "no message of the analysed steps could be matched" in why
     assert "no records of all steps" in why
@@ -367,5 +365,5 @@ def test_five_hundred_ranks_take_seconds() -> None:
     draw = np.random.default_rng(0)
     own = 100 * (1 + 0.05 * draw.standard_normal((2000, 512)))
     own[1500:, 300] += 25
-    best = late_ranks(own, 10)
+    best = find_late_ranks(own, 10)
     assert [(made.column, abs(made.begin - 1500) <= 2) for made in best] == [(300, True)]

@@ -11,13 +11,11 @@ from realtraces import SHARED
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import Input
-from gpudiag.job.exposure import exposed_until
-from gpudiag.job.summary import summarise
-from gpudiag.model.analysis import Analysis
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.rank import MESSAGES, MOST_OPS, OPS, STEPS, RankSummary
+from gpudiag.job.rank_summary import measure_exposed_until, summarise_rank
+from gpudiag.model.analysis import MOST_OPS, RANK_MESSAGES, RANK_OPS, RANK_STEPS, Analysis, RankSummary
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Telemetry
 from gpudiag.model.report import Source
-from gpudiag.model.telemetry import ClockEvent, ColumnRange, Telemetry
+from gpudiag.model.timeline import BUCKETS
 
 NAME = "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz"
 
@@ -31,12 +29,12 @@ def _analysis() -> Analysis:
 
 
 def _summary(analysis: Analysis | None = None) -> RankSummary:
-    return summarise(analysis or _analysis(), rank=0, path=NAME)
+    return summarise_rank(analysis or _analysis(), rank=0, path=NAME)
 
 
 def test_tables_have_the_schema_that_others_rely_on() -> None:
     found = _summary()
-    for columns, frame in ((MESSAGES, found.messages), (STEPS, found.steps), (OPS, found.ops)):
+    for columns, frame in ((RANK_MESSAGES, found.messages), (RANK_STEPS, found.steps), (RANK_OPS, found.ops)):
         assert frame.schema == {column.name: column.dtype for column in columns}
 
 
@@ -67,8 +65,8 @@ def test_exposed_time_is_that_which_no_other_work_covers() -> None:
     assert whole is not None
     exposed = int(found["exposed_ns"].sum())
     assert 0 <= whole.exposed_communication_ns - exposed <= whole.copy_ns
-    assert exposed == found.select(exposed_until(found, pl.col("end_ns") - pl.col("start_ns"))).to_series().sum()
-    part = found.select(exposed_until(found, (pl.col("end_ns") - pl.col("start_ns")) // 2)).to_series()
+    assert exposed == found.select(measure_exposed_until(found, pl.col("end_ns") - pl.col("start_ns"))).to_series().sum()
+    part = found.select(measure_exposed_until(found, (pl.col("end_ns") - pl.col("start_ns")) // 2)).to_series()
     assert (part <= found["exposed_ns"]).all()
     assert (part >= 0).all()
 
@@ -124,6 +122,6 @@ def test_a_recording_without_messages_is_one() -> None:
     if not path.is_file():
         pytest.skip(f"no trace {path}")
     analysis, _ = analyse(Input(path, Source(str(path), "trace")), lambda _: None)
-    found = summarise(analysis, rank=2, path=str(path), host="node 1")
+    found = summarise_rank(analysis, rank=2, path=str(path), host="node 1")
     assert (found.rank, found.host, found.messages.height) == (2, "node 1", 0)
     assert found.steps.height > 0

@@ -9,9 +9,9 @@ import pytest
 from plantedjobs import MS, summary
 
 from gpudiag.job.traffic import find_traffic
+from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Traffic
-from gpudiag.model.rank import RankSummary
-from gpudiag.roofline.costs.collectives import bus_factor
+from gpudiag.roofline.bus_bandwidth import find_bus_factor
 
 KIB = 1024
 
@@ -34,7 +34,7 @@ def traffic(summaries: list[RankSummary], world: int | None = None) -> Traffic:
 def test_rows_sum_to_what_nccl_tests_counts(kind: str) -> None:
     size, members = 96 * KIB, "0,1,2,3"
     found = traffic([told(rank, [{"kind": kind, "members": members, "bytes": size}]) for rank in range(4)])
-    factor = bus_factor(kind, 4)
+    factor = find_bus_factor(kind, 4)
     assert factor is not None
     for rank, row in enumerate(found.bytes):
         assert sum(row) == round(factor * size)

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plantedjobs import BEGIN, MS, US, Calls, S, job
 
-from gpudiag.job.exposure import exposed_until
-from gpudiag.job.match import match
-from gpudiag.job.waits import matched_table
-from gpudiag.model.rank import RankSummary
+from gpudiag.job.message_matching import match_messages
+from gpudiag.job.messages import build_matched
+from gpudiag.job.rank_summary import measure_exposed_until
+from gpudiag.model.analysis import RankSummary
 
 
 def table(summaries: Sequence[RankSummary]) -> pl.DataFrame:
-    return matched_table(summaries, match(summaries)).sort("call", "rank")
+    return build_matched(summaries, match_messages(summaries)).sort("call", "rank")
 
 
 def one_call(arrivals_ms: Sequence[float], transfer_ms: float, **fields: Any) -> Calls:
@@ -88,7 +88,7 @@ def test_waits_in_two_messages_at_once_count_once() -> None:
 
 def exposed(row: dict[str, Any], length: int) -> int:
     frame = pl.DataFrame([row], schema_overrides={"exposed_by": pl.List(pl.UInt8)})
-    return int(frame.select(exposed_until(frame, pl.lit(length))).item())
+    return int(frame.select(measure_exposed_until(frame, pl.lit(length))).item())
 
 
 def test_exposed_part_of_a_wait_by_the_pieces_of_the_message() -> None:

@@ -12,9 +12,9 @@ from plantedjobs import BEGIN, MS, Calls, job, summary
 from polars.testing import assert_frame_equal
 
 from gpudiag.errors import InputError
-from gpudiag.job import wire
-from gpudiag.model import tables
-from gpudiag.model.rank import RankSummary
+from gpudiag.job import rank_summary
+from gpudiag.model import trace
+from gpudiag.model.analysis import RankSummary
 
 
 def planted(calls: int = 20, ranks: int = 4) -> RankSummary:
@@ -25,8 +25,8 @@ def planted(calls: int = 20, ranks: int = 4) -> RankSummary:
 
 
 def test_what_arrives_is_what_was_sent() -> None:
-    sent = msgspec.structs.replace(planted(), records=tables.empty("step_records").clear(3), sm_clock_mhz=1410.0)
-    got = wire.decode(wire.encode(sent))
+    sent = msgspec.structs.replace(planted(), records=trace.build_empty_table("step_records").clear(3), sm_clock_mhz=1410.0)
+    got = rank_summary.decode_summary(rank_summary.encode_summary(sent))
     for name in RankSummary.__struct_fields__:
         mine, theirs = getattr(sent, name), getattr(got, name)
         assert_frame_equal(mine, theirs) if isinstance(mine, pl.DataFrame) else None
@@ -34,17 +34,17 @@ def test_what_arrives_is_what_was_sent() -> None:
 
 
 def test_empty_tables_travel() -> None:
-    got = wire.decode(wire.encode(summary(3, steps=[])))
+    got = rank_summary.decode_summary(rank_summary.encode_summary(summary(3, steps=[])))
     assert (got.rank, got.messages.height, got.steps.height, got.records) == (3, 0, 0, None)
 
 
 def test_thousands_of_messages_of_a_large_group_stay_small() -> None:
-    assert len(wire.encode(planted(calls=5_000, ranks=512))) < 200_000
+    assert len(rank_summary.encode_summary(planted(calls=5_000, ranks=512))) < 200_000
 
 
 def test_the_text_of_a_large_group_is_held_once() -> None:
     """3 MB of text were it held in each row; decoding many ranks must not add that up."""
-    got = wire.decode(wire.encode(planted(calls=2_000, ranks=512))).messages["members"]
+    got = rank_summary.decode_summary(rank_summary.encode_summary(planted(calls=2_000, ranks=512))).messages["members"]
     assert got.to_list() == [",".join(map(str, range(512)))] * 2_000
     assert sum(len(buffer) for buffer in uncompressed(got)) < 100_000
 
@@ -57,15 +57,15 @@ def uncompressed(column: pl.Series) -> list[bytes]:
 
 
 def test_bytes_of_another_version_or_none_are_told() -> None:
-    other = msgspec.msgpack.encode({"version": wire.WIRE_VERSION + 1, "summary": {}})
-    with pytest.raises(InputError, match=f"version {wire.WIRE_VERSION + 1}"):
-        wire.decode(other)
-    for data in (b"", b"\x80", b"garbage", msgspec.msgpack.encode({"version": wire.WIRE_VERSION, "summary": {"rank": 1}})):
+    other = msgspec.msgpack.encode({"version": rank_summary.WIRE_VERSION + 1, "summary": {}})
+    with pytest.raises(InputError, match=f"version {rank_summary.WIRE_VERSION + 1}"):
+        rank_summary.decode_summary(other)
+    for data in (b"", b"\x80", b"garbage", msgspec.msgpack.encode({"version": rank_summary.WIRE_VERSION, "summary": {"rank": 1}})):
         with pytest.raises(InputError, match="cannot be read"):
-            wire.decode(data)
+            rank_summary.decode_summary(data)
 
 
 def test_a_table_without_its_columns_is_told() -> None:
     broken = msgspec.structs.replace(planted(), messages=planted().messages.drop("kind"))
     with pytest.raises(InputError, match="column kind"):
-        wire.decode(wire.encode(broken))
+        rank_summary.decode_summary(rank_summary.encode_summary(broken))

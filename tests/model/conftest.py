@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.model.breakdown import Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
 from gpudiag.model.report import (
     CollectiveRow,
@@ -19,6 +18,7 @@ from gpudiag.model.report import (
     Tool,
     Trust,
 )
+from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime
 
 H100 = ReportDevice(
     name="NVIDIA H100 80GB HBM3",

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.breakdown import BUCKETS, BUSY_BUCKETS, IDLE_BUCKETS, Breakdown, BucketsNs
+from gpudiag.model.timeline import BUCKETS, BUSY_BUCKETS, IDLE_BUCKETS, Breakdown, BucketsNs
 
 parts = st.lists(st.integers(0, 10**15), min_size=len(BUCKETS), max_size=len(BUCKETS))
 

@@ -9,8 +9,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.report import SCHEMA_VERSION, ReportData, from_json, json_schema, to_json
+from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, build_report_schema, decode_report, encode_report
+from gpudiag.model.timeline import BUCKETS
 
 # The contract of version 1 with outside scripts. Keys may be added to the report, these may not go.
 CONTRACT = {
@@ -49,15 +49,15 @@ def _at(document: Any, path: str) -> Any:
 
 
 def test_a_report_reads_back_as_it_was(report: ReportData) -> None:
-    assert from_json(to_json(report)) == report
-    assert to_json(report).endswith(b"}\n")
-    assert to_json(from_json(to_json(report))) == to_json(report)
+    assert decode_report(encode_report(report)) == report
+    assert encode_report(report).endswith(b"}\n")
+    assert encode_report(decode_report(encode_report(report))) == encode_report(report)
 
 
 @pytest.mark.parametrize("path", list(CONTRACT))
 def test_no_key_of_version_1_is_gone(report: ReportData, path: str) -> None:
-    assert SCHEMA_VERSION == 1
-    assert CONTRACT[path] <= set(_at(json.loads(to_json(report)), path))
+    assert REPORT_SCHEMA_VERSION == 1
+    assert CONTRACT[path] <= set(_at(json.loads(encode_report(report)), path))
 
 
 def test_keys_that_are_not_known_are_ignored_at_every_level(report: ReportData) -> None:
@@ -69,22 +69,22 @@ def test_keys_that_are_not_known_are_ignored_at_every_level(report: ReportData) 
         grown = {name: grow(item, name) for name, item in value.items()}
         return grown if key in {"peaks", "dropped", "bound_ns"} else grown | {"added_in_2027": [1, {"x": None}]}
 
-    assert from_json(json.dumps(grow(json.loads(to_json(report)))).encode()) == report
+    assert decode_report(json.dumps(grow(json.loads(encode_report(report)))).encode()) == report
 
 
 def test_an_older_report_without_optional_keys_is_readable(report: ReportData) -> None:
-    document = json.loads(to_json(report))
+    document = json.loads(encode_report(report))
     for key in ("kernels", "idle", "collectives", "memory", "energy", "telemetry", "ranks", "findings", "rules", "experiments"):
         del document[key]
-    old = from_json(json.dumps(document).encode())
+    old = decode_report(json.dumps(document).encode())
     assert (old.findings, old.memory, old.ranks) == ((), None, None)
     assert old.breakdown == report.breakdown
 
 
 def test_the_schema_accepts_a_report_and_is_itself_valid(report: ReportData) -> None:
-    schema = json_schema()
+    schema = build_report_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(json.loads(to_json(report)), schema, cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(json.loads(encode_report(report)), schema, cls=jsonschema.Draft202012Validator)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_the_schema_accepts_a_report_and_is_itself_valid(report: ReportData) -> 
     ],
 )
 def test_what_the_schema_refuses_the_reader_refuses(report: ReportData, path: str, key: str, value: Any) -> None:
-    document = json.loads(to_json(report))
+    document = json.loads(encode_report(report))
     _at(document, path)[key] = value
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(document, json_schema(), cls=jsonschema.Draft202012Validator)
+        jsonschema.validate(document, build_report_schema(), cls=jsonschema.Draft202012Validator)
     with pytest.raises(msgspec.ValidationError):
-        from_json(json.dumps(document).encode())
+        decode_report(json.dumps(document).encode())
 
 
 def test_unknown_is_null_and_never_zero(report: ReportData) -> None:
-    trust = json.loads(to_json(report))["trust"]
+    trust = json.loads(encode_report(report))["trust"]
     assert trust["profiler_slowdown"] is None
     assert trust["replay_error_share"] is None

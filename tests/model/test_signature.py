@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.signature import DTYPES, ITEM_BYTES, Input, parse_argument, parse_signature
+from gpudiag.model.ops import DTYPES, ITEM_BYTES, Input, parse_argument, parse_signature
 
 # words of "Input type" that are no tensor: torch/csrc/profiler/util.cpp, and the names of torch 1.9
 NOT_TENSORS = {"", "Scalar", "ScalarList", "TensorList", "GenericList", "Int", "Double", "Bool", "Device", "String", "Complex"}

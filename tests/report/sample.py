@@ -6,9 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.model.breakdown import Breakdown, BucketsNs, DeviceTime
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
-from gpudiag.model.replay import QueueStats, ReplayedStep, ReplayTrust, WhatIf
 from gpudiag.model.report import (
     CollectiveRow,
     CriticalRow,
@@ -25,6 +23,7 @@ from gpudiag.model.report import (
     Tool,
     Trust,
 )
+from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime, QueueStats, ReplayedStep, ReplayTrust, WhatIf
 
 MS = 1_000_000
 STEPS = 4

@@ -14,10 +14,9 @@ from jobviews import partly
 from gpudiag import api
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model.report import ReportData, Source, Tool, to_json
-from gpudiag.model.signature import parse_signature
-from gpudiag.report.build import build, signature_text
-from gpudiag.report.limits import LONGEST_TEXT
+from gpudiag.model.ops import parse_signature
+from gpudiag.model.report import ReportData, Source, Tool, encode_report
+from gpudiag.report.report_data import LONGEST_TEXT, build_report_data, format_signature
 
 
 def report(folder: Path, *events: dict[str, Any]) -> ReportData:
@@ -26,7 +25,7 @@ def report(folder: Path, *events: dict[str, Any]) -> ReportData:
 
 def test_signatures_as_people_write_them() -> None:
     def text(shapes: str, dtypes: str) -> str:
-        return signature_text(parse_signature(shapes, dtypes, None, None))
+        return format_signature(parse_signature(shapes, dtypes, None, None))
 
     assert text("[[141, 512], [512, 64], []]", '["c10::BFloat16", "c10::BFloat16", "Scalar"]') == "[141, 512] [512, 64] bf16"
     assert text("[[8], [8]]", '["float", "long int"]') == "[8] [8] fp32/int64"
@@ -42,7 +41,7 @@ def test_the_site_of_a_row_is_the_one_that_costs_most(tmp_path: Path) -> None:
         resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), *events, *launches, *kernels)), None), lambda _: None
     )
     sites = pl.Series(["a.py(1): f", "a.py(1): f", "b.py(2): g"])
-    found = build(analysis, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"), sites=sites)
+    found = build_report_data(analysis, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"), sites=sites)
     assert [(row.count, row.where) for row in found.ops] == [(3, "b.py(2): g")]
 
 
@@ -98,7 +97,7 @@ def test_a_name_of_ten_megabytes_does_not_pass_through(tmp_path: Path) -> None:
     huge = "void kernel<" + "x" * 10_000_000
     made = report(tmp_path, op("aten::mm", 10, 20, [[64, 32], [32, 16]]), call(12, 1), kernel(13, 18, 1, huge), *steps(0, 50))
     assert [len(row.name) for row in made.kernels] == [LONGEST_TEXT]
-    assert len(to_json(made)) < 200_000
+    assert len(encode_report(made)) < 200_000
 
 
 def test_idle_time_and_calls_that_wait_carry_their_lines(tmp_path: Path) -> None:
@@ -120,9 +119,9 @@ def test_a_job_is_put_into_the_report_with_its_ranks_and_warnings(tmp_path: Path
         resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), op("aten::relu", 0, 10, [[100]]))), None), lambda _: None
     )
     one = msgspec.structs.replace(alone, warnings=("its own", "rank 3 could not be read"), job=partly())
-    found = build(one, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "folder", tuple(range(8))))
+    found = build_report_data(one, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "folder", tuple(range(8))))
     assert found.job == partly()
     assert found.ranks == partly().ranks
     assert found.trust.warnings[:2] == ("rank 3 could not be read", "its own")  # each once
-    made = build(alone, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"))
+    made = build_report_data(alone, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "trace"))
     assert (made.job, made.ranks) == (None, None)

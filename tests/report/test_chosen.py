@@ -6,7 +6,8 @@ import msgspec
 import report_sample as sample
 
 from gpudiag.model.finding import Ceiling, Finding, Where
-from gpudiag.report import chosen, html, markdown, text
+from gpudiag.report import findings as findings_module
+from gpudiag.report import html, markdown, text
 
 MS = sample.MS
 
@@ -18,19 +19,19 @@ def _with(share: float | None, rule: str) -> Finding:
 
 def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
     findings = (_with(0.3, "A-01"), _with(None, "A-02"), _with(0.006, "A-03"), _with(0.0, "A-04"))
-    full, rest = chosen.findings(sample.report(findings=findings))
+    full, rest = findings_module.split_findings(sample.report(findings=findings))
     assert [finding.rule for finding in full] == ["A-01", "A-02"]
-    assert [chosen.in_short(finding) for finding in rest] == [
+    assert [findings_module.format_finding_brief(finding) for finding in rest] == [
         "Title of A-03 (A-03, critical, up to 1 %)",
         "Title of A-04 (A-04, critical, no gain by itself)",
     ]
-    for shown in (text.render(sample.report(findings=findings)), markdown.render(sample.report(findings=findings))):
+    for shown in (text.render_text(sample.report(findings=findings)), markdown.render_markdown(sample.report(findings=findings))):
         assert "And 2 more" in shown
-    assert "2 more" in html.render(sample.report(findings=findings))
+    assert "2 more" in html.render_html(sample.report(findings=findings))
 
 
 def test_one_is_told_even_where_it_gains_nothing() -> None:
-    full, rest = chosen.findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
+    full, rest = findings_module.split_findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
     assert ([finding.rule for finding in full], [finding.rule for finding in rest]) == (["A-01"], ["A-02"])
 
 
@@ -43,16 +44,19 @@ def test_places_with_next_to_none_of_the_time_are_not_shown() -> None:
         Where("untimed"),
     )
     finding = msgspec.structs.replace(sample.finding(), where=where)
-    assert [place.what for place in chosen.places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
-    assert [place.what for place in chosen.places(finding, sample.report(), 2)] == ["first"]
+    assert [place.what for place in findings_module.select_places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
+    assert [place.what for place in findings_module.select_places(finding, sample.report(), 2)] == ["first"]
 
 
 def test_why_a_larger_gain_stands_behind_a_smaller_one_is_said_where_it_does() -> None:
     def shown(*findings: tuple[float, str]) -> str:
         made = [msgspec.structs.replace(_with(share, f"A-0{at}"), severity=severity) for at, (share, severity) in enumerate(findings)]
-        return chosen.on_gains(sample.report(findings=tuple(made)))
+        return findings_module.explain_gains(sample.report(findings=tuple(made)))
 
     assert shown((0.3, "warning")) == ""
-    assert shown((0.3, "warning"), (0.2, "info")) == chosen.NO_SUM
-    assert shown((0.2, "critical"), (0.3, "info")) == f"{chosen.NO_SUM} {chosen.ORDER}"
-    assert shown((0.3, "warning"), (0.1, "warning"), (0.2, "info")) == f"{chosen.NO_SUM} {chosen.ORDER}"
+    assert shown((0.3, "warning"), (0.2, "info")) == findings_module.GAINS_DO_NOT_ADD_UP
+    assert shown((0.2, "critical"), (0.3, "info")) == f"{findings_module.GAINS_DO_NOT_ADD_UP} {findings_module.INFO_STANDS_LAST}"
+    assert (
+        shown((0.3, "warning"), (0.1, "warning"), (0.2, "info"))
+        == f"{findings_module.GAINS_DO_NOT_ADD_UP} {findings_module.INFO_STANDS_LAST}"
+    )

@@ -10,10 +10,10 @@ import pytest
 from compared import finding, run
 from markdown_it import MarkdownIt
 
-from gpudiag.diagnosis.compare import compared
-from gpudiag.model.compare import StepComparison, to_json
-from gpudiag.model.measured import OpKey
-from gpudiag.report import compare_html, compare_markdown, compare_text, compare_words
+from gpudiag.diagnosis.comparison import compare_runs
+from gpudiag.model.comparison import OpKey, StepComparison, encode_comparison
+from gpudiag.report import comparison
+from gpudiag.report.html import pages
 
 HOSTILE = '<script>alert(1)</script>|`"onerror=x \x1b[31m\u202e\n::error::' + "x" * 10_000
 STEADY = [1_000_000, 1_010_000, 990_000, 1_005_000, 995_000, 1_002_000]
@@ -30,11 +30,11 @@ def found() -> StepComparison:
         [9_000_000] * 6, {OpKey("aten::mm", "forward", None, "[16, 8]"): twice, OpKey(HOSTILE, "forward"): STEADY[::-1]},
         plain=[18_000_000 + 10_000 * (place % 4) for place in range(9)], findings=[finding("B-1")], passed=["A-1"], device=HOSTILE,
     )  # fmt: skip
-    return compared(a, b, fail_if_slower=0.03)
+    return compare_runs(a, b, fail_if_slower=0.03)
 
 
 def test_the_text_says_what_decided(found: StepComparison) -> None:
-    text = compare_text.render(found, width=120)
+    text = comparison.render_comparison_text(found, width=120)
     assert text.startswith("In B steps take 99.9 % longer (interval +99.")
     assert "other devices" in text
     assert re.search(r"aten::mm +forward +1\.00 ms ± 7\.\d+ us +2\.00 ms ± 14\.\d+ us +\+1\.00 ms +slower, other shapes", text)
@@ -48,25 +48,25 @@ def test_the_text_says_what_decided(found: StepComparison) -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 @pytest.mark.parametrize("color", [False, True])
 def test_no_line_is_wider_than_the_terminal(found: StepComparison, width: int, color: bool) -> None:
-    for line in re.sub(r"\x1b\[[\d;]*m", "", compare_text.render(found, width=width, color=color)).splitlines():
+    for line in re.sub(r"\x1b\[[\d;]*m", "", comparison.render_comparison_text(found, width=width, color=color)).splitlines():
         assert len(line) <= width, line
 
 
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_terminal_keeps_names_and_changes(found: StepComparison, width: int) -> None:
-    text = compare_text.render(found, width=width)
+    text = comparison.render_comparison_text(found, width=width)
     for word in ("aten::mm", "+1.00 ms", "-1.00 ms", "title of B-1", "  forward, [8, 8] -> [16, 8]"):
         assert word in text
 
 
 def test_names_do_no_harm_in_a_terminal(found: StepComparison) -> None:
-    text = compare_text.render(found, color=False)
+    text = comparison.render_comparison_text(found, color=False)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202e]", text)
     assert max(map(len, text.splitlines())) <= 100
 
 
 def test_names_do_no_harm_in_markdown(found: StepComparison) -> None:
-    made = MarkdownIt("commonmark", {"html": True}).enable("table").render(compare_markdown.render(found))
+    made = MarkdownIt("commonmark", {"html": True}).enable("table").render(comparison.render_comparison_markdown(found))
     assert "<script" not in made
     assert made.count("<table>") == 4
     rows = [len(re.findall("<t[dh]", row)) for row in re.findall(r"<tr>.*?</tr>", made, re.DOTALL)]
@@ -94,7 +94,7 @@ class _Page(HTMLParser):
 
 def test_the_page_holds_all_and_no_script(found: StepComparison) -> None:
     page = _Page()
-    made = compare_html.render(found)
+    made = pages.render_comparison_page(found)
     page.feed(made)
     assert "script" not in page.elements
     assert not page.handlers
@@ -106,24 +106,24 @@ def test_the_page_holds_all_and_no_script(found: StepComparison) -> None:
 
 
 def test_the_json_is_read_back_as_it_was(found: StepComparison) -> None:
-    assert msgspec.json.decode(to_json(found), type=StepComparison) == found
+    assert msgspec.json.decode(encode_comparison(found), type=StepComparison) == found
 
 
 def test_one_recording_against_itself_claims_nothing() -> None:
     side = run([5_000_000, 5_100_000] * 3, {OpKey("aten::mm"): STEADY})
-    text = compare_text.render(compared(side, side))
+    text = comparison.render_comparison_text(compare_runs(side, side))
     assert text.startswith("A and B are the same recording: nothing can have changed")
     assert "slower 1" not in text
     assert "aten::mm" not in text
 
 
 def test_without_steps_the_text_says_so() -> None:
-    text = compare_text.render(compared(run(), run()))
+    text = comparison.render_comparison_text(compare_runs(run(), run()))
     assert "no complete step" in text
     assert "no ops were recorded" in text
 
 
 def test_the_sums_hold_every_op(found: StepComparison) -> None:
-    told = compare_words.ops(found, 1)
+    told = comparison.build_ops_table(found, 1)
     assert "slower 1 op, +1.00 ms a step" in told.notes[0]
     assert "1 of 3 changed ops" in told.notes[2]

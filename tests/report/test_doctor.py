@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.report.doctor import doctor_text
+from gpudiag.report.checks import format_doctor
 
 
 def _check(name: str, status: str, found: str, costs: str = "", fix: str = "") -> dict[str, str]:
@@ -16,7 +16,7 @@ def test_the_verdict_comes_first_and_what_is_right_last() -> None:
         _check("numa", "not applicable", "not told"),
         _check("torch", "ok", "2.13.0"),
     ]
-    text = doctor_text("GPU does not work; 1 missing", checks, 100)
+    text = format_doctor("GPU does not work; 1 missing", checks, 100)
     assert text == (
         "GPU does not work; 1 missing.\n\n"
         "missing\n  GPU         there, but not reached\n              costs: trainings run on the CPU\n"
@@ -28,7 +28,7 @@ def test_the_verdict_comes_first_and_what_is_right_last() -> None:
 
 
 def test_long_texts_are_wrapped_below_themselves_and_cleaned() -> None:
-    text = doctor_text("well", [_check("driver", "unknown", "word " * 40 + "\x1b[31m", fix="do " * 40)], 60)
+    text = format_doctor("well", [_check("driver", "unknown", "word " * 40 + "\x1b[31m", fix="do " * 40)], 60)
     assert "\x1b" not in text
     assert all(len(line) <= 60 for line in text.splitlines())
     lines = text.splitlines()

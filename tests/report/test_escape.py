@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from gpudiag.report.escape import clean, code, for_encoding, joined, json_for_script, markdown
+from gpudiag.report.console import clean, encode_script_json, escape_markdown, format_code_span, join_units, replace_unencodable
 
 ANY_TEXT = st.text(st.characters(), max_size=80)
 MARKS = st.text(st.sampled_from("`|\\*_[]()<>#&@ a1\n\x1b"), max_size=40)
@@ -52,7 +52,7 @@ def _as_text(rendered: str) -> str:
 
 @given(MARKS)
 def test_a_code_span_shows_the_text_as_it_stands(text: str) -> None:
-    rendered = MarkdownIt("commonmark").render(f"- {code(text)}")
+    rendered = MarkdownIt("commonmark").render(f"- {format_code_span(text)}")
     assert _as_text(rendered) == clean(text)
     assert rendered.count("<code>") == 1
 
@@ -60,28 +60,28 @@ def test_a_code_span_shows_the_text_as_it_stands(text: str) -> None:
 @given(MARKS)
 def test_a_code_span_stays_in_its_table_cell(text: str) -> None:
     parser = MarkdownIt("commonmark").enable("table")
-    rendered = parser.render(f"| a | b |\n| --- | --- |\n| {code(text, cell=True)} | end |")
+    rendered = parser.render(f"| a | b |\n| --- | --- |\n| {format_code_span(text, cell=True)} | end |")
     assert re.search(r"<td>end</td>\s*</tr>\s*</tbody>", rendered)
     assert rendered.count("<td>") == 2
 
 
 @given(MARKS)
 def test_markdown_prose_makes_no_element(text: str) -> None:
-    rendered = MarkdownIt("commonmark").render(f"x {markdown(text)}")
+    rendered = MarkdownIt("commonmark").render(f"x {escape_markdown(text)}")
     assert set(re.findall(r"<\s*/?\s*(\w+)", rendered)) == {"p"}
     assert _as_text(rendered) == f"x {clean(text)}".strip()
 
 
 @given(ANY_TEXT.filter(lambda text: text.isprintable()))
 def test_json_for_script_cannot_leave_its_element(text: str) -> None:
-    written = json_for_script({"name": f"{text}</script><!--&\u2028"})
+    written = encode_script_json({"name": f"{text}</script><!--&\u2028"})
     assert not set(written) & set("<>&\u2028\u2029")
     assert json.loads(written) == {"name": f"{text}</script><!--&\u2028"}
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8", None, "no-such-encoding"])
 def test_output_can_be_written_in_any_locale(encoding: str | None) -> None:
-    written = for_encoding("██ 3 % … 北京", encoding)
+    written = replace_unencodable("██ 3 % … 北京", encoding)
     if encoding not in {None, "no-such-encoding"}:
         written.encode(encoding)
     assert "3 %" in written
@@ -89,8 +89,8 @@ def test_output_can_be_written_in_any_locale(encoding: str | None) -> None:
 
 
 def test_bars_stay_bars_in_ascii() -> None:
-    assert for_encoding("██ 3 %", "ascii") == "## 3 %"
+    assert replace_unencodable("██ 3 %", "ascii") == "## 3 %"
 
 
 def test_numbers_stay_with_their_units() -> None:
-    assert joined("takes 75.1 ms, 30 % of 5 steps at 3.35 TB/s", "_") == "takes 75.1_ms, 30_% of 5 steps at 3.35_TB/s"
+    assert join_units("takes 75.1 ms, 30 % of 5 steps at 3.35 TB/s", "_") == "takes 75.1_ms, 30_% of 5 steps at 3.35_TB/s"

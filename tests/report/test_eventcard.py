@@ -12,13 +12,13 @@ import report_sample as sample
 from factories import US, gap, kernel, mark
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.report import eventcard
-from gpudiag.report.eventcard import Card
+from gpudiag.report import event_card
+from gpudiag.report.event_card import Card
 from gpudiag.timeline.lanes import STYLES
 
 
 def told(analysis: Analysis, table: str, row: int, sites: pl.Series | None = None) -> Card:
-    return eventcard.card(analysis, sample.report(), sites, table, row)
+    return event_card.build_card(analysis, sample.report(), sites, table, row)
 
 
 def lines(card: Card) -> dict[str, str]:
@@ -100,11 +100,11 @@ def test_hostile_names_are_cleaned(name: str) -> None:
     for text in [text for card in shown for text in (card.title, *(value for _, value in card.lines))]:
         assert len(text) <= 300
         assert not set(text) & {"\x1b", "\u202e", "\x07", "\n"}
-    assert len(eventcard.shown_name(name, kernel=True)) <= 80
+    assert len(event_card.format_event_name(name, kernel=True)) <= 80
 
 
 def test_every_style_has_words() -> None:
-    words = eventcard.style_words(sample.report())
+    words = event_card.name_styles(sample.report())
     assert set(words) == set(STYLES)
     assert len(set(words.values())) == len(words)  # a legend tells them apart
 

@@ -34,7 +34,7 @@ def test_writing_is_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(InputError, match="No space left on device"):
-        files.write(target, b"new")
+        files.write_file(target, b"new")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -46,7 +46,7 @@ def test_what_a_killed_process_left_is_removed_once_it_is_old_and_nothing_else(t
         path.touch()
         os.utime(path, (0, 0))
     os.utime(alive)
-    files.write(tmp_path / "r.json", b"new")
+    files.write_file(tmp_path / "r.json", b"new")
     assert sorted(tmp_path.iterdir()) == sorted((tmp_path / "r.json", alive, *others))
 
 
@@ -58,14 +58,14 @@ def test_what_is_no_file_stays_where_it_is(tmp_path: Path) -> None:
     for leads_to in ("pipe", "missing/r.md", "r.md", "."):
         link.symlink_to(leads_to)
         with pytest.raises(InputError, match="cannot write"):
-            files.write(link, b"x")
+            files.write_file(link, b"x")
         link.unlink()
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 
 
 def test_a_new_file_has_the_usual_permissions(tmp_path: Path, mask: None) -> None:
-    files.write(tmp_path / "r.md", b"x")
+    files.write_file(tmp_path / "r.md", b"x")
     assert _mode(tmp_path / "r.md") == 0o640
 
 
@@ -73,7 +73,7 @@ def test_a_file_that_exists_keeps_its_permissions(tmp_path: Path, mask: None) ->
     target = tmp_path / "r.md"
     target.write_text("old")
     target.chmod(0o664)
-    files.write(target, b"new")
+    files.write_file(target, b"new")
     assert (target.read_bytes(), _mode(target)) == (b"new", 0o664)
 
 
@@ -82,7 +82,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     real, link = tmp_path / "elsewhere" / "r.md", tmp_path / "r.md"
     real.write_text("old")
     link.symlink_to(real)
-    files.write(link, b"new")
+    files.write_file(link, b"new")
     assert link.is_symlink()
     assert real.read_bytes() == b"new"
     assert len(list(real.parent.iterdir())) == 1
@@ -90,10 +90,10 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_name_of_the_greatest_length_can_be_written(tmp_path: Path) -> None:
     target = tmp_path / f"{'r' * 250}.md"
-    files.write(target, b"x")
+    files.write_file(target, b"x")
     assert target.read_bytes() == b"x"
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*nowhere/r\.md: No such file or directory"):
-        files.write(tmp_path / "nowhere" / "r.md", b"x")
+        files.write_file(tmp_path / "nowhere" / "r.md", b"x")

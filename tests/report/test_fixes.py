@@ -7,14 +7,14 @@ import pytest
 from rich.cells import cell_len
 
 from gpudiag.model.fixes import FIX_BY_ID, FIXES
-from gpudiag.report.fixes import NOT_ON_GPU, ONLY_VARIANT, FixPage, full, listing, verified_text
+from gpudiag.report.findings import NOT_ON_GPU, ONLY_VARIANT, FixPage, format_verified_devices, render_fix, render_fix_list
 
 PAGES = tuple(FixPage(fix, applies=fix.id != "accumulation") for fix in FIXES)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_every_fix_is_listed_within_the_width(width: int) -> None:
-    lines = listing(PAGES, width=width).splitlines()
+    lines = render_fix_list(PAGES, width=width).splitlines()
     assert [line for line in lines if cell_len(line) > width] == []
     if width >= 60:
         assert {fix.id for fix in FIXES} <= {line.split()[0] for line in lines if line.split()}
@@ -23,15 +23,15 @@ def test_every_fix_is_listed_within_the_width(width: int) -> None:
 def test_what_no_gpu_has_seen_says_so_in_list_and_page() -> None:
     for kinds, expected in (((), NOT_ON_GPU), (("cpu",), f"CPU; {NOT_ON_GPU}"), (("cpu", "gpu"), "CPU, GPU"), (("gpu",), "GPU")):
         page = FixPage(msgspec.structs.replace(FIX_BY_ID["bf16"], verified=kinds), applies=True)
-        assert verified_text(page) == expected
-        assert expected in listing((page,), width=120)
-        assert expected in full(page)
-    assert verified_text(FixPage(FIX_BY_ID["cuda-graphs"], applies=True, needs_gpu=True)) == NOT_ON_GPU
+        assert format_verified_devices(page) == expected
+        assert expected in render_fix_list((page,), width=120)
+        assert expected in render_fix(page)
+    assert format_verified_devices(FixPage(FIX_BY_ID["cuda-graphs"], applies=True, needs_gpu=True)) == NOT_ON_GPU
 
 
 def test_a_page_tells_change_values_conflicts_and_evidence() -> None:
     fix = msgspec.structs.replace(FIX_BY_ID["bf16"], values="high or medium")
-    text = " ".join(full(FixPage(fix, True, False, "Autocast round the forward pass.", "The type inside.")).split())
+    text = " ".join(render_fix(FixPage(fix, True, False, "Autocast round the forward pass.", "The type inside.")).split())
     assert "change with torch.autocast(device_type, dtype=torch.bfloat16): loss = ..." in text
     assert "gpudiag ab --fix bf16, or --fix bf16=VALUE: high or medium" in text
     assert "class low precision: they differ as by rounding to 16 bit" in text
@@ -41,6 +41,6 @@ def test_a_page_tells_change_values_conflicts_and_evidence() -> None:
 
 def test_a_fix_that_cannot_be_injected_says_what_to_do_instead() -> None:
     page = FixPage(FIX_BY_ID["accumulation"], applies=False)
-    assert ONLY_VARIANT in " ".join(full(page).split())
-    assert ONLY_VARIANT in " ".join(listing((page,), width=120).split())
-    assert "--fix accumulation" not in full(page)
+    assert ONLY_VARIANT in " ".join(render_fix(page).split())
+    assert ONLY_VARIANT in " ".join(render_fix_list((page,), width=120).split())
+    assert "--fix accumulation" not in render_fix(page)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.gates import CheckData, GateResult, to_json
-from gpudiag.report import gates_github, gates_junit, gates_text
+from gpudiag.model.comparison import CheckData, GateResult, encode_check
+from gpudiag.report import checks
 
 HOSTILE = "100 % of x\r\n::error::owned, a: b <script>&\x00\x1b[31m]]>"
 
@@ -30,7 +30,7 @@ def found() -> CheckData:
 
 
 def test_the_text_lists_failures_first_and_how_many(found: CheckData) -> None:
-    text = gates_text.render(found, width=200)
+    text = checks.render_gates_text(found, width=200)
     assert text.startswith("FAILED: 2 of 5 gates, on runs/x")
     assert re.findall(r"^(FAIL|unknown|noise|ok) ", text, re.MULTILINE) == ["FAIL", "unknown", "unknown", "noise", "ok"]
     assert "what is not known is not passed" in text
@@ -38,25 +38,25 @@ def test_the_text_lists_failures_first_and_how_many(found: CheckData) -> None:
 
 
 def test_a_check_that_passes_says_what_it_does_not_know() -> None:
-    text = gates_text.render(CheckData(path="runs/x", results=RESULTS[2:], passed=True))
+    text = checks.render_gates_text(CheckData(path="runs/x", results=RESULTS[2:], passed=True))
     assert text.startswith("passed: 3 gates (1 within noise, 1 not known and not required), on runs/x")
 
 
 def test_annotations_name_file_line_and_kind(found: CheckData) -> None:
-    lines = gates_github.render(found).splitlines()
+    lines = checks.render_gates_github(found).splitlines()
     assert [line.split(" ")[0] for line in lines] == ["::error", "::error", "::warning", "::warning", "::notice"]
     assert lines[0].startswith("::error file=ci/gates%2C new.toml,line=4,title=gpudiag%3A step_median_ms max::100 %25 of x ::error::owned")
     assert "passed" not in "".join(lines[:-1]).replace("not passed", "")
 
 
 def test_a_worked_escape() -> None:
-    made = gates_github.command("error", {"file": "a:b,c%\r\n", "line": "1"}, "50%: a,b\r\nc")
+    made = checks.format_workflow_command("error", {"file": "a:b,c%\r\n", "line": "1"}, "50%: a,b\r\nc")
     assert made == "::error file=a%3Ab%2Cc%25%0D%0A,line=1::50%25: a,b%0D%0Ac"
 
 
 @given(st.text(), st.text())
 def test_no_text_begins_a_command_of_its_own(value: str, message: str) -> None:
-    made = gates_github.command("error", {"title": value}, message)
+    made = checks.format_workflow_command("error", {"title": value}, message)
     assert "\n" not in made
     assert "\r" not in made
     properties, _, shown = made.removeprefix("::error ").partition("::")
@@ -67,13 +67,13 @@ def test_no_text_begins_a_command_of_its_own(value: str, message: str) -> None:
 
 
 def test_the_text_before_the_annotations_cannot_hold_commands() -> None:
-    made = gates_github.fenced("  ::set-env name=PATH::x\n::error::y\n", "token")
+    made = checks.fence_commands("  ::set-env name=PATH::x\n::error::y\n", "token")
     assert made.splitlines()[0] == "::stop-commands::token"
     assert made.splitlines()[-1] == "::token::"
 
 
 def test_junit_has_a_case_for_each_gate(found: CheckData) -> None:
-    suite = ElementTree.fromstring(gates_junit.render(found)).find("testsuite")  # noqa: S314 our own
+    suite = ElementTree.fromstring(checks.render_gates_junit(found)).find("testsuite")  # noqa: S314 our own
     assert suite.attrib == {"name": "gpudiag check", "tests": "5", "failures": "1", "errors": "1", "skipped": "1"}
     kinds = [[child.tag for child in case] for case in suite]
     assert kinds == [["failure"], ["error"], ["skipped"], ["system-out"], ["system-out"]]
@@ -83,9 +83,9 @@ def test_junit_has_a_case_for_each_gate(found: CheckData) -> None:
 @given(st.text(st.characters()))
 def test_junit_can_always_be_read(text: str) -> None:
     result = GateResult(name=text, outcome="failed", message=text)
-    made = gates_junit.render(CheckData(path=text, results=(result,), passed=False))
+    made = checks.render_gates_junit(CheckData(path=text, results=(result,), passed=False))
     assert len(ElementTree.fromstring(made)[0]) == 1  # noqa: S314 our own
 
 
 def test_the_json_is_read_back_as_it_was(found: CheckData) -> None:
-    assert msgspec.json.decode(to_json(found), type=CheckData) == found
+    assert msgspec.json.decode(encode_check(found), type=CheckData) == found

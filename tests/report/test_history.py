@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import report_sample as sample
 
-from gpudiag.model.history import Drift, PhaseTimes, ProfilerCost, SlowPart, SlowStep, StepHistory
-from gpudiag.model.report import from_json, to_json
-from gpudiag.report import history, html, markdown, text, trust
+from gpudiag.model.report import decode_report, encode_report
+from gpudiag.model.timeline import Drift, PhaseTimes, ProfilerCost, SlowPart, SlowStep, StepHistory
+from gpudiag.report import data_quality, html, markdown, text, whole_run
 
 MS = sample.MS
 
@@ -41,7 +41,7 @@ def made(**changes: Any) -> StepHistory:
 
 
 def test_what_matters_is_said_in_a_few_lines() -> None:
-    lines = history.lines(sample.report(history=made()))
+    lines = whole_run.list_report_history(sample.report(history=made()))
     assert lines == [
         "5,000 steps, 8 of them profiled: an unprofiled one takes 12.0 ms (median), 95 % take less than 14.0 ms; the first took 3.10 s.",
         "Of a typical one (times of the device): forward 4.00 ms, backward 6.00 ms, waiting for batches 1.00 ms, the rest 1.00 ms.",
@@ -59,12 +59,12 @@ def test_a_calm_run_takes_two_lines() -> None:
     calm = made(
         drift=msgspec.structs.replace(made().drift, real=False), padded_share=None, slow_steps=0, slowest=(), profiler=(), first_ns=None
     )  # type: ignore[type-var]
-    assert len(history.lines(sample.report(history=calm))) == 2
+    assert len(whole_run.list_report_history(sample.report(history=calm))) == 2
 
 
 def test_a_run_that_became_faster_says_so_with_the_interval_in_order() -> None:
     faster = Drift(first_ns=13 * MS, last_ns=12 * MS, share=-0.07, low_share=-0.09, high_share=-0.05, real=True)
-    (line,) = (text for text in history.lines(sample.report(history=made(drift=faster))) if "quarter" in text)
+    (line,) = (text for text in whole_run.list_report_history(sample.report(history=made(drift=faster))) if "quarter" in text)
     assert "7 % faster" in line
     assert "5 % to 9 %" in line
 
@@ -72,42 +72,42 @@ def test_a_run_that_became_faster_says_so_with_the_interval_in_order() -> None:
 def test_the_time_that_a_person_knows_stands_beside_a_profiled_one_that_is_longer() -> None:
     def said(slowdown: float | None) -> bool:
         report = sample.report(history=made(), trust=sample.trust(profiler_slowdown=slowdown))
-        return any(text.startswith("Without the profiler a step takes") for text in trust.headlines(report))
+        return any(text.startswith("Without the profiler a step takes") for text in data_quality.format_headlines(report))
 
     assert [said(slowdown) for slowdown in (None, 1.05, 2.5)] == [False, False, True]
 
 
 def test_many_slow_steps_are_no_exceptions() -> None:
-    said = " ".join(history.lines(sample.report(history=made(slow_steps=2_000))))
+    said = " ".join(whole_run.list_report_history(sample.report(history=made(slow_steps=2_000))))
     assert "The pace varies widely: 2,000 of 4,900" in said
     assert "step 1,000" not in said
 
 
 def test_every_renderer_tells_it_and_json_keeps_it() -> None:
     report = sample.report(history=made())
-    said = " ".join(text.render(report).split())
+    said = " ".join(text.render_text(report).split())
     assert "The whole run" in said
     assert "7 % slower" in said
-    assert "## The whole run" in markdown.render(report)
-    page = html.render(report)
+    assert "## The whole run" in markdown.render_markdown(report)
+    page = html.render_html(report)
     assert 'id="history-title"' in page
     assert "The slowest unprofiled steps" in page
-    assert from_json(to_json(report)) == report
+    assert decode_report(encode_report(report)) == report
 
 
 def test_of_a_trace_the_trust_section_says_that_only_its_steps_are_known() -> None:
     plain = sample.report()
-    assert ("other steps", history.NO_HISTORY) in trust.trust_lines(plain)
-    assert "The whole run" not in text.render(plain) + markdown.render(plain) + html.render(plain)
+    assert ("other steps", whole_run.NO_HISTORY) in data_quality.list_quality_lines(plain)
+    assert "The whole run" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
     short = sample.report(history=made(plain=1, steps=9, median_ns=None, p95_ns=None))
-    assert history.lines(short) == []
-    assert "1 of 9 steps" in dict(trust.trust_lines(short))["other steps"]
+    assert whole_run.list_report_history(short) == []
+    assert "1 of 9 steps" in dict(data_quality.list_quality_lines(short))["other steps"]
 
 
 def test_hostile_names_are_harmless() -> None:
     for name in sample.HOSTILE:
         slow = (SlowStep(5, 99 * MS, (SlowPart("file_write", 0, name),)),)
         report = sample.report(history=made(slowest=slow, slow_steps=1))
-        assert "<script>alert" not in html.render(report)
-        assert "\x1b" not in text.render(report)
-        assert "\n# heading" not in markdown.render(report)
+        assert "<script>alert" not in html.render_html(report)
+        assert "\x1b" not in text.render_text(report)
+        assert "\n# heading" not in markdown.render_markdown(report)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpudiag.model.finding import Where
 from gpudiag.model.report import CollectiveRow
-from gpudiag.report import labels, words
+from gpudiag.report import labels
 
 MS = sample.MS
 
@@ -27,13 +27,13 @@ MS = sample.MS
     ],
 )
 def test_a_site_keeps_the_end_of_its_path(where: str | None, text: str) -> None:
-    assert labels.site_text(where) == text
+    assert labels.format_site(where) == text
 
 
 @given(st.text())
 def test_any_text_can_stand_as_a_site_or_kernel(text: str) -> None:
-    assert isinstance(labels.site_text(text), str)
-    assert labels.kernel_label(text) or not text
+    assert isinstance(labels.format_site(text), str)
+    assert labels.format_kernel_name(text) or not text
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_any_text_can_stand_as_a_site_or_kernel(text: str) -> None:
     ],
 )
 def test_collectives_are_named_by_what_they_do(kernel: str, collective: str) -> None:
-    assert labels.collective_label(kernel) == collective
+    assert labels.name_collective(kernel) == collective
 
 
 def test_kernel_names_begin_with_what_differs() -> None:
     name = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>"
-    assert labels.kernel_label(name) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>>"
+    assert labels.format_kernel_name(name) == "vectorized_elementwise_kernel<4, CUDAFunctor_add<BFloat16>>"
 
 
 def test_communication_records_are_named_by_the_collective_they_sum() -> None:
@@ -62,26 +62,26 @@ def test_communication_records_are_named_by_the_collective_they_sum() -> None:
         sample.op("record_param_comms", 7, count=16),
         sample.op("ncclDevKernel_AllGather_RING_LL(x)", 1),
     )
-    name = labels.namer(sample.report(ops=rows, collectives=(known, other)))
+    name = labels.build_op_namer(sample.report(ops=rows, collectives=(known, other)))
     assert [name(row) for row in rows] == [
         "allreduce 17.6 MB over 8 ranks",
         "allreduce or broadcast",  # not known which of the two
         "AllGather",
     ]
-    only = labels.namer(sample.report(ops=rows, collectives=(known,)))
+    only = labels.build_op_namer(sample.report(ops=rows, collectives=(known,)))
     assert only(rows[1]) == "allreduce"
 
 
 def test_three_kinds_of_collectives_are_not_listed() -> None:
     kinds = tuple(CollectiveRow(name=name, count=1, kernel_ns=1) for name in ("allreduce", "broadcast", "allgather"))
     row = sample.op("record_param_comms", 7)
-    assert labels.namer(sample.report(collectives=kinds))(row) == "collective"
-    assert labels.namer(sample.report(collectives=()))(row) == "collective"
+    assert labels.build_op_namer(sample.report(collectives=kinds))(row) == "collective"
+    assert labels.build_op_namer(sample.report(collectives=()))(row) == "collective"
 
 
 def test_work_from_before_the_recording_is_said_in_plain_words() -> None:
-    assert labels.phase_text(sample.op("kernel", 1, phase="before the window")) == "launched before the recording"
-    assert labels.phase_text(sample.op("kernel", 1)) == ""
+    assert labels.format_phase(sample.op("kernel", 1, phase="before the window")) == "launched before the recording"
+    assert labels.format_phase(sample.op("kernel", 1)) == ""
 
 
 def test_a_place_takes_the_site_of_the_ops_that_it_names() -> None:
@@ -92,20 +92,20 @@ def test_a_place_takes_the_site_of_the_ops_that_it_names() -> None:
     )
     report = sample.report(ops=rows)
     assert (
-        words.where_text(Where("aten::mm [8, 4] x [4, 2]", time_ns=4 * MS), report)
+        labels.format_place(Where("aten::mm [8, 4] x [4, 2]", time_ns=4 * MS), report)
         == "aten::mm [8, 4] x [4, 2] (src/net.py:12), 1.00 ms a step"
     )
-    assert words.where_text(Where("aten::mm, aten::add on [8, 4] x [4, 2]"), report).endswith("(src/net.py:12)")
+    assert labels.format_place(Where("aten::mm, aten::add on [8, 4] x [4, 2]"), report).endswith("(src/net.py:12)")
     for place in (Where("aten::mm"), Where("before aten::mm"), Where("aten::mm [1, 1] x [1, 1]")):
-        assert labels.placed(place, rows) == place
+        assert labels.add_call_site(place, rows) == place
     own = Where("aten::mm [8, 4] x [4, 2]", "train.py", 3)
-    assert labels.placed(own, rows) == own
+    assert labels.add_call_site(own, rows) == own
 
 
 def test_a_place_of_calls_from_many_sites_stays_without_one() -> None:
     rows = tuple(sample.op("aten::mm", 3, signature="[8, 4] [4, 2] fp32", where=f"src/net.py({k}): forward") for k in range(3))
     place = Where("aten::mm [8, 4] x [4, 2]")
-    assert labels.placed(place, rows) == place
+    assert labels.add_call_site(place, rows) == place
 
 
 def test_collectives_of_a_real_training_run_have_names(traces: Path) -> None:
@@ -113,5 +113,5 @@ def test_collectives_of_a_real_training_run_have_names(traces: Path) -> None:
 
     report = api.diagnose(str(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")).data
     largest = max((row for row in report.ops if row.name == "record_param_comms"), key=lambda row: row.kernel_ns)
-    assert labels.namer(report)(largest) == "allreduce 17.6 MB over 8 ranks"
+    assert labels.build_op_namer(report)(largest) == "allreduce 17.6 MB over 8 ranks"
     assert largest.signature == "1 tensor"

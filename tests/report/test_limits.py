@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import report_sample as sample
 
-from gpudiag.model.report import to_json
-from gpudiag.report.limits import LONGEST_TEXT, capped
+from gpudiag.model.report import encode_report
+from gpudiag.report.report_data import LONGEST_TEXT, cap_texts
 
 HUGE = "k" * 10_000_000
 
 
 def test_a_report_with_usual_names_is_the_same_object() -> None:
     report = sample.report()
-    assert capped(report) is report
+    assert cap_texts(report) is report
 
 
 def test_huge_names_are_cut_in_rows_mappings_and_nested_values() -> None:
@@ -22,8 +22,8 @@ def test_huge_names_are_cut_in_rows_mappings_and_nested_values() -> None:
         trust=sample.trust(dropped={HUGE: 3}, warnings=(HUGE,)),
         memory={"places": [{"name": HUGE}]},
     )
-    cut = capped(report)
-    assert len(to_json(cut)) < 20 * LONGEST_TEXT
+    cut = cap_texts(report)
+    assert len(encode_report(cut)) < 20 * LONGEST_TEXT
     name = cut.ops[0].name
     assert (len(name), name[-2:]) == (LONGEST_TEXT, "k…")
     assert cut.ops[1] is report.ops[1]

@@ -21,7 +21,7 @@ TAGS = {"h1", "h2", "h3", "p", "strong", "code", "ul", "li", "table", "thead", "
 
 
 def _html(name: str) -> str:
-    return MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown.render(REPORTS[name]))
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(markdown.render_markdown(REPORTS[name]))
 
 
 @pytest.mark.parametrize("name", list(REPORTS))
@@ -46,11 +46,11 @@ def test_no_raw_pipe_row_falls_out_of_a_table() -> None:
 
 
 def test_names_of_any_length_leave_short_lines() -> None:
-    assert max(len(line) for line in markdown.render(REPORTS["hostile"]).splitlines()) < 6_000
+    assert max(len(line) for line in markdown.render_markdown(REPORTS["hostile"]).splitlines()) < 6_000
 
 
 def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
-    text = markdown.render(sample.report())
+    text = markdown.render_markdown(sample.report())
     assert "A step takes 75.0 ms. The GPU spends 39 % of it idle" in text
     assert "| **sum: the step** | 75.0 ms | 100.0 % |  |" in text
     assert "| compute-bound kernels | 22.5 ms | 30.0 % |" in text
@@ -62,18 +62,18 @@ def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
 
 def test_call_sites_have_a_column_where_there_are_any() -> None:
     rows = (sample.op("aten::mm", 9, where="src/net.py(12): forward"), sample.op("aten::add_", 1))
-    text = markdown.render(sample.report(ops=rows))
+    text = markdown.render_markdown(sample.report(ops=rows))
     assert "| op | at | calls |" in text
     assert "| `src/net.py:12 forward` | 48 |" in text
-    assert "| op | calls |" in markdown.render(sample.report())
+    assert "| op | calls |" in markdown.render_markdown(sample.report())
 
 
 def test_ops_are_cut_at_top() -> None:
-    assert len(re.findall(r"^\| `aten::op_", markdown.render(sample.many_ops(50), top=7), re.MULTILINE)) == 7
+    assert len(re.findall(r"^\| `aten::op_", markdown.render_markdown(sample.many_ops(50), top=7), re.MULTILINE)) == 7
 
 
 def test_roofline_figures() -> None:
-    made = markdown.render(sample.roofline())
+    made = markdown.render_markdown(sample.roofline())
     assert "989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in made
     assert "\n- published, to compare with:\n  - Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16\n" in made
     assert "| over roof |" in made
@@ -82,5 +82,5 @@ def test_roofline_figures() -> None:
 
 
 def test_a_finding_that_no_fix_mends_says_what_to_know() -> None:
-    told = [markdown.render(sample.report(findings=(sample.finding(fixes=fixes),))) for fixes in ((), ("compile",))]
+    told = [markdown.render_markdown(sample.report(findings=(sample.finding(fixes=fixes),))) for fixes in ((), ("compile",))]
     assert ["What to know: A kernel that is launched" in text for text in told] == [True, False]

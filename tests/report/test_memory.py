@@ -6,8 +6,8 @@ import msgspec
 from report_sample import HOSTILE
 
 from gpudiag.model.memory import MemoryReport, MemoryRow, PoolRow
-from gpudiag.report.html.memory import context
-from gpudiag.report.memory import as_markdown, category_rows, headline, render
+from gpudiag.report.html.sections import build_memory_context
+from gpudiag.report.memory import build_category_rows, format_memory_headline, format_memory_markdown, render_memory_text
 
 GB = 10**9
 FOUND = MemoryReport(
@@ -33,7 +33,7 @@ FOUND = MemoryReport(
 
 
 def test_the_text_says_how_much_when_what_and_where() -> None:
-    text = render(FOUND)
+    text = render_memory_text(FOUND)
     assert "40.0 GB on cuda:0, 50 % of its 80.0 GB; reached in step 12, backward pass, MmBackward0." in text
     for wanted in ("60.0 %", "25.0 %", "15.0 %", "model.py:12 forward", "blocks.0", "20 % of what was reserved", "2 allocation retries"):
         assert wanted in text
@@ -44,38 +44,38 @@ def test_the_text_says_how_much_when_what_and_where() -> None:
 
 def test_what_is_not_known_is_not_printed() -> None:
     bare = MemoryReport(device="cpu", peak_bytes=100, by_category={"unknown": 100})
-    text = render(bare)
+    text = render_memory_text(bare)
     assert "None" not in text
     assert "retries" not in text
-    assert headline(bare) == "100 B on cpu."
-    assert as_markdown(None) == ""
-    assert context(None) is None
+    assert format_memory_headline(bare) == "100 B on cpu."
+    assert format_memory_markdown(None) == ""
+    assert build_memory_context(None) is None
 
 
 def test_lists_are_as_long_as_asked() -> None:
     many = msgspec.structs.replace(FOUND, by_site=tuple(MemoryRow(f"x.py({n}): f", 1, 1, "unknown") for n in range(30)))
-    assert render(many, top=4).count("x.py:") == 4
+    assert render_memory_text(many, top=4).count("x.py:") == 4
 
 
 def test_small_shares_are_not_told_as_nothing() -> None:
     """101 MB of 85 GB are 0.1 %, 4 bytes of 101 MB a hundredth of a millionth."""
     sizes = {"parameters": 101_000_000 - 4, "inputs": 4}
     small = msgspec.structs.replace(FOUND, peak_bytes=101_000_000, capacity_bytes=85 * GB, by_category=sizes)
-    assert "101 MB on cuda:0, <1 % of its 85.0 GB;" in headline(small)
-    assert category_rows(small) == [("parameters", "101 MB", "100.0 %"), ("inputs", "4 B", "<0.1 %")]
+    assert "101 MB on cuda:0, <1 % of its 85.0 GB;" in format_memory_headline(small)
+    assert build_category_rows(small) == [("parameters", "101 MB", "100.0 %"), ("inputs", "4 B", "<0.1 %")]
 
 
 def test_places_have_the_end_of_their_paths_everywhere() -> None:
     row = MemoryRow("/mnt/data/someone/project/models/net.py(12): forward", GB, 1, "activations")
     found = msgspec.structs.replace(FOUND, by_site=(row,))
-    for text in (render(found), as_markdown(found), str(context(found))):
+    for text in (render_memory_text(found), format_memory_markdown(found), str(build_memory_context(found))):
         assert "models/net.py:12 forward" in text
         assert "someone" not in text
 
 
 def test_memory_of_a_forward_pass_alone_waits_for_no_backward() -> None:
     row = MemoryRow("net.py(12): forward", GB, 1, "forward_held")
-    text = render(msgspec.structs.replace(FOUND, peak_bytes=GB, by_category={"forward_held": GB}, by_site=(row,)))
+    text = render_memory_text(msgspec.structs.replace(FOUND, peak_bytes=GB, by_category={"forward_held": GB}, by_site=(row,)))
     assert text.count("made by the forward pass") == 2
     assert text.count("still held, no backward pass recorded") == 1
     assert "for backward" not in text
@@ -84,11 +84,11 @@ def test_memory_of_a_forward_pass_alone_waits_for_no_backward() -> None:
 def test_hostile_names_do_no_harm() -> None:
     rows = tuple(MemoryRow(name, GB, 1, name) for name in HOSTILE)
     found = msgspec.structs.replace(FOUND, by_site=rows, by_module=rows, peak_op=HOSTILE[2], notes=HOSTILE, peak_step=HOSTILE[3])
-    text = render(found, top=50)
+    text = render_memory_text(found, top=50)
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert all(len(line) <= 100 for line in text.splitlines())
-    assert "\n# heading" not in as_markdown(found)
-    made = context(found)
+    assert "\n# heading" not in format_memory_markdown(found)
+    made = build_memory_context(found)
     assert made is not None
     assert "\x1b" not in str(made)

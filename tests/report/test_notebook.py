@@ -10,9 +10,9 @@ import pytest
 import report_sample as sample
 
 from gpudiag import api
-from gpudiag.api.experiment_result import ExperimentResult
+from gpudiag.api.experiment import ExperimentResult
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.report.notebook import notebook
+from gpudiag.report.notebook import render_notebook
 
 VOID = {"br"}
 ALLOWED = {
@@ -53,13 +53,13 @@ def _read(text: str) -> Fragment:
 
 @pytest.mark.parametrize("made", [sample.report(), sample.hostile(), sample.no_device(), sample.report(findings=(), ops=())])
 def test_it_is_a_fragment_of_plain_tags(made) -> None:
-    found = _read(notebook(made))
+    found = _read(render_notebook(made))
     assert found.tags <= ALLOWED
     assert found.attributes <= {"style", "scope", "start"}
 
 
 def test_it_says_what_the_report_says_first() -> None:
-    text = " ".join(_read(notebook(sample.report())).text.replace("\u00a0", " ").split())
+    text = " ".join(_read(render_notebook(sample.report())).text.replace("\u00a0", " ").split())
     order = [
         "A step takes 75.0 ms",
         "Where a step goes",
@@ -74,7 +74,7 @@ def test_it_says_what_the_report_says_first() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    made = notebook(sample.hostile())
+    made = render_notebook(sample.hostile())
     assert "<script" not in made
     assert "<img" not in made
     assert "\x1b" not in made
@@ -84,14 +84,14 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_bars_are_as_long_as_their_shares() -> None:
-    widths = [float(width) for width in re.findall(r"width:([\d.]+)em", notebook(sample.report()))]
+    widths = [float(width) for width in re.findall(r"width:([\d.]+)em", render_notebook(sample.report()))]
     assert max(widths) == 8
     assert 8 * 22.5 / 25 in [pytest.approx(width, abs=0.01) for width in widths]
 
 
 def test_a_report_object_shows_itself() -> None:
     report = api.Report(sample.report())
-    assert report._repr_html_() == notebook(report.data)
+    assert report._repr_html_() == render_notebook(report.data)
 
     class Printer:
         def __init__(self) -> None:

@@ -12,7 +12,7 @@ import report_sample as sample
 from gpudiag import api
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.report import KernelRow, OpRow, ReportData
-from gpudiag.report.optable import Group, op_table
+from gpudiag.report.op_table import OpGroup, build_op_table
 
 MS = sample.MS
 
@@ -23,8 +23,8 @@ def row(name: str, ms: float, **changes: object) -> OpRow:
     return sample.op(name, ms, **{**nothing, **changes})
 
 
-def table(*rows: OpRow, **options: object) -> list[Group]:
-    return list(op_table(sample.report(ops=rows), **options).groups)  # type: ignore[arg-type]
+def table(*rows: OpRow, **options: object) -> list[OpGroup]:
+    return list(build_op_table(sample.report(ops=rows), **options).groups)  # type: ignore[arg-type]
 
 
 def test_a_group_sums_its_rows_and_judges_what_has_a_roof() -> None:
@@ -117,7 +117,7 @@ def test_kernels_have_time_alone() -> None:
     gemm = KernelRow(name="gemm", kind="kernel", count=2, kernel_ns=3 * MS, bound="compute", op="aten::mm", kernel_class="gemm")
     again = msgspec.structs.replace(gemm, bound="overhead", kernel_ns=MS, op="aten::addmm")
     report = _kernels(again, gemm, KernelRow(name="copy", kind="memcpy", count=9, kernel_ns=MS, bound="copy"))
-    first, second = op_table(report, grouping="kernel").groups
+    first, second = build_op_table(report, grouping="kernel").groups
     assert (first.name, first.calls, first.share, first.bound, first.op, first.kernel_class) == (
         "gemm",
         4,
@@ -127,22 +127,22 @@ def test_kernels_have_time_alone() -> None:
         "gemm",
     )
     assert second.kernel_class is None
-    assert [group.name for group in op_table(report, grouping="kernel", sorting="calls").groups] == ["copy", "gemm"]
-    assert op_table(report, grouping="kernel").cut == 0
+    assert [group.name for group in build_op_table(report, grouping="kernel", sorting="calls").groups] == ["copy", "gemm"]
+    assert build_op_table(report, grouping="kernel").cut == 0
     cut = msgspec.structs.replace(report, trust=sample.trust(kernels=99))
-    assert op_table(cut, grouping="kernel").cut == 3
+    assert build_op_table(cut, grouping="kernel").cut == 3
     with pytest.raises(UsageError, match="sorted by flops"):
-        op_table(report, grouping="kernel", sorting="flops")
+        build_op_table(report, grouping="kernel", sorting="flops")
     with pytest.raises(UsageError, match="phase"):
-        op_table(report, grouping="kernel", phase="forward")
+        build_op_table(report, grouping="kernel", phase="forward")
     with pytest.raises(InputError, match="the device is the CPU"):
-        op_table(sample.report(kernels=()), grouping="kernel")
+        build_op_table(sample.report(kernels=()), grouping="kernel")
 
 
 @pytest.mark.parametrize("grouping", ["op", "signature", "phase", "module"])
 def test_groups_of_a_real_trace_part_its_time(traces: Path, grouping: str) -> None:
     report = api.diagnose(traces / "h100_qwen1.5-0.5b_prefill.json.gz", modules=grouping == "module").data
-    groups = op_table(report, grouping=grouping).groups  # type: ignore[arg-type]
+    groups = build_op_table(report, grouping=grouping).groups  # type: ignore[arg-type]
     assert sum(group.kernel_ns for group in groups) == 45_647_300  # the durations of the file's 1,707 device events, added up
     assert all(group.efficiency is None or 0 <= group.efficiency <= 1.03 for group in groups)
     if grouping == "module":

@@ -16,19 +16,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.replay import QueueStats
+from gpudiag.model.timeline import QueueStats
 from gpudiag.model.trace import Thread
-from gpudiag.report import perfetto
-from gpudiag.report.perfetto_bounds import FIRST_TRACK, nested_lanes
+from gpudiag.report import exports
+from gpudiag.report.exports import FIRST_TRACK, assign_lanes
 
 BASE = 1_712_345_678_901_234_567
 QUEUE = QueueStats(1.0, 1.0, 0, 0, 0, 1.0, 2, 0.0, 0.0, t_ns=(0, 500), depth=(1.0, 1.25))
 
 
 def _rows(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
-    schema = tables.schema(name)
+    schema = trace.build_table_schema(name)
     return pl.DataFrame([{key: row.get(key) for key in schema} for row in rows], schema=schema, orient="row")
 
 
@@ -51,7 +51,7 @@ def analysis() -> Analysis:
 
 
 def _events(analysis: Analysis) -> list[dict[str, Any]]:
-    return [json.loads(text, parse_float=Decimal) for text in perfetto.overlay(analysis)]
+    return [json.loads(text, parse_float=Decimal) for text in exports.build_overlay(analysis)]
 
 
 def test_every_event_keeps_the_rules_of_the_trace_event_format(analysis: Analysis) -> None:
@@ -79,7 +79,7 @@ def test_times_are_exact_in_the_clock_of_the_file(analysis: Analysis) -> None:
     first = next(event for event in _events(analysis) if event["ph"] == "X")
     assert first["ts"] == Decimal("1712345678901234.567")
     assert first["dur"] == Decimal("10.001")
-    assert bytes(perfetto.microseconds(-1_005)) == b"-1.005"
+    assert bytes(exports.format_microseconds(-1_005)) == b"-1.005"
 
 
 def test_tracks_do_not_overlap_themselves(analysis: Analysis) -> None:
@@ -128,7 +128,7 @@ def test_work_stands_on_the_track_of_its_stream_by_its_bound(analysis: Analysis)
 def test_pieces_of_one_lane_are_apart_or_inside_each_other(pieces: list[tuple[int, int]]) -> None:
     spans = sorted(((start, start + length) for start, length in pieces), key=lambda span: (span[0], -span[1]))
     starts, ends = (np.array([span[k] for span in spans], dtype=np.int64) for k in (0, 1))
-    lanes = nested_lanes(starts, ends).tolist()
+    lanes = assign_lanes(starts, ends).tolist()
     for (one, first), (other, second) in itertools.combinations(zip(spans, lanes, strict=True), 2):
         if first == second:
             assert other[0] >= one[1] or other[1] <= one[1], (one, other)
@@ -143,18 +143,18 @@ def test_samples_become_counters_within_the_recorded_steps(analysis: Analysis) -
     first, last = analysis.steps["start_ns"].min(), analysis.steps["end_ns"].max()
     rows = [{"t_ns": unix + at, "power_w": 300.0 + k, "mem_used_bytes": 2_500_000_000} for k, at in enumerate((first - 1, first, last + 1))]
     samples = _rows("telemetry", rows)
-    counters = [json.loads(text, parse_float=Decimal) for text in perfetto.overlay(known, samples) if b'"C"' in text]
+    counters = [json.loads(text, parse_float=Decimal) for text in exports.build_overlay(known, samples) if b'"C"' in text]
     told = {event["name"]: event["args"] for event in counters if event["name"] != "queue depth (kernels)"}
     assert told == {"power (W)": {"W": Decimal("301.0")}, "device memory in use (GB)": {"GB": Decimal("2.5")}}
-    without = [text for text in perfetto.overlay(analysis, samples) if b"power" in text]  # no Unix time: no place on the time line
+    without = [text for text in exports.build_overlay(analysis, samples) if b"power" in text]  # no Unix time: no place on the time line
     assert without == []
 
 
 def test_the_overlay_alone_is_a_document_and_compresses(analysis: Analysis) -> None:
-    pieces = list(perfetto.document(perfetto.overlay(analysis)))
+    pieces = list(exports.format_trace_document(exports.build_overlay(analysis)))
     assert len(json.loads(b"".join(pieces))["traceEvents"]) == len(_events(analysis))
-    assert gzip.decompress(b"".join(perfetto.gzipped(pieces))) == b"".join(pieces)
-    assert json.loads(b"".join(perfetto.document([]))) == {"traceEvents": []}
+    assert gzip.decompress(b"".join(exports.compress_gzip(pieces))) == b"".join(pieces)
+    assert json.loads(b"".join(exports.format_trace_document([]))) == {"traceEvents": []}
 
 
 def test_names_of_the_trace_cannot_break_the_json(analysis: Analysis) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import report_sample as sample
 
-from gpudiag.report import proving, text
+from gpudiag.report import findings, text
 
 
 def test_the_first_fix_that_a_running_program_takes_of_each_finding() -> None:
     first = sample.finding(rule="A-01", fixes=("accumulation", "fuse-region", "bf16", "tf32"))  # a loop's own; needs a value
     second = sample.finding(rule="A-02", fixes=("loader-workers",))
     report = sample.report(findings=(first, second))
-    assert proving.command(report, "-m train --lr 1") == "gpudiag ab --fix bf16 --fix loader-workers -m train --lr 1"
+    assert findings.build_ab_command(report, "-m train --lr 1") == "gpudiag ab --fix bf16 --fix loader-workers -m train --lr 1"
 
 
 def test_nothing_to_try_no_command() -> None:
     report = sample.report(findings=(sample.finding(fixes=("accumulation", "of-a-rule-of-ones-own")),))
-    assert proving.command(report) == ""
+    assert findings.build_ab_command(report) == ""
 
 
 def test_the_command_of_the_report_names_the_recorded_script_or_what_stands_for_it() -> None:
     report = sample.report(findings=(sample.finding(fixes=("bf16",)),))
-    assert "gpudiag ab --fix bf16 train.py ARGS" in text.render(report)
-    assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in text.render(report, script="finetune.py --lr 1")
-    assert "gpudiag ab" not in text.render(report, script=None)
+    assert "gpudiag ab --fix bf16 train.py ARGS" in text.render_text(report)
+    assert "gpudiag ab --fix bf16 finetune.py --lr 1\n" in text.render_text(report, script="finetune.py --lr 1")
+    assert "gpudiag ab" not in text.render_text(report, script=None)

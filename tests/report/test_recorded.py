@@ -8,10 +8,21 @@ import msgspec
 import pytest
 import report_sample as sample
 
-from gpudiag.model.bundle import LoaderSettings, Machine, OptimizerSettings, Settings
-from gpudiag.model.program import Code, CompileCall, Compiled, DistributedData, Program, ShardedData, Wrappers
+from gpudiag.model.bundle import (
+    Code,
+    CompileCall,
+    Compiled,
+    DistributedData,
+    LoaderSettings,
+    Machine,
+    OptimizerSettings,
+    Program,
+    Settings,
+    ShardedData,
+    Wrappers,
+)
 from gpudiag.model.report import Recorded, ReportData
-from gpudiag.report import html, markdown, recorded, text
+from gpudiag.report import environment, html, markdown, text
 
 RECORDED = Recorded(
     machine=Machine(python="3.12.4", torch="2.7.1+cu126", cuda="12.6", driver="570.86.15", cpu_cores=16),
@@ -39,7 +50,7 @@ def report(**changes: object) -> ReportData:
 
 
 def test_each_line_in_words() -> None:
-    assert dict(recorded.lines(report())) == {
+    assert dict(environment.list_environment(report())) == {
         "versions": "torch 2.7.1+cu126, Python 3.12.4, CUDA 12.6, driver 570.86.15, numpy 2.0.0, transformers 4.44.0",
         "precision": "autocast cuda:bf16, TF32 in products off, in convolutions on, GradScaler",
         "switches": "cuDNN benchmark off, expandable_segments True, OMP_NUM_THREADS=1, NCCL_ALGO set",
@@ -53,7 +64,7 @@ def test_each_line_in_words() -> None:
 
 def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
     device = msgspec.structs.replace(sample.device(), kind="cpu")
-    said = " ".join(line for _, line in recorded.lines(msgspec.structs.replace(report(), device=device)))
+    said = " ".join(line for _, line in environment.list_environment(msgspec.structs.replace(report(), device=device)))
     assert "cuDNN" not in said
     assert "TF32" not in said
     assert "expandable_segments" not in said
@@ -65,27 +76,27 @@ def test_fsdp_and_what_is_switched_off() -> None:
     sharded = ShardedData(version=2, units=24, sharding="reshard after forward", mesh=(2, 4), **types)
     program = Program(wrappers=Wrappers(fsdp=(sharded,), deepspeed_zero_stage=3))
     settings = Settings(sdp_backends=("math",), anomaly_detection=True, cudnn_deterministic=True)
-    lines = dict(recorded.lines(report(program=program, settings=settings)))
+    lines = dict(environment.list_environment(report(program=program, settings=settings)))
     assert lines["model"] == "fully_shard, reshard after forward, 24 units, mesh 2 x 4, bfloat16/float32; DeepSpeed ZeRO 3"
     assert lines["switches"] == "deterministic algorithms, anomaly detection on, fused attention switched off"
 
 
 def test_a_trace_alone_has_no_such_section() -> None:
     plain = sample.report()
-    assert recorded.lines(plain) == []
-    assert "Recorded with" not in text.render(plain) + markdown.render(plain) + html.render(plain)
+    assert environment.list_environment(plain) == []
+    assert "Recorded with" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
 
 
-@pytest.mark.parametrize("render", [text.render, markdown.render, html.render], ids=["text", "markdown", "html"])
+@pytest.mark.parametrize("render", [text.render_text, markdown.render_markdown, html.render_html], ids=["text", "markdown", "html"])
 def test_every_format_has_the_section_after_the_ops(render: object) -> None:
     page = render(report())  # type: ignore[operator]
     assert "reduce-overhead" in page
-    assert page.index("Ops that cost most" if render is not html.render else "Ops</h2>") < page.index("Recorded with")
+    assert page.index("Ops that cost most" if render is not html.render_html else "Ops</h2>") < page.index("Recorded with")
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_the_section_is_short_and_fits(width: int) -> None:
-    lines = text.render(report(), width=width).splitlines()
+    lines = text.render_text(report(), width=width).splitlines()
     assert max(map(len, lines)) <= width
     section = lines[lines.index("Recorded with") :]
     assert width < 100 or section.index("") <= 12
@@ -102,11 +113,11 @@ def test_hostile_names_are_harmless(hostile: str) -> None:
         ),
     )
     made = sample.report(recorded=bad)
-    plain = text.render(made)
+    plain = text.render_text(made)
     assert [character for character in plain if not character.isprintable() and character != "\n"] == []
-    assert "<script>alert" not in html.render(made)
-    assert "<img src=x" not in html.render(made)
-    assert not re.search(r"(?<!\\)<(img|script)", markdown.render(made))
+    assert "<script>alert" not in html.render_html(made)
+    assert "<img src=x" not in html.render_html(made)
+    assert not re.search(r"(?<!\\)<(img|script)", markdown.render_markdown(made))
 
 
 @pytest.mark.parametrize(
@@ -121,4 +132,4 @@ def test_hostile_names_are_harmless(hostile: str) -> None:
 )
 def test_a_commit_says_what_it_covers(dirty: bool | None, tracked: bool | None, said: str) -> None:
     program = Program(code=Code("abcdef" * 6 + "abcd", dirty=dirty, script_tracked=tracked))
-    assert dict(recorded.lines(report(program=program)))["code"] == said
+    assert dict(environment.list_environment(report(program=program)))["code"] == said

@@ -6,9 +6,9 @@ import msgspec
 from report_sample import HOSTILE
 from report_sample import report as sample
 
-from gpudiag.model.report import ReportData, from_json, to_json
-from gpudiag.model.telemetry import ClockEvent, ColumnRange, Energy, Telemetry
-from gpudiag.report import html, markdown, telemetry, text, trust
+from gpudiag.model.hardware import ClockEvent, ColumnRange, Energy, Telemetry
+from gpudiag.model.report import ReportData, decode_report, encode_report
+from gpudiag.report import data_quality, html, markdown, text, whole_run
 
 ENERGY = Energy(
     joule_per_step=31.24, joule_per_sample=0.488, mean_power_w=412.3, steps=1204, duration_ns=91 * 10**9, of="unprofiled steps",
@@ -39,7 +39,7 @@ def report(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> Re
 
 
 def said(found: Telemetry | None = CALM, energy: Energy | None = ENERGY) -> dict[str, str]:
-    return dict(telemetry.lines(report(found, energy)))
+    return dict(whole_run.list_report_telemetry(report(found, energy)))
 
 
 def changed(**fields: object) -> Telemetry:
@@ -92,7 +92,7 @@ def test_peaks_at_the_observed_clock_say_so() -> None:
     made = report()
     assert made.device is not None
     scaled = msgspec.structs.replace(made.device, provenance="derived", source="a data sheet; peaks scaled by SM clock 1,410 / 1,980 MHz")
-    line = trust.device_line(msgspec.structs.replace(made, device=scaled))
+    line = data_quality.format_device(msgspec.structs.replace(made, device=scaled))
     assert line.endswith(": published peak rates, scaled to the clock that was observed.")
 
 
@@ -105,14 +105,14 @@ def test_unknown_energy_is_explained_on_a_gpu_and_no_topic_on_a_cpu() -> None:
 
 def test_the_figures_stand_in_every_format() -> None:
     made = report()
-    page, page_md = html.render(made), markdown.render(made)
-    for output in (text.render(made), page, page_md):
+    page, page_md = html.render_html(made), markdown.render_markdown(made)
+    for output in (text.render_text(made), page, page_md):
         assert "nothing held it down" in " ".join(output.split())
     assert "| SM clock | 1,965 MHz | 1,980 MHz | 1,980 MHz |" in page_md
     assert "9.20 GB/s" in page_md
     assert "1,800 samples in the whole run" in page
-    assert from_json(to_json(made)) == made
-    assert "Clocks, power and load" not in markdown.render(report(None, None))
+    assert decode_report(encode_report(made)) == made
+    assert "Clocks, power and load" not in markdown.render_markdown(report(None, None))
 
 
 def test_hostile_reasons_are_cleaned() -> None:
@@ -121,7 +121,7 @@ def test_hostile_reasons_are_cleaned() -> None:
             columns={"xid_events": ColumnRange(0, 1, 1, 1, "")}, missing={"sm_clock_mhz": hostile}, notes={"xid_events": hostile}
         )
         made = report(found, Energy(reason=hostile))
-        shown = text.render(made)
+        shown = text.render_text(made)
         assert "\x1b" not in shown
         assert "\u202e" not in shown
-        assert "<script>alert(1)" not in html.render(made)
+        assert "<script>alert(1)" not in html.render_html(made)

@@ -7,39 +7,39 @@ import pytest
 import report_sample as sample
 
 from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
-from gpudiag.model.judged import SLOWED, WITHHELD
+from gpudiag.model.finding import SLOWED, WITHHELD
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
-from gpudiag.report import trust
+from gpudiag.report import data_quality
 
 MS = sample.MS
 
 
 def test_the_mean_is_explained_where_it_differs_from_the_median() -> None:
     steps = StepSummary(4, "ProfilerStep", 300 * MS, 50 * MS, 150 * MS)
-    assert "the mean of 75.0 ms is used below" in trust.step_line(sample.report(steps=steps))
-    assert "mean" not in trust.step_line(sample.report())
+    assert "the mean of 75.0 ms is used below" in data_quality.format_steps(sample.report(steps=steps))
+    assert "mean" not in data_quality.format_steps(sample.report())
 
 
 def test_unknown_shares_are_said_not_shown_as_zero() -> None:
     nothing = sample.trust(linked_share=0.0, modelled_share=None, generic_share=None, unknown_share=None, profiler_slowdown=None)
-    lines = dict(trust.trust_lines(sample.report(trust=nothing)))
+    lines = dict(data_quality.list_quality_lines(sample.report(trust=nothing)))
     assert lines["coverage"].startswith("Cost models cover none of it: no op with recorded shapes")
     assert lines["coverage"].endswith(" 0 % of all kernel time is linked to the op that launched it.")
     empty = sample.trust(linked_share=None, modelled_share=None, without_launch_share=None)
-    assert "no kernel time that could be linked" in dict(trust.trust_lines(sample.report(trust=empty)))["coverage"]
+    assert "no kernel time that could be linked" in dict(data_quality.list_quality_lines(sample.report(trust=empty)))["coverage"]
     assert lines["profiler"].startswith("Slow-down unknown")
 
 
 def test_without_a_device_the_roofline_is_denied_and_the_reason_is_pointed_at() -> None:
-    lines = dict(trust.trust_lines(sample.no_device()))
+    lines = dict(data_quality.list_quality_lines(sample.no_device()))
     assert "no roofline" in lines["device"]
     assert "among the warnings" in lines["device"]
-    assert "has no name" in trust.peaks_reason(sample.no_device())
+    assert "has no name" in data_quality.explain_missing_peaks(sample.no_device())
 
 
 def test_a_window_without_steps_is_said() -> None:
     steps = StepSummary(1, "whole trace", 300 * MS, None, None)
-    assert trust.step_line(sample.report(steps=steps)).startswith("No steps were found: the whole recorded window of 300 ms")
+    assert data_quality.format_steps(sample.report(steps=steps)).startswith("No steps were found: the whole recorded window of 300 ms")
 
 
 @pytest.mark.parametrize(
@@ -48,18 +48,20 @@ def test_a_window_without_steps_is_said() -> None:
 )
 def test_the_origin_of_the_peaks_is_said(provenance: str, words: str) -> None:
     device = msgspec.structs.replace(sample.device(), provenance=provenance)
-    assert words in trust.device_line(sample.report(device=device))
+    assert words in data_quality.format_device(sample.report(device=device))
 
 
 def test_coverage_comes_first() -> None:
-    assert trust.trust_lines(sample.report())[0][0] == "coverage"
-    assert trust.headlines(sample.report())[0] == trust.coverage_line(sample.report())
+    assert data_quality.list_quality_lines(sample.report())[0][0] == "coverage"
+    assert data_quality.format_headlines(sample.report())[0] == data_quality.format_coverage(sample.report())
 
 
 def test_what_changes_every_figure_stands_before_them() -> None:
     whole = sample.report(trust=sample.trust(warnings=(f"{BREAKS_OFF} after event 7; what comes later is missing",)))
-    assert trust.headlines(whole)[0] == f"The recording is not whole: {BREAKS_OFF} after event 7; what comes later is missing."
-    assert not [text for text in trust.warning_lines(whole) if BREAKS_OFF in text]
+    assert (
+        data_quality.format_headlines(whole)[0] == f"The recording is not whole: {BREAKS_OFF} after event 7; what comes later is missing."
+    )
+    assert not [text for text in data_quality.list_warnings(whole) if BREAKS_OFF in text]
 
 
 def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:
@@ -67,59 +69,64 @@ def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:
         modelled_share=0.98, modelled_share_of_all=0.588, attributable_share=0.6, without_launch_share=0.25, collective_share=0.08,
         copy_share=0.019, replay_share=0.001, without_shapes_share=0.05, outside_ops_share=0.0,
     )  # fmt: skip
-    assert trust.coverage_line(sample.report(trust=shares)) == (
+    assert data_quality.format_coverage(sample.report(trust=shares)) == (
         "Cost models cover 98 % of the kernel time that can be modelled, 59 % of all; the rest: 25 % launched before the recording, "
         "8 % communication, 5 % in ops without shapes, 2 % copies and memory fills, 1 % in ops without a cost model."
     )
-    assert sum(share for _, share in trust.not_covered(sample.report(trust=shares))) == pytest.approx(1 - 0.588 - 0.001)
+    assert sum(share for _, share in data_quality.list_uncovered(sample.report(trust=shares))) == pytest.approx(1 - 0.588 - 0.001)
 
 
 def test_replays_that_are_mapped_to_their_capture_are_said() -> None:
-    lines = dict(trust.trust_lines(sample.report(trust=sample.trust(mapped_replay_share=0.9))))
+    lines = dict(data_quality.list_quality_lines(sample.report(trust=sample.trust(mapped_replay_share=0.9))))
     assert "90 % by way of the pass that captured the replayed graph" in lines["coverage"]
-    assert "by way of" not in dict(trust.trust_lines(sample.report()))["coverage"]
+    assert "by way of" not in dict(data_quality.list_quality_lines(sample.report()))["coverage"]
 
 
 def test_the_coverage_line_of_a_whole_and_of_no_recording() -> None:
     whole = sample.trust(modelled_share=1.0, modelled_share_of_all=1.0, without_launch_share=0.0)
-    assert trust.coverage_line(sample.report(trust=whole)) == "Cost models cover 100 % of the kernel time."
+    assert data_quality.format_coverage(sample.report(trust=whole)) == "Cost models cover 100 % of the kernel time."
     nothing = sample.trust(modelled_share=None, modelled_share_of_all=0.0, without_launch_share=1.0)
     assert (
-        trust.coverage_line(sample.report(trust=nothing))
+        data_quality.format_coverage(sample.report(trust=nothing))
         == "Cost models cover none of the kernel time: 100 % launched before the recording."
     )
-    assert trust.coverage_line(sample.report(trust=sample.trust(linked_share=None, modelled_share=None))) == ""
+    assert data_quality.format_coverage(sample.report(trust=sample.trust(linked_share=None, modelled_share=None))) == ""
 
 
 def test_a_killed_run_is_not_said_to_lack_unprofiled_steps() -> None:
     killed = sample.trust(profiler_slowdown=None, warnings=(UNFINISHED,))
-    assert "before the wall times of its unprofiled steps were written" in dict(trust.trust_lines(sample.report(trust=killed)))["profiler"]
+    assert (
+        "before the wall times of its unprofiled steps were written"
+        in dict(data_quality.list_quality_lines(sample.report(trust=killed)))["profiler"]
+    )
     whole = sample.trust(profiler_slowdown=None)
-    assert "no unprofiled steps were recorded" in dict(trust.trust_lines(sample.report(trust=whole)))["profiler"]
+    assert "no unprofiled steps were recorded" in dict(data_quality.list_quality_lines(sample.report(trust=whole)))["profiler"]
 
 
 def test_only_what_the_slow_down_explains_is_laid_on_it() -> None:
     """Findings that are withheld because torch.compile was at work are no matter of the profiler."""
     compiling = RuleOutcome("INP-01", "not_applicable", f"{WITHHELD}torch.compile was at work in 100 % of the steps (EFF-03)")
     slowed = RuleOutcome("OVH-01", "not_applicable", f"{WITHHELD}a step is 1.10 times as long {SLOWED}, 2 ms more")
-    said = dict(trust.trust_lines(sample.report(trust=sample.trust(profiler_slowdown=1.1), rules=(compiling, slowed))))["profiler"]
+    said = dict(data_quality.list_quality_lines(sample.report(trust=sample.trust(profiler_slowdown=1.1), rules=(compiling, slowed))))[
+        "profiler"
+    ]
     assert "OVH-01" in said
     assert "INP-01" not in said
-    only = dict(trust.trust_lines(sample.report(trust=sample.trust(profiler_slowdown=1.03), rules=(compiling,))))["profiler"]
+    only = dict(data_quality.list_quality_lines(sample.report(trust=sample.trust(profiler_slowdown=1.03), rules=(compiling,))))["profiler"]
     assert only == "Profiled steps take 1.03 x as long as unprofiled ones."
 
 
 def test_rules_that_the_user_changed_are_told() -> None:
     off = RuleOutcome("MEM-07", "not_applicable", "switched off in gpudiag.toml")
     changed = RuleOutcome("OVH-01", "passed", changed="min_share 0.2 (default 0.15)")
-    assert trust.rules_line(sample.report(rules=(off, changed))) == (
+    assert data_quality.format_changed_rules(sample.report(rules=(off, changed))) == (
         "Thresholds changed: OVH-01 min_share 0.2 (default 0.15). Switched off: MEM-07."
     )
-    assert "rules" not in dict(trust.trust_lines(sample.report()))
+    assert "rules" not in dict(data_quality.list_quality_lines(sample.report()))
 
 
 def test_events_that_were_not_used_are_counted() -> None:
-    assert dict(trust.trust_lines(sample.report()))["read"] == "216,092 events, 7,360 kernels; not used: 15,012 flow arrows."
+    assert dict(data_quality.list_quality_lines(sample.report()))["read"] == "216,092 events, 7,360 kernels; not used: 15,012 flow arrows."
 
 
 def _mfu(**changes: object) -> Mfu:
@@ -130,38 +137,40 @@ def _mfu(**changes: object) -> Mfu:
 
 def test_utilisation_names_its_denominator() -> None:
     mfu = _mfu(share=0.356, peak_flop_per_s=989.4e12)
-    assert trust.mfu_line(sample.report(mfu=mfu)) == (
+    assert data_quality.format_mfu(sample.report(mfu=mfu)) == (
         "Model FLOPs utilisation (MFU): 35.6 % of 989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3)."
     )
-    assert trust.mfu_line(sample.report(mfu=_mfu())) == "Model FLOPs utilisation (MFU): 15.0 % of the bf16 peak."
-    assert ": below 0.1 % of" in trust.mfu_line(sample.report(mfu=_mfu(share=0.0002)))
+    assert data_quality.format_mfu(sample.report(mfu=_mfu())) == "Model FLOPs utilisation (MFU): 15.0 % of the bf16 peak."
+    assert ": below 0.1 % of" in data_quality.format_mfu(sample.report(mfu=_mfu(share=0.0002)))
 
 
 def test_hardware_utilisation_only_where_work_is_repeated() -> None:
     mfu = _mfu(peak_flop_per_s=989.4e12, hfu_share=0.2, recompute_flops=0.0)
-    assert "HFU" not in trust.mfu_line(sample.report(mfu=mfu))
+    assert "HFU" not in data_quality.format_mfu(sample.report(mfu=mfu))
     repeated = msgspec.structs.replace(mfu, recompute_flops=1e13)
-    assert trust.mfu_line(sample.report(mfu=repeated)).endswith("; with recomputed work (HFU) 20.0 %.")
+    assert data_quality.format_mfu(sample.report(mfu=repeated)).endswith("; with recomputed work (HFU) 20.0 %.")
 
 
 def test_utilisation_that_misses_work_is_a_lower_bound() -> None:
-    assert "(MFU): at least 15.0 % of" in trust.mfu_line(sample.report(mfu=_mfu(known_share=0.6)))
-    assert "at least" not in trust.mfu_line(sample.report(mfu=_mfu(known_share=0.99)))
+    assert "(MFU): at least 15.0 % of" in data_quality.format_mfu(sample.report(mfu=_mfu(known_share=0.6)))
+    assert "at least" not in data_quality.format_mfu(sample.report(mfu=_mfu(known_share=0.99)))
 
 
 def test_utilisation_is_left_out_where_it_is_not_known() -> None:
-    assert "utilisation" in dict(trust.trust_lines(sample.report()))
-    assert "utilisation" not in dict(trust.trust_lines(sample.report(mfu=None)))
-    assert trust.mfu_line(sample.report(mfu=None)) == ""
-    assert trust.reference_lines(sample.report(mfu=None)) == []
+    assert "utilisation" in dict(data_quality.list_quality_lines(sample.report()))
+    assert "utilisation" not in dict(data_quality.list_quality_lines(sample.report(mfu=None)))
+    assert data_quality.format_mfu(sample.report(mfu=None)) == ""
+    assert data_quality.list_mfu_references(sample.report(mfu=None)) == []
 
 
 def test_published_figures_carry_their_denominators() -> None:
     reference = MfuReference("Llama 3.1 8B, FSDP, 8 H100", 0.356, "989 TFLOP/s bf16", "https://example.org")
-    assert trust.reference_lines(sample.report(mfu=_mfu(references=(reference,)))) == [
+    assert data_quality.list_mfu_references(sample.report(mfu=_mfu(references=(reference,)))) == [
         "Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16"
     ]
-    assert trust.reference_figure(msgspec.structs.replace(reference, another_device=True)).endswith("989 TFLOP/s bf16, another device")
+    assert data_quality.format_mfu_reference(msgspec.structs.replace(reference, another_device=True)).endswith(
+        "989 TFLOP/s bf16, another device"
+    )
 
 
 def _kernel(ms: int, op: str | None, kernel_class: str | None) -> KernelRow:
@@ -170,10 +179,10 @@ def _kernel(ms: int, op: str | None, kernel_class: str | None) -> KernelRow:
 
 def test_kernels_without_an_op_are_told_by_their_names() -> None:
     kernels = (_kernel(60, None, "gemm"), _kernel(20, None, "triton_pointwise"), _kernel(20, "aten::mm", "gemm"))
-    lines = dict(trust.trust_lines(sample.report(kernels=kernels)))
+    lines = dict(data_quality.list_quality_lines(sample.report(kernels=kernels)))
     assert lines["by name"] == (
         "80 % of the kernel time stands in kernels without an op; by their names it is 60 % gemm, 20 % triton pointwise."
     )
     few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
-    assert "by name" not in dict(trust.trust_lines(sample.report(kernels=few)))
-    assert "by name" not in dict(trust.trust_lines(sample.report(kernels=())))
+    assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=few)))
+    assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=())))

@@ -8,10 +8,10 @@ import report_sample as sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.breakdown import BUCKETS
 from gpudiag.model.finding import Ceiling, Evidence
 from gpudiag.model.report import StepSummary
-from gpudiag.report import words
+from gpudiag.model.timeline import BUCKETS
+from gpudiag.report import labels
 
 MS = sample.MS
 
@@ -19,9 +19,9 @@ MS = sample.MS
 @given(st.dictionaries(st.sampled_from(BUCKETS), st.integers(0, 10**6), min_size=1))
 def test_the_lines_of_the_breakdown_add_up_to_the_step(milliseconds: dict[str, int]) -> None:
     report = sample.report(breakdown=sample.breakdown(milliseconds))
-    rows = words.bucket_rows(report)
+    rows = labels.build_bucket_rows(report)
     assert len(rows) <= 12
-    assert sum(row.ns for row in rows) == pytest.approx(words.step_ns(report))
+    assert sum(row.ns for row in rows) == pytest.approx(labels.step_ns(report))
     assert sum(row.share for row in rows) == pytest.approx(1 if report.breakdown.wall_ns else 0)
     assert all(row.ns > 0 for row in rows)
     shown = {row.bucket for row in rows}
@@ -31,7 +31,7 @@ def test_the_lines_of_the_breakdown_add_up_to_the_step(milliseconds: dict[str, i
 
 @given(st.dictionaries(st.sampled_from(BUCKETS), st.integers(0, 10**6), min_size=1).filter(lambda parts: sum(parts.values()) > 0))
 def test_the_verdict_is_two_sentences_for_any_breakdown(milliseconds: dict[str, int]) -> None:
-    text = words.verdict(sample.report(breakdown=sample.breakdown(milliseconds)))
+    text = labels.format_verdict(sample.report(breakdown=sample.breakdown(milliseconds)))
     assert text.startswith("A step takes ")
     assert text.endswith(".")
     assert text.count(" of it") == 1
@@ -39,7 +39,7 @@ def test_the_verdict_is_two_sentences_for_any_breakdown(milliseconds: dict[str, 
 
 
 def test_the_verdict_names_the_largest_part_first() -> None:
-    text = words.verdict(sample.report())
+    text = labels.format_verdict(sample.report())
     assert text == (
         "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly: Python and framework too slow, 33 %), 30 % in "
         "compute-bound kernels, 20 % in memory-bound kernels, 5 % waiting for communication and 3 % in kernels that no cost model covers; "
@@ -49,32 +49,34 @@ def test_the_verdict_names_the_largest_part_first() -> None:
 
 def test_the_verdict_of_a_step_that_only_computes() -> None:
     assert (
-        words.verdict(sample.report(breakdown=sample.breakdown({"compute": 300})))
+        labels.format_verdict(sample.report(breakdown=sample.breakdown({"compute": 300})))
         == "A step takes 75.0 ms. The GPU spends 100 % of it in compute-bound kernels."
     )
 
 
 def test_without_time_the_verdict_says_so() -> None:
-    assert words.verdict(sample.report(breakdown=sample.breakdown({}))).startswith("No time could be analysed")
+    assert labels.format_verdict(sample.report(breakdown=sample.breakdown({}))).startswith("No time could be analysed")
 
 
 def test_without_steps_the_window_is_not_called_a_step() -> None:
     steps = StepSummary(1, "whole trace", 300 * MS, None, None)
     report = sample.report(steps=steps)
-    assert words.verdict(report).startswith(
+    assert labels.format_verdict(report).startswith(
         "The recorded window lasts 300 ms; no steps are marked in it, so it counts as one step. The GPU "
     )
 
 
 def test_a_ceiling_is_told_per_step() -> None:
     # 100 ms over 4 steps of 75 ms
-    assert words.ceiling_line(sample.finding(), sample.report()) == (
+    assert labels.format_upper_bound(sample.finding(), sample.report()) == (
         "Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
     )
-    assert words.ceiling_line(sample.finding(ceiling=None), sample.report()) == "Gain: not known."
-    assert words.ceiling_line(sample.finding(ceiling=None, bound="method"), sample.report()) == ""  # about the recording, not the step
+    assert labels.format_upper_bound(sample.finding(ceiling=None), sample.report()) == "Gain: not known."
     assert (
-        words.ceiling_line(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
+        labels.format_upper_bound(sample.finding(ceiling=None, bound="method"), sample.report()) == ""
+    )  # about the recording, not the step
+    assert (
+        labels.format_upper_bound(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
         == "Up to 1.00 ms of 75.0 ms (1 %)."
     )
 
@@ -94,11 +96,11 @@ def test_a_ceiling_is_told_per_step() -> None:
     ],
 )
 def test_evidence_carries_its_unit(value: object, unit: str, text: str) -> None:
-    assert words.evidence_text(Evidence("fact", value, unit)) == text  # type: ignore[arg-type]
+    assert labels.format_evidence(Evidence("fact", value, unit)) == text  # type: ignore[arg-type]
 
 
 def test_a_fix_that_is_not_known_stands_for_itself() -> None:
-    assert words.fix_lines(sample.finding(fixes=("compile", "my-own"))) == [
+    assert labels.list_fix_lines(sample.finding(fixes=("compile", "my-own"))) == [
         ("Compile the model", "model = torch.compile(model)", "differs by rounding"),
         ("my-own", "", ""),
     ]
@@ -107,20 +109,20 @@ def test_a_fix_that_is_not_known_stands_for_itself() -> None:
 def test_a_cpu_run_does_not_speak_of_kernels() -> None:
     device = msgspec.structs.replace(sample.device(), kind="cpu", name="Xeon")
     report = sample.report(device=device)
-    assert "The CPU spends 39 % of it idle" in words.verdict(report)
-    assert "kernel" not in words.verdict(report) + "".join(row.label for row in words.bucket_rows(report) if not row.idle)
+    assert "The CPU spends 39 % of it idle" in labels.format_verdict(report)
+    assert "kernel" not in labels.format_verdict(report) + "".join(row.label for row in labels.build_bucket_rows(report) if not row.idle)
 
 
 def test_rates_of_unknown_work_are_unknown() -> None:
-    assert words.per_second(None, 5) is None
-    assert words.per_second(1.0, 0) is None
-    assert words.number(None) == "?"
-    assert [words.number(value) for value in (0.0, 0.001, 0.034, 12.34, 1234.5)] == ["0", "<0.01", "0.03", "12.3", "1,234"]
-    assert [words.number(share, 100, " %") for share in (0.0, 0.001, 0.5)] == ["0 %", "<1 %", "50 %"]
+    assert labels.compute_rate(None, 5) is None
+    assert labels.compute_rate(1.0, 0) is None
+    assert labels.format_number(None) == "?"
+    assert [labels.format_number(value) for value in (0.0, 0.001, 0.034, 12.34, 1234.5)] == ["0", "<0.01", "0.03", "12.3", "1,234"]
+    assert [labels.format_number(share, 100, " %") for share in (0.0, 0.001, 0.5)] == ["0 %", "<1 %", "50 %"]
 
 
 def test_what_is_nearly_all_is_not_called_all() -> None:
-    text = words.verdict(sample.report(breakdown=sample.breakdown({"idle_unexplained": 9_999, "memory": 1})))
+    text = labels.format_verdict(sample.report(breakdown=sample.breakdown({"idle_unexplained": 9_999, "memory": 1})))
     assert text.endswith("The GPU spends over 99 % of it idle.")
 
 
@@ -131,40 +133,44 @@ def test_what_is_nearly_all_is_not_called_all() -> None:
 def test_the_unit_of_a_table_fits_most_of_its_time(rate: float, flop_unit: str, byte_unit: str) -> None:
     rows = [sample.op("typical", 90, flops=rate * 0.09, bytes=rate * 0.09), sample.op("fast and short", 0.1, flops=1e15, bytes=1e12)]
     report = sample.report(ops=tuple(rows))
-    assert words.flop_unit(report)[0] == flop_unit
-    assert words.byte_unit(report, rows)[0] == byte_unit
+    assert labels.choose_flop_unit(report)[0] == flop_unit
+    assert labels.choose_byte_unit(report, rows)[0] == byte_unit
 
 
 def test_a_table_without_rates_has_a_unit() -> None:
-    assert words.flop_unit(sample.report(), [])[0] == "GFLOP/s"
+    assert labels.choose_flop_unit(sample.report(), [])[0] == "GFLOP/s"
 
 
 def test_idle_time_without_causes_says_what_to_record() -> None:
     idle = sample.breakdown({"compute": 200, "idle_unexplained": 100})
-    assert words.idle_note(sample.report(breakdown=idle)).startswith("Nothing was recorded on the host in the idle time, so its causes are")
+    assert labels.format_idle_note(sample.report(breakdown=idle)).startswith(
+        "Nothing was recorded on the host in the idle time, so its causes are"
+    )
     split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
-    assert words.idle_note(sample.report(breakdown=split)).startswith("For 20 % of a step nothing that was recorded tells why the GPU was")
+    assert labels.format_idle_note(sample.report(breakdown=split)).startswith(
+        "For 20 % of a step nothing that was recorded tells why the GPU was"
+    )
     bundle = msgspec.structs.replace(sample.report().source, kind="bundle")  # gpudiag.profile made it: to advise that again helps nobody
-    assert "gpudiag.profile" not in words.idle_note(sample.report(breakdown=split, source=bundle))
+    assert "gpudiag.profile" not in labels.format_idle_note(sample.report(breakdown=split, source=bundle))
     stacks = msgspec.structs.replace(sample.report().trust, site_match_share=0.9)
-    assert "Python stacks" in words.idle_note(sample.report(breakdown=split))
-    assert "Python stacks" not in words.idle_note(sample.report(breakdown=split, trust=stacks))
+    assert "Python stacks" in labels.format_idle_note(sample.report(breakdown=split))
+    assert "Python stacks" not in labels.format_idle_note(sample.report(breakdown=split, trust=stacks))
     little = sample.breakdown({"compute": 200, "idle_unexplained": 20, "idle_launch": 80})
-    assert words.idle_note(sample.report(breakdown=little)) == ""
+    assert labels.format_idle_note(sample.report(breakdown=little)) == ""
 
 
 def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
     replayed = Ceiling(100 * MS, 1 / 3, "replay", "the host were quicker", 0.018)
-    assert words.ceiling_line(sample.finding(ceiling=replayed), sample.report()) == (
+    assert labels.format_upper_bound(sample.finding(ceiling=replayed), sample.report()) == (
         "Up to 25.0 ms of 75.0 ms (33 % \u00b1 2 %) if the host were quicker."
     )
     nothing = Ceiling(0, 0.0, "replay", "the host were quicker", 0.018)
-    assert words.ceiling_line(sample.finding(ceiling=nothing), sample.report()) == (
+    assert labels.format_upper_bound(sample.finding(ceiling=nothing), sample.report()) == (
         "No gain by itself: replayed, the step takes as long if the host were quicker; other work stands on the longest path."
     )
 
 
 def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
     weak = sample.finding(rule="EFF-03", severity="info", bound="method")
-    assert "1 fired (EFF-03 about the measurement)" in words.rules_line(sample.report(findings=(weak,)))
-    assert "1 fired, " in words.rules_line(sample.report())
+    assert "1 fired (EFF-03 about the measurement)" in labels.format_rule_counts(sample.report(findings=(weak,)))
+    assert "1 fired, " in labels.format_rule_counts(sample.report())

@@ -10,15 +10,15 @@ import polars as pl
 import pytest
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.nesting import nearest
-from gpudiag.attribution.recompute import autograd_nodes
+from gpudiag.attribution.autograd import find_autograd_nodes
+from gpudiag.attribution.links import link_kernels
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
+from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.owners import Owners, find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import AttributedOps, find_attributed_ops
+from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 X, WEIGHT, OUT = [2, 8, 14, 14], [16, 8, 3, 3], [2, 16, 7, 7]
@@ -35,7 +35,7 @@ def node(name: str, start: float, end: float, seq: int, shapes: list[Any] | None
 def owned(*events: Event) -> dict[str, tuple[str | None, Cost | Missing | None]]:
     """Return kernel -> (owner, cost of the call)."""
     trace = linked(*steps(0, 10_000), *events)
-    found, names = find_owners(trace, on_cpu=False), trace.ops["name"].cast(pl.String).to_list()
+    found, names = find_attributed_ops(trace, on_cpu=False), trace.ops["name"].cast(pl.String).to_list()
     rows = zip(trace.kernels["name"].cast(pl.String).to_list(), found.owner.tolist(), found.call.tolist(), strict=True)
     return {name: (names[owner] if owner >= 0 else None, found.costs[row] if row >= 0 else None) for name, owner, row in rows}
 
@@ -156,7 +156,7 @@ def test_work_of_the_engine_around_a_node_and_recomputed_work_are_not_the_nodes(
 
 def matrix_flop(trace: Trace) -> dict[str, int]:
     """Return the matrix FLOP by phase over the distinct owners of kernels, recomputed ones apart."""
-    found: Owners = find_owners(trace, on_cpu=False)
+    found: AttributedOps = find_attributed_ops(trace, on_cpu=False)
     calls = dict(zip(found.owner.tolist(), found.call.tolist(), strict=True))
     phases, again = trace.ops["phase"].to_list(), trace.ops["recompute"].to_list()
     sums: dict[str, int] = {}
@@ -169,15 +169,15 @@ def matrix_flop(trace: Trace) -> dict[str, int]:
 
 
 def real(path: Path) -> Trace:
-    trace = read(path)
-    return link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(path)
+    return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 
 def test_a_real_backward_costs_the_same_without_its_shapes(traces: Path) -> None:
     """Also of the first layer, whose input needs no gradient: no kernel names one."""
     trace = real(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     parent = trace.ops["parent"].fill_null(-1).to_numpy()
-    backward = pl.Series(nearest(parent, autograd_nodes(trace.ops)) >= 0) & ~trace.ops["recompute"]
+    backward = pl.Series(find_nearest(parent, find_autograd_nodes(trace.ops)) >= 0) & ~trace.ops["recompute"]
     blind = trace.ops.with_columns(signature=pl.when(backward).then(None).otherwise("signature"))
     full, stripped = matrix_flop(trace), matrix_flop(msgspec.structs.replace(trace, ops=blind))
     assert stripped["backward"] == full["backward"]

@@ -8,18 +8,17 @@ import msgspec
 import polars as pl
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.cost import Cost
+from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.borrowed import with_borrowed
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops, inherit_signatures
+from gpudiag.trace import read_trace
 
 
 def matrix_flops(trace: Trace) -> tuple[int, int]:
     """Return the matrix FLOP of the distinct calls that own kernels: (forward and backward, repeated)."""
-    found = find_owners(trace, on_cpu=False)
+    found = find_attributed_ops(trace, on_cpu=False)
     again = trace.ops["recompute"].to_list()
     calls = {(owner, row) for owner, row in zip(found.owner.tolist(), found.call.tolist(), strict=True) if row >= 0}
     total = [0, 0]
@@ -43,7 +42,7 @@ def test_the_cost_is_that_of_the_forward_and_derived() -> None:
         call(511, 1),
         kernel(1000, 1100, 1, "gemm"),
     )
-    found = find_owners(trace, on_cpu=False)
+    found = find_attributed_ops(trace, on_cpu=False)
     cost = found.costs[found.call[0]]
     assert isinstance(cost, Cost)
     assert (cost.matrix_flops, cost.provenance) == (2 * 16 * 8 * 32, "derived")
@@ -58,8 +57,8 @@ def without_backward_shapes(trace: Trace) -> Trace:
 
 def test_a_real_training_keeps_its_matrix_work_without_shapes_in_the_backward_thread(traces: Path) -> None:
     """ResNet-18 with checkpointing: all repeated convolutions, and both gradients but of the first layer's input."""
-    trace = read(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     bare = without_backward_shapes(trace)
     assert bare.ops.filter("recompute")["signature"].null_count() == bare.ops["recompute"].sum() > 1000
     assert matrix_flops(bare) == matrix_flops(trace)
@@ -67,6 +66,6 @@ def test_a_real_training_keeps_its_matrix_work_without_shapes_in_the_backward_th
 
 def test_a_trace_that_repeats_nothing_is_left_alone() -> None:
     trace = linked(*steps(0, 1000), op("aten::mm", 10, 20, [[16, 32], [32, 8]]), op("aten::mm", 30, 40))
-    ops, borrowed = with_borrowed(trace.ops)
+    ops, borrowed = inherit_signatures(trace.ops)
     assert ops is trace.ops
     assert not borrowed.any()

@@ -22,7 +22,7 @@ V100 = msgspec.structs.replace(A100, name="V100", peaks={"fp32": 15.7e12, "fp16"
 def one(*events: dict[str, Any], device: Device | None = A100, on_cpu: bool = False) -> dict[str, Any]:
     """Return the last kernel row of a step of 100 ms."""
     trace = costed(*steps(0, 100_000), *events, device=device, on_cpu=on_cpu)
-    model.check(trace, "cost")
+    model.check_trace(trace, "cost")
     return trace.kernels.row(-1, named=True)
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from gpudiag.attribution.links import link
-from gpudiag.attribution.nesting import nearest
+from gpudiag.attribution.links import link_kernels
+from gpudiag.attribution.nesting import find_nearest
 from gpudiag.attribution.steps import find_steps
-from gpudiag.roofline.conv_gradients import single_gradient
+from gpudiag.roofline.attributed_ops import find_attributed_ops, parse_signatures
 from gpudiag.roofline.costs.arguments import flags
-from gpudiag.roofline.owners import find_owners, signatures
-from gpudiag.trace import read
+from gpudiag.roofline.inferred_costs import match_single_gradient
+from gpudiag.trace import read_trace
 
 CUDNN_WEIGHT = "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int, float const*)"
 CUDNN_INPUT = "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*)"
@@ -41,30 +41,30 @@ LAYOUT = "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true>"
 def test_a_gradient_is_left_out_only_where_all_kernels_name_the_other(names: list[str], expected: bool) -> None:
     kernels = pl.DataFrame({"name": [*names, CUDNN_INPUT]}, schema={"name": pl.Categorical})
     node = np.array([*(1 for _ in names), -1])
-    assert single_gradient(kernels, node, 3).tolist() == [False, expected, False]
+    assert match_single_gradient(kernels, node, 3).tolist() == [False, expected, False]
 
 
 def test_kernel_names_agree_with_the_masks_of_a_real_training(traces: Path) -> None:
-    trace = read(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
-    parsed, owner = signatures(trace), find_owners(trace, on_cpu=False).owner
+    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
+    parsed, owner = parse_signatures(trace), find_attributed_ops(trace, on_cpu=False).owner
     chosen = trace.ops["name"].cast(pl.String) == "aten::convolution_backward"
     masks = {row: flags(parsed[signature], 10, "mask") for row, signature in trace.ops.filter(chosen).select("id", "signature").iter_rows()}
     node = np.where(np.isin(owner, list(masks)), owner, -1)
-    one = np.flatnonzero(single_gradient(trace.kernels, node, trace.ops.height)).tolist()
+    one = np.flatnonzero(match_single_gradient(trace.kernels, node, trace.ops.height)).tolist()
     assert one == [row for row, mask in masks.items() if mask[0] != mask[1]]
     assert 0 < len(one) < len(masks)
 
 
 def test_kernel_names_agree_with_the_calls_inside_of_a_real_training(traces: Path) -> None:
     """cuDNN on a V100: the record has an op of its own for each gradient."""
-    trace = read(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     names = trace.ops["name"].cast(pl.String)
-    around = nearest(trace.ops["parent"].fill_null(-1).to_numpy(), (names == "aten::cudnn_convolution_backward").to_numpy())
+    around = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), (names == "aten::cudnn_convolution_backward").to_numpy())
     both = set(around[(names == "aten::cudnn_convolution_backward_input").to_numpy()].tolist())
     op = trace.kernels["op"].fill_null(-1).to_numpy()
     node = np.where(op >= 0, around[op], -1)
-    one = set(np.flatnonzero(single_gradient(trace.kernels, node, trace.ops.height)).tolist())
+    one = set(np.flatnonzero(match_single_gradient(trace.kernels, node, trace.ops.height)).tolist())
     assert one
     assert one == set(node[node >= 0].tolist()) - both

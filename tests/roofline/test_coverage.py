@@ -11,12 +11,12 @@ from handmade import call, costed, kernel, linked, op, steps
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.attribution.graphs import map_replays
-from gpudiag.model import tables
+from gpudiag.attribution.cuda_graphs import map_replays
+from gpudiag.model import trace
 from gpudiag.model.analysis import Coverage
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.coverage import coverage
-from gpudiag.roofline.owners import find_owners
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.roofline.op_table import measure_coverage
 
 TRACES = (
     "a100-80g_sam_fast_compiled_cudagraph", "a100_dlrm_train_cudagraph_triton_rank0of16", "h100_qwen1.5-0.5b_prefill",
@@ -43,7 +43,7 @@ def test_shares_of_the_kernel_time() -> None:
         call(50, 6, api="cudaGraphLaunch"), kernel(1750, 1800, 6),  # 50 replayed (outside every op too)
         op("aten::copy_", 60, 70, [[8], [8]]), call(65, 7), kernel(1800, 1900, 7, "Memcpy DtoD (Device -> Device)", bytes=32),  # 100
     ]  # fmt: skip
-    found = coverage(costed(*steps(0, 2000), *events, device=A100))
+    found = measure_coverage(costed(*steps(0, 2000), *events, device=A100))
     assert (found.kernels, found.kernel_ns, found.attributable_ns) == (8, 1_000_000, 600_000)
     assert found.modelled_share == 400 / 600
     assert found.generic_share == 100 / 600
@@ -61,16 +61,16 @@ def test_replays_mapped_to_their_ops_are_attributable() -> None:
     capture = [call(0, 1, api="cudaStreamBeginCapture"), op("aten::mm", 10, 20, [[8, 8], [8, 8]]), call(12, 2)]
     end = call(30, 3, api="cudaStreamEndCapture")
     replay = [call(100, 4, api="cudaGraphLaunch"), kernel(200, 300, 4, "ampere_sgemm_64x64_nn")]
-    found = coverage(costed(*steps(0, 1000), *capture, end, *replay, device=A100))
+    found = measure_coverage(costed(*steps(0, 1000), *capture, end, *replay, device=A100))
     assert (found.replay_share, found.mapped_replay_share, found.attributable_share) == (1.0, 0.0, 0.0)
     mapped, _ = map_replays(linked(*steps(0, 1000), *capture, end, *replay))
-    after = coverage(classify(mapped, find_owners(mapped, on_cpu=False), mapped_idle(), A100))
+    after = measure_coverage(classify_kernels(mapped, find_attributed_ops(mapped, on_cpu=False), mapped_idle(), A100))
     assert (after.replay_share, after.mapped_replay_share, after.attributable_share, after.modelled_share) == (0.0, 1.0, 1.0, 1.0)
 
 
 def mapped_idle() -> pl.DataFrame:
     """Return no idle time."""
-    return tables.empty("idle", "cost")
+    return trace.build_empty_table("idle", "cost")
 
 
 @pytest.mark.parametrize("name", TRACES)
@@ -85,7 +85,7 @@ def test_the_parts_of_real_traces_sum_to_the_whole(traces: Path, name: str) -> N
 
 
 def test_no_kernels_no_shares() -> None:
-    found = coverage(costed(*steps(0, 10), op("aten::mm", 0, 5), device=None))
+    found = measure_coverage(costed(*steps(0, 10), op("aten::mm", 0, 5), device=None))
     assert (found.kernels, found.kernel_ns, found.linked_share, found.modelled_share, found.modelled_share_of_all) == (
         0,
         0,

@@ -8,14 +8,13 @@ import polars as pl
 import pytest
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import parse_signature
-from gpudiag.roofline.geometry import with_geometry
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.model.ops import Cost, parse_signature
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
+from gpudiag.trace import read_trace
 
 INDEX = "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::OpaqueType<8> > >"
 GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"
@@ -30,7 +29,7 @@ def costs(name: str, shapes: list[list[int]], kernels: list[tuple[str, int, int]
         events += [op(name, start, start + 8, shapes, dtype=dtype), call(start + 2, row + 1)]
         events.append(kernel(1000 + start, 1005 + start, row + 1, text, grid=[grid, 1, 1], block=[block, 1, 1]))
     trace = linked(*steps(0, 2000), *events)
-    owners = with_geometry(trace, find_owners(trace, on_cpu=False))
+    owners = estimate_costs_by_grid(trace, find_attributed_ops(trace, on_cpu=False))
     return [owners.costs[row] for row in owners.call]
 
 
@@ -95,15 +94,15 @@ def test_helper_kernels_of_the_call_share_its_cost() -> None:
     events = [op("aten::index", 0, 9, [[192, 534, 800], []]), call(2, 1), call(4, 2)]
     kernels = [kernel(100, 105, 1, "void cub::DeviceSelectSweepKernel<>"), kernel(110, 125, 2, INDEX, grid=[112_641, 1, 1])]
     trace = linked(*steps(0, 200), *events, *kernels)
-    owners = with_geometry(trace, find_owners(trace, on_cpu=False))
+    owners = estimate_costs_by_grid(trace, find_attributed_ops(trace, on_cpu=False))
     assert owners.call[0] == owners.call[1]
     assert isinstance(owners.costs[owners.call[0]], Cost)
 
 
 def test_blocks_follow_the_size_where_it_is_recorded(traces: Path) -> None:
     """The rule behind it, on real calls whose sizes are known: as many blocks of nt * vt elements as the values need, and no more."""
-    trace = read(traces / "a100_dlrm_train_rank3of8.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=False)[0]
+    trace = read_trace(traces / "a100_dlrm_train_rank3of8.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     ops = trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"), "signature")
     frame = trace.kernels.join(ops, on="op").filter(
         (pl.col("op_name") == "aten::index_copy_") & pl.col("name").cast(pl.String).str.contains("index_elementwise_kernel<128, 4")

@@ -10,13 +10,13 @@ import pytest
 from handmade import call, kernel, linked, mark, op, steps
 from inductor_text import CPP, TRITON
 
-from gpudiag.capture.graph_text import read_graph
-from gpudiag.model.cost import Cost
+from gpudiag.capture.inductor import read_graph
+from gpudiag.model.bundle import CompiledGraph, GeneratedKernel, InductorCode, KernelBuffer
 from gpudiag.model.finding import Missing
-from gpudiag.model.inductor import CompiledGraph, GeneratedKernel, InductorCode, KernelBuffer
+from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.inductor import kernel_cost, known_costs
-from gpudiag.roofline.owners import find_owners
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.fused_kernels import estimate_kernel_cost, find_compiled_costs
 
 CPP_COST = Cost(vector_flops=10 * 512 * 64, bytes=4 * 512 * 64 + 8 * 512 + 2 * 512 * 64 + 4 * 100, provenance="derived")
 """gelu; the result written, the indices and the bf16 rows of 512 tokens read, a second result of 100 elements written."""
@@ -33,7 +33,7 @@ def code(*sources: str, keys: tuple[str, ...] = ("fabc", "fdef")) -> InductorCod
 
 def owners(trace: Trace, found: InductorCode | None, *, on_cpu: bool) -> dict[str, tuple[str | None, Cost | Missing | None]]:
     """Return (owning op, cost of its call) by the name of each kernel."""
-    result = find_owners(trace, on_cpu=on_cpu, known=known_costs(found, trace))
+    result = find_attributed_ops(trace, on_cpu=on_cpu, known=find_compiled_costs(found, trace))
     names = trace.ops["name"].cast(pl.String).to_list()
     kernels = trace.kernels["name"].cast(pl.String).to_list()
     return {
@@ -44,19 +44,19 @@ def owners(trace: Trace, found: InductorCode | None, *, on_cpu: bool) -> dict[st
 
 def told(found: InductorCode, trace: Trace) -> dict[str, Cost]:
     """Return the cost that `found` tells of each op, by name."""
-    known = known_costs(found, trace)
+    known = find_compiled_costs(found, trace)
     names = trace.ops["name"].cast(pl.String).to_list()
     return {} if known is None else {name: known.costs[row] for name, row in zip(names, known.of_op.tolist(), strict=True) if row >= 0}
 
 
 def test_each_buffer_counts_once_and_rows_not_tables() -> None:
-    found = {item.name: kernel_cost(item) for item in read_graph(TRITON)}
+    found = {item.name: estimate_kernel_cost(item) for item in read_graph(TRITON)}
     assert found == {
         "mm": None,
         POI: POI_COST,
         "triton_red_fused_embedding_mean_1": Cost(512 * 0, 512 * 768, 8 * 512 + 4 * 512 * 768 + 4 * 512, provenance="derived"),
     }
-    assert [kernel_cost(item) for item in read_graph(CPP)] == [CPP_COST]
+    assert [estimate_kernel_cost(item) for item in read_graph(CPP)] == [CPP_COST]
 
 
 def test_a_generated_kernel_has_its_cost_without_recorded_shapes() -> None:
@@ -92,7 +92,7 @@ def test_the_call_of_a_graph_tells_models_of_one_process_apart() -> None:
         event for row in range(4) for event in (call(100 * row + 25, row + 1), kernel(100 * row + 40, 100 * row + 50, row + 1, POI))
     ]
     trace = linked(*steps(0, 400), *calls, *kernels, *launches)
-    found = find_owners(trace, on_cpu=False, known=known_costs(code(TRITON, OTHER), trace))
+    found = find_attributed_ops(trace, on_cpu=False, known=find_compiled_costs(code(TRITON, OTHER), trace))
     half = Cost(vector_flops=6 * 65536, bytes=3 * 2 * 65536, provenance="derived")
     assert [found.costs[row] if row >= 0 else None for row in found.call.tolist()] == [POI_COST, half, None, None]
 
@@ -149,7 +149,7 @@ def test_a_template_has_matrix_flop() -> None:
     buffers = tuple(
         KernelBuffer(name, "bf16", "write" if name == "out_ptr0" else "read", shape) for name, shape in zip(names, shapes, strict=True)
     )
-    found = kernel_cost(GeneratedKernel("triton_tem_fused_mm_0", "tem", ops=("mm",), buffers=buffers))
+    found = estimate_kernel_cost(GeneratedKernel("triton_tem_fused_mm_0", "tem", ops=("mm",), buffers=buffers))
     assert found == Cost(2 * 512 * 256 * 128, 0, 2 * (512 * 256 + 256 * 128 + 512 * 128), "bf16", "derived")
 
 
@@ -164,16 +164,16 @@ def cpp_template(weights: tuple[int, ...]) -> GeneratedKernel:
 
 
 def test_a_cpp_template_multiplies_by_packed_weights() -> None:
-    found = kernel_cost(cpp_template((3, 32, 16)))  # 48 columns in three blocks of 16
+    found = estimate_kernel_cost(cpp_template((3, 32, 16)))  # 48 columns in three blocks of 16
     assert found == Cost(2 * 64 * 32 * 48, 0, 2 * (64 * 32 + 32 * 48 + 48 + 64 * 48), "bf16", "derived")
-    assert kernel_cost(cpp_template((4, 32, 16))) is None  # padded: the columns are not in the sizes
+    assert estimate_kernel_cost(cpp_template((4, 32, 16))) is None  # padded: the columns are not in the sizes
 
 
 @pytest.mark.parametrize("shape", [(-5, 3), (1 << 40, 1 << 40), (10**30,)])
 @pytest.mark.parametrize("touched", [None, -7, 10**40])
 def test_figures_that_no_recording_holds_give_no_cost(shape: tuple[int, ...], touched: int | None) -> None:
     buffer = KernelBuffer("in_ptr0", "fp32", "read", shape, touched)
-    assert kernel_cost(GeneratedKernel("cpp_fused_add_0", "cpp", buffers=(buffer,), points=5)) is None
+    assert estimate_kernel_cost(GeneratedKernel("cpp_fused_add_0", "cpp", buffers=(buffer,), points=5)) is None
     small = KernelBuffer("in_ptr0", "fp32", "read", (4,), touched)
-    found = kernel_cost(GeneratedKernel("cpp_fused_add_0", "cpp", calls=10**40, buffers=(small,), points=10**40))
+    found = estimate_kernel_cost(GeneratedKernel("cpp_fused_add_0", "cpp", calls=10**40, buffers=(small,), points=10**40))
     assert found is None

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.roofline.list_types import item_bytes
+from gpudiag.roofline.element_types import parse_item_bytes
 
 _ANONYMOUS = "at::native::(anonymous namespace)::"
 NAMES = {
@@ -34,7 +34,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "expected"), NAMES.items())
 def test_names(name: str, expected: int | None) -> None:
-    assert item_bytes(name) == expected
+    assert parse_item_bytes(name) == expected
 
 
 def test_half_precision_joins_of_a_real_trace(traces: Path) -> None:

@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 from nsysfile import NsysFile
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.named_types import with_named_types
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.element_types import infer_named_types
+from gpudiag.trace import read_trace
 
 _BF16, _HALF = "c10::BFloat16", "c10::Half"
 
@@ -25,8 +25,8 @@ def typed(tmp_path: Path, op: str, kernels: list[str], sizes: str = "[[8, 16], [
     for number, kernel in enumerate(kernels):
         file.call("cudaLaunchKernel_v7000", 1_000 * number, 1_000 * number + 500, 10 + number)
         file.kernel(kernel, 100_000 + 20_000 * number, 110_000 + 20_000 * number, 10 + number)
-    trace = read(file.write(tmp_path / "run.sqlite"))
-    return with_named_types(link(trace, find_steps(trace).table, on_cpu=False)[0])
+    trace = read_trace(file.write(tmp_path / "run.sqlite"))
+    return infer_named_types(link_kernels(trace, find_steps(trace).table, on_cpu=False)[0])
 
 
 def types(trace: Trace) -> str | None:
@@ -82,7 +82,7 @@ def test_names_that_disagree_and_ops_of_mixed_types_stay_unknown(tmp_path: Path,
 def test_a_matrix_product_gets_its_worked_cost(tmp_path: Path) -> None:
     """[8, 16] x [16, 4]: 2 x 8 x 16 x 4 = 1024 FLOP, (128 + 64 + 32) x 2 = 448 B in bf16."""
     trace, _ = typed(tmp_path, "aten::mm", ["ampere_bf16_s16816gemm_bf16_128x128"], "[[8, 16], [16, 4]]")
-    owners = find_owners(trace, on_cpu=False)
+    owners = find_attributed_ops(trace, on_cpu=False)
     [cost] = [owners.costs[call] for call in owners.call]
     assert (cost.matrix_flops, cost.dtype, cost.bytes) == (1024, "bf16", 448)  # type: ignore[union-attr]
 
@@ -91,4 +91,4 @@ def test_a_trace_with_types_is_left_as_it_is(tmp_path: Path) -> None:
     trace, _ = typed(tmp_path, "aten::mm", ["some_kernel"])
     recorded = trace.signatures.with_columns(pl.lit('["float","float",""]').alias("dtypes"))
     trace = Trace(**{name: getattr(trace, name) for name in trace.__struct_fields__} | {"signatures": recorded})
-    assert with_named_types(trace) == (trace, ())
+    assert infer_named_types(trace) == (trace, ())

@@ -11,14 +11,14 @@ from handmade import call, costed, kernel, op, steps
 
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.oprows import BEFORE_WINDOW, op_rows
+from gpudiag.roofline.op_table import BEFORE_WINDOW, build_op_table
 
 MM = [[512, 512], [512, 512]]
 
 
 def table(*events: dict[str, Any], on_cpu: bool = False) -> tuple[Trace, pl.DataFrame]:
     trace = costed(*events, device=CPU if on_cpu else A100, on_cpu=on_cpu)
-    return trace, op_rows(trace, find_steps(trace).table)
+    return trace, build_op_table(trace, find_steps(trace).table)
 
 
 def mm(start: float, correlations: list[int]) -> list[dict[str, Any]]:

@@ -15,15 +15,15 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.hardware import Device
-from gpudiag.roofline.oprows import op_rows
-from gpudiag.roofline.over_roof import CAUSES, over_roof_warnings
+from gpudiag.roofline.kernel_bounds import ABOVE_ROOFLINE_CAUSES, format_above_roofline_warnings
+from gpudiag.roofline.op_table import build_op_table
 
 L2 = msgspec.structs.replace(A100, cache_bytes=40_000_000)
 
 
 def rows(name: str, shapes: list[Any], length: float, *, kernel_name: str = "k", device: Device = L2, **more: Any) -> pl.DataFrame:
     events = [*steps(0, 100_000), op(name, 5, 30, shapes, **more), call(10, 2), kernel(50, 50 + length, 2, kernel_name)]
-    return op_rows(costed(*events, device=device), find_steps(costed(*events, device=device)).table)
+    return build_op_table(costed(*events, device=device), find_steps(costed(*events, device=device)).table)
 
 
 def judged(*args: Any, **options: Any) -> tuple[Any, ...]:
@@ -88,11 +88,15 @@ def test_one_warning_with_the_share_and_the_worst_rows() -> None:
         start = 1000 * row
         events += [op("aten::add", start, start + 9, shape), call(start + 5, row + 1), kernel(start + 100, start + 100 + length, row + 1)]
     trace = costed(*events, device=L2)
-    (line,) = over_roof_warnings(op_rows(trace, find_steps(trace).table))
+    (line,) = format_above_roofline_warnings(build_op_table(trace, find_steps(trace).table))
     assert line.startswith("83.87 % of the kernel time ran faster than its roof")  # 520 of 620 us
-    said = f"aten::add 106 %: {CAUSES['unexplained']}; aten::add 147 %: {CAUSES['cache']}"  # by the time that is missing
+    causes = ABOVE_ROOFLINE_CAUSES
+    said = f"aten::add 106 %: {causes['unexplained']}; aten::add 147 %: {causes['cache']}"  # by the time that is missing
     assert line.endswith(f"most of it: {said}")
-    assert over_roof_warnings(op_rows(costed(*steps(0, 100), device=L2), pl.DataFrame({"id": [0], "analysed": [True]}))) == ()
+    assert (
+        format_above_roofline_warnings(build_op_table(costed(*steps(0, 100), device=L2), pl.DataFrame({"id": [0], "analysed": [True]})))
+        == ()
+    )
 
 
 def test_rows_of_one_op_are_told_once_and_the_unit_of_work_is_named() -> None:
@@ -105,9 +109,9 @@ def test_rows_of_one_op_are_told_once_and_the_unit_of_work_is_named() -> None:
             "kernel_ns": [100, 200, 100, 10_000_000],
         }
     )
-    (line,) = over_roof_warnings(rows, "op")
+    (line,) = format_above_roofline_warnings(rows, "op")
     assert line.startswith("under 0.01 % of the op time ran faster")
-    assert line.endswith(f"most of it: aten::add_ up to 171 % (2 rows), aten::mul 150 %: {CAUSES['unexplained']}")
+    assert line.endswith(f"most of it: aten::add_ up to 171 % (2 rows), aten::mul 150 %: {ABOVE_ROOFLINE_CAUSES['unexplained']}")
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import polars as pl
 import pytest
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
+from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.owners import Owners, find_owners
+from gpudiag.roofline.attributed_ops import AttributedOps, find_attributed_ops
 
 MM = [[64, 32], [32, 16]]
 MM_FLOP = 2 * 64 * 32 * 16
@@ -19,7 +19,7 @@ LINEAR = [[64, 32], [16, 32], []]
 VECTOR = [[1000], [1000]]
 
 
-def owned(trace: Trace, found: Owners) -> list[tuple[str, str | None, Cost | Missing | None]]:
+def owned(trace: Trace, found: AttributedOps) -> list[tuple[str, str | None, Cost | Missing | None]]:
     """Return (kernel, owning op, cost of the call) of each kernel."""
     names = trace.ops["name"].cast(pl.String).to_list()
     return [
@@ -30,12 +30,12 @@ def owned(trace: Trace, found: Owners) -> list[tuple[str, str | None, Cost | Mis
 
 def on_gpu(*events: dict[str, Any]) -> list[tuple[str, str | None, Cost | Missing | None]]:
     trace = linked(*steps(0, 1000), *events)
-    return owned(trace, find_owners(trace, on_cpu=False))
+    return owned(trace, find_attributed_ops(trace, on_cpu=False))
 
 
 def on_cpu(*events: dict[str, Any]) -> dict[str, tuple[str | None, Cost | Missing | None]]:
     trace = linked(*steps(0, 1000), *events, on_cpu=True)
-    return {name: (owner, cost) for name, owner, cost in owned(trace, find_owners(trace, on_cpu=True))}
+    return {name: (owner, cost) for name, owner, cost in owned(trace, find_attributed_ops(trace, on_cpu=True))}
 
 
 def flop(cost: Cost | Missing | None) -> int:

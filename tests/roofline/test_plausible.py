@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.roofline.owners import find_owners
-from gpudiag.roofline.plausible import without_hidden_products
+from gpudiag.model.ops import Cost
+from gpudiag.roofline.attributed_ops import drop_contradicted_costs, find_attributed_ops
 
 
 def _cost(*kernels: tuple[float, str]) -> Cost | Missing:
@@ -15,7 +14,7 @@ def _cost(*kernels: tuple[float, str]) -> Cost | Missing:
     for row, (length, name) in enumerate(kernels):
         events += [call(2 + 2 * row, row + 1), kernel(100 + 100 * row, 100 + 100 * row + length, row + 1, name)]
     trace = linked(*steps(0, 1000), *events)
-    owners = without_hidden_products(trace, find_owners(trace, on_cpu=False))
+    owners = drop_contradicted_costs(trace, find_attributed_ops(trace, on_cpu=False))
     return owners.costs[owners.call[0]]
 
 

@@ -10,14 +10,14 @@ import polars as pl
 import pytest
 from factories import CPU
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.list_types import with_list_types
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.element_types import resolve_list_types
+from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.trace import read_trace
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -35,9 +35,11 @@ def record(tmp_path: Path) -> Record:
         with torch.profiler.profile(activities=activities, record_shapes=True, **options) as profiler:
             step()
         profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-        trace = read(tmp_path / "trace.json")
-        trace = link(trace, find_steps(trace).table, on_cpu=True)[0]
-        return classify(trace, with_list_types(trace, find_owners(trace, on_cpu=True)), tables.empty("gaps"), CPU)
+        trace = read_trace(tmp_path / "trace.json")
+        trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
+        return classify_kernels(
+            trace, resolve_list_types(trace, find_attributed_ops(trace, on_cpu=True)), trace_module.build_empty_table("gaps"), CPU
+        )
 
     return run
 

@@ -6,15 +6,14 @@ import polars as pl
 import pytest
 from factories import CPU
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
+from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.coverage import coverage
-from gpudiag.roofline.oprows import op_rows
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.roofline.op_table import build_op_table, measure_coverage
+from gpudiag.trace import read_trace
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -59,11 +58,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, pl.DataFrame, 
             step()
     path = tmp_path_factory.mktemp("cpu") / "trace.json"
     profiler.export_chrome_trace(str(path))
-    trace = read(path)
+    trace = read_trace(path)
     steps = find_steps(trace).table
-    trace = link(trace, steps, on_cpu=True)[0]
-    trace = classify(trace, find_owners(trace, on_cpu=True), tables.empty("gaps"), CPU)
-    return trace, op_rows(trace, steps), counter.get_total_flops()
+    trace = link_kernels(trace, steps, on_cpu=True)[0]
+    trace = classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), trace_module.build_empty_table("gaps"), CPU)
+    return trace, build_op_table(trace, steps), counter.get_total_flops()
 
 
 _MATRIX = r"^aten::(mm|addmm|bmm|baddbmm|mkldnn_convolution|thnn_conv2d|_slow_conv2d_forward|convolution_backward)$"
@@ -71,7 +70,7 @@ _MATRIX = r"^aten::(mm|addmm|bmm|baddbmm|mkldnn_convolution|thnn_conv2d|_slow_co
 
 def test_matrix_flops_equal_torchs_counter(run: tuple[Trace, pl.DataFrame, int]) -> None:
     trace, rows, expected = run
-    costs = find_owners(trace, on_cpu=True)
+    costs = find_attributed_ops(trace, on_cpu=True)
     calls = dict(zip(costs.owner.tolist(), costs.call.tolist(), strict=True))
     assert sum(getattr(costs.costs[row], "matrix_flops", 0) for row in calls.values() if row >= 0) == expected
     assert rows.filter(pl.col("name").str.contains(_MATRIX))["flops"].sum() == pytest.approx(expected, rel=1e-12)
@@ -91,7 +90,7 @@ def test_no_call_counts_the_work_of_the_call_inside_it_again(run: tuple[Trace, p
 
 def test_all_of_the_time_has_a_cost(run: tuple[Trace, pl.DataFrame, int]) -> None:
     trace, rows, _ = run
-    found = coverage(trace)
+    found = measure_coverage(trace)
     assert found.modelled_share is not None
     assert found.modelled_share > 0.9
     assert rows["kernel_ns"].sum() == trace.kernels.drop_nulls("step")["busy_ns"].sum() > 0

@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 from handmade import linked, op, steps
 
-from gpudiag.roofline.owners import signatures
-from gpudiag.roofline.results import LOOK_AHEAD, result_takers
+from gpudiag.roofline.attributed_ops import parse_signatures
+from gpudiag.roofline.inferred_costs import LOOK_AHEAD, find_result_consumers
 
 SIZE = [2, 8, 7, 7]
 
@@ -17,7 +17,9 @@ def takers(*events: dict[str, Any]) -> dict[str, str | None]:
     """Return convolution -> name of the op that takes its result."""
     trace = linked(*steps(0, 10_000), *events)
     names, recorded = trace.ops["name"].cast(pl.String).to_list(), trace.ops["signature"].to_list()
-    found = result_takers(trace.ops, trace.ops["parent"].fill_null(-1).to_numpy(), signatures(trace), ["aten::conv2d", "aten::convolution"])
+    found = find_result_consumers(
+        trace.ops, trace.ops["parent"].fill_null(-1).to_numpy(), parse_signatures(trace), ["aten::conv2d", "aten::convolution"]
+    )
     assert all(row < 0 for name, row in zip(names, found.tolist(), strict=True) if "conv" not in name)
     return {
         name: next((other for other, own in zip(names, recorded, strict=True) if own == row), None)

@@ -11,15 +11,15 @@ import pytest
 from factories import CPU
 from handmade import call, kernel, linked, op, steps
 
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.model.cost import Cost
+from gpudiag.model import trace as trace_module
 from gpudiag.model.finding import Missing
+from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
-from gpudiag.roofline.classify import classify
-from gpudiag.roofline.owners import find_owners
-from gpudiag.trace import read
+from gpudiag.roofline.attributed_ops import find_attributed_ops
+from gpudiag.roofline.kernel_bounds import classify_kernels
+from gpudiag.trace import read_trace
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
@@ -49,9 +49,9 @@ def record(tmp_path: Path) -> Sparse:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
             step()
         profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-        trace = read(tmp_path / "trace.json")
-        trace = link(trace, find_steps(trace).table, on_cpu=True)[0]
-        return classify(trace, find_owners(trace, on_cpu=True), tables.empty("gaps"), CPU)
+        trace = read_trace(tmp_path / "trace.json")
+        trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
+        return classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), trace_module.build_empty_table("gaps"), CPU)
 
     return run
 
@@ -134,7 +134,7 @@ def on_gpu(*inside: dict[str, Any]) -> Cost | Missing | None:
     """Return the cost of a kernel that aten::add_(table, sparse) launches itself."""
     outer = sparse(op("aten::add_", 0, 100, [TABLE, TABLE, []]), [[64, 1], [], []])
     trace = linked(*steps(0, 10_000), outer, *inside, call(90, 1), kernel(1000, 1100, 1, "sparseElementwiseKernel"))
-    found = find_owners(trace, on_cpu=False)
+    found = find_attributed_ops(trace, on_cpu=False)
     row = trace.kernels["name"].cast(pl.String).to_list().index("sparseElementwiseKernel")
     return found.costs[found.call[row]]
 

@@ -10,7 +10,7 @@ from factories import A100
 from handmade import call, costed, kernel, op, steps
 
 from gpudiag.attribution.steps import find_steps
-from gpudiag.roofline.oprows import op_rows
+from gpudiag.roofline.op_table import build_op_table
 
 
 def waves(grid: int, block: int, occupancy: float | None, **changes: Any) -> float | None:
@@ -57,6 +57,6 @@ def test_rows_hold_means_over_the_time_with_a_record() -> None:
             kernel(1000 * number, 1000 * number + length, number, block=[256, 1, 1], grid=[4320, 1, 1], **args),
         ]
     trace = costed(*events, device=A100)
-    row = op_rows(trace, find_steps(trace).table).row(0, named=True)
+    row = build_op_table(trace, find_steps(trace).table).row(0, named=True)
     assert row["occupancy"] == pytest.approx((100 * 0.5 + 300 * 1.0) / 400)
     assert row["waves"] == pytest.approx((100 * 10 + 300 * 5) / 400)

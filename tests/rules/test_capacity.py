@@ -12,7 +12,7 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.diagnosis import judge, load_rules
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.model.telemetry import ColumnRange, Telemetry
+from gpudiag.model.hardware import ColumnRange, Telemetry
 
 RULES = {rule.id: rule for rule in load_rules()}
 OWN = [rule for rule in RULES.values() if rule.file.category in ("cap", "hw", "inf", "gnn")]

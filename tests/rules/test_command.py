@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gpudiag.cli.rules import app
+from gpudiag.cli.rules import rules_app
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.errors import InputError, UsageError
 
@@ -19,7 +19,7 @@ BUILT_IN = str(ROOT / "rules")
 
 
 def run(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(rules_app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -50,7 +50,7 @@ def test_check_and_test_work_on_the_built_in_folder() -> None:
 def test_a_failing_inline_test_is_exit_code_1(tmp_path: Path) -> None:
     text = (ROOT / "rules" / "dst" / "DST-01.yaml").read_text().replace("DST-01", "LAB-01").replace("category: dst", "category: lab")
     (tmp_path / "LAB-01.yaml").write_text(text.replace("expect: critical", "expect: info"))
-    result = CliRunner().invoke(app, ["test", str(tmp_path)])
+    result = CliRunner().invoke(rules_app, ["test", str(tmp_path)])
     assert result.exit_code == 1
     assert "LAB-01.yaml: test 1 (a slow link): expected info, got critical" in result.output
     held = re.search(r"(\d+) of (\d+) tests hold", result.output)

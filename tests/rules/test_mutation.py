@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gpudiag.diagnosis import load_rules, self_test
 from gpudiag.diagnosis.expression import Expression, Lookup, Value
-from gpudiag.diagnosis.message import Message
-from gpudiag.diagnosis.rule import Rule
+from gpudiag.diagnosis.rule import Message, Rule
 from gpudiag.facts import CATALOGUE
 from gpudiag.model.finding import Missing
 from gpudiag.model.fixes import FIXES

@@ -9,19 +9,19 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.capture.patches import Patches  # noqa: E402
+from gpudiag.capture.hooks import Patches  # noqa: E402
 from gpudiag.experiment import factory, knobs  # noqa: E402
+from gpudiag.experiment.code_location import CodeLocation, load_code  # noqa: E402
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site  # noqa: E402
-from gpudiag.experiment.importable import Place, load  # noqa: E402
 
 SAMPLE = Path(__file__).resolve().parents[2] / "samples" / "ab_build.py"
 
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = knobs.Here()
-    monkeypatch.setattr(knobs, "HERE", here)
-    monkeypatch.setattr(factory, "HERE", here)
+    here = knobs.KnobState()
+    monkeypatch.setattr(knobs, "KNOB_STATE", here)
+    monkeypatch.setattr(factory, "KNOB_STATE", here)
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
@@ -32,7 +32,7 @@ def test_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_its_own_fix_shows_that_it_is_in_effect() -> None:
-    fix, site = load(Place(f"{SAMPLE}:FlushDenormals"))(), Site(Patches())
+    fix, site = load_code(CodeLocation(f"{SAMPLE}:FlushDenormals"))(), Site(Patches())
     try:
         torch.set_flush_denormal(False)
         with pytest.raises(NotAppliedError, match="denormal numbers are kept"):

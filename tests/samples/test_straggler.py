@@ -12,7 +12,7 @@ import pytest
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.model.job import Job
-from gpudiag.model.report import from_json
+from gpudiag.model.report import decode_report
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc, to find the launcher")]
@@ -40,7 +40,7 @@ def recorded(tmp_path: Path) -> Recorded:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
-        data = from_json((tmp_path / "run" / "report.json").read_bytes())
+        data = decode_report((tmp_path / "run" / "report.json").read_bytes())
         assert data.job is not None, done.stderr
         assert [row.rank for row in data.job.ranks] == [0, 1, 2]
         return data.job

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.attribution import intervals
-from gpudiag.model.breakdown import BUCKETS
-from gpudiag.model.cost import BOUNDS
-from gpudiag.timeline.breakdown import breakdown, device_time, step_breakdowns, unknown_breakdown
+from gpudiag.model.ops import BOUNDS
+from gpudiag.model.timeline import BUCKETS
+from gpudiag.timeline.breakdown import break_down, break_down_steps, build_unknown_breakdown, measure_device_time
 
 span = st.tuples(st.integers(0, 80), st.integers(0, 30)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 BUCKET = {bound: bound for bound in BOUNDS} | {"communication": "exposed_communication", "copy": "exposed_copy"}
@@ -20,9 +20,9 @@ PRIORITY = ("compute", "memory", "overhead", "unknown", "communication", "copy")
 
 @given(st.lists(st.tuples(st.sampled_from(BOUNDS), span), max_size=12), st.lists(span, max_size=4))
 def test_every_nanosecond_goes_to_the_first_bucket_in_order(work: list[tuple[str, tuple[int, int]]], bounds: list[tuple[int, int]]) -> None:
-    window = intervals.union(np.array(bounds, dtype=np.int64).reshape(-1, 2))
+    window = intervals.merge_spans(np.array(bounds, dtype=np.int64).reshape(-1, 2))
     spans = np.array([item for _, item in work], dtype=np.int64).reshape(-1, 2)
-    found = breakdown(pl.Series([bound for bound, _ in work], dtype=pl.String), spans, window)
+    found = break_down(pl.Series([bound for bound, _ in work], dtype=pl.String), spans, window)
     found.validate()
     expected = dict.fromkeys([*BUCKET.values(), "idle_unexplained"], 0)
     moments = {t for start, end in bounds for t in range(start, end)}
@@ -36,12 +36,12 @@ def test_every_nanosecond_goes_to_the_first_bucket_in_order(work: list[tuple[str
 
 def test_a_kernel_that_crosses_a_mark_is_cut_there() -> None:
     window = np.array([[0, 100], [200, 300]], dtype=np.int64)
-    found = breakdown(pl.Series(["compute"]), np.array([[50, 250]], dtype=np.int64), window)
+    found = break_down(pl.Series(["compute"]), np.array([[50, 250]], dtype=np.int64), window)
     assert (found.buckets_ns.compute, found.buckets_ns.idle_unexplained, found.wall_ns) == (100, 100, 200)
 
 
 def test_what_was_not_recorded_is_unknown_and_not_idle() -> None:
-    found = unknown_breakdown(np.array([[0, 100]], dtype=np.int64))
+    found = build_unknown_breakdown(np.array([[0, 100]], dtype=np.int64))
     found.validate()
     assert (found.buckets_ns.unknown, found.idle_ns) == (100, 0)
 
@@ -52,7 +52,7 @@ def test_device_time_over_every_event_of_the_trace() -> None:
         kernel(50, 80, 3, "Memcpy HtoD (Pinned -> Device)", stream=9),
         kernel(90, 95, 4, "Memset (Device)"), kernel(100, 110, 5, "Memcpy DtoD (Device -> Device)"),
     ]  # fmt: skip
-    found = device_time(linked(*steps(0, 20), *events).kernels)
+    found = measure_device_time(linked(*steps(0, 20), *events).kernels)
     assert found is not None
     assert (found.span_ns, found.busy_ns, found.idle_ns) == (100_000, 85_000, 15_000)
     assert (found.compute_ns, found.communication_ns, found.copy_ns) == (35_000, 30_000, 40_000)
@@ -60,7 +60,7 @@ def test_device_time_over_every_event_of_the_trace() -> None:
 
 
 def test_no_device_event_no_device_time() -> None:
-    assert device_time(linked(*steps(0, 20)).kernels) is None
+    assert measure_device_time(linked(*steps(0, 20)).kernels) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from(BOUNDS), span), max_size=12), st.lists(st.integers(1, 30), min_size=1, max_size=4), span)
@@ -72,8 +72,8 @@ def test_breakdowns_of_steps_sum_to_that_of_all(
     spans = np.array([item for _, item in work], dtype=np.int64).reshape(-1, 2)
     words = pl.Series([bound for bound, _ in work], dtype=pl.String)
     idle = pl.DataFrame({"start_ns": [pause[0]], "end_ns": [pause[1]], "cause": ["idle_sync"]})
-    whole = breakdown(words, spans, intervals.union(bounds), idle)
-    parts = step_breakdowns(words, spans, bounds, idle)
+    whole = break_down(words, spans, intervals.merge_spans(bounds), idle)
+    parts = break_down_steps(words, spans, bounds, idle)
     for part, length in zip(parts, lengths, strict=True):
         part.validate()
         assert part.wall_ns == length

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.gaps import cpu_gaps
+from gpudiag.attribution.device import find_cpu_gaps
 from gpudiag.attribution.steps import find_steps
-from gpudiag.timeline.idle import explain
-from gpudiag.timeline.segments import Folded
+from gpudiag.timeline.idle import explain_idle
+from gpudiag.timeline.segments import FoldedTime
 
 Event = dict[str, object]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -30,9 +30,9 @@ def told(timing: list[Event], stacked: list[Event], marks: pl.DataFrame | None =
     bases = [msgspec.structs.replace(made.meta, unix_base_ns=base) for made, base in ((trace, 0), (other, 10**9))]
     trace, other = (msgspec.structs.replace(made, meta=meta) for made, meta in zip((trace, other), bases, strict=True))
     table = find_steps(trace).table
-    window = intervals.of(table.filter("analysed"))
-    whole = cpu_gaps(intervals.of(trace.ops), window)
-    idle = explain(trace, whole, window, table, site_window=(other, find_steps(other).table), host_marks=marks, on_cpu=True)
+    window = intervals.build_spans(table.filter("analysed"))
+    whole = find_cpu_gaps(intervals.build_spans(trace.ops), window)
+    idle = explain_idle(trace, whole, window, table, site_window=(other, find_steps(other).table), host_marks=marks, on_cpu=True)
     time = (pl.col("end_ns") - pl.col("start_ns")) / 1e6
     return [row for row in idle.select(time, "cause", "site", "evidence").iter_rows() if row[0] >= 1]
 
@@ -93,9 +93,9 @@ def test_a_pause_that_lasts_far_longer_than_its_twin_is_not_explained_to_its_end
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 50)), max_size=12), st.lists(st.integers(0, 1100), min_size=2, max_size=9))
 def test_folded_time_is_the_kept_time_before(spans: list[tuple[int, int]], moments: list[int]) -> None:
-    kept = intervals.union(np.array([(start, start + length) for start, length in spans], dtype=np.int64).reshape(-1, 2))
+    kept = intervals.merge_spans(np.array([(start, start + length) for start, length in spans], dtype=np.int64).reshape(-1, 2))
     times = np.array(sorted(moments), dtype=np.int64)
-    folded = Folded(kept)
+    folded = FoldedTime(kept)
     assert folded.at(times).tolist() == [sum(max(0, min(end, time) - start) for start, end in kept.tolist()) for time in times.tolist()]
     reached = folded.at(times)
     if len(kept):

@@ -9,7 +9,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.timeline.consecutive import LEAST_STEPS, consecutive, pieces
+from gpudiag.timeline.graph import LEAST_CONSECUTIVE_STEPS, count_events, find_consecutive_steps
 
 
 def _steps(lengths: list[int], analysed: list[bool] | None = None, gap_before: int = -1) -> pl.DataFrame:
@@ -21,46 +21,46 @@ def _steps(lengths: list[int], analysed: list[bool] | None = None, gap_before: i
 
 def test_all_analysed_steps_where_they_fit() -> None:
     steps = _steps([10] * 6, [False, *[True] * 4, False])
-    assert consecutive(steps, np.full(6, 25), most=100) == (1, 4)
+    assert find_consecutive_steps(steps, np.full(6, 25), most=100) == (1, 4)
 
 
 def test_else_as_many_as_fit_with_the_mean_of_all() -> None:
     """Ten of 12 steps take 10 ns, the fifth and the last 40: of three in a row those with one slow step are too slow, 15 being the mean."""
     steps = _steps([10, 10, 10, 10, 40, 10, 10, 10, 10, 10, 10, 40])
-    assert consecutive(steps, np.full(12, 25), most=75) == (0, 2)
+    assert find_consecutive_steps(steps, np.full(12, 25), most=75) == (0, 2)
     # four in a row with a slow one have a mean of 17.5, those without one of 10
-    assert consecutive(steps, np.full(12, 25), most=100) == (1, 4)
+    assert find_consecutive_steps(steps, np.full(12, 25), most=100) == (1, 4)
 
 
 def test_too_large_steps_are_not_replayed_together() -> None:
-    assert consecutive(_steps([10] * 5), np.full(5, 25), most=60) is None
-    assert consecutive(_steps([10, 10]), np.array([25, 25]), most=60) == (0, 1)
-    assert consecutive(_steps([10]), np.array([70]), most=60) is None
+    assert find_consecutive_steps(_steps([10] * 5), np.full(5, 25), most=60) is None
+    assert find_consecutive_steps(_steps([10, 10]), np.array([25, 25]), most=60) == (0, 1)
+    assert find_consecutive_steps(_steps([10]), np.array([70]), most=60) is None
 
 
 def test_steps_apart_do_not_follow_each_other() -> None:
-    assert consecutive(_steps([10] * 8, gap_before=3), np.full(8, 1), most=60) == (3, 7)
+    assert find_consecutive_steps(_steps([10] * 8, gap_before=3), np.full(8, 1), most=60) == (3, 7)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 40), st.booleans()), min_size=1, max_size=12), st.integers(0, 200))
 def test_what_is_chosen_is_analysed_touches_and_fits(rows: list[tuple[int, int, bool]], most: int) -> None:
     lengths, counts, analysed = (list(column) for column in zip(*rows, strict=True))
     steps = _steps(lengths, analysed)
-    found = consecutive(steps, np.array(counts), most)
+    found = find_consecutive_steps(steps, np.array(counts), most)
     if found is None:
         return
     first, last = found
     assert all(analysed[first : last + 1])
     assert sum(counts[first : last + 1]) <= most
-    assert last - first + 1 >= min(LEAST_STEPS, sum(analysed)) or not all(analysed)
+    assert last - first + 1 >= min(LEAST_CONSECUTIVE_STEPS, sum(analysed)) or not all(analysed)
 
 
 def test_many_steps_are_chosen_quickly() -> None:
     began = time.perf_counter()
-    assert consecutive(_steps([10] * 100_000), np.full(100_000, 3), most=150_000) == (0, 49_999)
+    assert find_consecutive_steps(_steps([10] * 100_000), np.full(100_000, 3), most=150_000) == (0, 49_999)
     assert time.perf_counter() - began < 2
 
 
 def test_events_count_for_the_step_that_they_begin_in() -> None:
-    found = pieces([np.array([0, 9, 10, 35]), np.array([12])], _steps([10, 10, 10]))
+    found = count_events([np.array([0, 9, 10, 35]), np.array([12])], _steps([10, 10, 10]))
     assert found.tolist() == [2, 2, 0]

@@ -8,14 +8,14 @@ import smallgraphs as small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.graph import Graph
-from gpudiag.timeline.critical import critical_path, critical_rows, path_pieces
+from gpudiag.timeline.critical_path import find_critical_paths, find_path_pieces, sum_critical_path
 
 
 def _rows(graph: Graph) -> list[tuple[str, str, float]]:
-    path = critical_path([graph], small.launch_bound_trace())
-    tables.check("critical_path", path)
+    path = find_critical_paths([graph], small.launch_bound_trace())
+    trace.check_table("critical_path", path)
     lengths = ((path["end_ns"] - path["start_ns"]) / 1000).to_list()
     return list(zip(path["kind"].to_list(), path["bound"].to_list(), lengths, strict=True))
 
@@ -35,12 +35,12 @@ def test_the_path_of_a_launch_bound_step_runs_over_the_host_and_the_last_kernel(
 
 
 def test_pieces_carry_op_thread_and_stream_and_rows_sum_them() -> None:
-    path = critical_path([small.launch_bound()], small.launch_bound_trace())
+    path = find_critical_paths([small.launch_bound()], small.launch_bound_trace())
     kernel = path.row(6, named=True)
     assert (kernel["kernel"], kernel["op"], kernel["thread"], kernel["stream"]) == (1, 1, None, 7)
     host = path.row(3, named=True)
     assert (host["kernel"], host["op"], host["thread"], host["stream"]) == (None, 1, 0, None)
-    rows = critical_rows(path)
+    rows = sum_critical_path(path)
     assert [(row.kind, row.bound, row.path_ns) for row in rows[:2]] == [("host", "launch", 150_000), ("data", "data", 100_000)]
     assert sum(row.path_ns for row in rows) == 330_000
     assert abs(sum(row.share for row in rows) - 1) < 1e-12
@@ -57,9 +57,9 @@ def test_an_op_of_a_cpu_run_is_work_and_not_launch() -> None:
 
 
 def test_no_graph_has_no_path() -> None:
-    path = critical_path([], small.launch_bound_trace())
+    path = find_critical_paths([], small.launch_bound_trace())
     assert path.is_empty()
-    assert critical_rows(path) == ()
+    assert sum_critical_path(path) == ()
 
 
 @st.composite
@@ -87,7 +87,7 @@ def random_graphs(draw: st.DrawFn) -> Graph:
 @given(random_graphs())
 @settings(max_examples=200, deadline=None)
 def test_pieces_touch_fill_the_step_and_never_exceed_it(graph: Graph) -> None:
-    pieces = path_pieces(graph)
+    pieces = find_path_pieces(graph)
     assert pieces.start_ns[0] == graph.origin_ns
     assert pieces.end_ns[-1] == graph.end_ns
     assert (pieces.start_ns[1:] == pieces.end_ns[:-1]).all()
@@ -101,7 +101,7 @@ def test_pieces_touch_fill_the_step_and_never_exceed_it(graph: Graph) -> None:
 @given(random_graphs(), random_graphs())
 @settings(max_examples=30, deadline=None)
 def test_rows_sum_to_the_steps(first: Graph, second: Graph) -> None:
-    path = critical_path([first, second], small.trace(kernels=[]))
+    path = find_critical_paths([first, second], small.trace(kernels=[]))
     walls = [graph.end_ns - graph.origin_ns for graph in (first, second)]
-    assert sum(row.path_ns for row in critical_rows(path)) == sum(walls)
+    assert sum(row.path_ns for row in sum_critical_path(path)) == sum(walls)
     assert path.select((pl.col("end_ns") - pl.col("start_ns")).sum()).item() == sum(walls)

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from gpudiag.model import tables
+from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
-from gpudiag.timeline.energy import NO_RAPL, energy
+from gpudiag.timeline.energy import NO_RAPL, measure_energy
 
 UNIX = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -16,7 +16,7 @@ MS = 1_000_000
 
 def telemetry(**columns: list[float | None]) -> pl.DataFrame:
     """Return samples every 50 ms from UNIX."""
-    schema = tables.schema("telemetry")
+    schema = trace.build_table_schema("telemetry")
     height = len(next(iter(columns.values())))
     times = [UNIX + 50 * MS * row for row in range(height)]
     return pl.DataFrame({**dict.fromkeys(schema, [None] * height), "t_ns": times, **columns}, schema=schema, strict=False)
@@ -43,7 +43,7 @@ NONE = steps(0)
 def test_the_counter_is_read_at_the_marks() -> None:
     # 400 W: 20,000 mJ every 50 ms
     counter = telemetry(energy_mj=[9_000_000 + 20_000 * row for row in range(201)])
-    found = energy(None, counter, steps(90, start=30 * MS), NONE)
+    found = measure_energy(None, counter, steps(90, start=30 * MS), NONE)
     assert found is not None
     assert found.joule_per_step == pytest.approx(40)
     assert found.joule_per_sample == pytest.approx(5)
@@ -54,7 +54,7 @@ def test_the_counter_is_read_at_the_marks() -> None:
 
 def test_without_a_counter_the_power_is_integrated() -> None:
     # 200 W at even samples, 600 W at odd ones: trapezoids of 400 W on average
-    found = energy(None, telemetry(power_w=[200.0, 600.0] * 101), steps(100), NONE)
+    found = measure_energy(None, telemetry(power_w=[200.0, 600.0] * 101), steps(100), NONE)
     assert found is not None
     assert found.joule_per_step == pytest.approx(40)
     assert found.provenance == "power"
@@ -62,7 +62,7 @@ def test_without_a_counter_the_power_is_integrated() -> None:
 
 @pytest.mark.parametrize("energy_mj", [[1000] * 201, [20_000 * row for row in range(100)] + [20_000 * row for row in range(101)]])
 def test_a_counter_that_stands_still_or_went_back_is_not_believed(energy_mj: list[float | None]) -> None:
-    found = energy(None, telemetry(energy_mj=energy_mj, power_w=[300.0] * 201), steps(90), NONE)
+    found = measure_energy(None, telemetry(energy_mj=energy_mj, power_w=[300.0] * 201), steps(90), NONE)
     assert found is not None
     assert found.provenance == "power"
     assert found.joule_per_step == pytest.approx(30)
@@ -72,24 +72,24 @@ def test_profiled_steps_and_the_first_two_do_not_count() -> None:
     # the first 20 steps draw 800 W (they are profiled), the others 400 W
     watts: list[float | None] = [800.0] * 41 + [400.0] * 160
     rows = pl.concat([steps(20, window="timing"), steps(70, first=22, start=2100 * MS)])
-    found = energy(None, telemetry(power_w=watts), rows, NONE)
+    found = measure_energy(None, telemetry(power_w=watts), rows, NONE)
     assert found is not None
     assert found.joule_per_step == pytest.approx(40)
     assert found.steps == 70
-    early = energy(None, telemetry(power_w=watts), steps(40, first=0), NONE)
+    early = measure_energy(None, telemetry(power_w=watts), steps(40, first=0), NONE)
     assert early is not None
     assert early.steps == 38
 
 
 def test_where_plain_steps_are_too_few_the_analysed_ones_count_without_samples() -> None:
     analysed = steps(20, start=1000 * MS).select("start_unix_ns", "wall_ns")
-    found = energy(None, telemetry(power_w=[400.0] * 201), steps(1), analysed)
+    found = measure_energy(None, telemetry(power_w=[400.0] * 201), steps(1), analysed)
     assert found is not None
     assert (found.of, found.steps, found.joule_per_sample) == ("analysed steps", 20, None)
 
 
 def test_a_time_that_is_too_short_for_the_counter_has_no_figure() -> None:
-    found = energy(None, telemetry(power_w=[400.0] * 201), steps(2), NONE)
+    found = measure_energy(None, telemetry(power_w=[400.0] * 201), steps(2), NONE)
     assert found is not None
     assert found.joule_per_step is None
     assert found.reason == "the steps with samples on end are too short: energy is known every 50 ms only"
@@ -97,7 +97,7 @@ def test_a_time_that_is_too_short_for_the_counter_has_no_figure() -> None:
 
 def test_steps_outside_the_samples_are_left_out_and_a_missing_batch_size_costs_only_that_figure() -> None:
     rows = pl.concat([steps(30, start=-1000 * MS), steps(30, first=40, start=5000 * MS, samples=None)])
-    found = energy(None, telemetry(power_w=[400.0] * 201), rows, NONE)
+    found = measure_energy(None, telemetry(power_w=[400.0] * 201), rows, NONE)
     assert found is not None
     assert found.steps == 50
     assert found.joule_per_sample is None
@@ -109,14 +109,14 @@ def info(**more: object) -> TelemetryInfo:
 
 def test_reasons() -> None:
     empty = telemetry(rss_bytes=[1.0] * 5)
-    assert energy(None, tables.empty("telemetry"), steps(9), NONE) is None
-    cpu = energy(info(source="psutil", missing={"power_w": "this process used no CUDA device"}), empty, steps(9), NONE)
+    assert measure_energy(None, trace.build_empty_table("telemetry"), steps(9), NONE) is None
+    cpu = measure_energy(info(source="psutil", missing={"power_w": "this process used no CUDA device"}), empty, steps(9), NONE)
     assert cpu is not None
     assert cpu.reason == NO_RAPL
-    laptop = energy(info(missing={"power_w": "Not Supported"}), empty, steps(9), NONE)
+    laptop = measure_energy(info(missing={"power_w": "Not Supported"}), empty, steps(9), NONE)
     assert laptop is not None
     assert laptop.reason == "the device does not tell its power (Not Supported)"
-    shared = energy(
+    shared = measure_energy(
         info(notes={"energy_mj": "of the whole board, which several MIG instances share"}), telemetry(power_w=[1.0] * 99), steps(40), NONE
     )
     assert shared is not None
@@ -130,7 +130,7 @@ def test_no_straight_line_is_drawn_over_a_hole(provenance: str) -> None:
     watts = [(400.0 if row < 100 else 100.0) if there else None for row, there in enumerate(known)]
     joules = [(20_000 * row if row < 100 else 2_500_000) if there else None for row, there in enumerate(known)]
     frame = telemetry(power_w=watts) if provenance == "power" else telemetry(energy_mj=joules)  # type: ignore[arg-type]
-    found = energy(None, frame, steps(95), NONE)
+    found = measure_energy(None, frame, steps(95), NONE)
     assert found is not None
     assert found.joule_per_step == pytest.approx(40, abs=1 if provenance == "power" else 6)
     assert found.steps <= 53
@@ -138,10 +138,10 @@ def test_no_straight_line_is_drawn_over_a_hole(provenance: str) -> None:
 
 def test_a_counter_needs_no_samples_within_a_long_step() -> None:
     joules = [20_000 * row if row < 60 or row > 140 else None for row in range(201)]
-    found = energy(None, telemetry(energy_mj=joules), steps(2, length=5000 * MS - 50 * MS, first=2), NONE)  # type: ignore[arg-type]
+    found = measure_energy(None, telemetry(energy_mj=joules), steps(2, length=5000 * MS - 50 * MS, first=2), NONE)  # type: ignore[arg-type]
     assert found is not None
     assert found.joule_per_step is None  # both ends of the steps lie in the hole
-    found = energy(None, telemetry(energy_mj=joules), steps(1, length=9900 * MS), NONE)  # type: ignore[arg-type]
+    found = measure_energy(None, telemetry(energy_mj=joules), steps(1, length=9900 * MS), NONE)  # type: ignore[arg-type]
     assert found is not None
     assert found.joule_per_step == pytest.approx(3960)
 
@@ -156,7 +156,7 @@ def jumped(row: int) -> int:
     ids=["stops half way", "jumps", "contradicts the power"],
 )
 def test_a_counter_that_cannot_be_is_not_believed(energy_mj: list[float | None]) -> None:
-    found = energy(None, telemetry(energy_mj=energy_mj, power_w=[400.0] * 201), steps(90), NONE)
+    found = measure_energy(None, telemetry(energy_mj=energy_mj, power_w=[400.0] * 201), steps(90), NONE)
     assert found is not None
     assert found.provenance == "power"
     assert found.joule_per_step == pytest.approx(40)
@@ -164,20 +164,20 @@ def test_a_counter_that_cannot_be_is_not_believed(energy_mj: list[float | None])
 
 def test_a_counter_above_the_power_limit_jumped_and_without_power_that_is_the_reason() -> None:
     counter = telemetry(energy_mj=[90_000 * row for row in range(201)])  # 1,800 W
-    assert energy(info(limits={"power_limit_w": 1200.0}), counter, steps(90), NONE).joule_per_step == pytest.approx(180)  # type: ignore[union-attr]
-    found = energy(info(limits={"power_limit_w": 400.0}), counter, steps(90), NONE)
+    assert measure_energy(info(limits={"power_limit_w": 1200.0}), counter, steps(90), NONE).joule_per_step == pytest.approx(180)  # type: ignore[union-attr]
+    found = measure_energy(info(limits={"power_limit_w": 400.0}), counter, steps(90), NONE)
     assert found is not None
     assert found.joule_per_step is None
     assert "stands still, jumps" in found.reason
 
 
 def test_power_that_is_averaged_over_a_second_is_no_better_than_a_second() -> None:
-    found = energy(
+    found = measure_energy(
         info(notes={"power_w": "averaged over one second by boards newer than GA100"}), telemetry(power_w=[400.0] * 201), steps(90), NONE
     )
     assert found is not None
     assert found.uncertain_share == pytest.approx(1000 / 9000)
-    short = energy(info(notes={"power_w": "averaged over one second"}), telemetry(power_w=[400.0] * 201), steps(30), NONE)
+    short = measure_energy(info(notes={"power_w": "averaged over one second"}), telemetry(power_w=[400.0] * 201), steps(30), NONE)
     assert short is not None
     assert short.joule_per_step is None
 
@@ -187,7 +187,7 @@ def test_any_samples_give_figures_or_a_reason_and_the_sum_over_steps_is_that_of_
     for _ in range(50):
         watts = [float(value) for value in generator.uniform(50, 700, 201)]
         frame = telemetry(power_w=watts)  # type: ignore[arg-type]
-        few, many = (energy(None, frame, steps(count, length=9600 * MS // count), NONE) for count in (12, 96))
+        few, many = (measure_energy(None, frame, steps(count, length=9600 * MS // count), NONE) for count in (12, 96))
         assert few is not None
         assert many is not None
         assert few.joule_per_step is not None

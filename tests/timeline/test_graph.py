@@ -14,17 +14,17 @@ from handmade import call, kernel, mark, op, steps, trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.api.analysis import _one_device
-from gpudiag.attribution.device import busiest, kind_of_run
-from gpudiag.attribution.links import link
+from gpudiag.api.analysis import _select_device
+from gpudiag.attribution.device import classify_run, find_busiest_device
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, edge_kind, node_kind
+from gpudiag.model import trace as trace_module
+from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, encode_edge_kind, encode_node_kind
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.graph import build_graphs, why_no_graph
-from gpudiag.timeline.replay import replay, replay_trust, steady_step_ns
+from gpudiag.timeline.graph import build_graphs, explain_missing_graph
+from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
 from gpudiag.timeline.syncs import find_syncs
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 REAL = (
     "h100_bert-small", "h100_qwen1.5-0.5b_prefill", "mi210_gpu_only_no_ops", "mi300x_qwen1.5-0.5b_prefill",
@@ -38,13 +38,13 @@ LARGE = (
 
 
 def _graphs(made: Trace) -> tuple[tuple[Graph, ...], pl.DataFrame]:
-    run = kind_of_run(made)
+    run = classify_run(made)
     table = find_steps(made).table
-    made, _ = link(made, table, on_cpu=run == "cpu")
+    made, _ = link_kernels(made, table, on_cpu=run == "cpu")
     if run == "gpu":
-        made = _one_device(made, busiest(made.kernels)[0])
-    syncs = find_syncs(made, table) if run == "gpu" else tables.empty("syncs")
-    return build_graphs(made, table, tables.empty("idle"), syncs, run == "cpu"), table
+        made = _select_device(made, find_busiest_device(made.kernels)[0])
+    syncs = find_syncs(made, table) if run == "gpu" else trace_module.build_empty_table("syncs")
+    return build_graphs(made, table, trace_module.build_empty_table("idle"), syncs, run == "cpu"), table
 
 
 def _one(*events: object) -> Graph:
@@ -54,7 +54,7 @@ def _one(*events: object) -> Graph:
 
 def _edges(graph: Graph, kind: str) -> list[tuple[str, str]]:
     """Return the edges of a kind as (kind of node, kind of node)."""
-    rows = np.flatnonzero(graph.edge_kind == edge_kind(kind))
+    rows = np.flatnonzero(graph.edge_kind == encode_edge_kind(kind))
     return [(NODE_KINDS[graph.kind[graph.src[row]]], NODE_KINDS[graph.kind[graph.dst[row]]]) for row in rows.tolist()]
 
 
@@ -80,10 +80,10 @@ def _valid(graph: Graph) -> None:
 
 def test_a_launch_ends_where_its_kernel_begins_and_the_rest_of_the_call_is_host_time() -> None:
     graph = _one(*steps(0, 100), op("aten::mm", 10, 40), call(20, 1, end=30), kernel(26, 90, 1))
-    launch = int(np.flatnonzero(graph.kind == node_kind("launch"))[0])
+    launch = int(np.flatnonzero(graph.kind == encode_node_kind("launch"))[0])
     assert (graph.start_ns[launch], graph.duration_ns[launch]) == (20_000, 6_000)
     after = np.flatnonzero((graph.lane >= 0) & (graph.start_ns == 26_000))
-    assert graph.kind[after].tolist() == [node_kind("host")]
+    assert graph.kind[after].tolist() == [encode_node_kind("host")]
     _valid(graph)
 
 
@@ -91,7 +91,7 @@ def test_host_time_keeps_the_op_that_held_most_of_it() -> None:
     graph = _one(
         *steps(0, 100), op("aten::linear", 10, 60), op("aten::t", 12, 15), op("aten::addmm", 15, 58), call(50, 1), kernel(52, 90, 1)
     )
-    before = int(np.flatnonzero((graph.kind == node_kind("host")) & (graph.start_ns + graph.duration_ns == 50_000))[0])
+    before = int(np.flatnonzero((graph.kind == encode_node_kind("host")) & (graph.start_ns + graph.duration_ns == 50_000))[0])
     assert graph.op[before] == 2  # aten::addmm: 35 of 40 us
 
 
@@ -122,7 +122,7 @@ def test_work_of_earlier_steps_holds_its_stream() -> None:
     graphs, _ = _graphs(made)
     second = graphs[1]
     assert second.carried == 1
-    assert (second.kind[1], second.start_ns[1], second.duration_ns[1]) == (node_kind("kernel"), 100_000, 50_000)
+    assert (second.kind[1], second.start_ns[1], second.duration_ns[1]) == (encode_node_kind("kernel"), 100_000, 50_000)
     assert ("kernel", "kernel") in _edges(second, "stream")
     _valid(second)
 
@@ -143,7 +143,7 @@ def test_a_branch_beside_a_longer_kernel_of_its_graph_does_not_hold_up_the_strea
     graph = _one(*steps(0, 200), op("a", 10, 19), call(12, 1, api="cudaGraphLaunch"), *work)
     device = np.flatnonzero(graph.lane < 0)
     assert graph.duration_ns[device].tolist() == [80_000, 10_000, 9_000, 19_000]
-    before = graph.src[(graph.dst == device[3]) & (graph.edge_kind == edge_kind("stream"))]
+    before = graph.src[(graph.dst == device[3]) & (graph.edge_kind == encode_edge_kind("stream"))]
     assert set(before.tolist()) == {device[0], device[2]}
     _valid(graph)
 
@@ -163,7 +163,7 @@ def test_an_event_from_before_the_last_work_is_the_end_of_what_was_over_right_th
     graph = _one(*steps(0, 500), op("a", 5, 60), call(10, 1), kernel(12, 200, 1), call(20, 2), kernel(201, 400, 2), waits,
                  call(40, 3), kernel(212, 300, 3, stream=20))  # fmt: skip
     assert len(_edges(graph, "event")) == 1
-    src = int(graph.src[graph.edge_kind == edge_kind("event")][0])
+    src = int(graph.src[graph.edge_kind == encode_edge_kind("event")][0])
     assert (graph.start_ns[src], graph.duration_ns[src]) == (12_000, 188_000)
     assert graph.free_ns.sum() < 12_000  # not the 170 us from its launch
     _valid(graph)
@@ -173,11 +173,11 @@ def test_code_that_is_loaded_within_a_launch_call_is_no_cost_of_launching() -> N
     """A call of 500 us, 400 of them in an overhead record of lazy loading up to the kernel's begin: the launch keeps 100."""
     loading = mark("Lazy Function Loading", 120, 520) | {"cat": "overhead"}
     graph = _one(*steps(0, 900), op("aten::mm", 10, 540), call(20, 1, end=520), loading, kernel(520, 600, 1))
-    times = {kind: int(graph.duration_ns[graph.kind == node_kind(kind)].sum()) for kind in ("launch", "compile")}
+    times = {kind: int(graph.duration_ns[graph.kind == encode_node_kind(kind)].sum()) for kind in ("launch", "compile")}
     assert times == {"launch": 100_000, "compile": 400_000}
     assert _edges(graph, "launch") == [("launch", "kernel")]
     _valid(graph)
-    without = np.where(graph.kind == node_kind("compile"), 0, graph.duration_ns)
+    without = np.where(graph.kind == encode_node_kind("compile"), 0, graph.duration_ns)
     assert replay(graph, without).step_ns == 500_000
 
 
@@ -191,7 +191,7 @@ def test_what_nothing_shows_to_overlap_with_the_next_pass_does_not() -> None:
 def test_a_wait_that_nothing_explains_is_a_free_delay_and_counted() -> None:
     made = trace(*steps(0, 500), op("a", 10, 20), call(12, 1), kernel(300, 520, 1))
     graphs, table = _graphs(made)
-    trust = replay_trust(graphs, table)
+    trust = measure_replay_trust(graphs, table)
     assert trust is not None
     assert trust.error_share == 0
     assert trust.steps[0].free_ns == 287_000  # the call ends at 13, no normal latency is known
@@ -202,7 +202,7 @@ def test_a_sync_has_only_its_own_cost() -> None:
     graph = middle(
         s.simulate([part for _ in range(7) for part in (s.step(), s.op("aten::mm", [s.launch("gemm", 400)]), s.sync(7))] + [s.step()])
     )
-    rows = np.flatnonzero(graph.kind == node_kind("sync"))
+    rows = np.flatnonzero(graph.kind == encode_node_kind("sync"))
     assert len(rows) == 1
     assert graph.duration_ns[rows[0]] < 6_000
     assert _edges(graph, "sync") == [("kernel", "sync")]
@@ -220,7 +220,7 @@ def test_a_cpu_run_is_one_chain_of_ops_and_what_lies_between() -> None:
     # linear, addmm, linear again, relu; in between Python, and the loader
     assert graph.kernel[graph.kernel >= 0].tolist() == [0, 1, 0, 2]
     assert graph.duration_ns[graph.kernel >= 0].tolist() == [10_000, 35_000, 5_000, 30_000]
-    data = graph.kind == node_kind("data")
+    data = graph.kind == encode_node_kind("data")
     assert graph.duration_ns[data].sum() == 50_000
     assert replay(graph, np.where(data, 0, graph.duration_ns)).step_ns == 150_000
     _valid(graph)
@@ -229,9 +229,9 @@ def test_a_cpu_run_is_one_chain_of_ops_and_what_lies_between() -> None:
 def test_without_launch_calls_there_is_no_graph_and_it_says_why() -> None:
     made = trace(*steps(0, 200), op("a", 10, 20), kernel(30, 50, None))
     table = find_steps(made).table
-    linked, _ = link(made, table, on_cpu=False)
-    assert "no launch call was recorded" in (why_no_graph(linked, table, 0, on_cpu=False) or "")
-    assert build_graphs(linked, table, tables.empty("idle"), tables.empty("syncs"), False) == ()
+    linked, _ = link_kernels(made, table, on_cpu=False)
+    assert "no launch call was recorded" in (explain_missing_graph(linked, table, 0, on_cpu=False) or "")
+    assert build_graphs(linked, table, trace_module.build_empty_table("idle"), trace_module.build_empty_table("syncs"), False) == ()
 
 
 _EVENTS = [part for _ in range(8) for part in (
@@ -283,10 +283,10 @@ def test_any_program_replays_as_it_was(program: s.Program, backward: bool) -> No
 def _check(traces: Path, names: tuple[str, ...]) -> None:
     errors, free = [], []
     for name in names:
-        made = read(traces / f"{name}.json.gz")
+        made = read_trace(traces / f"{name}.json.gz")
         began = time.perf_counter()
         graphs, table = _graphs(made)
-        trust = replay_trust(graphs, table)
+        trust = measure_replay_trust(graphs, table)
         assert trust is not None, name
         assert time.perf_counter() - began < 10, name
         for graph in graphs:
@@ -309,6 +309,6 @@ def test_large_real_steps_replay_within_three_percent(traces: Path) -> None:
 
 def test_edge_kinds_of_a_training_step(traces: Path) -> None:
     """A recommendation model on eight ranks: every kind of dependency but a full queue is there."""
-    graphs, _ = _graphs(read(traces / "a100_dlrm_train_rank3of8.json.gz"))
+    graphs, _ = _graphs(read_trace(traces / "a100_dlrm_train_rank3of8.json.gz"))
     found = {EDGE_KINDS[code] for graph in graphs for code in np.unique(graph.edge_kind)}
     assert found >= {"thread", "handoff", "launch", "stream", "event", "sync"}

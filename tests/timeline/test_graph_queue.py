@@ -9,7 +9,7 @@ import simulator as s
 from graphs import graphs_of
 
 from gpudiag.model.graph import QUEUE_LIMIT
-from gpudiag.timeline.graph_queue import issued, queue_limit
+from gpudiag.timeline.launch_queue import estimate_queue_limit, find_issued_launches
 
 _LAYER = s.op("aten::mm", [s.python(5), s.launch("gemm", 60)])
 
@@ -36,8 +36,8 @@ def test_a_queue_that_was_full_before_the_recording_began_is_seen_too() -> None:
     row = {number: place for place, number in enumerate(trace.launches["correlation"].to_list())}
     launch = np.array([late[row[number]] if number in row else -1 for number in linked.tolist()])
     start, end = (trace.launches[name].to_numpy() for name in ("start_ns", "end_ns"))
-    calls = issued(launch, trace.kernels["start_ns"].to_numpy(), start, end)
-    assert queue_limit(calls, np.empty(0, dtype=np.int64)) == pytest.approx(64, abs=2)
+    calls = find_issued_launches(launch, trace.kernels["start_ns"].to_numpy(), start, end)
+    assert estimate_queue_limit(calls, np.empty(0, dtype=np.int64)) == pytest.approx(64, abs=2)
 
 
 @pytest.mark.parametrize("places", [64, 1024])

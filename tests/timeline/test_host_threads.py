@@ -8,12 +8,11 @@ import pytest
 from handmade import Event, call, kernel, linked, op, steps
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.gaps import gaps
-from gpudiag.attribution.sites import Frames
+from gpudiag.attribution.call_sites import Frames
+from gpudiag.attribution.device import find_gaps
 from gpudiag.attribution.steps import find_steps
-from gpudiag.timeline.host_threads import MAX_THREADS, Host, crew, plain_frame
-from gpudiag.timeline.idle import explain
-from gpudiag.timeline.spacing import with_flight
+from gpudiag.timeline.host_threads import MAX_THREADS, HostActivity, find_responsible_threads, format_frame
+from gpudiag.timeline.idle import add_launch_latency, explain_idle
 
 THREADS = 2 * MAX_THREADS
 END = 100.0 * (THREADS + 20)
@@ -37,9 +36,9 @@ def _many() -> list[Event]:
 
 def test_the_threads_with_most_gaps_answer_for_theirs() -> None:
     trace = linked(*_many())
-    window = intervals.of(find_steps(trace).table)
-    found = gaps(trace.kernels, trace.launches, window).with_columns(begun_ns="start_ns", row="id")
-    leads = with_flight(found, trace, 0, on_cpu=False)["lead"]
+    window = intervals.build_spans(find_steps(trace).table)
+    found = find_gaps(trace.kernels, trace.launches, window).with_columns(begun_ns="start_ns", row="id")
+    leads = add_launch_latency(found, trace, 0, on_cpu=False)["lead"]
     assert 2 <= leads.n_unique() <= MAX_THREADS + 1
     busiest = trace.launches["thread"].value_counts(sort=True)["thread"][0]
     assert (leads == busiest).sum() >= 20
@@ -48,18 +47,18 @@ def test_the_threads_with_most_gaps_answer_for_theirs() -> None:
 def test_every_gap_is_still_explained() -> None:
     trace = linked(*_many())
     table = find_steps(trace).table
-    whole = gaps(trace.kernels, trace.launches, intervals.of(table))
-    idle = explain(trace, whole, intervals.of(table), table)
-    np.testing.assert_array_equal(intervals.of(idle), intervals.of(whole))
+    whole = find_gaps(trace.kernels, trace.launches, intervals.build_spans(table))
+    idle = explain_idle(trace, whole, intervals.build_spans(table), table)
+    np.testing.assert_array_equal(intervals.build_spans(idle), intervals.build_spans(whole))
     lengths = idle.with_columns(ns=pl.col("end_ns") - pl.col("start_ns"))
-    assert int(lengths["ns"].sum()) == intervals.total(intervals.of(whole))
+    assert int(lengths["ns"].sum()) == intervals.measure_spans(intervals.build_spans(whole))
     in_flight = lengths.filter(pl.col("cause") == "idle_launch")["ns"].sum()
     assert in_flight > 0.2 * lengths["ns"].sum()  # 10 us of 60 for the call to take effect, and more where the thread was at work
 
 
 def test_what_one_thread_did_is_cut_out_of_what_all_did() -> None:
     trace = linked(*_many())
-    host = Host(trace, Frames(trace.frames))
+    host = HostActivity(trace, Frames(trace.frames))
     for thread in (1, 7, THREADS, 10**6):
         ops = trace.ops.filter(pl.col("thread") == thread)
         spans, rows = host.ops_of(thread)
@@ -74,7 +73,7 @@ def test_no_more_threads_of_autograd_are_asked_than_a_machine_has() -> None:
     ]
     own = [op("aten::mm", 10 * row + 5, 10 * row + 6, tid=1) for row in range(THREADS)]
     trace = linked(*steps(0, 2 * 10**5), *nodes, *busy, *own)
-    found = crew(trace)
+    found = find_responsible_threads(trace)
     assert len(found) == MAX_THREADS + 1
     last = int(trace.ops.sort("start_ns")["thread"][-1])
     assert last in found
@@ -92,4 +91,4 @@ def test_no_more_threads_of_autograd_are_asked_than_a_machine_has() -> None:
     ],
 )
 def test_frames_are_named_as_people_say_them(frame: str, told: str) -> None:
-    assert pl.DataFrame({"text": [frame]}).select(plain_frame("text")).item() == told
+    assert pl.DataFrame({"text": [frame]}).select(format_frame("text")).item() == told

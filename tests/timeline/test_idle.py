@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution import intervals
-from gpudiag.attribution.gaps import cpu_gaps, gaps
+from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import tables
-from gpudiag.model.breakdown import IDLE_BUCKETS
-from gpudiag.timeline.charge import with_costs
-from gpudiag.timeline.idle import explain
+from gpudiag.model import trace as trace_module
+from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.syncs import find_syncs
 
 Event = dict[str, object]
@@ -38,16 +37,16 @@ def overhead(name: str, start: float, end: float, *, tid: int = 1) -> Event:
 def explained(*events: Event, marks: pl.DataFrame | None = None, on_cpu: bool = False) -> pl.DataFrame:
     trace = linked(*events, on_cpu=on_cpu)
     found = find_steps(trace)
-    window = intervals.of(found.table.filter("analysed"))
-    whole = cpu_gaps(intervals.of(trace.ops), window) if on_cpu else gaps(trace.kernels, trace.launches, window)
+    window = intervals.build_spans(found.table.filter("analysed"))
+    whole = find_cpu_gaps(intervals.build_spans(trace.ops), window) if on_cpu else find_gaps(trace.kernels, trace.launches, window)
     syncs = find_syncs(trace, found.table)
-    idle = explain(trace, whole, window, found.table, syncs=syncs, host_marks=marks, on_cpu=on_cpu)
-    tables.check("idle", idle)
+    idle = explain_idle(trace, whole, window, found.table, syncs=syncs, host_marks=marks, on_cpu=on_cpu)
+    trace_module.check_table("idle", idle)
     assert (idle["end_ns"] > idle["start_ns"]).all()
     assert set(idle["cause"]) <= set(IDLE_BUCKETS)
-    np.testing.assert_array_equal(intervals.of(idle), intervals.intersect(intervals.of(whole), window))
-    assert int((idle["end_ns"] - idle["start_ns"]).sum()) == intervals.total(intervals.of(idle)), "pieces overlap"
-    costs = with_costs(syncs, idle)
+    np.testing.assert_array_equal(intervals.build_spans(idle), intervals.intersect_spans(intervals.build_spans(whole), window))
+    assert int((idle["end_ns"] - idle["start_ns"]).sum()) == intervals.measure_spans(intervals.build_spans(idle)), "pieces overlap"
+    costs = add_sync_costs(syncs, idle)
     assert (costs["cost_ns"] <= costs["end_ns"] - costs["start_ns"]).all()
     return idle
 
@@ -223,10 +222,10 @@ def test_marks_of_a_bundle_stand_in_the_time_of_the_trace() -> None:
         {"kind": "file_write", "name": "log.txt", "start_unix_ns": base + 200_000, "duration_ns": 0, "site": "train.py:12"},
         {"kind": "save", "name": "torch.save in another thread", "start_unix_ns": base + 160_000, "duration_ns": 30_000, "site": None},
     ]
-    marks = pl.DataFrame(rows, schema_overrides=tables.schema("host_marks"))
+    marks = pl.DataFrame(rows, schema_overrides=trace_module.build_table_schema("host_marks"))
     found = find_steps(trace)
-    window = intervals.of(found.table)
-    idle = explain(trace, gaps(trace.kernels, trace.launches, window), window, found.table, host_marks=marks)
+    window = intervals.build_spans(found.table)
+    idle = explain_idle(trace, find_gaps(trace.kernels, trace.launches, window), window, found.table, host_marks=marks)
     kept = idle.filter(pl.col("cause").is_in(["idle_gc", "idle_io"])).select("start_ns", "end_ns", "evidence", "site").rows()
     # of a file only its opening is known: it counts until the thread's next event, the launch at 300
     assert kept == [

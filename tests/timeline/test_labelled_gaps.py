@@ -16,7 +16,7 @@ import yaml
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model.breakdown import IDLE_BUCKETS
+from gpudiag.model.timeline import IDLE_BUCKETS
 
 LABELS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("labelled_gaps.yaml").read_text())
 CAUSES = {bucket.removeprefix("idle_") for bucket in IDLE_BUCKETS}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpudiag.attribution import intervals
 from gpudiag.timeline import lanes
-from gpudiag.timeline.lanes import BIN_PIXELS, Row, depths, pieces, row
+from gpudiag.timeline.lanes import BIN_PIXELS, Row, assign_rows, build_row, draw_pieces
 
 Spans = list[tuple[int, int]]
 
@@ -31,17 +31,17 @@ def rows(draw: st.DrawFn) -> tuple[Row, Spans]:
 def made(spans: Spans, codes: list[int]) -> Row:
     start, end = (np.array(column, dtype=np.int64) for column in zip(*spans, strict=True))
     ids = np.arange(len(spans), dtype=np.int64)
-    return row(start, end, np.array(codes, dtype=np.uint8), np.zeros(len(spans), dtype=np.uint8), ids)
+    return build_row(start, end, np.array(codes, dtype=np.uint8), np.zeros(len(spans), dtype=np.uint8), ids)
 
 
 @given(rows(), st.integers(-50, 4000), st.integers(1, 6000), st.integers(1, 400))
 def test_pieces_hold_every_event_of_the_window_once(made_row: tuple[Row, Spans], start: int, length: int, pixels: int) -> None:
     of, spans = made_row
     inside = [span for span in spans if span[1] > start and span[0] < start + length]
-    found = pieces(of, start, start + length, pixels)
+    found = draw_pieces(of, start, start + length, pixels)
     assert int(found.events.sum()) == len(inside)
     assert (found.first[1:] == found.first[:-1] + found.events[:-1]).all()  # one after the other, none twice
-    union = intervals.total(intervals.union(np.array(inside, dtype=np.int64).reshape(-1, 2)))
+    union = intervals.measure_spans(intervals.merge_spans(np.array(inside, dtype=np.int64).reshape(-1, 2)))
     assert int(found.busy_ns.sum()) == union
     for at in range(len(found.events)):
         own = spans[found.first[at] : found.first[at] + found.events[at]]
@@ -52,8 +52,8 @@ def test_pieces_hold_every_event_of_the_window_once(made_row: tuple[Row, Spans],
 @given(rows(), st.integers(0, 3000), st.integers(1, 6000), st.integers(1, 400))
 def test_no_gap_of_a_bin_is_drawn_over_and_pieces_are_few(made_row: tuple[Row, Spans], start: int, length: int, pixels: int) -> None:
     of, spans = made_row
-    width = lanes.bin_ns(start, start + length, pixels)
-    found = pieces(of, start, start + length, pixels)
+    width = lanes.measure_bin_ns(start, start + length, pixels)
+    found = draw_pieces(of, start, start + length, pixels)
     for at in range(len(found.events)):
         own = spans[found.first[at] : found.first[at] + found.events[at]]
         gaps = [after[0] - before[1] for before, after in itertools.pairwise(own)]
@@ -67,7 +67,7 @@ def test_no_gap_of_a_bin_is_drawn_over_and_pieces_are_few(made_row: tuple[Row, S
 @given(rows())
 def test_at_full_zoom_every_event_that_lasts_stands_alone(made_row: tuple[Row, Spans]) -> None:
     of, spans = made_row
-    found = pieces(of, spans[0][0] - 1, spans[-1][1] + 1, 2 * BIN_PIXELS * (spans[-1][1] + 2))
+    found = draw_pieces(of, spans[0][0] - 1, spans[-1][1] + 1, 2 * BIN_PIXELS * (spans[-1][1] + 2))
     alone = found.events == 1
     assert (found.end_ns[~alone] == found.start_ns[~alone]).all()
     assert (found.code[alone] == of.code[found.first[alone]]).all()
@@ -75,7 +75,7 @@ def test_at_full_zoom_every_event_that_lasts_stands_alone(made_row: tuple[Row, S
 
 def test_joined_events_are_drawn_as_what_most_of_their_time_is() -> None:
     of = made([(0, 10), (12, 18), (20, 26), (1000, 2000)], [2, 1, 1, 0])
-    found = pieces(of, 0, 2000, 40)  # bins of 100 ns
+    found = draw_pieces(of, 0, 2000, 40)  # bins of 100 ns
     assert found.code.tolist() == [1, 0]  # 12 ns of kind 1 against 10 of kind 2
     assert found.events.tolist() == [3, 1]
     assert found.busy_ns.tolist() == [22, 1000]
@@ -88,7 +88,7 @@ def test_bins_do_not_move_with_the_window() -> None:
     of = made(list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)), [0] * 2000)
     seen = []
     for start in range(10_000, 10_700, 7):
-        found = pieces(of, start, start + 20_000, 400)
+        found = draw_pieces(of, start, start + 20_000, 400)
         inner = (found.start_ns > 11_000) & (found.end_ns < 29_000)
         seen.append(list(zip(found.first[inner].tolist(), found.events[inner].tolist(), strict=True)))
     assert all(one == seen[0] for one in seen)
@@ -103,7 +103,7 @@ def test_a_row_refuses_events_that_overlap() -> None:
 def test_events_of_one_depth_never_overlap(given_spans: list[tuple[int, int]]) -> None:
     spans = sorted(((begin, begin + length) for begin, length in given_spans), key=lambda span: (span[0], -span[1]))
     start, end = (np.array([span[side] for span in spans], dtype=np.int64) for side in (0, 1))
-    found = depths(start, end)
+    found = assign_rows(start, end)
     for depth in set(found.tolist()):
         own = [span for span, at in zip(spans, found.tolist(), strict=True) if at == depth]
         assert all(after[0] >= before[1] for before, after in itertools.pairwise(own))
@@ -116,7 +116,7 @@ def test_events_of_one_depth_never_overlap(given_spans: list[tuple[int, int]]) -
 def test_the_depth_of_nested_events_is_what_lies_around_them() -> None:
     spans = [(0, 100), (10, 40), (20, 30), (40, 90), (50, 60), (100, 120)]
     start, end = (np.array([span[side] for span in spans], dtype=np.int64) for side in (0, 1))
-    assert depths(start, end).tolist() == [0, 1, 2, 1, 2, 0]
+    assert assign_rows(start, end).tolist() == [0, 1, 2, 1, 2, 0]
 
 
 def test_a_deep_nesting_that_crosses_takes_no_square_of_time() -> None:
@@ -125,4 +125,4 @@ def test_a_deep_nesting_that_crosses_takes_no_square_of_time() -> None:
     start = np.arange(many, dtype=np.int64)
     end = 2 * many - start
     end[-1] += 5
-    assert depths(start, end).tolist()[-3:] == [many - 3, many - 2, many - 1]
+    assert assign_rows(start, end).tolist()[-3:] == [many - 3, many - 2, many - 1]

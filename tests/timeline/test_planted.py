@@ -42,7 +42,7 @@ def test_a_planted_reason_is_the_largest_cause_at_its_line(name: str, tmp_path: 
         folder.mkdir()
         found = analysed(folder, PLANTS[name])
         found.analysis.breakdown.validate()
-        assert found.analysis.breakdown.idle_ns == intervals.total(intervals.of(found.analysis.idle))
+        assert found.analysis.breakdown.idle_ns == intervals.measure_spans(intervals.build_spans(found.analysis.idle))
         if _told(found, PLANTS[name]):
             return
     pytest.fail(str(found))

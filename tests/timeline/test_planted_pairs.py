@@ -13,8 +13,8 @@ import simulator as s
 from replayed import study
 from simulator import Hardware, Recording, Simulation, simulate
 
-from gpudiag.model import tables
-from gpudiag.timeline.whatif.registry import parse
+from gpudiag.model import trace as trace_module
+from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study
 
 STEPS = 12
@@ -139,7 +139,7 @@ def _study(run: Simulation) -> Study:
          "site": m["site"], "step": None}
         for m in run.host_marks
     ]  # fmt: skip
-    return study(trace, pl.DataFrame(marks, schema=tables.schema("host_marks")))
+    return study(trace, pl.DataFrame(marks, schema=trace_module.build_table_schema("host_marks")))
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
@@ -151,6 +151,6 @@ def test_the_what_if_on_the_bad_run_gives_the_step_of_the_good_one(name: str, ji
     slow, fast = _run(bad, jitter, recording), _run(good, jitter, recording)
     before, after = (statistics.median(run.step_ns[4:-1]) for run in (slow, fast))
     assert after < 0.93 * before, "the planted cause costs something"
-    found = _study(slow).what_if(parse([change]))
+    found = _study(slow).what_if(parse_settings([change]))
     assert found.step_ns == pytest.approx(before, rel=0.05), "with nothing changed the replay gives the measured step"
     assert found.changed_ns == pytest.approx(after, rel=0.15)

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from simulator import Hardware, Recording, Simulation, simulate
 
 from gpudiag.attribution import intervals
-from gpudiag.attribution.links import link
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.replay import QueueStats
+from gpudiag.model.timeline import QueueStats
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.queue import CURVE_POINTS, queue_stats
-from gpudiag.trace import read
+from gpudiag.timeline.launch_queue import CURVE_POINTS, measure_queue
+from gpudiag.trace import read_trace
 
 
 def _stats(trace: Trace) -> QueueStats | None:
     found = find_steps(trace).table
-    return queue_stats(link(trace, found, on_cpu=False)[0], found, intervals.of(found.filter("analysed")))
+    return measure_queue(link_kernels(trace, found, on_cpu=False)[0], found, intervals.build_spans(found.filter("analysed")))
 
 
 def _of(run: Simulation) -> QueueStats:
@@ -122,7 +122,7 @@ def test_a_run_without_launches_has_no_figures() -> None:
     ],
 )
 def test_real_traces(traces: Path, name: str, most: int, least: int, host_bound: tuple[float, float]) -> None:
-    found = _stats(read(traces / f"{name}.json.gz"))
+    found = _stats(read_trace(traces / f"{name}.json.gz"))
     assert found is not None
     assert least <= found.depth_max <= most
     assert host_bound[0] <= found.host_bound_share <= host_bound[1]

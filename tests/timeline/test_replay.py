@@ -12,8 +12,8 @@ from graphs import middle, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.graph import QUEUE_LIMIT, Graph, edge_kind, node_kind
-from gpudiag.timeline.replay import free_on_path, replay, steady_step_ns
+from gpudiag.model.graph import QUEUE_LIMIT, Graph, encode_edge_kind, encode_node_kind
+from gpudiag.timeline.replay import measure_free_delay, replay, steady_step_ns
 
 
 def _handmade(nodes: list[tuple[int, int]], edges: list[tuple[int, int, int]]) -> Graph:
@@ -22,7 +22,7 @@ def _handmade(nodes: list[tuple[int, int]], edges: list[tuple[int, int, int]]) -
     src, dst, lag = (np.array(column, dtype=np.int64) for column in zip(*edges, strict=True))
     nothing = np.full(len(lane), -1, dtype=np.int64)
     return Graph(
-        step=0, kind=np.where(lane < 0, node_kind("kernel"), node_kind("host")).astype(np.int8), lane=lane, streams=(7,),
+        step=0, kind=np.where(lane < 0, encode_node_kind("kernel"), encode_node_kind("host")).astype(np.int8), lane=lane, streams=(7,),
         start_ns=nothing * 0, duration_ns=duration, kernel=nothing, launch=nothing, op=nothing, src=src, dst=dst,
         edge_kind=np.zeros(len(src), dtype=np.int8), lag_ns=lag, free_ns=lag * 0, origin_ns=0, end_ns=0,
         last_host=int(np.flatnonzero(lane == 0)[-1]),
@@ -50,14 +50,14 @@ def test_an_unchanged_graph_replays_its_measured_times(graph: Graph) -> None:
     once = replay(graph)
     assert (once.start == graph.start_ns).all()
     assert once.step_ns == graph.end_ns - graph.origin_ns
-    assert 0 <= free_on_path(graph, once) <= once.step_ns
+    assert 0 <= measure_free_delay(graph, once) <= once.step_ns
 
 
 @given(random_graphs(), st.integers(1, 4), st.integers(2, 5))
 def test_a_dropped_edge_is_no_edge(graph: Graph, every: int, repeats: int) -> None:
     """Whether the order of the nodes is made for it or is that of all edges; and no replay leaves a trace in the next."""
     # launches and streams also tell the queue and the usual spacing of a run that goes on
-    dropped = ~np.isin(graph.edge_kind, [edge_kind("launch"), edge_kind("stream")]) & (np.arange(len(graph.src)) % every == 0)
+    dropped = ~np.isin(graph.edge_kind, [encode_edge_kind("launch"), encode_edge_kind("stream")]) & (np.arange(len(graph.src)) % every == 0)
     edges = {name: getattr(graph, name)[~dropped] for name in ("src", "dst", "edge_kind", "lag_ns", "free_ns")}
     without = msgspec.structs.replace(graph, **edges)
     for times in (1, repeats):
@@ -111,17 +111,17 @@ def _run(body: s.Program, steps: int = 9) -> s.Simulation:
 
 
 def _without(kind: str) -> Callable[[Graph], float]:
-    return lambda graph: steady_step_ns(graph, np.where(graph.kind == node_kind(kind), 0, graph.duration_ns))
+    return lambda graph: steady_step_ns(graph, np.where(graph.kind == encode_node_kind(kind), 0, graph.duration_ns))
 
 
 def _halved(graph: Graph) -> float:
-    return steady_step_ns(graph, np.where(graph.kind == node_kind("kernel"), graph.duration_ns / 2, graph.duration_ns))
+    return steady_step_ns(graph, np.where(graph.kind == encode_node_kind("kernel"), graph.duration_ns / 2, graph.duration_ns))
 
 
 def _unsynced(graph: Graph) -> float:
     """The step without its .item(): no wait, no call of its own, no copy."""
-    gone = np.isin(graph.kind, [node_kind("sync"), node_kind("copy")])
-    return steady_step_ns(graph, np.where(gone, 0, graph.duration_ns), dropped_edges=graph.edge_kind == edge_kind("sync"))
+    gone = np.isin(graph.kind, [encode_node_kind("sync"), encode_node_kind("copy")])
+    return steady_step_ns(graph, np.where(gone, 0, graph.duration_ns), dropped_edges=graph.edge_kind == encode_edge_kind("sync"))
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_the_host_runs_no_further_ahead_than_the_queue_is_long() -> None:
     body = [s.python(20_000), *[s.op("aten::add", [s.python(1), s.launch("k", 12)])] * 3_000]
     run = _run(body, steps=4)
     graph = middle(run)
-    assert (graph.edge_kind == edge_kind("queue_full")).sum() > 1_000
+    assert (graph.edge_kind == encode_edge_kind("queue_full")).sum() > 1_000
     true = float(np.median(run.step_ns[1:]))
     assert steady_step_ns(graph) == pytest.approx(true, rel=0.01)
     # 3,000 x 13 us of device work, and the part of the Python time that 1,024 x 13 us of queued work do not cover
     assert true == pytest.approx(39_000_000 + 20_000_000 - QUEUE_LIMIT * 13_000, rel=0.02)
     # known from the limit alone: without the measured waits the replay says the same
     without = msgspec.structs.replace(graph, free_ns=graph.free_ns * 0)
-    assert steady_step_ns(without, dropped_edges=graph.edge_kind == edge_kind("queue_full")) == pytest.approx(true, rel=0.02)
+    assert steady_step_ns(without, dropped_edges=graph.edge_kind == encode_edge_kind("queue_full")) == pytest.approx(true, rel=0.02)

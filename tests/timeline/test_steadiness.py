@@ -8,9 +8,8 @@ import simulator as s
 from graphs import graphs_in_a_row
 
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model.replay import ReplayedStep, ReplayTrust
-from gpudiag.timeline.replay import replay_trust
-from gpudiag.timeline.steadiness import steadiness
+from gpudiag.model.timeline import ReplayedStep, ReplayTrust
+from gpudiag.timeline.replay import measure_replay_trust, measure_steadiness
 
 
 def _step(marks: int, steady: int, begin: int = 0, end: int = 0) -> ReplayedStep:
@@ -27,13 +26,13 @@ def _step(marks: int, steady: int, begin: int = 0, end: int = 0) -> ReplayedStep
     ],
 )
 def test_a_steady_step_has_the_pace_of_the_host_or_of_the_device(step: ReplayedStep, error: float, drift: float) -> None:
-    found = steadiness([_step(100, 100), step])
+    found = measure_steadiness([_step(100, 100), step])
     assert found[:2] == pytest.approx((error, drift))
     assert bool(found[2]) == (drift > 0.05)
 
 
 def test_where_the_marks_are_not_known_nothing_is_said() -> None:
-    assert steadiness([ReplayedStep("s", "median", 5, 5, 0)]) == (None, None, "")
+    assert measure_steadiness([ReplayedStep("s", "median", 5, 5, 0)]) == (None, None, "")
 
 
 def _trust(*body: s.Instruction, steps: int = 8, in_a_row: bool = False) -> ReplayTrust:
@@ -41,7 +40,7 @@ def _trust(*body: s.Instruction, steps: int = 8, in_a_row: bool = False) -> Repl
     trace = run.trace()
     table = find_steps(trace).table
     graphs, row = graphs_in_a_row(run)
-    trust = replay_trust(graphs, table, row if in_a_row else None)
+    trust = measure_replay_trust(graphs, table, row if in_a_row else None)
     assert trust is not None
     return trust
 
@@ -83,7 +82,7 @@ def test_an_error_of_what_what_ifs_are_measured_by_is_an_error_of_the_replay() -
     graphs, row = graphs_in_a_row(run)
     assert row is not None
     longer = msgspec.structs.replace(row, duration_ns=row.duration_ns + (row.lane < 0) * row.duration_ns // 10)
-    good, bad = (replay_trust(graphs, table, chosen) for chosen in (row, longer))
+    good, bad = (measure_replay_trust(graphs, table, chosen) for chosen in (row, longer))
     assert good is not None
     assert bad is not None
     assert good.error_share < 0.01

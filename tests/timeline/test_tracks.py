@@ -7,9 +7,8 @@ import msgspec
 import polars as pl
 from factories import CPU, US, gap, kernel, mark, op
 
-from gpudiag.model import tables
-from gpudiag.timeline.lanes import STYLES
-from gpudiag.timeline.tracks import MAX_ROWS, Lane, find_lanes
+from gpudiag.model import trace
+from gpudiag.timeline.lanes import MAX_ROWS, STYLES, Lane, find_lanes
 
 
 def by_key(lanes: tuple[Lane, ...]) -> dict[str, Lane]:
@@ -90,5 +89,5 @@ def test_events_without_times_or_that_end_before_they_begin_do_no_harm() -> None
     kernels = made.trace.kernels.with_columns(end_ns=pl.Series([5 * US, 200 * US], dtype=pl.Int64))
     lane = by_key(find_lanes(msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, kernels=kernels))))["stream-7"]
     assert lane.rows[0].end_ns.tolist() == [10 * US, 200 * US]
-    empty = msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, kernels=tables.empty("kernels", "cost")))
+    empty = msgspec.structs.replace(made, trace=msgspec.structs.replace(made.trace, kernels=trace.build_empty_table("kernels", "cost")))
     assert "stream-7" not in by_key(find_lanes(empty))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from handmade import mark, op, trace
 
-from gpudiag.attribution.sites import Frames
-from gpudiag.timeline.user_loaders import user_loaders
+from gpudiag.attribution.call_sites import Frames
+from gpudiag.timeline.host_events import find_user_loaders
 
 Event = dict[str, object]
 
@@ -33,7 +33,7 @@ def loop(called: str, *, at: float = 0, count: int = 6, every: int = 1, inside: 
 
 def found(*events: Event) -> list[tuple[float, str, str]]:
     made = trace(*events)
-    rows = user_loaders(made, Frames(made.frames)).select("start_ns", "cause", "evidence").sort("start_ns").rows()
+    rows = find_user_loaders(made, Frames(made.frames)).select("start_ns", "cause", "evidence").sort("start_ns").rows()
     return [(start / 1000, cause, evidence) for start, cause, evidence in rows]
 
 

@@ -11,12 +11,11 @@ import pytest
 from handmade import op, steps
 from handmade import trace as made
 
-from gpudiag.attribution.cpu import cpu_spans
-from gpudiag.attribution.gaps import cpu_gaps
-from gpudiag.attribution.intervals import of
-from gpudiag.attribution.links import link
+from gpudiag.attribution.device import find_cpu_gaps, find_cpu_spans
+from gpudiag.attribution.intervals import build_spans
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 
 ONE_GROUP = {"backend": "gloo", "rank": 0, "world_size": 4, "pg_count": 1}
 
@@ -52,11 +51,11 @@ def test_the_training_threads_wait_is_communication_and_no_gap() -> None:
     events = [*steps(0, 100), op("aten::mm", 10, 40), gloo("all_reduce", 30, 80, [[8]]), op("aten::copy_", 80, 95)]
     trace = made(*events)
     table = find_steps(trace).table
-    trace, nesting = link(trace, table, on_cpu=True)
+    trace, nesting = link_kernels(trace, table, on_cpu=True)
     sent = trace.kernels.filter("collective")
     assert sent.select("start_ns", "end_ns", "busy_ns").rows() == [(30_000, 80_000, 50_000)]
-    _, spans = cpu_spans(trace.ops, trace.kernels, nesting)
-    assert cpu_gaps(spans, of(table)).select("start_ns", "end_ns").rows() == [(0, 10_000), (95_000, 100_000)]
+    _, spans = find_cpu_spans(trace.ops, trace.kernels, nesting)
+    assert find_cpu_gaps(spans, build_spans(table)).select("start_ns", "end_ns").rows() == [(0, 10_000), (95_000, 100_000)]
 
 
 def test_overloads_are_one_operator(write: Callable[..., Path], event: Callable[..., dict[str, Any]]) -> None:
@@ -72,7 +71,7 @@ def test_overloads_are_one_operator(write: Callable[..., Path], event: Callable[
         "nn.Module: block.0": "nn.Module: block.0",
     }
     path = write([event(name=name, ts=100 * row) for row, name in enumerate(spelled)])
-    assert read(path).ops["name"].cast(pl.String).to_list() == list(spelled.values())
+    assert read_trace(path).ops["name"].cast(pl.String).to_list() == list(spelled.values())
 
 
 def test_a_backward_pass_without_numbers_says_that_recomputation_cannot_be_told() -> None:

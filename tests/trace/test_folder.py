@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.trace.folder import rank_files
+from gpudiag.trace.trace_files import find_rank_files
 
 
 def ranks(folder: Path, *names: str) -> dict[int, str]:
     for name in names:
         (folder / name).write_text("{}")
-    return {rank: path.name for rank, path in rank_files(folder).items()}
+    return {rank: path.name for rank, path in find_rank_files(folder).items()}
 
 
 def test_the_number_after_rank_or_worker(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_two_files_of_one_rank_are_both_kept(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_real_job(traces: Path) -> None:
-    assert {rank: path.name for rank, path in rank_files(traces / "v100_dlrm_train_8ranks").items()} == {
+    assert {rank: path.name for rank, path in find_rank_files(traces / "v100_dlrm_train_8ranks").items()} == {
         n: f"rank{n}.json.gz" for n in range(8)
     }
 
@@ -59,6 +59,6 @@ def test_the_ranks_of_a_real_job(traces: Path) -> None:
 def test_folders_that_hold_no_trace(tmp_path: Path) -> None:
     (tmp_path / "sub.json").mkdir()
     with pytest.raises(InputError, match="no trace in this folder"):
-        rank_files(tmp_path)
+        find_rank_files(tmp_path)
     with pytest.raises(InputError, match="cannot be read"):
-        rank_files(tmp_path / "missing")
+        find_rank_files(tmp_path / "missing")

@@ -10,7 +10,7 @@ from handmade import op, write
 from snapshots import training
 
 from gpudiag.errors import InputError
-from gpudiag.trace.formats import read
+from gpudiag.trace.trace_files import read_trace
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -18,10 +18,10 @@ def test_a_pickle_says_which_command_reads_it(tmp_path: Path, protocol: int) -> 
     path = tmp_path / "trace.json"
     path.write_bytes(pickle.dumps(training(), protocol))
     with pytest.raises(InputError, match="gpudiag memory") as raised:
-        read(path)
+        read_trace(path)
     assert ("protocol 0 or 1" in raised.value.message) == (protocol < 2)
     assert "\n" not in str(raised.value)
 
 
 def test_the_name_does_not_matter(tmp_path: Path) -> None:
-    assert read(write(tmp_path / "dump.pickle", op("aten::mm", 0, 5))).ops.height == 1
+    assert read_trace(write(tmp_path / "dump.pickle", op("aten::mm", 0, 5))).ops.height == 1

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.trace import framing
+from gpudiag.trace import json_framing
 from gpudiag.trace.events import Complete, EventDecoder
-from gpudiag.trace.framing import CutShortError, Document, HeaderValue, NotATraceError
+from gpudiag.trace.json_framing import CutShortError, Document, HeaderValue, NotATraceError
 
 
 def parse(text: bytes, block: int = 1 << 20) -> tuple[list[Any], dict[str, Any], EventDecoder]:
@@ -48,7 +48,7 @@ HEADERS: dict[str, Any] = {
     "distributedInfo": {"rank": 3},
     "baseTimeNanoseconds": 1751410836000000000,
 }
-KEPT = {key: HEADERS[key] for key in HEADERS if key in framing.KEPT_HEADERS}
+KEPT = {key: HEADERS[key] for key in HEADERS if key in json_framing.USED_HEADERS}
 
 
 @pytest.mark.parametrize("separators", [(",", ":"), (", ", ": "), (" ,\r\n\t", " :\n")])
@@ -146,8 +146,8 @@ def test_broken_documents_are_cut_short(text: bytes) -> None:
 
 
 def test_an_event_or_header_value_without_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "MAX_EVENT_BYTES", 10_000)
-    monkeypatch.setattr(framing, "MAX_HEADER_BYTES", 10_000)
+    monkeypatch.setattr(json_framing, "MAX_EVENT_BYTES", 10_000)
+    monkeypatch.setattr(json_framing, "MAX_HEADER_BYTES", 10_000)
     with pytest.raises(NotATraceError, match="an event of more than"):
         parse(b"[{" + b" " * 30_000, 500)
     with pytest.raises(NotATraceError, match="a header value of more than"):
@@ -155,22 +155,22 @@ def test_an_event_or_header_value_without_end_does_not_fill_the_memory(monkeypat
 
 
 def test_a_foreign_value_larger_than_every_limit_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "MAX_HEADER_BYTES", 10_000)
+    monkeypatch.setattr(json_framing, "MAX_HEADER_BYTES", 10_000)
     text = b'{"other": [' + b'"x", ' * 20_000 + b'1], "traceEvents": [{"ph": "X", "name": "a"}]}'
     assert parse(text, 500)[0] == ["a"]
 
 
 def test_events_are_decoded_in_bulk_not_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The exact scan is for cuts that a guess cannot find; a plain file of many blocks must do without."""
-    monkeypatch.setattr(framing, "array_items", None)
+    monkeypatch.setattr(json_framing, "find_array_items", None)
     wanted = [{"ph": "X", "name": str(number), "ts": number, "dur": 1} for number in range(3000)]
     names, _, _ = parse(json.dumps({"traceEvents": wanted, "traceName": "x"}, indent=1).encode(), 20_000)
     assert len(names) == 3000
 
 
 def test_what_goes_on_without_an_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "MAX_KEYS", 20)
-    monkeypatch.setattr(framing, "MAX_BAD", 20)
+    monkeypatch.setattr(json_framing, "MAX_KEYS", 20)
+    monkeypatch.setattr(json_framing, "MAX_BAD", 20)
     with pytest.raises(NotATraceError, match="more than 20 top-level keys"):
         parse(b"{" + b'"a": 1,' * 21 + b'"traceEvents": []}')
     with pytest.raises(NotATraceError, match="of its first 21 entries, 21 are no events"):

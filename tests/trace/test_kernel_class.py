@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from gpudiag.trace import read
-from gpudiag.trace.kernel_class import CLASSES, OTHER, kernel_class, kernel_classes
+from gpudiag.trace import read_trace
+from gpudiag.trace.kernel_names import KERNEL_CLASSES, OTHER_CLASS, classify_kernel_name, classify_kernel_names
 
 LABELLED = {
     "gemm": """
@@ -150,7 +150,7 @@ LABELLED = {
         triton_tem_fused_mm_0
         triton_mm
     """,
-    OTHER: """
+    OTHER_CLASS: """
         my_fancy_kernel
         kernel_0
         device_kernel
@@ -161,29 +161,29 @@ LABELLED = {
 @pytest.mark.parametrize(("word", "names"), LABELLED.items())
 def test_names_labelled_by_hand(word: str, names: str) -> None:
     listed = [line.strip() for line in names.strip().splitlines()]
-    found = dict(zip(listed, kernel_classes(pl.Series(listed)).to_list(), strict=True))
+    found = dict(zip(listed, classify_kernel_names(pl.Series(listed)).to_list(), strict=True))
     assert found == dict.fromkeys(listed, word)
-    assert word in CLASSES
+    assert word in KERNEL_CLASSES
 
 
 def test_one_name_and_no_name() -> None:
-    assert kernel_class("ampere_sgemm_128x64_nn") == "gemm"
-    assert kernel_class("") == OTHER
-    assert kernel_classes(pl.Series(["kernel_0", None], dtype=pl.String)).to_list() == [OTHER, None]
-    assert kernel_classes(pl.Series([], dtype=pl.Categorical())).to_list() == []
+    assert classify_kernel_name("ampere_sgemm_128x64_nn") == "gemm"
+    assert classify_kernel_name("") == OTHER_CLASS
+    assert classify_kernel_names(pl.Series(["kernel_0", None], dtype=pl.String)).to_list() == [OTHER_CLASS, None]
+    assert classify_kernel_names(pl.Series([], dtype=pl.Categorical())).to_list() == []
 
 
 def test_a_hostile_name_costs_no_more_than_its_length() -> None:
     names = pl.Series(["(" * 200_000, "a_" * 100_000, "cutlass" * 30_000, "triton_" + "1d" * 100_000])
-    assert len(kernel_classes(names)) == 4
+    assert len(classify_kernel_names(names)) == 4
 
 
 @pytest.mark.slow
 def test_real_traces_hardly_hold_an_unknown_name(traces: Path) -> None:
     worst = 0.0
     for path in [*sorted(traces.glob("*.json.gz")), traces / "v100_dlrm_train_8ranks" / "rank0.json.gz"]:
-        kernels = read(path).kernels.filter(pl.col("kind") == "kernel")
+        kernels = read_trace(path).kernels.filter(pl.col("kind") == "kernel")
         time = kernels["end_ns"] - kernels["start_ns"]
-        unknown = time.filter(kernel_classes(kernels["name"]) == OTHER).sum() / max(1, time.sum())
+        unknown = time.filter(classify_kernel_names(kernels["name"]) == OTHER_CLASS).sum() / max(1, time.sum())
         worst = max(worst, unknown)
     assert worst < 0.05

@@ -14,10 +14,10 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 _READ = """
 import sys
-from gpudiag.trace import read
+from gpudiag.trace import read_trace
 def peak(): return 1024 * int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
 before = peak()
-trace = read(sys.argv[1])
+trace = read_trace(sys.argv[1])
 tables = sum(getattr(trace, name).estimated_size() for name in ("ops", "launches", "kernels", "frames"))
 print(trace.meta.events, tables, peak() - before)
 """

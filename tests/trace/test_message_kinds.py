@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from gpudiag.trace.message_kinds import KINDS, kernel_kind, kind_of
+from gpudiag.trace.collectives import MESSAGE_KINDS, match_kernel_message_kind, match_message_kind
 
 KERNELS: dict[str, str | None] = {
     # NCCL 2.4 to 2.8, 2.9 to 2.18, since 2.19, symmetric memory (2.27)
@@ -84,13 +84,13 @@ CALLS: dict[str, str | None] = {
 
 @pytest.mark.parametrize(("name", "kind"), KERNELS.items())
 def test_kernels(name: str, kind: str | None) -> None:
-    assert pl.DataFrame({"name": [name]}).select(kernel_kind(pl.col("name"))).item() == kind
+    assert pl.DataFrame({"name": [name]}).select(match_kernel_message_kind(pl.col("name"))).item() == kind
 
 
 @pytest.mark.parametrize(("name", "kind"), CALLS.items())
 def test_calls_and_annotations(name: str, kind: str | None) -> None:
-    assert pl.DataFrame({"name": [name]}).select(kind_of(pl.col("name"))).item() == kind
+    assert pl.DataFrame({"name": [name]}).select(match_message_kind(pl.col("name"))).item() == kind
 
 
 def test_every_kind_is_told_by_some_name() -> None:
-    assert {*KERNELS.values(), *CALLS.values()} - {None} == set(KINDS)
+    assert {*KERNELS.values(), *CALLS.values()} - {None} == set(MESSAGE_KINDS)

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 from nsysfile import DOMAIN, MARK, PID, START_END, Generation, NsysFile, global_tid, of_simulation
 from simulator import Recording, simulate
 
-from gpudiag.attribution.gaps import gaps
-from gpudiag.attribution.intervals import of
-from gpudiag.attribution.links import link
+from gpudiag.attribution.device import find_gaps
+from gpudiag.attribution.intervals import build_spans
+from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.errors import InputError
-from gpudiag.model.trace import Trace, check
-from gpudiag.trace import read
+from gpudiag.model.trace import Trace, check_trace
+from gpudiag.trace import read_trace
 
 BOTH = pytest.mark.parametrize("generation", ["2021", "2024"])
 _KERNEL = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::Fill<float>, (bool)1>(int, float)"
@@ -50,8 +50,8 @@ def small(generation: Generation = "2024") -> NsysFile:
 
 
 def opened(file: NsysFile, tmp_path: Path, **options: list[str]) -> Trace:
-    trace = read(file.write(tmp_path / "run.sqlite", **options))
-    check(trace)
+    trace = read_trace(file.write(tmp_path / "run.sqlite", **options))
+    check_trace(trace)
     return trace
 
 
@@ -92,8 +92,8 @@ def test_worked_device_time_and_idle_time(tmp_path: Path, generation: Generation
     steps = find_steps(trace)
     assert steps.source == "ProfilerStep marks"
     assert rows(steps.table, "name", "start_ns", "end_ns")[0] == ("ProfilerStep#0", 0, 400_000)
-    trace, _ = link(trace, steps.table, on_cpu=False)
-    found = gaps(trace.kernels, trace.launches, of(steps.table.head(1)))
+    trace, _ = link_kernels(trace, steps.table, on_cpu=False)
+    found = find_gaps(trace.kernels, trace.launches, build_spans(steps.table.head(1)))
     assert (found["end_ns"] - found["start_ns"]).to_list() == [10_000, 20_000, 105_000]
     assert found["kind"].to_list() == ["host_wait", "host_wait", "edge"]
     assert trace.kernels["op"].to_list() == [0, None, None, None]
@@ -130,8 +130,8 @@ def test_one_run_reads_the_same_from_kineto_and_from_nsys(
     program = [s.step(), s.launch("first", 5), *body, s.step(), s.backward(body), s.step()]
     run = simulate(program, recording=Recording(sync_records=True))
     path = tmp_path_factory.mktemp("nsys") / "run.sqlite"
-    ours, theirs = read(of_simulation(run, generation).write(path)), run.trace()
-    check(ours)
+    ours, theirs = read_trace(of_simulation(run, generation).write(path)), run.trace()
+    check_trace(ours)
     assert rows(ours.marks.filter(pl.col("category") != "sync"), "thread", "name", "start_ns", "end_ns") == rows(
         theirs.marks.filter(pl.col("category") != "sync"), "thread", "name", "start_ns", "end_ns"
     )
@@ -151,8 +151,8 @@ _COMPARED = {
 
 def _linked(trace: Trace) -> dict[str, pl.DataFrame]:
     steps = find_steps(trace).table
-    linked, _ = link(trace, steps, on_cpu=False)
-    found = gaps(linked.kernels, linked.launches, of(steps))
+    linked, _ = link_kernels(trace, steps, on_cpu=False)
+    found = find_gaps(linked.kernels, linked.launches, build_spans(steps))
     return {"kernels": linked.kernels, "launches": linked.launches, "ops": linked.ops, "steps": steps, "gaps": found}
 
 
@@ -187,7 +187,7 @@ def test_work_that_names_no_process_is_refused_where_there_are_several(tmp_path:
     assert (opened(file, tmp_path).kernels["kind"] == "kernel").sum() == 2
     file.call("cudaFree", 1_000, 2_000, 1, pid=78)
     with pytest.raises(InputError, match="2 processes"):
-        read(file.write(tmp_path / "several.sqlite"))
+        read_trace(file.write(tmp_path / "several.sqlite"))
 
 
 def test_devices_have_the_numbers_that_cuda_gave_them(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_graphs_recorded_node_by_node_and_as_a_whole(tmp_path: Path) -> None:
     file.graph(340_000, 440_000, 21)
     trace = opened(file, tmp_path)
     assert rows(trace.kernels.tail(2), "name", "graph_node") == [("node", (5 << 32) | 1), ("CUDA graph (recorded as a whole)", None)]
-    linked, _ = link(trace, find_steps(trace).table, on_cpu=False)
+    linked, _ = link_kernels(trace, find_steps(trace).table, on_cpu=False)
     assert linked.kernels["replay"].to_list() == [False] * 4 + [True] * 2
     assert "--cuda-graph-trace=node" in trace.meta.warnings[0]
 
@@ -336,7 +336,7 @@ def test_views_and_virtual_tables_and_generated_columns_are_not_read(tmp_path: P
         connection.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL DROP COLUMN graphNodeId")
         connection.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL ADD COLUMN graphNodeId INT AS (start)")
 
-    trace = read(changed(tmp_path, change))
+    trace = read_trace(changed(tmp_path, change))
     assert not trace.marks.height
     assert trace.kernels["graph_node"].is_null().all()
     assert any(text.startswith("no NVTX ranges") for text in trace.meta.warnings)
@@ -352,8 +352,8 @@ def test_values_of_every_type_in_every_column_do_no_harm(tmp_path: Path) -> None
         connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 999 WHERE correlationId = 11")
         connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 998 WHERE correlationId = 12")
 
-    trace = read(changed(tmp_path, change))
-    check(trace)
+    trace = read_trace(changed(tmp_path, change))
+    check_trace(trace)
     assert rows(trace.kernels.head(2), "name") == [("\N{REPLACEMENT CHARACTER}A",), ("",)]
 
 
@@ -363,7 +363,7 @@ def test_a_truncated_file_is_one_clear_line(tmp_path: Path, kept: float) -> None
     path = tmp_path / "cut.sqlite"
     path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
     with pytest.raises(InputError) as caught:
-        read(path)
+        read_trace(path)
     assert "damaged or incomplete" in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -377,7 +377,7 @@ def test_a_file_with_changed_bytes_is_read_or_refused(tmp_path_factory: pytest.T
         content[data.draw(st.integers(16, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content)
     with contextlib.suppress(InputError):
-        check(read(path))
+        check_trace(read_trace(path))
 
 
 def test_pages_that_are_named_again_and_again_end_the_reading(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_pages_that_are_named_again_and_again_end_the_reading(tmp_path: Path) ->
             content[place : place + 4] = below.to_bytes(4, "big")
     path.write_bytes(content)
     with pytest.raises(InputError, match="damaged or incomplete: SQLite says 'interrupted'"):
-        read(path)
+        read_trace(path)
 
 
 def test_rows_that_are_named_again_and_again_hold_no_more_text_than_the_file(tmp_path: Path) -> None:
@@ -416,7 +416,7 @@ def test_rows_that_are_named_again_and_again_hold_no_more_text_than_the_file(tmp
             content[place : place + 4] = below.to_bytes(4, "big")
     path.write_bytes(content)
     with pytest.raises(InputError, match="its texts are longer than the file"):
-        read(path)
+        read_trace(path)
 
 
 def test_long_values_of_another_type_are_not_fetched(tmp_path: Path) -> None:
@@ -430,7 +430,7 @@ def test_long_values_of_another_type_are_not_fetched(tmp_path: Path) -> None:
             connection.execute(f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = {value}, globalPid = {value}")  # noqa: S608
         tracemalloc.start()
         try:
-            found = read(path).kernels
+            found = read_trace(path).kernels
             most = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -452,28 +452,28 @@ def test_another_sqlite_file_and_an_empty_export_say_what_they_are(tmp_path: Pat
     with closing(sqlite3.connect(tmp_path / "other.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE users (name TEXT)")
     with pytest.raises(InputError, match="no export of Nsight Systems"):
-        read(tmp_path / "other.sqlite")
+        read_trace(tmp_path / "other.sqlite")
     empty = NsysFile()
     empty.range("now", 10, None, kind=MARK)
     with pytest.raises(InputError, match="no kernel, CUDA call or NVTX range"):
-        read(empty.write(tmp_path / "empty.sqlite"))
+        read_trace(empty.write(tmp_path / "empty.sqlite"))
 
 
 def test_a_report_in_nsys_own_format_says_how_to_export_it(tmp_path: Path) -> None:
     path = tmp_path / "run.nsys-rep"
     path.write_bytes(b"QDST")
     with pytest.raises(InputError) as caught:
-        read(path)
+        read_trace(path)
     assert caught.value.hint == f"export it: nsys export --type sqlite {path}"
 
 
 def test_the_format_is_told_by_content_not_by_name(tmp_path: Path) -> None:
-    assert read(small().write(tmp_path / "a ?#%.json")).kernels.height == 4
+    assert read_trace(small().write(tmp_path / "a ?#%.json")).kernels.height == 4
 
 
 def test_reading_changes_nothing(tmp_path: Path) -> None:
     path = small().write(tmp_path / "run.sqlite")
     before = path.read_bytes()
-    read(path)
+    read_trace(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["run.sqlite"]

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpudiag.errors import InputError
-from gpudiag.model.trace import TRACE_TABLES, Trace, check
-from gpudiag.trace import read
+from gpudiag.model.trace import TRACE_TABLES, Trace, check_trace
+from gpudiag.trace import read_trace
 
 Event = Callable[..., dict[str, Any]]
 Writer = Callable[..., Path]
@@ -37,8 +37,8 @@ def test_kinds_by_category_of_all_ages(write: Writer, event: Event) -> None:
     }
     ignored = ["gpu_user_annotation", "Trace", "cuda_event"]
     every = [category for names in categories.values() for category in names] + ignored
-    trace = read(write([event(cat=category) for category in every]))
-    check(trace)
+    trace = read_trace(write([event(cat=category) for category in every]))
+    check_trace(trace)
     assert {table: getattr(trace, table).height for table in categories} == {table: len(names) for table, names in categories.items()}
     # all start together: the file's order stays
     assert trace.kernels["kind"].to_list() == ["kernel", "kernel", "memcpy", "memcpy", "memset", "memset", "kernel"]
@@ -49,7 +49,7 @@ def test_kinds_by_category_of_all_ages(write: Writer, event: Event) -> None:
 def test_unknown_categories_are_counted_and_tamed(write: Writer, event: Event) -> None:
     events = [event()] + [event(cat=f"a\x1b[31m\n{'x' * 100}{number}"[: 50 + number]) for number in range(3)] + [event(cat=None)]
     events += [event(cat=f"kind{number}") for number in range(20)]
-    dropped = read(write(events)).meta.dropped
+    dropped = read_trace(write(events)).meta.dropped
     assert sum(dropped.values()) == 24
     assert len(dropped) == 6
     assert all(key.isprintable() and len(key) < 60 for key in dropped)
@@ -57,7 +57,7 @@ def test_unknown_categories_are_counted_and_tamed(write: Writer, event: Event) -
 
 
 def test_numbers_and_threads_as_text(write: Writer, event: Event) -> None:
-    trace = read(
+    trace = read_trace(
         write(
             [
                 event(ts="100.5", dur="2", tid="5", pid="1"),
@@ -75,13 +75,13 @@ def test_numbers_and_threads_as_text(write: Writer, event: Event) -> None:
 
 def test_kernel_geometry_and_graph_node(write: Writer) -> None:
     node = _kernel(ts=130) | {"args": _kernel()["args"] | {"graph node id": 12}}
-    kernels = read(write([_kernel(), node])).kernels
+    kernels = read_trace(write([_kernel(), node])).kernels
     assert kernels.select("device", "stream", "grid", "block", "graph_node").rows() == [(2, 7, 16, 128, None), (2, 7, 16, 128, 12)]
 
 
 def test_signatures_are_interned_by_text_and_an_empty_list_is_a_record(write: Writer, event: Event) -> None:
     full = {"Input Dims": [[2, 3]], "Input type": ["float"], "Input Strides": [[3, 1]], "Concrete Inputs": ["", "é"]}
-    trace = read(
+    trace = read_trace(
         write(
             [
                 event(ts=1, args=full),
@@ -102,13 +102,13 @@ def test_signatures_are_interned_by_text_and_an_empty_list_is_a_record(write: Wr
 
 def test_parents_stand_before_their_children(write: Writer, event: Event) -> None:
     spans = [(5, 1), (0, 4), (0, 10), (5, 5), (0, 10)]
-    ops = read(write([event(ts=start, dur=length, name=str(row)) for row, (start, length) in enumerate(spans)])).ops
+    ops = read_trace(write([event(ts=start, dur=length, name=str(row)) for row, (start, length) in enumerate(spans)])).ops
     assert ops["name"].to_list() == ["2", "4", "1", "3", "0"]
 
 
 def test_old_annotations_leave_the_ops(write: Writer, event: Event) -> None:
     names = ["ProfilerStep#3", "Optimizer.step#SGD.step", "aten::add", "enumerate(DataLoader)#_X.__next__"]
-    trace = read(write([event(cat="Operator", name=name, ts=row) for row, name in enumerate(names)]))
+    trace = read_trace(write([event(cat="Operator", name=name, ts=row) for row, name in enumerate(names)]))
     assert trace.ops["name"].to_list() == ["aten::add"]
     assert trace.marks["name"].to_list() == [names[0], names[1], names[3]]
 
@@ -117,7 +117,7 @@ def test_memory_events_with_and_without_category(write: Writer, event: Event) ->
     def memory(**args: Any) -> dict[str, Any]:
         return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": 50.25, "args": args}
 
-    trace = read(
+    trace = read_trace(
         write(
             [
                 event(),
@@ -136,7 +136,7 @@ def test_memory_events_with_and_without_category(write: Writer, event: Event) ->
 
 
 def test_sync_marks_have_no_host_thread(write: Writer, event: Event) -> None:
-    trace = read(write([event(), event(cat="cuda_sync", pid=0, tid=7)]))
+    trace = read_trace(write([event(), event(cat="cuda_sync", pid=0, tid=7)]))
     assert trace.marks["thread"].to_list() == [None]
     assert len(trace.meta.threads) == 1
 
@@ -161,7 +161,7 @@ def test_sync_marks_have_no_host_thread(write: Writer, event: Event) -> None:
 )
 @pytest.mark.parametrize("others", [100, 100.25, 1712345678901234.5])
 def test_faulty_events_are_dropped_and_counted(write: Writer, event: Event, fields: dict[str, Any], reason: str, others: float) -> None:
-    trace = read(write([event(ts=others, name="before"), event(**{"ts": others} | fields), event(ts=others, name="after")]))
+    trace = read_trace(write([event(ts=others, name="before"), event(**{"ts": others} | fields), event(ts=others, name="after")]))
     assert trace.ops["name"].to_list() == ["before", "after"]
     assert trace.meta.dropped == {reason: 1}
     assert trace.meta.events == 3
@@ -178,7 +178,7 @@ def test_faulty_events_are_dropped_and_counted(write: Writer, event: Event, fiel
     ],
 )
 def test_unix_time_where_the_clock_is_known(write: Writer, event: Event, header: dict[str, Any], ts: int, unix_ns: int | None) -> None:
-    meta = read(write([event(ts=ts), event(ts=ts + 5)], **header)).meta
+    meta = read_trace(write([event(ts=ts), event(ts=ts + 5)], **header)).meta
     assert (meta.base_ns, meta.unix_base_ns) == (ts * 1000, unix_ns)
 
 
@@ -186,14 +186,14 @@ def test_exact_nanoseconds_through_the_whole_reader(write: Writer) -> None:
     """Doubles near 1.7e15 us are up to 125 ns off: start, end and differences must come from the text."""
     starts = ["1712345678901234.567", "1712345678901234.04", "1712345678901235", "1712345678901235.001"]
     events = ",".join(f'{{"ph":"X","cat":"cpu_op","name":"{i}","pid":1,"tid":1,"ts":{t},"dur":0.333}}' for i, t in enumerate(starts))
-    trace = read(write(f"[{events}]"))
+    trace = read_trace(write(f"[{events}]"))
     assert trace.meta.base_ns == 1712345678901234040
     assert trace.ops["start_ns"].to_list() == [0, 527, 960, 961]
     assert (trace.ops["end_ns"] - trace.ops["start_ns"]).to_list() == [333] * 4
 
 
 def test_header_fields_that_cannot_be_read_are_left_out_with_a_warning(write: Writer, event: Event) -> None:
-    meta = read(write([event()], deviceProperties={"id": 0}, distributedInfo={"rank": "5", "world_size": 8.0}, record_shapes=0)).meta
+    meta = read_trace(write([event()], deviceProperties={"id": 0}, distributedInfo={"rank": "5", "world_size": 8.0}, record_shapes=0)).meta
     assert meta.devices == ()
     assert (meta.rank, meta.world_size) == (5, 8)
     assert meta.warnings == ("the header's deviceProperties could not be read and was left out",)
@@ -201,7 +201,7 @@ def test_header_fields_that_cannot_be_read_are_left_out_with_a_warning(write: Wr
 
 
 def test_devices_keep_unknown_as_unknown(write: Writer, event: Event) -> None:
-    devices = read(write([event()], deviceProperties=[{"id": 4, "name": ""}, {"numSms": 0, "totalGlobalMem": "85"}])).meta.devices
+    devices = read_trace(write([event()], deviceProperties=[{"id": 4, "name": ""}, {"numSms": 0, "totalGlobalMem": "85"}])).meta.devices
     assert [(d.index, d.name, d.sm_count, d.memory_bytes, d.compute_capability) for d in devices] == [
         (4, "", None, None, None),
         (1, "", None, 85, None),
@@ -228,7 +228,7 @@ def test_nothing_but_the_columns_survives(write: Writer, event: Event) -> None:
         {"ph": "i", "name": SECRET, "ts": 1, "args": spots},
     ]
     header = {"metadata": spots, SECRET: SECRET, "traceName": f"/home/{SECRET}", "trace_id": SECRET, "distributedInfo": {"rank": 0} | spots}
-    trace = read(write(events, **header))
+    trace = read_trace(write(events, **header))
     assert trace.ops.height == 1
     assert SECRET not in _everything(trace)
 
@@ -251,7 +251,7 @@ def _everything(trace: Trace) -> str:
 )
 def test_messages_never_show_content_and_leave_no_exception_behind_that_does(write: Writer, content: str) -> None:
     with pytest.raises(InputError) as caught:
-        read(write(content.encode("latin-1")))
+        read_trace(write(content.encode("latin-1")))
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
@@ -261,8 +261,8 @@ def test_messages_never_show_content_and_leave_no_exception_behind_that_does(wri
 def test_a_truncated_trace_is_read_as_far_as_it_goes(write: Writer, event: Event) -> None:
     text = json.dumps({"distributedInfo": {"rank": 2}, "traceEvents": [event(ts=number) for number in range(1000)]})
     for content in (text[: len(text) // 2].encode(), gzip.compress(text.encode())[:-800]):
-        trace = read(write(content))
-        check(trace)
+        trace = read_trace(write(content))
+        check_trace(trace)
         assert trace.meta.truncated
         assert trace.meta.rank == 2
         assert 100 < trace.ops.height == trace.meta.events < 1000
@@ -270,7 +270,7 @@ def test_a_truncated_trace_is_read_as_far_as_it_goes(write: Writer, event: Event
 
 
 def test_a_cut_inside_the_header_after_the_events_is_a_truncation_too(write: Writer, event: Event) -> None:
-    trace = read(write(json.dumps({"traceEvents": [event()], "deviceProperties": [{"id": 0}]})[:-5]))
+    trace = read_trace(write(json.dumps({"traceEvents": [event()], "deviceProperties": [{"id": 0}]})[:-5]))
     assert (trace.ops.height, trace.meta.truncated, trace.meta.devices) == (1, True, ())
 
 
@@ -295,7 +295,7 @@ def test_a_cut_inside_the_header_after_the_events_is_a_truncation_too(write: Wri
 )
 def test_files_that_are_no_traces_give_one_line_with_a_way_on(write: Writer, content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        read(write(content))
+        read_trace(write(content))
     assert caught.value.exit_code == 2
     assert caught.value.hint
 
@@ -313,34 +313,34 @@ def test_a_training_thread_that_the_profiler_did_not_see_is_named_as_the_reason(
         trained.join()
     recorder.export_chrome_trace(str(tmp_path / "trace.json"))
     with pytest.raises(InputError, match="without any op, call or kernel") as caught:
-        read(tmp_path / "trace.json")
+        read_trace(tmp_path / "trace.json")
     assert "the thread that trains" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("brackets", [b"[" * 100_000, b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 100_000])
 def test_depth_is_no_crash(write: Writer, event: Event, brackets: bytes) -> None:
     with pytest.raises(InputError):
-        read(write(brackets))
+        read_trace(write(brackets))
     deep = json.dumps([event(), event()]).encode().replace(b'"args": {}', b'"args": {"x": ' + brackets + b"}", 1)
     if brackets.endswith(b"]"):
-        trace = read(write(deep))
+        trace = read_trace(write(deep))
         assert (trace.ops.height, trace.meta.dropped) == (1, {"nested too deeply": 1})
     else:
         with pytest.raises(InputError):
-            read(write(deep))
+            read_trace(write(deep))
     skipped = b'{"other": ' + brackets.replace(b'{"a":', b"[") + b', "traceEvents": ' + json.dumps([event()]).encode() + b"}"
     if brackets.endswith(b"]"):
-        assert read(write(skipped)).ops.height == 1
+        assert read_trace(write(skipped)).ops.height == 1
 
 
 def test_reading_leaves_the_garbage_collector_as_it_was(write: Writer, event: Event) -> None:
     import gc
 
-    read(write([event()]))
+    read_trace(write([event()]))
     assert gc.isenabled()
     gc.disable()
     try:
-        read(write([event()]))
+        read_trace(write([event()]))
         assert not gc.isenabled()
     finally:
         gc.enable()
@@ -359,15 +359,15 @@ def test_any_damage_gives_a_trace_or_one_clear_line(write: Writer, event: Event,
             st.sampled_from([b"", b'"', b"\\", b"{", b"}", b"[", b"]", b",", b"\xff", b"nan", b"1e999", b"-"])
         )
     with suppress(InputError):
-        trace = read(write(bytes(text)))
-        check(trace)
+        trace = read_trace(write(bytes(text)))
+        check_trace(trace)
         assert all((getattr(trace, table)["start_ns"] >= 0).all() for table in ("ops", "kernels", "frames", "marks"))
         assert trace.meta.events <= 12
 
 
 def test_the_table_of_a_gz_equals_that_of_the_plain_file(write: Writer, event: Event) -> None:
     text = json.dumps([event(ts=number / 8, name=f"op{number % 7}") for number in range(5000)]).encode()
-    plain, packed = read(write(text)), read(write(gzip.compress(text), "x.txt"))
+    plain, packed = read_trace(write(text)), read_trace(write(gzip.compress(text), "x.txt"))
     assert plain.ops.equals(packed.ops)
     assert plain.ops["name"].dtype == pl.Categorical()
     assert packed.meta.uncompressed_bytes == len(text)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.trace import scan
-from gpudiag.trace.scan import ContainerScanner, array_items
+from gpudiag.trace import json_framing
+from gpudiag.trace.json_framing import ContainerScanner, find_array_items
 
 TEXT = st.text(alphabet='"\\[]{},: ax\n\u00e9', max_size=12)
 VALUE = st.recursive(
@@ -25,11 +25,11 @@ CONTAINER = st.lists(VALUE, max_size=4) | st.dictionaries(TEXT, VALUE, max_size=
 def test_items_are_those_of_the_parser(items: list[Any], closed: bool, window: int) -> None:
     parts = [json.dumps(item, ensure_ascii=False).encode() for item in items]
     text = b" ,\n".join(parts) + (b' ], "after": [{}, {}]}' if closed else b', {"cut": [')
-    original, scan.WINDOW_BYTES = scan.WINDOW_BYTES, window
+    original, json_framing.WINDOW_BYTES = json_framing.WINDOW_BYTES, window
     try:
-        found = array_items(memoryview(text))
+        found = find_array_items(memoryview(text))
     finally:
-        scan.WINDOW_BYTES = original
+        json_framing.WINDOW_BYTES = original
     assert [text[start:end] for start, end in zip(found.starts, found.ends, strict=True)] == parts
     assert found.closed == (text.index(b' ], "after"') + 1 if closed else None) or b' ], "after"' in b"".join(parts)
 
@@ -49,5 +49,5 @@ def test_the_end_of_a_container_is_found_in_any_windows(value: Any, size: int) -
 
 def test_depth_needs_no_recursion() -> None:
     deep = b"[" * 300_000 + b"]" * 300_000
-    found = array_items(memoryview(deep + b", {}]"))
+    found = find_array_items(memoryview(deep + b", {}]"))
     assert (found.starts, found.ends, found.closed) == ([0, 600_002], [600_000, 600_004], 600_004)

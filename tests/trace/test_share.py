@@ -19,11 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpudiag.errors import InputError
-from gpudiag.model.trace import TRACE_TABLES, Trace, check
-from gpudiag.trace import reader, share
-from gpudiag.trace.framing import CutShortError, NotATraceError, NotSharedError
-from gpudiag.trace.second import send_share
-from gpudiag.trace.source import GZIP_MAGIC
+from gpudiag.model.trace import TRACE_TABLES, Trace, check_trace
+from gpudiag.trace import kineto, two_process_reader
+from gpudiag.trace.decompression import GZIP_MAGIC
+from gpudiag.trace.json_framing import CutShortError, NotATraceError, NotSharedError
+from gpudiag.trace.two_process_reader import send_share
 
 BLOCK = 2_000
 """Bytes: makes a few dozen chunks of a small file."""
@@ -101,13 +101,13 @@ def by_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Trace | None]:
     """Read a file by two, or return None where it has to be read by one."""
 
     def read(path: Path) -> Trace | None:
-        found = reader._read_by_two(str(path), BLOCK)
+        found = kineto._read_in_two_processes(str(path), BLOCK)
         with monkeypatch.context() as patch:
-            patch.setattr(share, "pays", lambda path: False)
+            patch.setattr(two_process_reader, "is_worth_two_processes", lambda path: False)
             if found is None:
                 return None
-            patch.setattr(reader, "_read_by_one", lambda path: found)
-            return reader.read(path)
+            patch.setattr(kineto, "_read_in_one_process", lambda path: found)
+            return kineto.read_kineto(path)
 
     return read
 
@@ -115,8 +115,8 @@ def by_two(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Trace | None]:
 def test_tables_of_two_processes_are_those_of_one(tmp_path: Path, by_two: Callable[[Path], Trace | None]) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(_text(_events(2_000))))
-    alone = reader.read(path)
-    check(alone)
+    alone = kineto.read_kineto(path)
+    check_trace(alone)
     both = by_two(path)
     assert both is not None
     _same(alone, both)
@@ -150,14 +150,14 @@ def test_whatever_the_text_two_find_what_one_finds(
     path = tmp_path_factory.mktemp("share") / "trace.json"
     path.write_bytes(text[:cut])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(share, "second_process", _in_this_process)
-        found, error = _outcome(lambda: reader._read_by_two(str(path), BLOCK))
-        alone, complaint = _outcome(lambda: reader.read(path))
+        patch.setattr(two_process_reader, "start_second_process", _in_this_process)
+        found, error = _outcome(lambda: kineto._read_in_two_processes(str(path), BLOCK))
+        alone, complaint = _outcome(lambda: kineto.read_kineto(path))
         if found is None:
             assert error in ("", complaint)
             return  # it is read by one
-        patch.setattr(reader, "_read_by_one", lambda path: found)
-        both, error = _outcome(lambda: reader.read(path))
+        patch.setattr(kineto, "_read_in_one_process", lambda path: found)
+        both, error = _outcome(lambda: kineto.read_kineto(path))
     assert error == complaint
     if alone:
         _same(alone, both)
@@ -173,16 +173,16 @@ def _outcome(call: Callable[[], Any]) -> tuple[Any, str]:
 def test_events_that_need_repair_cost_no_second_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(_text(_events(400)).replace(b'"dur": 2.5', b'"dur": inf'))
-    monkeypatch.setattr(share, "second_process", _in_this_process)
-    assert reader._read_by_two(str(path), BLOCK) is not None
+    monkeypatch.setattr(two_process_reader, "start_second_process", _in_this_process)
+    assert kineto._read_in_two_processes(str(path), BLOCK) is not None
 
 
 def test_text_that_cannot_be_cut_alike_is_read_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [event | {"list": [{"a": 1}] * 40} for event in _events(200)]
     path = tmp_path / "trace.json"
     path.write_bytes(_text(events))
-    monkeypatch.setattr(share, "second_process", _in_this_process)
-    assert reader._read_by_two(str(path), BLOCK) is None
+    monkeypatch.setattr(two_process_reader, "start_second_process", _in_this_process)
+    assert kineto._read_in_two_processes(str(path), BLOCK) is None
 
 
 @pytest.mark.parametrize(
@@ -192,16 +192,16 @@ def test_text_that_cannot_be_cut_alike_is_read_by_one(tmp_path: Path, monkeypatc
 def test_a_second_process_that_fails_costs_time_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(_text(_events(300)))
-    alone = reader.read(path)
-    monkeypatch.setattr(share, "_START", start)
-    monkeypatch.setattr(share, "pays", lambda path: True)
-    assert reader._read_by_two(str(path), BLOCK) is None
-    _same(alone, reader.read(path))
+    alone = kineto.read_kineto(path)
+    monkeypatch.setattr(two_process_reader, "_START", start)
+    monkeypatch.setattr(two_process_reader, "is_worth_two_processes", lambda path: True)
+    assert kineto._read_in_two_processes(str(path), BLOCK) is None
+    _same(alone, kineto.read_kineto(path))
 
 
 def test_no_interpreter_to_start_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    with pytest.raises(NotSharedError), share.second_process("trace.json", BLOCK):
+    with pytest.raises(NotSharedError), two_process_reader.start_second_process("trace.json", BLOCK):
         pass
 
 
@@ -215,8 +215,8 @@ def test_a_second_process_that_lost_chunks_is_not_believed(tmp_path: Path, monke
 
     path = tmp_path / "trace.json"
     path.write_bytes(_text(_events(400)))
-    monkeypatch.setattr(share, "second_process", of_a_shorter_file)
-    assert reader._read_by_two(str(path), BLOCK) is None
+    monkeypatch.setattr(two_process_reader, "start_second_process", of_a_shorter_file)
+    assert kineto._read_in_two_processes(str(path), BLOCK) is None
 
 
 def test_the_second_process_takes_no_module_of_the_working_directory(
@@ -233,25 +233,25 @@ def test_the_second_process_takes_no_module_of_the_working_directory(
 
 
 def test_it_is_for_large_files_of_this_machine_where_a_core_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(share, "_cores", lambda: 2)
+    monkeypatch.setattr(two_process_reader, "_count_cores", lambda: 2)
     path = tmp_path / "trace"
     path.write_bytes(GZIP_MAGIC)
-    assert not share.pays(str(path))
+    assert not two_process_reader.is_worth_two_processes(str(path))
     with path.open("r+b") as file:
-        file.truncate(share.PAYS_FROM_BYTES)
-    assert share.pays(str(path))
+        file.truncate(two_process_reader.PAYS_FROM_BYTES)
+    assert two_process_reader.is_worth_two_processes(str(path))
     path.write_bytes(b"{")
     with path.open("r+b") as file:
-        file.truncate(share.PAYS_FROM_BYTES)
-    assert not share.pays(str(path))  # of text it takes more
+        file.truncate(two_process_reader.PAYS_FROM_BYTES)
+    assert not two_process_reader.is_worth_two_processes(str(path))  # of text it takes more
     with path.open("r+b") as file:
-        file.truncate(share.PAYS_FROM_BYTES * 12)
-    assert share.pays(str(path))
-    assert not share.pays(str(tmp_path))
-    assert not share.pays(str(tmp_path / "none"))
-    assert not share.pays(f"file://{path}")
+        file.truncate(two_process_reader.PAYS_FROM_BYTES * 12)
+    assert two_process_reader.is_worth_two_processes(str(path))
+    assert not two_process_reader.is_worth_two_processes(str(tmp_path))
+    assert not two_process_reader.is_worth_two_processes(str(tmp_path / "none"))
+    assert not two_process_reader.is_worth_two_processes(f"file://{path}")
     with monkeypatch.context() as patch:
-        patch.setattr(share, "parent_process", object)
-        assert not share.pays(str(path))
-    monkeypatch.setattr(share, "_cores", lambda: 1)
-    assert not share.pays(str(path))
+        patch.setattr(two_process_reader, "parent_process", object)
+        assert not two_process_reader.is_worth_two_processes(str(path))
+    monkeypatch.setattr(two_process_reader, "_count_cores", lambda: 1)
+    assert not two_process_reader.is_worth_two_processes(str(path))

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from gpudiag.errors import InputError
-from gpudiag.trace import source
+from gpudiag.trace import decompression
 
 TEXT = b"".join(b'{"ph": "X", "ts": %d},\n' % number for number in range(20_000))
 NOISE = os.urandom(3_000_000)
@@ -22,10 +22,10 @@ NOISE = os.urandom(3_000_000)
 def _inflate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both gunzip libraries behave the same."""
     if request.param == "zlib":
-        monkeypatch.setattr(source, "inflate_library", zlib)
+        monkeypatch.setattr(decompression, "inflate_library", zlib)
     else:
         isal_zlib = pytest.importorskip("isal.isal_zlib")
-        monkeypatch.setattr(source, "inflate_library", isal_zlib)
+        monkeypatch.setattr(decompression, "inflate_library", isal_zlib)
 
 
 def _file(tmp_path: Path, content: bytes) -> str:
@@ -35,7 +35,7 @@ def _file(tmp_path: Path, content: bytes) -> str:
 
 
 def _all(path: str, block_bytes: int = 50_000) -> bytes:
-    blocks = list(source.text_blocks(path, block_bytes))
+    blocks = list(decompression.read_text_blocks(path, block_bytes))
     assert all(0 < len(block) <= 2 * block_bytes for block in blocks)
     return b"".join(blocks)
 
@@ -67,9 +67,9 @@ def test_incompressible_data_keeps_its_bounds(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_inflate")
 def test_a_member_border_on_a_piece_border_is_no_end(tmp_path: Path) -> None:
     """The next member's magic may lie split between two reads."""
-    first = gzip.compress(NOISE[: source.COMPRESSED_PIECE_BYTES - 1000], 0)
+    first = gzip.compress(NOISE[: decompression.COMPRESSED_PIECE_BYTES - 1000], 0)
     for missing in range(3):
-        head = first + b"\0" * (source.COMPRESSED_PIECE_BYTES - len(first) - missing)
+        head = first + b"\0" * (decompression.COMPRESSED_PIECE_BYTES - len(first) - missing)
         assert _all(_file(tmp_path, head + gzip.compress(b"tail")), 1 << 20).endswith(b"tail")
 
 
@@ -117,7 +117,7 @@ def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_bomb_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source, "MAX_TEXT_BYTES", 1 << 20)
+    monkeypatch.setattr(decompression, "MAX_TEXT_BYTES", 1 << 20)
     with pytest.raises(InputError, match="more than"):
         _all(_file(tmp_path, gzip.compress(b" " * (1 << 24))))
 
@@ -127,7 +127,7 @@ def test_a_file_that_unpacks_to_hundreds_of_times_its_size_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
 ) -> None:
     """The limit asks for bytes that differ, as those of real traces do, and not for the same ones again and again."""
-    monkeypatch.setattr(source, "RATIO_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(decompression, "RATIO_FROM_BYTES", 1 << 20)
     assert _all(_file(tmp_path, pack(TEXT * 2))) == TEXT * 2  # each event has a time of its own
     same = b" " * (8 << 20)
     assert _all(_file(tmp_path, same)) == same  # what is not packed is what it is
@@ -164,7 +164,7 @@ def test_the_path_is_shown_in_one_line(tmp_path: Path) -> None:
 def test_giving_up_half_way_leaves_no_thread_behind(tmp_path: Path) -> None:
     import threading
 
-    blocks = source.text_blocks(_file(tmp_path, TEXT), 1000)
+    blocks = decompression.read_text_blocks(_file(tmp_path, TEXT), 1000)
     next(blocks)
     assert any(thread.name.startswith("gpudiag-read") for thread in threading.enumerate())
     blocks.close()
@@ -175,5 +175,5 @@ def test_what_to_do_about_a_pipe_is_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in ("-", str(tmp_path / "pipe")):
         with pytest.raises(InputError) as refused:
-            source.open_bytes(path)
+            decompression.open_bytes(path)
         assert refused.value.hint.endswith("write what comes from a pipe into a file first")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.errors import InputError
-from gpudiag.trace.splice import with_events
+from gpudiag.trace.kineto import insert_events
 
 OURS = (b'{"ph":"X","name":"ours"}', b'{"ph":"M","name":"name"}')
 THEIRS = '{"ph": "X", "name": "a ] [ \\" {", "ts": 1712345678901234.567}'
@@ -25,7 +25,7 @@ LAYOUTS = {
 
 
 def _spliced(path: Path, **options: int) -> bytes:
-    return b"".join(with_events(str(path), OURS, **options))
+    return b"".join(insert_events(str(path), OURS, **options))
 
 
 @pytest.mark.parametrize("text", LAYOUTS.values(), ids=LAYOUTS)

@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.trace.store import Store
+from gpudiag.trace.table_store import Store
 
 _WHOLE = st.integers(-(2**63), 2**63 - 1)
 _ROW = st.tuples(

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.trace import unpickle
-from gpudiag.trace.unpickle import NotPlainDataError, plain_data
+from gpudiag.trace import memory_snapshot
+from gpudiag.trace.memory_snapshot import NotPlainDataError, load_plain_data
 
 _SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(max_size=300)
 _VALUES = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner), max_leaves=20)
@@ -25,12 +25,12 @@ _VALUES = st.recursive(_SCALARS, lambda inner: st.lists(inner) | st.dictionaries
 @settings(max_examples=60, deadline=None)
 @given(value=_VALUES, protocol=st.integers(3, 5))
 def test_plain_values_come_back(value: object, protocol: int) -> None:
-    assert plain_data(pickle.dumps(value, protocol)) == value
+    assert load_plain_data(pickle.dumps(value, protocol)) == value
 
 
 def test_shared_lists_stay_shared() -> None:
     inner = [1]
-    found = plain_data(pickle.dumps([inner, inner], 4))
+    found = load_plain_data(pickle.dumps([inner, inner], 4))
     assert found[0] is found[1]
 
 
@@ -47,41 +47,41 @@ def test_nothing_is_called(tmp_path: Path, protocol: int) -> None:
     mark = tmp_path / "called"
     hostile = pickle.dumps({"segments": [_Calls(os.system, f"touch {mark}")]}, protocol)
     with pytest.raises(NotPlainDataError, match="refused"):
-        plain_data(hostile)
+        load_plain_data(hostile)
     assert not mark.exists()
 
 
 def test_names_without_a_call_are_refused_too() -> None:
     for value in (os.path.join, Path, {1, 2}, 1j, bytearray(b"x")):
         with pytest.raises(NotPlainDataError, match="refused"):
-            plain_data(pickle.dumps(value, 5))
+            load_plain_data(pickle.dumps(value, 5))
 
 
 def test_a_memo_index_that_is_only_claimed_takes_no_memory() -> None:
     data = b"\x80\x04]" + b"r" + struct.pack("<I", 2**32 - 1) + b"."
-    assert plain_data(data) == []
+    assert load_plain_data(data) == []
 
 
 def test_a_length_that_is_only_claimed_takes_no_memory() -> None:
     for code in (b"X" + struct.pack("<I", 2**32 - 1), b"\x8d" + struct.pack("<Q", 2**62)):
         with pytest.raises(NotPlainDataError, match="damaged or cut short"):
-            plain_data(b"\x80\x04" + code + b"abc.")
+            load_plain_data(b"\x80\x04" + code + b"abc.")
 
 
 def test_containers_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "MAX_CONTAINERS", 1000)
+    monkeypatch.setattr(memory_snapshot, "MAX_CONTAINERS", 1000)
     with pytest.raises(NotPlainDataError, match="containers"):
-        plain_data(b"\x80\x04(" + b"]" * 1001 + b"l.")
+        load_plain_data(b"\x80\x04(" + b"]" * 1001 + b"l.")
 
 
 def test_operations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpickle, "MAX_OPERATIONS", 1000)
+    monkeypatch.setattr(memory_snapshot, "MAX_OPERATIONS", 1000)
     with pytest.raises(NotPlainDataError, match="operations"):
-        plain_data(b"\x80\x04" + b"N" * 2000 + b".")
+        load_plain_data(b"\x80\x04" + b"N" * 2000 + b".")
 
 
 def test_deep_nesting_is_no_recursion() -> None:
-    assert isinstance(plain_data(b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b"."), list)
+    assert isinstance(load_plain_data(b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b"."), list)
 
 
 def _nested(depth: int) -> bytes:
@@ -102,8 +102,8 @@ def test_keys_that_are_no_texts_or_small_numbers_are_refused_before_they_are_has
     """In a process of its own: hashing the first ends the interpreter, hashing the second never ends."""
     data = b"\x80\x04}" + pairs.replace(b"%s", _WRITTEN[key]) + b"."
     script = (
-        "import sys; from gpudiag.trace.unpickle import NotPlainDataError, plain_data\n"
-        "try: plain_data(sys.stdin.buffer.read())\n"
+        "import sys; from gpudiag.trace.memory_snapshot import NotPlainDataError, load_plain_data\n"
+        "try: load_plain_data(sys.stdin.buffer.read())\n"
         "except NotPlainDataError as error: print(error)"
     )
     found = subprocess.run([sys.executable, "-c", script], input=data, capture_output=True, timeout=20, check=True)
@@ -113,19 +113,19 @@ def test_keys_that_are_no_texts_or_small_numbers_are_refused_before_they_are_has
 def test_keys_whose_hashes_collide_are_refused() -> None:
     """All multiples of 2^61 - 1 have the hash 0 (sys.hash_info.modulus): n of them take n^2 comparisons."""
     with pytest.raises(NotPlainDataError, match="neither a text nor a small number"):
-        plain_data(pickle.dumps(dict.fromkeys(number * sys.hash_info.modulus for number in range(100)), 4))
+        load_plain_data(pickle.dumps(dict.fromkeys(number * sys.hash_info.modulus for number in range(100)), 4))
 
 
 def test_small_numbers_and_none_are_keys() -> None:
     value = {0: "a", -1: "b", 65_536: "c", None: "d", "x": {True: 1}}
-    assert plain_data(pickle.dumps(value, 4)) == value
+    assert load_plain_data(pickle.dumps(value, 4)) == value
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_value_or_one_error(tail: bytes) -> None:
     with suppress(NotPlainDataError):
-        plain_data(b"\x80\x04" + tail)
+        load_plain_data(b"\x80\x04" + tail)
 
 
 @settings(max_examples=60, deadline=None)
@@ -134,4 +134,4 @@ def test_a_changed_byte_gives_a_value_or_one_error(place: int, value: int) -> No
     data = bytearray(pickle.dumps({"segments": [{"address": 1, "blocks": [{"size": 512, "state": "inactive"}]}] * 3}, 4))
     data[place % len(data)] = value
     with suppress(NotPlainDataError):
-        plain_data(bytes(data))
+        load_plain_data(bytes(data))

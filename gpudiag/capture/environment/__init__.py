@@ -1,31 +1,40 @@
-"""What is known about the machine and the process. Reads only; names no host, user, path or variable."""
+"""What is known about the machine, the process's rank and its device. Reads only; names no host, user, path or variable."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from gpudiag.capture.environment.loaders import loader_settings
-from gpudiag.capture.environment.node import node
-from gpudiag.capture.environment.optimizers import optimizer_settings
-from gpudiag.capture.environment.reading import count, read
-from gpudiag.capture.environment.settings import as_recorded, settings
+from gpudiag.capture.environment.process import as_count, try_read
+from gpudiag.capture.environment.torch_settings import combine_settings, read_loader_settings, read_optimizer_settings, read_settings
 from gpudiag.model.bundle import Machine
-from gpudiag.model.hardware import ObservedDevice, device_key
+from gpudiag.model.hardware import ObservedDevice, build_device_key
 
 __all__ = [
-    "as_recorded", "gpu_uuid", "loader_settings", "machine", "node", "observed_device", "optimizer_settings", "rank_and_world", "settings",
-    "threads",
-]  # fmt: skip
+    "combine_settings",
+    "name_node",
+    "read_gpu_uuid",
+    "read_loader_settings",
+    "read_machine",
+    "read_observed_device",
+    "read_optimizer_settings",
+    "read_rank_and_world",
+    "read_settings",
+    "read_threads",
+]
 
-_NODES = Path("/sys/devices/system/node")
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_NUMA_NODES = Path("/sys/devices/system/node")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Time and period in us of the control group, version 2 ('max': no limit; Linux: Documentation/admin-guide/cgroup-v2.rst)."""
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -36,22 +45,22 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def _cores() -> int | None:
+def _count_cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
-def _cpu_quota() -> float | None:
-    quota, period = _QUOTA.read_text(encoding="ascii").split()
+def _read_cpu_quota() -> float | None:
+    quota, period = _CPU_QUOTA.read_text(encoding="ascii").split()
     return None if quota == "max" else int(quota) / int(period)
 
 
-def _numa_nodes() -> int | None:
-    return sum(entry.name.startswith("node") and entry.name[4:].isdigit() for entry in _NODES.iterdir()) or None
+def _count_numa_nodes() -> int | None:
+    return sum(entry.name.startswith("node") and entry.name[4:].isdigit() for entry in _NUMA_NODES.iterdir()) or None
 
 
-def gpu_uuid() -> str | None:
+def read_gpu_uuid() -> str | None:
     """Return the UUID of the current device; None where this process has not used one (asking would initialise it)."""
     import torch
 
@@ -60,25 +69,25 @@ def gpu_uuid() -> str | None:
     return str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)[:64]
 
 
-def machine() -> Machine:
+def read_machine() -> Machine:
     """Return the versions, the processor, the number of cores that this process may use, and the device in use."""
     import torch
 
     return Machine(
         python=platform.python_version(),
         torch=str(torch.__version__),
-        cuda=read(lambda: torch.version.cuda or torch.version.hip),
+        cuda=try_read(lambda: torch.version.cuda or torch.version.hip),
         system=f"{platform.system()} {platform.machine()}",
-        cpu=_cpu_name(),
-        cpu_cores=_cores(),
-        isa=read(torch.backends.cpu.get_cpu_capability),
-        cpu_quota=read(_cpu_quota),
-        numa_nodes=read(_numa_nodes),
-        gpu_uuid=read(gpu_uuid),
+        cpu=_read_cpu_name(),
+        cpu_cores=_count_cores(),
+        isa=try_read(torch.backends.cpu.get_cpu_capability),
+        cpu_quota=try_read(_read_cpu_quota),
+        numa_nodes=try_read(_count_numa_nodes),
+        gpu_uuid=try_read(read_gpu_uuid),
     )
 
 
-def threads() -> int | None:
+def read_threads() -> int | None:
     """Return how many threads torch computes with by default; None without torch."""
 
     def found() -> int:
@@ -86,10 +95,10 @@ def threads() -> int | None:
 
         return int(torch.get_num_threads())
 
-    return count(read(found))
+    return as_count(try_read(found))
 
 
-def observed_device() -> ObservedDevice | None:
+def read_observed_device() -> ObservedDevice | None:
     """Return the current CUDA/HIP device; None where this process has not used one (asking would initialise it)."""
     import torch
 
@@ -103,12 +112,12 @@ def observed_device() -> ObservedDevice | None:
         sm_count=found.multi_processor_count,
         memory_bytes=found.total_memory,
         compute_capability=None if torch.version.hip else f"{found.major}.{found.minor}",
-        warp_size=read(lambda: found.warp_size),
-        key=read(lambda: device_key(found.name, index, str(found.uuid), found.multi_processor_count)),
+        warp_size=try_read(lambda: found.warp_size),
+        key=try_read(lambda: build_device_key(found.name, index, str(found.uuid), found.multi_processor_count)),
     )
 
 
-def rank_and_world() -> tuple[int, int]:
+def read_rank_and_world() -> tuple[int, int]:
     """Return rank and world size of this process: torch.distributed where initialised, else RANK and WORLD_SIZE, else 0 of 1."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -118,3 +127,101 @@ def rank_and_world() -> tuple[int, int]:
     except ValueError:
         return 0, 1
     return (rank, max(world, rank + 1)) if rank >= 0 else (0, 1)
+
+
+_NODE_NUMBERS = ("GROUP_RANK", "SLURM_NODEID")
+"""Number of the machine: torchrun (https://docs.pytorch.org/docs/stable/elastic/run.html), Slurm (srun(1)).
+
+Not Open MPI's OMPI_COMM_WORLD_NODE_RANK: that counts the processes of a machine.
+"""
+
+
+def name_node(world_size: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return what tells this machine from the others of a run: 'node 3' as the launcher counts, else a digest of the host's name.
+
+    '' for a run of one process, which has no other machine to be told from, and where the host has no name.
+    """
+    if world_size < 2:
+        return ""
+    env = os.environ if environ is None else environ
+    for name in _NODE_NUMBERS:
+        number = env.get(name, "")
+        if number.isascii() and number.isdigit() and len(number) < 8:
+            return f"node {int(number)}"
+    host = platform.node()
+    return f"host {hashlib.sha256(host.encode()).hexdigest()[:6]}" if host else ""
+
+
+class DeviceIdentity(NamedTuple):
+    """What tells a CUDA device from others; None where this build of torch does not say."""
+
+    uuid: str | None
+    pci_bus_id: str | None
+    number: int | None
+    """NVML's own index, after CUDA_VISIBLE_DEVICES; only where nothing else is known: CUDA may count devices in another order."""
+    hip: bool = False
+    ordinal: int | None = None
+    """CUDA's own index in this process, by which recordings name it."""
+    key: str | None = None
+    """model.hardware.device_key: holds no serial number."""
+
+
+MAX_TENSORS = 8
+"""Parameters of a group that are looked at: those of one group lie on one kind of device, and this is asked at every step."""
+
+
+def find_stepped_device(optimizer: Any) -> int | None:
+    """Return the CUDA index of the first parameters of `optimizer` that lie on one; None where none does. Waits for nothing."""
+    with suppress(Exception):  # an optimizer of a shape of its own: the current device stands
+        for group in optimizer.param_groups:
+            for tensor in group["params"][:MAX_TENSORS]:
+                if tensor.device.type == "cuda":
+                    return int(tensor.device.index)
+    return None
+
+
+def identify_cuda_device(index: int | None = None) -> DeviceIdentity | None:
+    """Return CUDA device `index`, by default the current one of the calling thread.
+
+    None before CUDA is initialised (asking would initialise it).
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return None
+    if torch.version.hip:
+        return DeviceIdentity(None, None, None, hip=True, ordinal=torch.cuda.current_device() if index is None else index)
+    number = torch.cuda.current_device() if index is None else index
+    found = torch.cuda.get_device_properties(number)
+    uuid, address = getattr(found, "uuid", None), _format_pci_bus_id(found)
+    known = uuid is not None or address is not None
+    return DeviceIdentity(
+        None if uuid is None else _strip_prefix(str(uuid)),
+        address,
+        None if known else _find_nvml_index(torch, number),
+        ordinal=number,
+        key=build_device_key(found.name, number, None if uuid is None else str(uuid), found.multi_processor_count),
+    )
+
+
+def _strip_prefix(uuid: str) -> str:
+    """Return a UUID without the prefix that NVML gives it."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def _format_pci_bus_id(properties: Any) -> str | None:
+    """Return domain:bus:device.0 as nvmlDeviceGetHandleByPciBusId takes it."""
+    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    if not all(isinstance(part, int) for part in parts):
+        return None
+    domain, bus, device = (int(part) for part in parts if part is not None)
+    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
+
+
+def _find_nvml_index(torch: Any, number: int) -> int | None:
+    """Return torch's own translation (torch.cuda._get_nvml_device_index); None where it has none, or fails."""
+    translate = getattr(torch.cuda, "_get_nvml_device_index", None)
+    try:
+        return None if translate is None else int(translate(number))
+    except Exception:  # noqa: BLE001 - a private function of torch: without it, UUID and PCI address stand
+        return None

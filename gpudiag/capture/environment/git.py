@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpudiag.model.program import Code
+from gpudiag.model.bundle import Code
 
 TIMEOUT_S = 5.0
 """How long git may take for each question: on network drives `git status` of a large repository may take longer than anyone waits."""
@@ -45,40 +45,40 @@ _PAUSE_S = 0.005
 """Between two looks at a git that has not finished."""
 
 
-def script() -> Path | None:
+def find_script() -> Path | None:
     """Return the script that runs; None where there is none (an interpreter, a notebook)."""
     found = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(os.path.abspath(found)) if isinstance(found, str) else None
 
 
-def script_folder() -> Path:
+def find_script_folder() -> Path:
     """Return the folder of the script that runs; the current folder where there is no script."""
-    found = script()
+    found = find_script()
     return Path.cwd() if found is None else found.parent
 
 
-def code(folder: Path, file: Path | None = None) -> Code | None:
+def read_code(folder: Path, file: Path | None = None) -> Code | None:
     """Return commit and state of the repository that `folder` is in, and whether it tracks `file`; None where git does not answer."""
     git = shutil.which("git")
     if git is None:
         return None
-    commit = _ask(git, folder, "rev-parse", "--verify", "HEAD")
+    commit = _ask_git(git, folder, "rev-parse", "--verify", "HEAD")
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
-    return Code(commit=commit, dirty=_changed(git, folder), script_tracked=None if file is None else _tracked(git, folder, file))
+    return Code(commit=commit, dirty=_is_changed(git, folder), script_tracked=None if file is None else _is_tracked(git, folder, file))
 
 
-def _changed(git: str, folder: Path) -> bool | None:
+def _is_changed(git: str, folder: Path) -> bool | None:
     """Return whether tracked files differ from the commit; None where git does not say, or only a filter of the repository could."""
-    filters = _ask(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
-    without = None if filters is None else _without_filters(filters.splitlines())
-    changes = None if without is None else _ask(git, folder, *without, *_STATUS)
+    filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
+    without = None if filters is None else _disable_filters(filters.splitlines())
+    changes = None if without is None else _ask_git(git, folder, *without, *_STATUS)
     if changes is None:
         return None
-    return bool(changes) if not changes or not without else _surely_changed(git, folder, changes)
+    return bool(changes) if not changes or not without else _is_surely_changed(git, folder, changes)
 
 
-def _without_filters(keys: Sequence[str]) -> list[str] | None:
+def _disable_filters(keys: Sequence[str]) -> list[str] | None:
     """Return the options that switch the filters of these configuration keys off; None where that cannot be done.
 
     A filter is a program that the configuration names, and `git status` runs it on files whose time has changed. An empty command is
@@ -90,7 +90,7 @@ def _without_filters(keys: Sequence[str]) -> list[str] | None:
     return [part for driver in sorted(drivers) for key in ("clean=", "process=", "required=false") for part in ("-c", f"{driver}.{key}")]
 
 
-def _surely_changed(git: str, folder: Path, changes: str) -> bool | None:
+def _is_surely_changed(git: str, folder: Path, changes: str) -> bool | None:
     """Return True where one of the changed files has no filter, else None: without its filter a file that was only touched differs too.
 
     `changes`: 'XY path', each with a 0 byte behind it; X is not blank for what was changed in the index, which holds filtered content.
@@ -98,18 +98,18 @@ def _surely_changed(git: str, folder: Path, changes: str) -> bool | None:
     entries = changes.rstrip("\0").split("\0")[:MAX_CHANGED]
     if any(not entry.startswith(" ") for entry in entries):
         return True
-    top = _ask(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
-    told = top and _ask(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
+    top = _ask_git(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
+    told = top and _ask_git(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
     return True if told and {"unspecified", "unset"} & set(told.split("\0")[2::3]) else None
 
 
-def _tracked(git: str, folder: Path, file: Path) -> bool | None:
+def _is_tracked(git: str, folder: Path, file: Path) -> bool | None:
     """Return whether git tracks `file`; None where it does not answer."""
-    found = _ask(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
+    found = _ask_git(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
     return None if found is None else bool(found)
 
 
-def _ask(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) -> str | None:
+def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) -> str | None:
     """Return what git prints; None where it ends in another way than `accepted`, or takes too long.
 
     No lock of Python's is held meanwhile (tempfile and imports have such): a DataLoader worker that is forked in that moment would find it
@@ -129,27 +129,27 @@ def _ask(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) ->
             return None
         finally:
             os.close(end)
-        found = _answer(process, answer)
+        found = _read_answer(process, answer)
         return found.decode(errors="surrogateescape").strip("\r\n") if found is not None and process.returncode in accepted else None
     finally:
         os.close(answer)
 
 
-def _answer(process: subprocess.Popen[bytes], answer: int) -> bytes | None:
+def _read_answer(process: subprocess.Popen[bytes], answer: int) -> bytes | None:
     """Return what the process prints until it ends; None where it had to be ended after TIMEOUT_S."""
     deadline, found = time.monotonic() + TIMEOUT_S, bytearray()
     while process.poll() is None:
-        _drain(answer, found)
+        _drain_pipe(answer, found)
         if time.monotonic() > deadline:
             process.kill()
             process.wait()
             return None
         time.sleep(_PAUSE_S)
-    _drain(answer, found)
+    _drain_pipe(answer, found)
     return bytes(found)
 
 
-def _drain(answer: int, found: bytearray) -> None:
+def _drain_pipe(answer: int, found: bytearray) -> None:
     """Move what the pipe holds to `found`, up to MAX_ANSWER bytes of it."""
     for _ in range(16):
         try:

@@ -1,7 +1,9 @@
-"""A part that takes stock of what the training program brought along: its packages, wrappers, compilation and commit."""
+"""A part that takes stock of what the training program brought along: its packages, wrappers, compilation, commit and driver."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -11,18 +13,54 @@ from typing import Any
 import msgspec
 
 from gpudiag.capture import environment
-from gpudiag.capture.environment.alive import alive, checkpointing
-from gpudiag.capture.environment.compiled import compiled
-from gpudiag.capture.environment.driver import driver_version, let_children_ask
-from gpudiag.capture.environment.git import code, script, script_folder
-from gpudiag.capture.environment.packages import packages
-from gpudiag.capture.environment.reading import read
-from gpudiag.capture.environment.switches import Switches
-from gpudiag.capture.environment.variables import variables
-from gpudiag.capture.environment.wrappers import wrappers
+from gpudiag.capture.environment.git import find_script, find_script_folder, read_code
+from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled, read_wrappers, uses_checkpointing
+from gpudiag.capture.environment.process import read_packages, read_variables, try_read
+from gpudiag.capture.environment.torch_settings import WindowSettings
 from gpudiag.capture.parts import Context, Part
-from gpudiag.capture.schedule import Kind
-from gpudiag.model.program import Code, Compiled, Program, Wrappers
+from gpudiag.capture.schedule import WindowKind
+from gpudiag.model.bundle import Code, Compiled, Program, Wrappers
+
+_fork_prepared = False
+
+_DRIVER_VERSION = re.compile(r"\d{1,5}(\.\d{1,5}){0,3}")
+
+
+def read_driver_version() -> str | None:
+    """Return the driver's version (nvmlSystemGetDriverVersion), such as '570.86.15'; None where NVML is not there or does not answer."""
+    pynvml: Any = sys.modules.get("pynvml")  # torch.cuda imports it; an import in a thread holds a lock that a forked child needs
+    if pynvml is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        found = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return None
+    finally:
+        pynvml.nvmlShutdown()  # NVML counts: whoever else has started it keeps it
+    text = found.decode(errors="replace") if isinstance(found, bytes) else str(found)
+    return text if _DRIVER_VERSION.fullmatch(text) else None
+
+
+def let_forked_children_use_nvml() -> None:
+    """Return None; from now on forked children of this process may use pynvml. Call before a thread of ours does.
+
+    pynvml holds a lock while it looks a function up for the first time: a child that is forked in that moment would wait for it for ever.
+    """
+    global _fork_prepared
+    if not _fork_prepared and hasattr(os, "register_at_fork"):
+        _fork_prepared = True
+        os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _renew_lock() -> None:
+    pynvml: Any = sys.modules.get("pynvml")
+    if hasattr(pynvml, "libLoadLock"):
+        pynvml.libLoadLock = threading.Lock()
+
 
 JOIN_S = 2.0
 """How long the end of a session waits for git and NVML."""
@@ -45,13 +83,13 @@ class Inventory(Part):
         self._wrappers: Wrappers | None = None
         self._checkpointed: bool | None = None
         self._closed = False
-        self._switches = Switches()
+        self._switches = WindowSettings()
 
     def start(self, context: Context) -> None:
         """Ask git in the background (one rank: they run the same script), and hear of activation checkpointing."""
-        let_children_ask()
+        let_forked_children_use_nvml()
         self._asks_git = context.rank == 0
-        self._machine = environment.machine()
+        self._machine = environment.read_machine()
         checkpoint = sys.modules.get("torch.utils.checkpoint")
         for name in _CHECKPOINT if checkpoint is not None else ():
             context.patches.wrap(checkpoint, name, self._noted)
@@ -62,7 +100,7 @@ class Inventory(Part):
         """Look at switches that may be on inside the step only."""
         self._switches.backward_began()
 
-    def window_ended(self, index: int, kind: Kind) -> None:
+    def window_ended(self, index: int, kind: WindowKind) -> None:
         """Look again: by now the program has imported what it uses, and initialised its device."""
         if kind == "timing":
             self._switches.freeze()
@@ -72,11 +110,11 @@ class Inventory(Part):
         """Look at what is alive, keeping none of it, and wait for the thread."""
         self._join()
         self._look()
-        found = alive()
-        self._compiled = read(lambda: compiled(found))
+        found = find_live_objects()
+        self._compiled = try_read(lambda: read_compiled(found))
         if found is not None:
-            self._wrappers = read(lambda: wrappers(found))
-            self._checkpointed = bool(self._checkpointed or checkpointing(found))
+            self._wrappers = try_read(lambda: read_wrappers(found))
+            self._checkpointed = bool(self._checkpointed or uses_checkpointing(found))
         self._closed = True
         self._join()
 
@@ -84,13 +122,13 @@ class Inventory(Part):
         """Return the program, and the machine with its device and driver."""
         program = Program(
             packages=self._packages,
-            variables=variables(),
+            variables=read_variables(),
             code=self._code,
-            compiled=self._compiled if self._closed else read(lambda: compiled(None)),
+            compiled=self._compiled if self._closed else try_read(lambda: read_compiled(None)),
             wrappers=self._wrappers,
             activation_checkpointing=self._checkpointed,
         )
-        machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=read(environment.gpu_uuid))
+        machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
 
     def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,12 +151,12 @@ class Inventory(Part):
             self._thread.start()
 
     def _look_slowly(self, uses_device: bool) -> None:
-        self._packages = read(packages) or self._packages
+        self._packages = try_read(read_packages) or self._packages
         if self._asks_git:
             self._asks_git = False
-            self._code = read(lambda: code(script_folder(), script()))
+            self._code = try_read(lambda: read_code(find_script_folder(), find_script()))
         if uses_device and self._driver is None:
-            self._driver = read(driver_version)
+            self._driver = try_read(read_driver_version)
 
     def _join(self) -> None:
         if self._thread is not None:

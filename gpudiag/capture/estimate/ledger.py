@@ -1,14 +1,16 @@
-"""Storages as they come and go: when most bytes were alive, and what for. Knows nothing of torch."""
+"""Storages as they come and go: when most bytes were alive, and what for; and the dispatch mode that hears of them."""
 
 from __future__ import annotations
 
 import re
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
-from gpudiag.model.estimate import HELD, EstimatePhase, HeldRow
+from gpudiag.model.memory import ESTIMATE_CATEGORIES, EstimatePhase, HeldRow
 
 ACTIVATION = "activation"
 """What a storage of the forward pass is held for, until it is known when it is freed."""
@@ -33,7 +35,7 @@ class Block:
     died_phase: int | None = None
 
 
-class Phase(NamedTuple):
+class LedgerPhase(NamedTuple):
     """A pass of a step, and the positions of its events."""
 
     name: EstimatePhase | None
@@ -54,7 +56,7 @@ class Ledger:
 
     def __init__(self, block_bytes: int) -> None:
         self.block_bytes = block_bytes
-        self.phases: list[Phase] = [Phase(None, 0, 0)]
+        self.phases: list[LedgerPhase] = [LedgerPhase(None, 0, 0)]
         self.blocks: list[Block] = []
         self._events: list[Block] = []
         self._open = True
@@ -75,7 +77,7 @@ class Ledger:
 
     def begin(self, name: EstimatePhase, step: int) -> None:
         """A pass begins: what is made from now on is its own."""
-        self.phases.append(Phase(name, step, len(self._events)))
+        self.phases.append(LedgerPhase(name, step, len(self._events)))
 
     def make(self, size: int, purpose: str, module: str, op: str) -> Block:
         """Return the block of a new storage of `size` bytes."""
@@ -126,7 +128,7 @@ class Ledger:
         sums: Counter[str] = Counter()
         for block in self.alive(position):
             sums[self._held_for(block)] += self.rounded(block)
-        return {name: sums[name] for name in HELD if sums[name]}
+        return {name: sums[name] for name in ESTIMATE_CATEGORIES if sums[name]}
 
     def total(self, purpose: str, position: int) -> int:
         """Return the bytes held for `purpose` after the event at `position`, not rounded."""
@@ -151,3 +153,81 @@ class Ledger:
                 sizes[name] += block.bytes
                 counts[name] += 1
         return tuple(HeldRow(name, size, counts[name]) for name, size in sizes.most_common())
+
+
+_PURPOSES: dict[EstimatePhase | None, str] = {None: "inputs", "forward": ACTIVATION, "backward": "temporary", "optimizer": "temporary"}
+"""What a new storage is held for, until more is known of it."""
+
+
+class Storages:
+    """The living storages and their blocks; each counts once, however many tensors share it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.modules: list[str] = []
+        """Names of the modules whose forward pass is under way, outermost first."""
+        self._known: dict[int, tuple[Any, Block]] = {}
+
+    def see(self, tensor: Any, op: str, purpose: str | None = None) -> None:
+        """Note the storage of `tensor` where it is new, and what it is held for where that is told."""
+        for storage in list_storages(tensor):
+            known = self._known.get(id(storage))
+            if known is None:
+                known = self._note(storage, op)
+            if purpose is not None:
+                known[1].purpose = purpose
+
+    def purpose(self, tensor: Any) -> str | None:
+        """Return what the storage of `tensor` is held for; None where it is not known."""
+        known = [self._known[id(storage)][1].purpose for storage in list_storages(tensor) if id(storage) in self._known]
+        return known[0] if known else None
+
+    def _note(self, storage: Any, op: str) -> tuple[Any, Block]:
+        module = self.modules[-1] if self.modules else ""
+        block = self.ledger.make(storage.nbytes(), _PURPOSES[self.ledger.phases[-1].name], module, op)
+        key = id(storage)  # torch keeps the Python object of a storage as long as the storage itself
+        known = self._known[key] = (weakref.ref(storage, partial(self._gone, key)), block)
+        return known
+
+    def _gone(self, key: int, _: Any) -> None:
+        self.ledger.free(self._known.pop(key)[1])
+
+
+def list_storages(tensor: Any) -> list[Any]:
+    """Return the storages of `tensor`: that of the values and those of the indices of a sparse one."""
+    import torch
+
+    if tensor.layout == torch.strided:
+        return [tensor.untyped_storage()]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
+    return []
+
+
+@cache
+def make_tracker_class() -> Any:
+    """Return the class of the mode; torch is imported here."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_iter
+
+    aten = torch.ops.aten
+
+    class Tracker(TorchDispatchMode):  # type: ignore[misc]
+        """Notes the results of every op below autograd."""
+
+        def __init__(self, known: Storages) -> None:
+            super().__init__()
+            self.known = known
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func.namespace == "prim":
+                return result
+            cast = func is aten._to_copy.default and self.known.purpose(args[0]) == "parameters"
+            for leaf in tree_iter(result):
+                if isinstance(leaf, torch.Tensor):
+                    self.known.see(leaf, func._schema.name, "weight_casts" if cast else None)
+            return result
+
+    return Tracker

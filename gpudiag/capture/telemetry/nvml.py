@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpudiag.capture.telemetry.device import DeviceIdentity
-from gpudiag.capture.telemetry.protocol import Value
-from gpudiag.capture.telemetry.readings import SECOND, Answer, Asked, Reading, share_out
+from gpudiag.capture.environment import DeviceIdentity
+from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, ReadingSource, Value, share_budget
 
 ALL_LINKS = 0xFFFFFFFF
 """scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')."""
 
-MAX_EVENTS = 64
+MAX_XID_EVENTS = 64
 """Xid events taken at a time."""
 
 _KIB = 1024
@@ -33,16 +32,16 @@ _BOARD = "of the whole board, which several MIG instances share"
 _SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
 
-def _code(error: BaseException) -> int | None:
+def _read_code(error: BaseException) -> int | None:
     return getattr(error, "value", None)
 
 
 def is_final(error: Exception) -> bool:
     """Return whether asking again is useless: the board, the driver or nvidia-ml-py does not have it."""
-    return isinstance(error, AttributeError) or _code(error) in _FINAL_CODES
+    return isinstance(error, AttributeError) or _read_code(error) in _FINAL_CODES
 
 
-class Nvml(Asked):
+class NvmlSource(ReadingSource):
     """NVML's view of one device. Making one calls nvmlInit; close() calls nvmlShutdown. Raises NVMLError where NVML does not answer."""
 
     name = "nvml"
@@ -115,7 +114,7 @@ class Nvml(Asked):
             self._one("ecc_uncorrected", 10 * SECOND, self._ecc),
             self._one("xid_events", 2 * SECOND, self._xid),
         ]
-        share_out(readings)
+        share_budget(readings)
         return readings
 
     def _reading(self, columns: tuple[str, ...], period_ns: int, read: Callable[[], Answer]) -> Reading:
@@ -132,7 +131,7 @@ class Nvml(Asked):
                 self._chosen[names[0]] = name
                 return found
             except Exception as error:
-                if name == names[-1] or not (isinstance(error, AttributeError) or _code(error) == _FUNCTION_NOT_FOUND):
+                if name == names[-1] or not (isinstance(error, AttributeError) or _read_code(error) == _FUNCTION_NOT_FOUND):
                     raise
         return None
 
@@ -217,11 +216,11 @@ class Nvml(Asked):
                 self._lib.nvmlEventSetFree(events)
                 raise
             self._events = events
-        for _ in range(MAX_EVENTS):
+        for _ in range(MAX_XID_EVENTS):
             try:
                 event = self._lib.nvmlEventSetWait(self._events, 0)
             except Exception as error:
-                if _code(error) != _TIMEOUT:
+                if _read_code(error) != _TIMEOUT:
                     raise
                 break
             if event.eventType == self._lib.nvmlEventTypeXidCriticalError:

@@ -1,18 +1,44 @@
-"""One question to a source, when to ask it again, and what to make of its answer."""
+"""Sources of telemetry: one question to a source, when to ask it again, what to make of its answer; and the host, through psutil."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
-from gpudiag.capture.telemetry.protocol import Value
-from gpudiag.model import tables
+from gpudiag.model import trace
+
+Value = float | int
+
+
+class TelemetrySource(Protocol):
+    """Something that can be asked for columns of table telemetry (model.tables). No method raises but for a bug."""
+
+    name: str
+    """'nvml' or 'psutil'."""
+
+    def sample(self, at_ns: int) -> Mapping[str, Value]:
+        """Return what is due and known at `at_ns` (time.perf_counter_ns()); a column that is not asked this time is left out."""
+
+    def missing(self) -> Mapping[str, str]:
+        """Return column -> why it is null, always or at times, in the words of the source."""
+
+    def notes(self) -> Mapping[str, str]:
+        """Return column -> what to know of how it is read."""
+
+    def limits(self) -> Mapping[str, float]:
+        """Return what the device allows, by name with unit (model.bundle.TelemetryInfo.limits)."""
+
+    def close(self) -> None:
+        """Give back what the source holds."""
+
 
 Answer = Mapping[str, Value | Exception]
 """Column -> its value, or why there is none."""
 
-COLUMNS = tuple(tables.schema("telemetry"))
+COLUMNS = tuple(trace.build_table_schema("telemetry"))
 _CPU_COLUMNS = frozenset({"cpu_util_pct", "system_cpu_util_pct", "cpu_freq_mhz", "rss_bytes"})
 GPU_COLUMNS = tuple(name for name in COLUMNS if name != "t_ns" and name not in _CPU_COLUMNS)
 
@@ -28,7 +54,7 @@ SLOW_SHARE = 0.0002
 """The same for each question that is asked less often. Twenty of them, the fast ones and the thread itself stay below 1 % of a core."""
 
 # Drivers fill a field that they do not know with ones (0xFFFFFFFF); the largest values that mean something, by column.
-MOST: dict[str, float] = {
+MAX_PLAUSIBLE: dict[str, float] = {
     "sm_clock_mhz": 10_000, "mem_clock_mhz": 50_000, "gpu_util_pct": 100, "mem_util_pct": 100, "mem_used_bytes": 1 << 50,
     "power_w": 20_000, "energy_mj": 1 << 60, "temperature_c": 250, "pcie_rx_bytes_per_s": 1e12, "pcie_tx_bytes_per_s": 1e12,
     "pcie_link_gen": 15, "pcie_link_width": 64, "nvlink_rx_bytes": 1 << 62, "nvlink_tx_bytes": 1 << 62,
@@ -36,20 +62,20 @@ MOST: dict[str, float] = {
     "cpu_util_pct": 1e6, "system_cpu_util_pct": 100.5, "cpu_freq_mhz": 20_000, "rss_bytes": 1 << 50,
 }  # fmt: skip
 
-_WHOLE = {column.name for column in tables.TABLES["telemetry"] if column.dtype.is_integer()}
+_WHOLE = {column.name for column in trace.TABLES["telemetry"] if column.dtype.is_integer()}
 
 
 class ImplausibleError(ValueError):
     """A source answered with a number that cannot be."""
 
 
-def checked(column: str, value: Value) -> Value:
+def check_value(column: str, value: Value) -> Value:
     """Return `value` in the type of its column; raises ImplausibleError for what cannot be (NaN, negative, a field of ones)."""
     try:
         number = int(value) if column in _WHOLE else float(value)
     except (TypeError, ValueError, OverflowError):
         raise ImplausibleError(f"not a number: {type(value).__name__}") from None
-    if not (math.isfinite(number) and 0 <= number <= MOST[column]):
+    if not (math.isfinite(number) and 0 <= number <= MAX_PLAUSIBLE[column]):
         raise ImplausibleError(f"an implausible value: {number}")
     return number
 
@@ -99,10 +125,10 @@ class Reading:
             try:
                 if isinstance(value, Exception):
                     raise value
-                known[column] = checked(column, value)
+                known[column] = check_value(column, value)
             except Exception as error:  # noqa: BLE001 - garbage from a driver is a null with a reason
                 failed.append(error)
-                self._reasons[column] = said(error)
+                self._reasons[column] = format_error(error)
         self._answered.update(known)
         return known, failed
 
@@ -111,7 +137,7 @@ class Reading:
         return {column: f"at times: {why}" if column in self._answered else why for column, why in self._reasons.items()}
 
 
-class Asked:
+class ReadingSource:
     """A source of telemetry that is its readings: what each of them says."""
 
     _readings: Sequence[Reading]
@@ -128,14 +154,107 @@ class Asked:
         return {column: why for reading in self._readings for column, why in reading.missing().items()}
 
 
-def said(error: Exception) -> str:
+def format_error(error: Exception) -> str:
     """Return what `error` says, in one short line without paths; its kind where it says nothing."""
     text = " ".join(str(error).split())
     return text[:120] if text and "/" not in text else type(error).__name__
 
 
-def share_out(readings: Sequence[Reading]) -> None:
+def share_budget(readings: Sequence[Reading]) -> None:
     """Give the questions of every tick an equal part of FAST_SHARE."""
     fast = [reading for reading in readings if reading.period_ns == 0]
     for reading in fast:
         reading.share = FAST_SHARE / len(fast)
+
+
+class NotToldError(Exception):
+    """The system does not tell."""
+
+
+class CpuSource(ReadingSource):
+    """psutil's view of this process and its children."""
+
+    name = "psutil"
+
+    def __init__(self, psutil: Any) -> None:
+        self._psutil = psutil
+        self._self = psutil.Process()
+        self._own = self._busy = (0, 0)
+        self._children: dict[tuple[int, float], float] = {}
+        self._scanned_ns = 0
+        self._children_pct, self._children_rss = 0.0, 0
+        self._util = Reading(("cpu_util_pct",), self._cpu_util, 0)
+        self._readings = [
+            Reading((), self._scan, 5 * SECOND),
+            self._util,
+            Reading(("rss_bytes",), self._rss, SECOND // 2),
+            Reading(("system_cpu_util_pct",), self._system, SECOND),
+            Reading(("cpu_freq_mhz",), self._frequency, 2 * SECOND),
+        ]
+        share_budget(self._readings)
+
+    def relax(self) -> None:
+        """Ask about once a second from now on: beside a GPU, whose columns matter more."""
+        self._util.period_ns, self._util.share = SECOND, SLOW_SHARE
+
+    # -- what is asked ----------------------------------------------------------------------------------------------
+
+    def _cpu_util(self) -> Answer:
+        """CLOCK_PROCESS_CPUTIME_ID counts in ns over all threads and costs one system call; /proc counts in ticks of 10 ms."""
+        last, self._own = self._own, (time.perf_counter_ns(), time.process_time_ns())
+        passed = self._own[0] - last[0]
+        return {"cpu_util_pct": 100 * (self._own[1] - last[1]) / passed + self._children_pct} if last[0] and passed else {}
+
+    def _scan(self) -> Answer:
+        """Find the children: CPU time since the last scan of those that were there then, resident memory of all."""
+        now, found, rss = time.perf_counter_ns(), {}, 0
+        for child in self._self.children(recursive=True):
+            try:
+                with child.oneshot():
+                    times = child.cpu_times()
+                    found[child.pid, child.create_time()] = times.user + times.system
+                    rss += child.memory_info().rss
+            except self._psutil.Error:
+                continue  # it has ended, or is another user's
+        spent = sum(max(0.0, seconds - self._children[key]) for key, seconds in found.items() if key in self._children)
+        passed = (now - self._scanned_ns) / SECOND
+        self._children_pct = 100 * spent / passed if self._scanned_ns and passed > 0 else 0.0
+        self._children, self._children_rss, self._scanned_ns = found, rss, now
+        return {}
+
+    def _rss(self) -> Answer:
+        return {"rss_bytes": self._self.memory_info().rss + self._children_rss}
+
+    def _system(self) -> Answer:
+        """Not psutil.cpu_percent(): it remembers its last call for the whole process, the user's own calls included."""
+        times = self._psutil.cpu_times()._asdict()
+        total = sum(times.values()) - times.get("guest", 0) - times.get("guest_nice", 0)  # both are counted in user and nice too
+        idle = times["idle"] + times.get("iowait", 0)
+        last, self._busy = self._busy, (total, total - idle)
+        passed = total - last[0]
+        return {"system_cpu_util_pct": min(100.0, max(0.0, 100 * (self._busy[1] - last[1]) / passed))} if last[0] and passed > 0 else {}
+
+    def _frequency(self) -> Answer:
+        found = self._psutil.cpu_freq()
+        if found is None or not found.current:
+            raise NotToldError("the system does not tell its frequency")
+        return {"cpu_freq_mhz": found.current}
+
+    # -- the source -------------------------------------------------------------------------------------------------
+
+    def notes(self) -> Mapping[str, str]:
+        """Return what to know of sums over processes."""
+        return {"rss_bytes": "pages that processes share count in each"} if self._children else {}
+
+    def limits(self) -> Mapping[str, float]:
+        """Return the machine's CPUs, memory and highest CPU frequency, where they are told."""
+        found: dict[str, float] = {}
+        with suppress(Exception):  # a limit that is not told is not in the manifest
+            found["cpus"] = float(self._psutil.cpu_count() or 0)
+            found["host_memory_bytes"] = float(self._psutil.virtual_memory().total)
+            if (frequency := self._psutil.cpu_freq()) is not None and frequency.max:
+                found["max_cpu_freq_mhz"] = float(frequency.max)
+        return found
+
+    def close(self) -> None:
+        """Nothing is held."""

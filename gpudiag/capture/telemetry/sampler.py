@@ -1,4 +1,4 @@
-"""The thread that asks the sources, and the rows that it keeps until somebody takes them."""
+"""The thread that samples the sources, and telemetry as a part of a session, which hands its rows over."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from gpudiag.capture.telemetry.cpu import Cpu
-from gpudiag.capture.telemetry.device import DeviceIdentity
-from gpudiag.capture.telemetry.nvml import Nvml
-from gpudiag.capture.telemetry.protocol import Source, Value
-from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, said
+from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
+from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.schedule import WindowKind
+from gpudiag.capture.telemetry.nvml import NvmlSource
+from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, CpuSource, TelemetrySource, Value, format_error
+from gpudiag.errors import UsageError
+from gpudiag.model.bundle import TelemetryInfo
 
-FULL_NS = 600 * SECOND
+FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
 
-CALM_NS = SECOND
+CALM_INTERVAL_NS = SECOND
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Rows kept while nobody takes them (a step that lasts for hours); then the oldest go."""
 
 NOT_USED = "this process used no CUDA device"
@@ -41,8 +43,8 @@ class Sampler:
         self._identity: DeviceIdentity | None = None
         self._asked: DeviceIdentity | None = None
         self._since_unix_ns = 0
-        self._cpu = Cpu(psutil)
-        self._gpu: Nvml | None = None
+        self._cpu = CpuSource(psutil)
+        self._gpu: NvmlSource | None = None
         self._no_gpu = NOT_USED
         self._limits: dict[str, float] = {}
         self._rows: deque[tuple[Value | None, ...]] = deque()
@@ -120,7 +122,7 @@ class Sampler:
         with suppress(RuntimeError):  # it is awake
             self._wake.release()
 
-    def _sources(self) -> list[Source]:
+    def _sources(self) -> list[TelemetrySource]:
         """The host first: a driver that hangs must not keep it waiting."""
         return [source for source in (self._cpu, self._gpu) if source is not None]
 
@@ -143,14 +145,14 @@ class Sampler:
             now = time.perf_counter_ns()
             if not self._paused and now >= due:
                 self._tick(now)
-                due = next_tick(begun, now, self._pace(now - begun))
+                due = find_next_tick(begun, now, self._pace(now - begun))
             if (identity := self._identity) is not None and not self._stopping:
                 self._identity = None
                 self._open(identity)
             self._wake.acquire(timeout=-1 if self._paused else max(0, due - time.perf_counter_ns()) / SECOND)
 
     def _pace(self, age_ns: int) -> int:
-        return self.interval_ns if self._windows or age_ns < FULL_NS else max(self.interval_ns, CALM_NS)
+        return self.interval_ns if self._windows or age_ns < FULL_RATE_NS else max(self.interval_ns, CALM_INTERVAL_NS)
 
     def _tick(self, now: int) -> None:
         unix = time.time_ns()
@@ -158,7 +160,7 @@ class Sampler:
         if found and not self._stopping:
             self._rows.append((unix, *(found.get(column) for column in COLUMNS[1:])))
             self.samples += 1
-        if len(self._rows) > MOST_ROWS:
+        if len(self._rows) > MAX_ROWS:
             with suppress(IndexError):  # they were taken meanwhile
                 self._rows.popleft()
                 self.dropped += 1
@@ -175,23 +177,177 @@ class Sampler:
             self._no_gpu = NO_HIP if identity.hip else NOT_INSTALLED
             return
         try:
-            gpu = Nvml(self._pynvml, identity)
+            gpu = NvmlSource(self._pynvml, identity)
         except Exception as error:  # noqa: BLE001 - no driver library, a container without it, a device that NVML does not know
-            self._no_gpu = said(error)
+            self._no_gpu = format_error(error)
             return
         self._limits = dict(self._cpu.limits()) | dict(gpu.limits())
         self._cpu.relax()
         self._gpu = gpu
 
 
-def next_tick(begun: int, now: int, interval: int) -> int:
+def find_next_tick(begun: int, now: int, interval: int) -> int:
     """Return the first tick after `now` of a clock that ticks every `interval` since `begun`: missed ones are skipped, it never drifts."""
     return begun + ((now - begun) // interval + 1) * interval
 
 
-def optional(load: Callable[[], Any]) -> Any:
+def load_optional(load: Callable[[], Any]) -> Any:
     """Return the module that `load` imports; None where it cannot be."""
     try:
         return load()
     except Exception:  # noqa: BLE001 - a broken installation is as good as none
         return None
+
+
+DEFAULT_HZ = 20.0
+
+MAX_HZ = 100.0
+"""Drivers renew clocks and power every 20 to 100 ms; asking more often only costs."""
+
+SEGMENT_NS, LONGEST_SEGMENT_NS, LOST_SHARE = 10 * SECOND, 600 * SECOND, 0.01
+"""A segment is closed after 10 s, in long runs after 1 % of the run so far, 10 minutes at most: what a killed run can lose. A week has
+about 1,500 files, not 60,000."""
+
+MAX_CHANGES = 8
+"""A program that steps on another GPU every time (one per network) is not followed for ever: each change opens NVML again."""
+
+JOIN_S, DROP_S = 0.5, 0.1
+"""How long the end of a session waits for a thread that is inside the driver."""
+
+
+def _import_pynvml() -> Any:
+    """Return pynvml where this torch is built for CUDA. torch.cuda has imported it already where it is installed."""
+    import torch
+
+    if not torch.version.cuda:
+        return None
+    import pynvml
+
+    return pynvml
+
+
+def check_hz(hz: object) -> float:
+    """Return `hz`; raises UsageError for what is no rate (0: no telemetry)."""
+    if isinstance(hz, bool) or not isinstance(hz, (int, float)) or not 0 <= hz <= MAX_HZ:
+        raise UsageError(f"telemetry_hz={hz!r} is not a rate", f"give samples per second, 0 (none) to {MAX_HZ:.0f}")
+    return float(hz)
+
+
+LOOK_INTERVAL_STEPS = 16
+"""The device is looked for at each of so many first steps, then at one in so many: asking costs some us, and CPU runs have none."""
+
+
+class Telemetry(Part):
+    """Samples `hz` times a second. `load_nvml`, `device`: stand-ins for pynvml and for torch's devices, for tests.
+
+    The GPU is that of the parameters that optimizers step; until one has stepped, and where they lie on the host, the current one.
+    """
+
+    def __init__(
+        self,
+        hz: float = DEFAULT_HZ,
+        *,
+        load_nvml: Callable[[], Any] = _import_pynvml,
+        device: Callable[..., DeviceIdentity | None] = identify_cuda_device,
+    ) -> None:
+        self._hz = check_hz(hz)
+        self._load, self._device = load_nvml, device
+        self._sampler: Sampler | None = None
+        self._known: DeviceIdentity | None = None
+        self._stepped: set[int] = set()
+        self._changes = 0
+
+    def start(self, context: Context) -> None:
+        """Start the thread; NVML is asked once the process uses a CUDA device."""
+        if not self._hz:
+            return
+        import psutil
+
+        self._context = context
+        self._begun_ns = self._flushed_ns = time.perf_counter_ns()
+        self._sampler = Sampler(round(SECOND / self._hz), psutil=psutil, pynvml=load_optional(self._load))
+        self._sampler.start()
+        self._look()
+
+    def _look(self, index: int | None = None) -> None:
+        """Tell the thread of the device once there is one: the current one is known on the training thread only."""
+        if self._sampler is None:
+            return
+        identity = self._device() if index is None else self._device(index)
+        if identity is not None:
+            self._known = identity
+            self._sampler.use(identity)
+
+    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+        """Look for the device until there is one, and again where the step that ended updated parameters on others only."""
+        if self._known is None:
+            if self._stepped or number < LOOK_INTERVAL_STEPS or not number % LOOK_INTERVAL_STEPS:
+                self._look(min(self._stepped, default=None))
+        elif self._stepped and self._known.ordinal not in self._stepped and self._changes < MAX_CHANGES:
+            self._changes += 1
+            self._look(min(self._stepped))
+        self._stepped.clear()
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Note where the parameters lie: the current device need not be the one that computes."""
+        index = find_stepped_device(optimizer)
+        if index is not None:
+            self._stepped.add(index)
+
+    def window_began(self, index: int, kind: WindowKind) -> None:
+        """Sample at full rate; not at all where stacks are recorded."""
+        if self._sampler is not None:
+            self._sampler.window_began(stacks=kind == "sites")
+
+    def window_ended(self, index: int, kind: WindowKind) -> None:
+        """Go back to the usual pace."""
+        if self._sampler is not None:
+            self._sampler.window_ended()
+
+    def flush(self) -> None:
+        """Hand over a segment where one is due; raises what ended the thread."""
+        sampler = self._sampler
+        if sampler is None:
+            return
+        if isinstance(sampler.error, Exception):
+            raise sampler.error
+        if sampler.error is not None:  # a SystemExit of the thread must not end the training
+            raise RuntimeError(f"the thread that samples ended: {type(sampler.error).__name__}") from sampler.error
+        now = time.perf_counter_ns()
+        due = min(LONGEST_SEGMENT_NS, max(SEGMENT_NS, LOST_SHARE * (now - self._begun_ns)))
+        if now - self._flushed_ns >= 0.9 * due:  # flushes come at step marks, a little early or late
+            self._hand_over(sampler, now)
+
+    def _hand_over(self, sampler: Sampler, now: int) -> None:
+        self._flushed_ns = now
+        columns = sampler.take()
+        if columns is not None:
+            self._context.segment("telemetry", columns)
+
+    def close(self) -> None:
+        """Stop the thread and hand over what is left."""
+        if self._sampler is not None:
+            self._sampler.stop(JOIN_S)
+            self._hand_over(self._sampler, time.perf_counter_ns())
+
+    def drop(self) -> None:
+        """Stop the thread, if it still runs."""
+        if self._sampler is not None:
+            self._sampler.stop(DROP_S)
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return how the table telemetry was sampled."""
+        sampler = self._sampler
+        if sampler is None:
+            return {}
+        return {
+            "telemetry": TelemetryInfo(
+                source=sampler.source,
+                interval_ns=sampler.interval_ns,
+                samples=sampler.samples,
+                missing=sampler.missing(),
+                notes=sampler.notes(),
+                limits=sampler.limits(),
+                **sampler.device(),
+            )
+        }

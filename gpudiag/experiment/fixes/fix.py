@@ -1,4 +1,6 @@
-"""What a fix can do in the process of an arm, and what it has to show for it.
+"""What a fix is: an Applier that changes a program at a Site and shows evidence; values of --fix, arguments that are changed on the way in.
+
+What a fix can do in the process of an arm, and what it has to show for it.
 
 A fix is applied to a program that knows nothing of it: it wraps the constructors that the program will call, or changes the outermost
 modules before their first call. It then has to show that it took effect; without evidence the verdict is `not_applied`, never x1.00.
@@ -6,13 +8,15 @@ modules before their first call. It then has to show that it took effect; withou
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
+from gpudiag.errors import InputError
 from gpudiag.model.fixes import FIX_BY_ID, Fix
 
 INSIDE, COMPILED, GRAPHED, OUTSIDE = range(4)
@@ -104,3 +108,57 @@ class Applier(ABC):
 
         Raises NotAppliedError where nothing shows it.
         """
+
+
+_MAX_DIGITS = 18
+"""Of a number in 64 bits: int() refuses a text of thousands of digits with an error of its own."""
+
+
+def refuse_value(fix: str, value: str | None) -> None:
+    """Accept no value. Raises InputError for one."""
+    if value is not None:
+        raise InputError(f"{fix} takes no value, but was given {value!r}", f"write --fix {fix}")
+
+
+def parse_whole_number(fix: str, value: str | None, least: int, most: int = 10**9) -> int | None:
+    """Return a whole number from `least` to `most`; None where no value was given. Raises InputError for what is none."""
+    if value is None:
+        return None
+    number = int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else -1
+    if not least <= number <= most:
+        raise InputError(f"{fix} takes a whole number from {least} to {most:,}, not {value!r}", f"for example --fix {fix}={max(4, least)}")
+    return number
+
+
+def require_used_gpu(why: str) -> None:
+    """Do nothing where this process has used a GPU. Raises NotAppliedError with `why` where it has not."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        raise NotAppliedError(f"{why}, and the program uses none")
+
+
+ArgumentChange = Callable[[Any, dict[str, Any]], None]
+"""Called with the object and the arguments that were given, by name; it changes them in place."""
+
+
+def wrap_arguments(change: ArgumentChange) -> Callable[[Any], Any]:
+    """Return the maker, for Patches.wrap, of a constructor or method that runs with the arguments that `change` leaves.
+
+    A call that does not fit the signature is passed on as it is: its error is then the one that the program would get without us.
+    """
+
+    def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def call(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                bound = signature.bind(owner, *args, **kwargs)
+            except TypeError:
+                return original(owner, *args, **kwargs)
+            change(owner, bound.arguments)
+            return original(*bound.args, **bound.kwargs)
+
+        return call
+
+    return make

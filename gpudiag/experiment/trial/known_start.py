@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.samples import samples_of
+from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.hooks import Patches
 from gpudiag.experiment.fixes.fix import Site
 from gpudiag.experiment.trial.protocol import ParityPlan
 
@@ -50,12 +50,12 @@ class KnownStart:
         self._follow_seeds(patches)
         self._follow_loaders(patches)
         if not self._plan.dropout:
-            _no_dropout(patches)
-            site.on_root(_no_dropout_in)
+            _disable_dropout(patches)
+            site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
             site.on_root(lambda module: self.perturb(module.parameters()))
-        patches.wrap(torch.amp.GradScaler, "__init__", _low_scale)
+        patches.wrap(torch.amp.GradScaler, "__init__", _wrap_scaler)
 
     # -- seeds --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class KnownStart:
         def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
             with self._drawn(_FETCH):
                 batch = original(iterator)
-            self._fetched(samples_of(batch))
+            self._fetched(count_samples(batch))
             return batch
 
         return __next__
@@ -175,22 +175,22 @@ class KnownStart:
 # -- dropout --------------------------------------------------------------------------------------------------------------
 
 
-def _no_dropout(patches: Patches) -> None:
+def _disable_dropout(patches: Patches) -> None:
     from torch.nn import functional
 
     for name in _DROPOUTS:
-        patches.wrap(functional, name, _identity)
-    patches.wrap(functional, "scaled_dot_product_attention", _attention)
+        patches.wrap(functional, name, _wrap_dropout)
+    patches.wrap(functional, "scaled_dot_product_attention", _wrap_attention)
 
 
-def _identity(original: Any) -> Any:
+def _wrap_dropout(original: Any) -> Any:
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - as torch names it
         return original(input, p, False, inplace)
 
     return dropout
 
 
-def _attention(original: Any) -> Any:
+def _wrap_attention(original: Any) -> Any:
     def scaled_dot_product_attention(
         query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
     ) -> Any:
@@ -199,7 +199,7 @@ def _attention(original: Any) -> Any:
     return scaled_dot_product_attention
 
 
-def _no_dropout_in(root: Any) -> None:
+def _disable_module_dropout(root: Any) -> None:
     """Set the probabilities that no function of torch.nn.functional gets to see: those of recurrent layers, and of stochastic depth.
 
     timm and transformers call that DropPath, torchvision StochasticDepth.
@@ -219,7 +219,7 @@ def _no_dropout_in(root: Any) -> None:
 # -- others ---------------------------------------------------------------------------------------------------------------
 
 
-def _low_scale(original: Any) -> Any:
+def _wrap_scaler(original: Any) -> Any:
     def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
         original(scaler, *args, **kwargs)
         if hasattr(scaler, "_init_scale"):

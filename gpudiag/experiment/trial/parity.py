@@ -1,5 +1,7 @@
 """Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
 
+Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
+
 All events are kept from the first backward pass on, and told apart into steps when enough of them are known: the boundary rule needs
 three before it marks one. A parity run measures no time, so that figures are read from the device at once.
 """
@@ -7,51 +9,50 @@ three before it marks one. A parity run measures no time, so that figures are re
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.capture.events import Listener
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Listener, Patches
 from gpudiag.experiment.fixes.fix import Site
-from gpudiag.experiment.trial import settings
+from gpudiag.experiment.trial import fingerprint
+from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient
 from gpudiag.experiment.trial.known_start import KnownStart
-from gpudiag.experiment.trial.protocol import CONTROL, Control, Evidence, Over, ParityPlan, ParityRun, TrialPlan, write
-from gpudiag.experiment.trial.rounds import Backward, Event, Fetched, Marked, Stepped, steps
-from gpudiag.experiment.trial.sketch import BUCKETS, sketch, squared_norm
+from gpudiag.experiment.trial.protocol import CONTROL, Control, Evidence, Over, ParityPlan, ParityRun, ParityStep, TrialPlan, write_row
 
-SKETCH = "sketch.npy"
+SKETCH_FILE = "sketch.npy"
 
 CLIPPING, LOSS, SKIPPED = "clipping of gradients", "type of the loss", "updates left out by a gradient scaler"
 
-_NOT_SAID = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
+_NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 """Arguments of torch's clipping that are no settings of the training."""
 
 
-class Rule(Protocol):
+class BoundaryRule(Protocol):
     """What is used of the boundary rule (capture.unmodified.boundary.Boundary)."""
 
     cycle: tuple[int, ...]
     settled: bool
 
 
-class Marks(Protocol):
+class StepMarks(Protocol):
     """What is used of the driver that marks the steps (capture.unmodified.marks.Driver)."""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> BoundaryRule:
         """Return the boundary rule."""
 
     def number(self, optimizer: Any) -> int:
         """Return the number by which the rule knows an optimizer."""
 
 
-class Exit(Protocol):
+class RunExit(Protocol):
     """What is used of trial.leaving.Leaving."""
 
     def mark(self) -> None:
@@ -61,7 +62,7 @@ class Exit(Protocol):
         """Leave if the trial is over."""
 
 
-class Recorder(Listener):
+class ParityRecorder(Listener):
     """Stands where a trial does. `install` when torch has just been imported, before any fix; `follow` when training begins.
 
     It then hears all events, before the driver does, and is the driver's session. When its steps are complete it writes their rows, the
@@ -79,7 +80,7 @@ class Recorder(Listener):
         self._losses: set[str] = set()
         self._settings: dict[str, str] = {}
         self._modules: dict[str, str] = {}
-        self._gradients = _Gradients()
+        self._gradients = _GradientReader()
         self._backwards = self._skipped = self._slowest_ns = self._last_ns = 0
         self._followed = False
 
@@ -94,10 +95,10 @@ class Recorder(Listener):
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             patches.wrap(clip_grad, name, self._clips(name), homes=(utils,))
         patches.wrap(utils, "clip_grads_with_norm_", self._clips("clip_grads_with_norm_"))
-        patches.wrap(torch.amp.GradScaler, "scale", _scaled)
+        patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
         patches.wrap(torch.amp.GradScaler, "step", self._scaler_step)
 
-    def follow(self, marks: Marks, leaving: Exit, evidence: Callable[[], list[Evidence]] = list) -> None:
+    def follow(self, marks: StepMarks, leaving: RunExit, evidence: Callable[[], list[Evidence]] = list) -> None:
         """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
         self._marks, self._leaving, self._evidence, self._followed = marks, leaving, evidence, True
         self._control = Control(Path(self._plan.folder) / CONTROL)
@@ -121,34 +122,34 @@ class Recorder(Listener):
             return
         if not self._backwards:
             self._events = [event for event in self._events if isinstance(event, Fetched)]
-            self._settings, self._modules, self._gradients = {}, {}, _Gradients()
+            self._settings, self._modules, self._gradients = {}, {}, _GradientReader()
         self._backwards += 1
-        self._losses.add(settings.type_name(loss.dtype))
-        self._events.append(Backward(_value(loss)))
+        self._losses.add(fingerprint.format_dtype(loss.dtype))
+        self._events.append(Backward(_read_loss(loss)))
 
     def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
         """Read the gradients, unless they were read before they were clipped."""
         if self._done:
             return
-        self._start.perturb(parameters_of(optimizer))
+        self._start.perturb(list_parameters(optimizer))
         scale = getattr(optimizer, "grad_scale", None)  # of a fused optimizer, which takes the scaler's factor out itself
-        self._gradients.read(parameters_of(optimizer), self._backwards, 1.0 if scale is None else 1 / float(scale))
+        self._gradients.read(list_parameters(optimizer), self._backwards, 1.0 if scale is None else 1 / float(scale))
         self._skipped += bool(getattr(optimizer, "found_inf", None))
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
         if not self._done:
-            self._gradients.read(parameters_of(optimizer), self._backwards)
+            self._gradients.read(list_parameters(optimizer), self._backwards)
             self._stepped(optimizer)
 
     def _stepped(self, optimizer: Any) -> None:
-        number, parameters = self._marks.number(optimizer), parameters_of(optimizer)
-        self._events.append(Stepped(number, self._gradients.take(number, parameters), _rates(optimizer)))
+        number, parameters = self._marks.number(optimizer), list_parameters(optimizer)
+        self._events.append(Stepped(number, self._gradients.take(number, parameters), _read_rates(optimizer)))
         if f"optimizer {number + 1}" not in self._settings:
-            self._settings |= settings.of_optimizer(number + 1, optimizer)
+            self._settings |= fingerprint.describe_optimizer(number + 1, optimizer)
         if not self._modules:
-            known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in parameters_of(one)]
-            self._modules = settings.of_modules(self._site.roots, known)
+            known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in list_parameters(one)]
+            self._modules = fingerprint.describe_modules(self._site.roots, known)
 
     def _clips(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
@@ -161,7 +162,7 @@ class Recorder(Listener):
                     return original(parameters, *args, **kwargs)
                 parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
                 said = signature.bind(parameters, *args, **kwargs).arguments
-                self._clipping.add(settings.call(name, {key: value for key, value in said.items() if key not in _NOT_SAID}))
+                self._clipping.add(fingerprint.format_call(name, {key: value for key, value in said.items() if key not in _NO_SETTINGS}))
                 self._gradients.read(parameters, self._backwards)
                 return original(parameters, *args, **kwargs)
 
@@ -177,7 +178,7 @@ class Recorder(Listener):
             result = original(scaler, optimizer, *args, **kwargs)
             if not self._done and self._backwards and before == len(self._events):
                 self._skipped += 1
-                self._gradients.read(parameters_of(optimizer), self._backwards)
+                self._gradients.read(list_parameters(optimizer), self._backwards)
                 self._stepped(optimizer)
             return result
 
@@ -212,26 +213,26 @@ class Recorder(Listener):
         """The script has come to its end: write down the steps that there were."""
         if not self._done and self._steps():
             self._write()
-        write(self._plan, Over(len(self._steps()), reason))
+        write_row(self._plan, Over(len(self._steps()), reason))
 
     def _steps(self) -> list[Any]:
-        return steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
+        return build_steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
 
     def _write(self) -> None:
         self._done = True
         for row in self._steps()[: self._parity.steps]:
-            write(self._plan, row)
+            write_row(self._plan, row)
         for evidence in self._evidence():
-            write(self._plan, evidence)
+            write_row(self._plan, evidence)
         rows = self._gradients.rows()
         if rows is not None:
-            np.save(os.path.join(self._plan.folder, SKETCH), rows, allow_pickle=False)
-        said = {LOSS: _listed(self._losses), CLIPPING: _listed(self._clipping), SKIPPED: str(self._skipped)}
+            np.save(os.path.join(self._plan.folder, SKETCH_FILE), rows, allow_pickle=False)
+        said = {LOSS: _format_names(self._losses), CLIPPING: _format_names(self._clipping), SKIPPED: str(self._skipped)}
         found = {**self._settings, **self._modules, **said}
-        write(self._plan, ParityRun(found, "" if rows is None else SKETCH))
+        write_row(self._plan, ParityRun(found, "" if rows is None else SKETCH_FILE))
 
 
-class _Gradients:
+class _GradientReader:
     """Squared norms of the gradients that will be stepped by next, and the sketches of each parameter's first ones."""
 
     def __init__(self) -> None:
@@ -249,9 +250,9 @@ class _Gradients:
             key = id(parameter)
             if parameter.grad is None or (key in self._squares and self._squares[key][0] == backwards):
                 continue
-            self._squares[key] = backwards, squared_norm(parameter.grad) * factor**2
+            self._squares[key] = backwards, compute_squared_norm(parameter.grad) * factor**2
             if key not in self._stepped:
-                self._sketches[key] = parameter, sketch(parameter.grad) * factor
+                self._sketches[key] = parameter, sketch_gradient(parameter.grad) * factor
 
     def take(self, number: int, parameters: list[Any]) -> float | None:
         """Return the sum of squares of the gradients that optimizer `number` has stepped by; None: there were none."""
@@ -268,23 +269,23 @@ class _Gradients:
         return np.stack([self._sketches[key][1] if key in self._sketches else nothing for key in keys]) if self._sketches and keys else None
 
 
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names)) or settings.NONE
+def _format_names(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or fingerprint.NO_SETTING
 
 
-def _rates(optimizer: Any) -> tuple[float, ...]:
+def _read_rates(optimizer: Any) -> tuple[float, ...]:
     return tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
 
 
-def parameters_of(optimizer: Any) -> list[Any]:
+def list_parameters(optimizer: Any) -> list[Any]:
     """Return the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-_SCALE = "_gpudiag_scale"
+_SCALE_ATTRIBUTE = "_gpudiag_scale"
 
 
-def _scaled(original: Any) -> Any:
+def _wrap_scale(original: Any) -> Any:
     """Note on a scaled loss what it was multiplied by."""
 
     def scale(scaler: Any, outputs: Any) -> Any:
@@ -292,16 +293,101 @@ def _scaled(original: Any) -> Any:
 
         found = original(scaler, outputs)
         if isinstance(found, torch.Tensor) and scaler.is_enabled() and not torch.compiler.is_compiling():
-            setattr(found, _SCALE, float(scaler.get_scale()))
+            setattr(found, _SCALE_ATTRIBUTE, float(scaler.get_scale()))
         return found
 
     return scale
 
 
-def _value(loss: Any) -> float | None:
+def _read_loss(loss: Any) -> float | None:
     """Return a loss without the factor of a scaler; None for one of several values, or where a graph is being captured."""
     import torch
 
     if loss.numel() != 1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
         return None
-    return float(loss.detach()) / float(getattr(loss, _SCALE, 1.0))
+    return float(loss.detach()) / float(getattr(loss, _SCALE_ATTRIBUTE, 1.0))
+
+
+class Backward(NamedTuple):
+    """A backward pass, and its loss."""
+
+    loss: float | None
+
+
+class Stepped(NamedTuple):
+    """An optimizer has stepped; `square`: the sum of squares of its gradients, `rates`: the learning rates of its groups."""
+
+    optimizer: int
+    square: float | None
+    rates: tuple[float, ...] = ()
+
+
+class Fetched(NamedTuple):
+    """A batch of so many samples."""
+
+    samples: int | None
+
+
+class Marked(NamedTuple):
+    """The end of a step, as the session was told."""
+
+
+Event = Backward | Stepped | Fetched | Marked
+
+
+def build_steps(events: Sequence[Event], cycle: tuple[int, ...], *, by_hand: bool) -> list[ParityStep]:
+    """Return the complete steps.
+
+    `cycle`: the optimizers of a step in their order (Boundary.cycle). Without any, the marks tell the steps; then, unless the script makes
+    them itself (`by_hand`), what comes before the first one is left out: it is several steps.
+    """
+    if cycle and not by_hand:
+        return [_build_step(part) for part in _split_by_cycle(events, cycle)]
+    parts = _split_by_marks(events)
+    return [_build_step(part) for part in (parts if by_hand else parts[1:])]
+
+
+def _split_by_marks(events: Iterable[Event]) -> list[list[Event]]:
+    parts: list[list[Event]] = []
+    part: list[Event] = []
+    for event in events:
+        part.append(event)
+        if isinstance(event, Marked):
+            parts.append(part)
+            part = []
+    return parts
+
+
+def _split_by_cycle(events: Iterable[Event], cycle: tuple[int, ...]) -> list[list[Event]]:
+    parts: list[list[Event]] = []
+    part: list[Event] = []
+    place = 0
+    for event in events:
+        part.append(event)
+        if not isinstance(event, Stepped) or event.optimizer not in cycle:
+            continue
+        ahead = next((at for at in range(place, len(cycle)) if cycle[at] == event.optimizer), cycle.index(event.optimizer))
+        place = (ahead + 1) % len(cycle)
+        if place == 0:
+            parts.append(part)
+            part = []
+    return parts
+
+
+def _build_step(part: list[Event]) -> ParityStep:
+    losses = [event.loss for event in part if isinstance(event, Backward) and event.loss is not None]
+    stepped = [event for event in part if isinstance(event, Stepped)]
+    squares = [event.square for event in stepped if event.square is not None]
+    samples = [event.samples for event in part if isinstance(event, Fetched) and event.samples is not None]
+    loss, square = (sum(losses) if losses else None), (sum(squares) if squares else None)
+    return ParityStep(
+        _drop_non_finite(loss),
+        None if (known := _drop_non_finite(square)) is None else math.sqrt(known),
+        sum(samples) if samples else None,
+        tuple(rate for event in stepped for rate in event.rates),
+        finite=_drop_non_finite(loss) == loss and _drop_non_finite(square) == square,
+    )
+
+
+def _drop_non_finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -11,12 +11,12 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.experiment.fixes.registered import Registered
+from gpudiag.experiment.fixes.registry import RegisteredFix
 from gpudiag.model.experiment import FixCall
 
 _GO, _STEPS, _DONE, _STOP, _BEATS, _SLOWEST, _FAILED, _LAST = range(8)
 _BYTES = 8
-SIZE = 64
+CONTROL_BYTES = 64
 
 CONTROL, ROWS, LOG, STACK, CLAIM = "control", "rows.jsonl", "log", "stack", "training"
 """Files in the folder of an arm. The first process that trains claims it: launchers and further ranks only follow."""
@@ -35,7 +35,7 @@ class TrialPlan(msgspec.Struct, frozen=True):
     """A run that is set beside another step by step; it measures no time."""
     clean_exit: bool = False
     """Whether the script is left by an exception at the end of the trial, so that what it does on its way out is done."""
-    registered: tuple[Registered, ...] = ()
+    registered: tuple[RegisteredFix, ...] = ()
     """Those of the fixes that are not built in."""
 
 
@@ -160,9 +160,11 @@ class Control:
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
-            if os.fstat(descriptor).st_size < SIZE:
-                os.write(descriptor, bytes(SIZE))  # not ftruncate: a page without a block kills whoever writes to it on a full disk
-            self._map = mmap.mmap(descriptor, SIZE)
+            if os.fstat(descriptor).st_size < CONTROL_BYTES:
+                os.write(
+                    descriptor, bytes(CONTROL_BYTES)
+                )  # not ftruncate: a page without a block kills whoever writes to it on a full disk
+            self._map = mmap.mmap(descriptor, CONTROL_BYTES)
         finally:
             os.close(descriptor)
 
@@ -230,7 +232,7 @@ class Control:
         return self._get(_BEATS), self._get(_SLOWEST)
 
 
-def write(plan: TrialPlan, row: Row) -> None:
+def write_row(plan: TrialPlan, row: Row) -> None:
     """Append a row to the file of the arm. Raises OSError; the control page then tells it too."""
     try:
         with open(os.path.join(plan.folder, ROWS), "ab") as file:

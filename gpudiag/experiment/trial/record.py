@@ -13,15 +13,13 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.capture.events import Events
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.unmodified import watch as unmodified
-from gpudiag.capture.unmodified.plan import Plan, tell
+from gpudiag.capture.hooks import Events, Patches
+from gpudiag.capture.run_script import watch as unmodified
+from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
-from gpudiag.experiment.fixes.registered import Registered, take_over
-from gpudiag.experiment.trial.applied import Applied
-from gpudiag.experiment.trial.saves import Saves
-from gpudiag.experiment.trial.sockets import sockets_below
+from gpudiag.experiment.fixes.registry import RegisteredFix, adopt_fixes
+from gpudiag.experiment.trial.applied_fixes import AppliedFixes
+from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.model.experiment import FixCall
 
 MORE_STEPS = 20
@@ -41,7 +39,7 @@ class RecordPlan(msgspec.Struct, frozen=True):
     fixes: tuple[FixCall, ...] = ()
     ends: bool = False
     quiet_folder: str = ""
-    registered: tuple[Registered, ...] = ()
+    registered: tuple[RegisteredFix, ...] = ()
     """Those of `fixes` that are not built in."""
 
     def text(self) -> str:
@@ -79,29 +77,29 @@ class _CarefulSite(Site):
     def _say(self, text: str) -> None:
         if text not in self.refused:
             self.refused.append(text)
-            tell(self._plan, "warned", f"fix: a change was not made: {text}")
+            append_journal(self._plan, "warned", f"fix: a change was not made: {text}")
 
 
-def put_in_place(plan: RecordPlan) -> Applied | None:
+def install_fixes(plan: RecordPlan) -> AppliedFixes | None:
     """Return the fixes of the plan, installed in this process; None where there are none, or they cannot be installed (which is told)."""
     if not plan.fixes:
         return None
     try:
-        take_over(plan.registered)
-        applied = Applied(plan.fixes, Patches())
+        adopt_fixes(plan.registered)
+        applied = AppliedFixes(plan.fixes, Patches())
         applied.site = _CarefulSite(applied.site.patches, plan.plan)
         applied.install()
     except Exception as error:  # noqa: BLE001 - the training run comes first
-        tell(plan.plan, "warned", f"fix: not applied: {type(error).__name__}: {error}")
+        append_journal(plan.plan, "warned", f"fix: not applied: {type(error).__name__}: {error}")
         return None
     return applied
 
 
-def tell_evidence(plan: RecordPlan, applied: Applied) -> None:
+def report_evidence(plan: RecordPlan, applied: AppliedFixes) -> None:
     """Say of each fix what shows that it is in effect, or that nothing does."""
     for row in applied.evidence():
         shown = f"in effect: {row.found}" if row.found else f"not in effect: {row.reason}"
-        tell(plan.plan, "warned", f"fix: {row.fix} {shown}")
+        append_journal(plan.plan, "warned", f"fix: {row.fix} {shown}")
 
 
 class _Counted:
@@ -141,18 +139,18 @@ class RecordWatch(unmodified.Watch):
     def __init__(self, plan: RecordPlan) -> None:
         super().__init__(plan.plan)
         self._record_plan = plan
-        self._applied: Applied | None = None
+        self._applied: AppliedFixes | None = None
         self._saves: Saves | None = None
         self.ends = plan.ends
         """Whether the process is ended when all windows are recorded."""
 
     def install(self) -> None:
         """Put the fixes in place, then the wrappers that see training begin."""
-        self._applied = put_in_place(self._record_plan)
+        self._applied = install_fixes(self._record_plan)
         if self._record_plan.quiet_folder:
             self._saves = Saves(Patches(), self._record_plan.quiet_folder, blocked=True)
             self._saves.install()
-            sockets_below(self._record_plan.quiet_folder)
+            move_sockets(self._record_plan.quiet_folder)
         super().install()
 
     def _enter(self) -> Events | None:
@@ -170,7 +168,7 @@ class RecordWatch(unmodified.Watch):
         applied, self._applied = self._applied, None
         if applied is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):
-                tell_evidence(self._record_plan, applied)
+                report_evidence(self._record_plan, applied)
 
     def complete(self) -> None:
         """All windows are recorded: end the process. Nothing that the script does after its loop is to run."""
@@ -187,7 +185,7 @@ def watch(text: str) -> None:
     if unmodified._watch is not None:
         return
     plan = msgspec.json.decode(text, type=RecordPlan)
-    tell(plan.plan, "torch")
+    append_journal(plan.plan, "torch")
     watching = RecordWatch(plan)
     watching.install()
     unmodified._watch = watching

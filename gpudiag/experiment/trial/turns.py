@@ -1,21 +1,22 @@
-"""The trial in the process of an arm: it has its steps marked, measures those of its turns, and sleeps in between."""
+"""The trial in the process of an arm: it warms up until steps are steady, measures the steps of its turns, and sleeps in between."""
 
 from __future__ import annotations
 
 import os
+import resource
+import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gpudiag.capture.events import Listener
-from gpudiag.capture.samples import samples_of
-from gpudiag.experiment.trial import device
-from gpudiag.experiment.trial.leaving import Leaving
-from gpudiag.experiment.trial.protocol import CONTROL, Block, Control, Evidence, Over, Row, TrialPlan, Warmed, write
-from gpudiag.experiment.trial.rows import Rows
-from gpudiag.experiment.trial.steady import Steadiness
+from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.environment import identify_cuda_device
+from gpudiag.capture.hooks import Listener
+from gpudiag.experiment.trial.exit import TrialExit
+from gpudiag.experiment.trial.protocol import CONTROL, Block, Control, Evidence, Gpu, Over, Row, TrialPlan, Warmed, write_row
 
 POLL_S = 0.0005
 """Between two looks for the next turn; the process is frozen most of that time."""
@@ -37,7 +38,7 @@ class Trial(Listener):
         plan: TrialPlan,
         *,
         compiles: bool,
-        leaving: Leaving | None = None,
+        leaving: TrialExit | None = None,
         evidence: Callable[[], list[Evidence]] = list,
         marked_by: Callable[[], str] = str,
     ) -> None:
@@ -45,11 +46,11 @@ class Trial(Listener):
         self.steps = 0
         self._plan = plan
         self._control = Control(Path(plan.folder) / CONTROL)
-        self._leaving = leaving or Leaving(plan, self._control)
+        self._leaving = leaving or TrialExit(plan, self._control)
         self._evidence, self._marked_by = evidence, marked_by
         self._warnings: list[str] = []
         self._parent = os.getppid()
-        self.rows = Rows(compiles=compiles)
+        self.rows = RowCounter(compiles=compiles)
         self._steadiness: Steadiness | None = Steadiness(plan.warm_steps)
         self._block = _Turn(0, 0)
         self._running = False
@@ -66,7 +67,7 @@ class Trial(Listener):
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Count the samples of the batch."""
-        samples = samples_of(batch)
+        samples = count_samples(batch)
         if samples is not None:
             self._samples = (self._samples or 0) + samples
         if self._steadiness is not None:
@@ -110,7 +111,7 @@ class Trial(Listener):
 
     def over(self, reason: str | None) -> None:
         """The script has come to its end."""
-        write(self._plan, Over(self.steps, reason))
+        write_row(self._plan, Over(self.steps, reason))
 
     def _count(self, wall_ns: int) -> None:
         self.steps += 1
@@ -121,15 +122,15 @@ class Trial(Listener):
         turn = self._block
         turn.add(wall_ns, self._samples)
         if turn.begins:
-            device.synchronize()
+            synchronize_device()
         elif turn.ended:
             begun = time.perf_counter_ns()
-            device.synchronize()
+            synchronize_device()
             self._hand_over(turn.row(time.perf_counter_ns() - begun))
 
     def _warm(self, steadiness: Steadiness, wall_ns: int) -> None:
         self.rows.step()
-        graphs = device.compiled_graphs()
+        graphs = count_compiled_graphs()
         steady = steadiness.add(wall_ns, compiled=graphs != self._graphs)
         self._graphs = graphs
         over = steady and not (graphs and self._inside_first_epoch)
@@ -137,11 +138,11 @@ class Trial(Listener):
             return
         self._steadiness = None
         self.rows.end()
-        device.synchronize()
+        synchronize_device()
         for row in self._evidence():
-            write(self._plan, row)
+            write_row(self._plan, row)
         warmed = self._warmed(steadiness.step_ns or wall_ns, steady)
-        device.forget_peak()
+        reset_peak()
         self._hand_over(warmed)
 
     @property
@@ -155,11 +156,11 @@ class Trial(Listener):
             steady,
             self._prefetched,
             self.rows.per_step,
-            peak_bytes=device.held_bytes(),
+            peak_bytes=read_held_bytes(),
             graphs=self._graphs,
-            device="cpu" if device.used_cuda() is None else "cuda",
-            gpu=device.gpu(),
-            free_bytes=device.free_bytes(),
+            device="cpu" if find_used_cuda() is None else "cuda",
+            gpu=find_gpu(),
+            free_bytes=read_free_bytes(),
             marked_by=self._marked_by(),
         )
 
@@ -167,7 +168,7 @@ class Trial(Listener):
 
     def _hand_over(self, row: Row) -> None:
         """Write a row, and sleep until the next turn is given; after the last one there is only the way out."""
-        write(self._plan, row)
+        write_row(self._plan, row)
         turn, _ = self._control.turn
         self._control.ended()
         while self._control.turn[0] == turn:
@@ -188,7 +189,7 @@ class _Turn:
         self._steps, self._dropped = steps, dropped
         self._seen = self._wall_ns = 0
         self._samples: int | None = None
-        self._faults = device.faults()
+        self._faults = count_faults()
 
     def add(self, wall_ns: int, samples: int | None) -> None:
         self._seen += 1
@@ -197,7 +198,7 @@ class _Turn:
             if samples is not None:
                 self._samples = (self._samples or 0) + samples
         elif self._seen == self._dropped:
-            self._faults = device.faults()
+            self._faults = count_faults()
 
     @property
     def begins(self) -> bool:
@@ -211,4 +212,179 @@ class _Turn:
     def row(self, more_ns: int) -> Block:
         """Return the block; `more_ns`: the work that the device still had to do when the last step ended."""
         steps, wall_ns = self._seen - self._dropped, self._wall_ns + more_ns
-        return Block(steps, wall_ns, self._samples, device.faults() - self._faults, device.tensor_bytes())
+        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, read_tensor_bytes())
+
+
+MEAN_STEPS = 5
+"""Steps whose mean is one value (the 5 of MSER-5)."""
+
+MIN_MEANS = 5
+
+
+def find_truncation(values: Sequence[float]) -> int:
+    """Return how many values to cut off at the beginning so that the mean of the rest is known best.
+
+    The marginal standard error rule (White 1997, Simulation 69(6)): the d that minimises sum((y - mean)^2) / (n - d)^2 over the values
+    behind it. Fewer than two values are never left.
+    """
+    best, found = float("inf"), 0
+    for cut in range(len(values) - 1):
+        rest = values[cut:]
+        mean = statistics.fmean(rest)
+        error = sum((value - mean) ** 2 for value in rest) / len(rest) ** 2
+        if error < best:
+            best, found = error, cut
+    return found
+
+
+class Steadiness:
+    """Says when the steps of a warm-up have become steady."""
+
+    def __init__(self, min_steps: int) -> None:
+        self._min_steps = min_steps
+        self._walls: list[int] = []
+        self.steps = 0
+
+    def add(self, wall_ns: int, *, compiled: bool) -> bool:
+        """Return whether the warm-up is over with this step. One that `compiled` something begins it anew."""
+        self.steps += 1
+        if compiled:
+            self._walls.clear()
+            return False
+        self._walls.append(wall_ns)
+        if len(self._walls) < self._min_steps:
+            return False
+        size = max(1, min(MEAN_STEPS, len(self._walls) // MIN_MEANS))
+        walls = self._walls[len(self._walls) % size :]
+        means = [statistics.fmean(walls[at : at + size]) for at in range(0, len(walls), size)]
+        return find_truncation(means) <= len(means) // 2
+
+    @property
+    def step_ns(self) -> int:
+        """Return the median of the later half of the steps; 0 where there are none."""
+        walls = self._walls[len(self._walls) // 2 :]
+        return round(statistics.median(walls)) if walls else 0
+
+
+COUNTED_STEPS = 8
+"""Steps that are looked at; batches of a plain list rarely change their size, and a hook costs each module call some microseconds."""
+
+
+class RowCounter:
+    """Counts the rows of the first module call after each backward pass, over the first steps.
+
+    `compiles`: the program has called torch.compile, and nothing is counted: Dynamo looks at the global hooks of modules, and would
+    compile again once they are gone.
+    """
+
+    def __init__(self, *, compiles: bool) -> None:
+        self._waiting = True
+        self._rows = self._steps = 0
+        self._known = False
+        self._handle: Any = None
+        if not compiles:
+            from torch.nn.modules import module
+
+            self._handle = module.register_module_forward_pre_hook(self._called)
+
+    def _called(self, _: Any, inputs: Any) -> None:
+        if self._waiting:
+            self._waiting = False
+            rows = count_samples(inputs)
+            if rows is not None:
+                self._rows += rows
+                self._known = True
+
+    def backward(self) -> None:
+        """A backward pass begins: the next module call belongs to another micro-batch."""
+        self._waiting = True
+
+    def step(self) -> None:
+        """A whole step has ended."""
+        if self._handle is not None:
+            self._steps += 1
+            if self._steps >= COUNTED_STEPS:
+                self.end()
+
+    def forget(self) -> None:
+        """What ran since the last mark was no whole step."""
+        if self._handle is not None:
+            self._rows = self._steps = 0
+            self._known = False
+
+    def end(self) -> None:
+        """Look no more."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    @property
+    def per_step(self) -> float | None:
+        """Return the mean rows of a step; None where no module was called with a tensor."""
+        return self._rows / self._steps if self._known and self._steps else None
+
+
+def find_used_cuda() -> Any | None:
+    """Return torch.cuda where this process has used a GPU, else None."""
+    import torch
+
+    return torch.cuda if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def synchronize_device() -> None:
+    """Wait for the GPU, where this process has used one."""
+    cuda = find_used_cuda()
+    if cuda is not None:
+        cuda.synchronize()
+
+
+def count_compiled_graphs() -> int:
+    """Return how many graphs Dynamo has compiled in this process so far."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return 0
+    with suppress(Exception):  # the counters are no public interface
+        return int(utils.counters["stats"]["unique_graphs"])
+    return 0
+
+
+def read_held_bytes() -> int | None:
+    """Return the most memory that torch's allocator has taken from the device so far: what has to fit beside another process."""
+    cuda = find_used_cuda()
+    return None if cuda is None else int(cuda.max_memory_reserved())
+
+
+def read_tensor_bytes() -> int | None:
+    """Return the most memory of the device that tensors held since forget_peak()."""
+    cuda = find_used_cuda()
+    return None if cuda is None else int(cuda.max_memory_allocated())
+
+
+def reset_peak() -> None:
+    """Have tensor_bytes() begin anew: autotuning and the first steps may have needed more than training does."""
+    cuda = find_used_cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+
+
+def read_free_bytes() -> int | None:
+    """Return the free memory of the device."""
+    cuda = find_used_cuda()
+    if cuda is not None:
+        with suppress(Exception):  # a driver that does not tell
+            return int(cuda.mem_get_info()[0])
+    return None
+
+
+def find_gpu() -> Gpu | None:
+    """Return which GPU the training thread uses."""
+    with suppress(Exception):  # a build of torch without these properties
+        found = identify_cuda_device()
+        if found is not None and not found.hip:
+            return Gpu(found.uuid, found.pci_bus_id, found.number)
+    return None
+
+
+def count_faults() -> int:
+    """Return the page faults of this process so far that needed no disk (getrusage(2), ru_minflt)."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,4 +1,4 @@
-"""Watches a process of an arm for training to begin, and makes a trial of it: what gpudiag.capture.unmodified does for a recording."""
+"""Watches a process of an arm for training to begin, and makes a trial of it: what gpudiag.capture.run_script does for a recording."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from gpudiag.capture.events import Events, Listener
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.unmodified import watch as unmodified
-from gpudiag.capture.unmodified.marks import Driver, Marked
-from gpudiag.capture.unmodified.plan import Plan
-from gpudiag.experiment.fixes.registered import take_over
-from gpudiag.experiment.trial.applied import Applied
-from gpudiag.experiment.trial.follow import Follower
-from gpudiag.experiment.trial.leaving import Leaving, ranks
-from gpudiag.experiment.trial.parity import Recorder
-from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write
-from gpudiag.experiment.trial.saves import Saves
-from gpudiag.experiment.trial.sockets import sockets_below
+from gpudiag.capture.hooks import Events, Listener, Patches
+from gpudiag.capture.run_script import watch as unmodified
+from gpudiag.capture.run_script.driver import Driver, MarkedSession
+from gpudiag.capture.run_script.plan import Plan
+from gpudiag.experiment.fixes.registry import adopt_fixes
+from gpudiag.experiment.trial.applied_fixes import AppliedFixes
+from gpudiag.experiment.trial.exit import Follower, TrialExit, describe_exception, find_ranks, record_last_exception
+from gpudiag.experiment.trial.parity import ParityRecorder
+from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write_row
+from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.experiment.trial.turns import Trial
-from gpudiag.experiment.trial.words import died, tell_last_words
 
 BROKEN = 70
 """Exit code of a process whose trial failed by a fault of ours (EX_SOFTWARE of sysexits.h)."""
@@ -83,12 +79,12 @@ class TrialWatch(unmodified.Watch):
         super().__init__(Plan(plan.folder))
         self._trial_plan = plan
         self._trial: Trial | None = None
-        self._recorder: Recorder | None = None if plan.parity is None else Recorder(plan)
+        self._recorder: ParityRecorder | None = None if plan.parity is None else ParityRecorder(plan)
         self._kept = Patches()
         self._compiles = False
         self._saves = Saves(self._kept, plan.folder, blocked=plan.block_saves)
-        take_over(plan.registered)
-        self._applied = Applied(plan.fixes, self._kept)
+        adopt_fixes(plan.registered)
+        self._applied = AppliedFixes(plan.fixes, self._kept)
 
     def install(self) -> None:
         """Put the wrappers in place that see training begin, and what the plan asks for."""
@@ -106,7 +102,7 @@ class TrialWatch(unmodified.Watch):
     def _refuse(self) -> NoReturn:
         """End this process: a fix does not suit it, and there is nothing to measure."""
         for row in self._applied.refused:
-            write(self._trial_plan, row)
+            write_row(self._trial_plan, row)
         os._exit(0)
 
     def _before_compile(self, original: Any) -> Any:
@@ -121,7 +117,7 @@ class TrialWatch(unmodified.Watch):
     # -- training begins ------------------------------------------------------------------------------------------------
 
     def _enter(self) -> Events | None:
-        rank, _ = ranks()
+        rank, _ = find_ranks()
         if rank == 0 and not self._claim():
             return None
         try:
@@ -130,14 +126,14 @@ class TrialWatch(unmodified.Watch):
                 return self._driven(Follower(rank, self._leaving()))
             return self._trial_of_this() if self._recorder is None else self._recorded(self._recorder)
         except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
-            broken(self._trial_plan, error)
+            abort_trial(self._trial_plan, error)
 
-    def _leaving(self) -> Leaving:
-        return Leaving(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=self._before_leaving)
+    def _leaving(self) -> TrialExit:
+        return TrialExit(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=self._before_leaving)
 
     def _before_leaving(self) -> None:
-        if self._saves.counts and ranks()[0] == 0:
-            write(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
+        if self._saves.counts and find_ranks()[0] == 0:
+            write_row(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
 
     def _trial_of_this(self) -> Events:
         compiles = self._compiles or self._applied.site.compiles
@@ -148,14 +144,14 @@ class TrialWatch(unmodified.Watch):
         atexit.register(self.finish)
         return events
 
-    def _recorded(self, recorder: Recorder) -> Events:
+    def _recorded(self, recorder: ParityRecorder) -> Events:
         events = self._driven(recorder, recorder)
         if self.driver is not None:
             recorder.follow(self.driver, self._leaving(), self._applied.evidence)
         atexit.register(self.finish)
         return events
 
-    def _driven(self, marked: Marked, *listeners: Listener) -> Events:
+    def _driven(self, marked: MarkedSession, *listeners: Listener) -> Events:
         """Return the events of this thread, which have `marked` told of each step."""
         context = _Context(Path(self._trial_plan.folder), self._kept, marked.warnings)
         driver = Driver(self.plan)
@@ -163,7 +159,7 @@ class TrialWatch(unmodified.Watch):
         driver.start(context)
         for listener in (*listeners, driver):
             context.events.add(listener)
-        context.events.failed = lambda _: broken(self._trial_plan, context.error)
+        context.events.failed = lambda _: abort_trial(self._trial_plan, context.error)
         context.events.install(self._kept)
         self.driver = driver
         return context.events
@@ -179,7 +175,7 @@ class TrialWatch(unmodified.Watch):
                 trial.told(samples)
             super().marked(samples)
         except Exception as error:  # noqa: BLE001 - without its marks the script would train to its end, unseen
-            broken(self._trial_plan, error)
+            abort_trial(self._trial_plan, error)
 
     def _claim(self) -> bool:
         """Return whether this is the first process of the arm that trains."""
@@ -197,10 +193,10 @@ class TrialWatch(unmodified.Watch):
                 trial.over(self.driver.reason())
 
 
-def broken(plan: TrialPlan, error: BaseException | None) -> NoReturn:
+def abort_trial(plan: TrialPlan, error: BaseException | None) -> NoReturn:
     """End the process, whose trial cannot go on: the script would train to its end, unseen."""
     with suppress(Exception):  # a full disk: the control page tells it
-        write(plan, Over(0, "the trial failed") if error is None else died(error))
+        write_row(plan, Over(0, "the trial failed") if error is None else describe_exception(error))
     if error is not None:
         traceback.print_exception(type(error), error, error.__traceback__)
     with suppress(Exception):
@@ -216,11 +212,11 @@ def watch(text: str) -> None:
     # a file for each process: faulthandler writes in small pieces, and all ranks get the signal at once
     stack = os.open(os.path.join(plan.folder, f"{STACK}-{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
-    tell_last_words(plan)
-    sockets_below(plan.folder)
+    record_last_exception(plan)
+    move_sockets(plan.folder)
     try:
         watching = TrialWatch(plan)
         watching.install()
     except Exception as error:  # noqa: BLE001 - a fix that cannot be put in place is a failure of the arm, which runs for it alone
-        broken(plan, error)
+        abort_trial(plan, error)
     unmodified._watch = watching

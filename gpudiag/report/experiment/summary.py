@@ -10,9 +10,9 @@ import msgspec
 
 from gpudiag.model.experiment import Baseline, ExperimentData, Outcome, Recipe
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.report.escape import clean
-from gpudiag.report.experiment import words
-from gpudiag.report.proving import SCRIPT
+from gpudiag.report.console import clean
+from gpudiag.report.experiment import verdicts
+from gpudiag.report.findings import SCRIPT_PLACEHOLDER
 from gpudiag.units import format_bytes, format_ns, format_share
 
 AS_IS = "the program as it is"
@@ -28,7 +28,7 @@ _FEW = 3
 """Changes that the headline names."""
 
 
-class Change(msgspec.Struct, frozen=True):
+class RecipeChange(msgspec.Struct, frozen=True):
     """One fix of a recipe: as it is asked for, its title ('': not known), and the change of the code."""
 
     fix: str
@@ -39,39 +39,39 @@ class Change(msgspec.Struct, frozen=True):
 # -- headline ---------------------------------------------------------------------------------------------------------------
 
 
-def headline(data: ExperimentData) -> str:
+def format_experiments_headline(data: ExperimentData) -> str:
     """Return what came out, in a sentence or two: what is proved first, and that nothing is where nothing is."""
     if data.recipe.fixes or data.recipe.proved:
-        return _recipe(data)
+        return _format_recipe(data)
     if not data.experiments:
-        return _unmeasured(data)
+        return _format_unmeasured(data)
     if len(data.experiments) == 1:
-        return words.sentence(data.experiments[0])
-    measured, screened, missing = words.groups(data.experiments)
+        return verdicts.format_outcome_sentence(data.experiments[0])
+    measured, screened, missing = verdicts.group_outcomes(data.experiments)
     if not measured and not screened:
         return f"None of the {len(missing)} changes could be measured; the reasons stand below."
-    return " ".join([_proved(measured, screened), *_otherwise(measured)])
+    return " ".join([_format_proved(measured, screened), *_format_different(measured)])
 
 
-def _recipe(data: ExperimentData) -> str:
-    recipe, proof = data.recipe, _proof(data)
-    what = words.name(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
+def _format_recipe(data: ExperimentData) -> str:
+    recipe, proof = data.recipe, _find_proof(data)
+    what = verdicts.name_outcome(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
     if recipe.ratio is None:
         return f"{what} stands in the recipe, but how fast it trains is not known."
-    fast = words.times(recipe.ratio, recipe.interval)
+    fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
     if not recipe.proved:
         return f"{what} looks {fast}, but that is not proved."
-    p = words.p_text(recipe.p)
-    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_trains(proof)}"
+    p = verdicts.format_p_value(recipe.p)
+    return f"With {what} the program trains {fast}{f', {p}' if p else ''}: proved.{_format_training(proof)}"
 
 
-def _proof(data: ExperimentData) -> Outcome | None:
+def _find_proof(data: ExperimentData) -> Outcome | None:
     """Return the experiment that proves the recipe: with the same fixes and ratio."""
     fixes, ratio = "+".join(map(str, data.recipe.fixes)), data.recipe.ratio
-    return next((found for found in data.experiments if words.proved(found) and (found.fix, found.ratio) == (fixes, ratio)), None)
+    return next((found for found in data.experiments if verdicts.is_proved(found) and (found.fix, found.ratio) == (fixes, ratio)), None)
 
 
-def _trains(proof: Outcome | None) -> str:
+def _format_training(proof: Outcome | None) -> str:
     """Return what a faster recipe leaves open: whether it trains as well; '' where it was seen to."""
     parity = proof.parity if proof else None
     if parity is not None and parity.verdict == "same":
@@ -80,78 +80,78 @@ def _trains(proof: Outcome | None) -> str:
         return (
             f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is not shown'}."
         )
-    return f" {words.NOT_CHECKED[:1].upper()}{words.NOT_CHECKED[1:]}."
+    return f" {verdicts.NOT_CHECKED[:1].upper()}{verdicts.NOT_CHECKED[1:]}."
 
 
-def _unmeasured(data: ExperimentData) -> str:
+def _format_unmeasured(data: ExperimentData) -> str:
     if data.baseline is None:
         return "Nothing was measured."
-    return f"No change was tried. {AS_IS.capitalize()} takes {_step(data.baseline)}."
+    return f"No change was tried. {AS_IS.capitalize()} takes {_format_step(data.baseline)}."
 
 
-def _proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
+def _format_proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
     """Return what is proved though no recipe was made of it, or that nothing is."""
-    winners = [found for found in measured if words.proved(found)]
+    winners = [found for found in measured if verdicts.is_proved(found)]
     variants = [found for found in winners if not found.fix]
     if variants:
-        return words.sentence(variants[0])
+        return verdicts.format_outcome_sentence(variants[0])
     if winners:
         one = len(winners) == 1
         verb = "was" if one else "were"
-        return f"{_named(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but nothing was taken into a recipe."
+        return f"{_join_names(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but nothing was taken into a recipe."
     if not measured:
-        return f"Nothing is proved: {_count(screened, 'change')} {'was' if len(screened) == 1 else 'were'} only screened."
+        return f"Nothing is proved: {_format_outcome_count(screened, 'change')} {'was' if len(screened) == 1 else 'were'} only screened."
     which = (
         "The one change that was measured is not" if len(measured) == 1 else f"None of the {len(measured)} changes that were measured is"
     )
     return f"{which} proved to be faster: the recipe is {AS_IS}."
 
 
-def _otherwise(measured: Sequence[Outcome]) -> list[str]:
+def _format_different(measured: Sequence[Outcome]) -> list[str]:
     """Return a sentence on what is faster and does not train the same."""
-    found = [item for item in measured if item.verdict == "faster" and words.is_proof(item) and words.differs(item)]
-    return [f"{_named(found)} {'is' if len(found) == 1 else 'are'} faster, but not the same training."] if found else []
+    found = [item for item in measured if item.verdict == "faster" and verdicts.is_proof(item) and verdicts.trains_differently(item)]
+    return [f"{_join_names(found)} {'is' if len(found) == 1 else 'are'} faster, but not the same training."] if found else []
 
 
-def _named(found: Sequence[Outcome]) -> str:
-    names = [words.name(item) for item in found]
+def _join_names(found: Sequence[Outcome]) -> str:
+    names = [verdicts.name_outcome(item) for item in found]
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _count(found: Sequence[Outcome], word: str) -> str:
+def _format_outcome_count(found: Sequence[Outcome], word: str) -> str:
     return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
 
 
-def leads(data: ExperimentData, bundle: str = "") -> list[str]:
+def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
     """Return what has to be known beside the headline: that something is missing, how long it took, notes.
 
     `bundle`: the folder that the experiments lie in, '' where that is not known.
     """
-    resume = f"Not everything that was planned was measured: gpudiag ab --resume {_shown(bundle or BUNDLE)} goes on."
+    resume = f"Not everything that was planned was measured: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
     count = len(seconds)
-    took = f"{count} experiment{'' if count == 1 else 's'} in {duration(sum(seconds))}." if seconds else ""
-    slower = [_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and words.is_proof(found)]
-    return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(words.brief, data.notes)) if text]
+    took = f"{count} experiment{'' if count == 1 else 's'} in {format_duration(sum(seconds))}." if seconds else ""
+    slower = [_explain_slower(found, data.baseline) for found in data.experiments if found.verdict == "slower" and verdicts.is_proof(found)]
+    return [text for text in (*([] if data.complete else [resume]), took, *slower, *map(verdicts.shorten_note, data.notes)) if text]
 
 
-def _slower(found: Outcome, baseline: Baseline | None) -> str:
+def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
     """Return what is known of why a change is slower, or how to see it: no experiment looks for that."""
-    what = words.name(found)
-    if known := words.known_reason(found):
+    what = verdicts.name_outcome(found)
+    if known := verdicts.explain_slower(found):
         return f"One reason why {what} is slower: {known}."
     calls = found.fix.split("+")
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
         return f"Why {what} is slower was not looked for."
-    fixes, program = " ".join(f"--fix {_shown(call)}" for call in calls), _program(baseline)
-    program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT
+    fixes, program = " ".join(f"--fix {_quote_path(call)}" for call in calls), _format_program(baseline)
+    program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT_PLACEHOLDER
     return (
         f"Why {what} is slower was not looked for; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
         f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"
     )
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return '85 s', '3 min 20 s' or '1 h 05 min'."""
     whole = round(seconds)
     if whole < _SHORT_S:
@@ -164,7 +164,7 @@ def duration(seconds: float) -> str:
 # -- the program as it is -----------------------------------------------------------------------------------------------------
 
 
-def baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
+def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
     """Return (topic, what was found) of the program as it is; only what is known."""
     if found is None:
         return []
@@ -172,16 +172,16 @@ def baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
     rows = [
         ("command", shlex.join(found.command)),
         ("device", found.device),
-        ("step", f"{_step(found)}{marked}"),
-        ("warm-up", _start(found)),
+        ("step", f"{_format_step(found)}{marked}"),
+        ("warm-up", _format_start(found)),
         ("memory", f"{format_bytes(found.peak_bytes)} at the peak" if found.peak_bytes else ""),
         ("writes", "; ".join(found.side_effects)),
-        ("noise", _noise(found.noise_share)),
+        ("noise", _format_noise(found.noise_share)),
     ]
-    return [(topic, said) for topic, said in (*rows, *(("note", words.brief(note)) for note in found.notes)) if said]
+    return [(topic, said) for topic, said in (*rows, *(("note", verdicts.shorten_note(note)) for note in found.notes)) if said]
 
 
-def _step(found: Baseline) -> str:
+def _format_step(found: Baseline) -> str:
     """Return how long a step takes, and samples a second where their number is known."""
     step = f"{format_ns(found.step_ns)} a step"
     if not found.samples_per_step or found.step_ns <= 0:
@@ -190,55 +190,56 @@ def _step(found: Baseline) -> str:
     return f"{step}, {rate:,.{0 if rate >= 100 else 1}f} samples/s ({found.samples_per_step:,.4g} a step)"
 
 
-def _start(found: Baseline) -> str:
+def _format_start(found: Baseline) -> str:
     if not found.start_s:
         return ""
     steps = f", {found.warm_steps} steps of it until it was steady" if found.warm_steps else ""
-    return f"{duration(found.start_s)} from the start of the process{steps}"
+    return f"{format_duration(found.start_s)} from the start of the process{steps}"
 
 
-def _noise(share: float | None) -> str:
+def _format_noise(share: float | None) -> str:
     return "" if share is None else f"pairs of unchanged processes differ by {format_share(share, 1)} (standard deviation)"
 
 
 # -- recipe -------------------------------------------------------------------------------------------------------------------
 
 
-def changes(recipe: Recipe) -> list[Change]:
+def list_recipe_changes(recipe: Recipe) -> list[RecipeChange]:
     """Return the fixes of a recipe with the change of the code that a person would make."""
     made = []
     for index, call in enumerate(recipe.fixes):
         known = FIX_BY_ID.get(call.id)
         own = recipe.changes[index] if index < len(recipe.changes) else ""
-        made.append(Change(str(call), known.title if known else "", own or (known.change if known else "")))
+        made.append(RecipeChange(str(call), known.title if known else "", own or (known.change if known else "")))
     return made
 
 
-def further(recipe: Recipe) -> list[str]:
+def list_variant_changes(recipe: Recipe) -> list[str]:
     """Return the changes of a recipe beyond those of its fixes: those of a variant."""
     return list(recipe.changes[len(recipe.fixes) :])
 
 
-def as_it_is(data: ExperimentData, bundle: str = "") -> str:
+def build_recipe_command(data: ExperimentData, bundle: str = "") -> str:
     """Return how the program is run with the recipe in `bundle` and without a change of its code, '' where that cannot be done."""
     recipe = data.recipe
-    if not recipe.proved or not recipe.fixes or further(recipe):
+    if not recipe.proved or not recipe.fixes or list_variant_changes(recipe):
         return ""
-    return f"Without a change of the code: gpudiag run --recipe {_shown(f'{bundle or BUNDLE}/recipe.toml')} {_program(data.baseline)}"
+    path = _quote_path(f"{bundle or BUNDLE}/recipe.toml")
+    return f"Without a change of the code: gpudiag run --recipe {path} {_format_program(data.baseline)}"
 
 
-def _program(baseline: Baseline | None) -> str:
+def _format_program(baseline: Baseline | None) -> str:
     """Return the program and its arguments as words of a `gpudiag run`, which starts Python by itself."""
     command = baseline.command if baseline else ()
-    return " ".join(map(_shown, command[1:] if command and _PYTHON.match(command[0]) else command)) or SCRIPT
+    return " ".join(map(_quote_path, command[1:] if command and _PYTHON.match(command[0]) else command)) or SCRIPT_PLACEHOLDER
 
 
-def _shown(path: str) -> str:
+def _quote_path(path: str) -> str:
     """Return a path as a word of a command."""
     return shlex.quote(clean(path))
 
 
-def code_lines(text: str) -> list[str]:
+def split_code_lines(text: str) -> list[str]:
     """Return the lines of a change of code, harmless, with their spaces: a diff and Python need them."""
     rows = (re.split(r"( +)", row.expandtabs(4).rstrip()) for row in text.splitlines())
     return ["".join(piece if piece.isspace() else clean(piece, _LONGEST_CODE) for piece in pieces).rstrip() for pieces in rows]
@@ -247,22 +248,22 @@ def code_lines(text: str) -> list[str]:
 # -- what figures mean --------------------------------------------------------------------------------------------------------
 
 
-def legend(outcomes: Sequence[Outcome]) -> list[str]:
+def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:
     """Return what the figures of `outcomes` mean, only of those that occur."""
-    with_ratio = [found for found in outcomes if words.throughput(found)]
+    with_ratio = [found for found in outcomes if verdicts.format_throughput(found)]
     lines = []
-    shown = next((found for found in with_ratio if found.interval and words.is_proof(found)), None)
+    shown = next((found for found in with_ratio if found.interval and verdicts.is_proof(found)), None)
     if shown is not None:
         lines.append(
-            f"{words.ratio_text(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with an interval that holds the true ratio "
-            "in 95 % of experiments. Two processes live at once and take turns; the pair is the unit, never the step."
+            f"{verdicts.format_ratio(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with an interval that holds the true "
+            "ratio in 95 % of experiments. Two processes live at once and take turns; the pair is the unit, never the step."
         )
-    if any(not words.is_proof(found) for found in with_ratio):
+    if any(not verdicts.is_proof(found) for found in with_ratio):
         lines.append("Not proof: blocks of a few processes, or screening, rank changes; they do not tell how much processes differ.")
-    tested = sum(words.is_proof(found) and found.p is not None for found in with_ratio)
+    tested = sum(verdicts.is_proof(found) and found.p is not None for found in with_ratio)
     if tested > 1:  # of one command as of all those of a bundle: whatever stands side by side is corrected together
         lines.append(f"Claims are corrected for the looks at the pairs, and for their number: these {tested} comparisons together (Holm).")
-    if any("yardsticks" in words.parity(found) for found in outcomes):
+    if any("yardsticks" in verdicts.format_parity(found) for found in outcomes):
         lines.append(
             f"Yardstick: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "
             "(rounding) or bfloat16 (bf16)."

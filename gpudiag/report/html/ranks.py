@@ -1,54 +1,348 @@
-"""What the HTML page shows of a job, as plain values: the late rank's card, sentences, the tables of ranks and of messages."""
+"""Ranks on the HTML page: bars of their steps, traffic between them, the straggler, tables.
+
+Figures of a job as plain plotly figures (dicts of data and layout): the mean step of each rank by its parts, and traffic between them.
+
+The colours are those of the style sheet, in which the parts of the step have theirs too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import html
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from gpudiag.model.job import Job, MessageRow, RankRow
 from gpudiag.model.report import ReportData
-from gpudiag.report import ranks, ranktables
-from gpudiag.report.escape import clean, prose
-from gpudiag.report.html.rankfigures import MOST_BARS, MOST_LYING, WAITS, shown_parts, traffic_line
-from gpudiag.report.html.table import Cell, Column, Table, count_cell, name_cell, table_of, told
-from gpudiag.report.labels import collective_label
-from gpudiag.report.ranktables import MESSAGE_COLUMNS, RANK_COLUMNS
-from gpudiag.units import format_bytes
+from gpudiag.model.timeline import BUCKETS, IDLE_BUCKETS
+from gpudiag.report import labels, rank_tables, ranks
+from gpudiag.report.console import clean, clean_prose
+from gpudiag.report.html.paged_table import (
+    PagedTable,
+    TableCell,
+    TableColumn,
+    build_count_cell,
+    build_name_cell,
+    build_table,
+    clean_details,
+)
+from gpudiag.report.labels import name_collective
+from gpudiag.report.rank_tables import MESSAGE_COLUMNS, RANK_COLUMNS
+from gpudiag.report.ranks import capitalize, format_ranges, format_sentence, select_read_ranks
+from gpudiag.units import format_bytes, format_ns, format_share
+
+Figure = dict[str, Any]
+
+MOST_LYING = 16
+"""Ranks up to which each has a line with its name; of more the bars stand side by side."""
+
+MOST_BARS = 64
+"""Bars beside each other that can be told apart; where there are more ranks, one stands for several that take about as long."""
+
+WAITS = "waiting"
+"""The part of exposed communication before the last rank has arrived."""
+
+OTHER = "other"
+
+_LEAST_SHARE = 0.004
+"""Parts below this share of the step, on all ranks together, are drawn as one: nobody can see them."""
+
+COLOURS = {
+    "compute": "#2f7fc1",
+    "memory": "#1a9270",
+    "overhead": "#c77700",
+    "unknown": "#808080",
+    "exposed_communication": "#bb6a97",
+    WAITS: "#bb6a97",
+    "exposed_copy": "#2494c4",
+    "idle_data": "#b06a45",
+    "idle_sync": "#a97c10",
+    "idle_allocation": "#b8487e",
+    "idle_compile": "#b8487e",
+    "idle_gc": "#7468c4",
+    "idle_io": "#7468c4",
+    "idle_dependency": "#8d8070",
+    "idle_profiler": "#808080",
+    "idle_unexplained": "#808080",
+    OTHER: "#6b7580",
+}
+"""As in report.css, where what is missing here is --idle."""
+
+_IDLE = "#d2600f"
+_HATCH = "rgba(255,255,255,0.5)"
+_SHAPES = {"idle_data": "\\", "idle_sync": "-", "idle_allocation": "|", "idle_io": "|", "idle_dependency": "\\", "idle_unexplained": "."}
+_ROW_PX, _FRAME_PX, _STANDING_PX = 30, 70, 380
+_CELL_PX, _LEAST_PX, _MOST_PX = 34, 240, 520
+_MOST_NAMES = 16
+"""Names along one side of the map."""
+_SCALE = [[0, "#8295a8"], [0.5, "#b57f52"], [1, "#d2500f"]]
+"""Grey blue to orange, for every kind of colour blindness; 3:1 against white and against near-black."""
+_LABELLED = 16
+"""Standing bars that have their number below."""
+
+
+class BarPart(NamedTuple):
+    """One part of the step: its name in model.breakdown, 'waiting' or 'other', and as people read it."""
+
+    name: str
+    label: str
+
+    @property
+    def css(self) -> str:
+        """Return the classes by which the style sheet colours it."""
+        return f"{'idle ' if self.name.startswith('idle') else ''}{self.name.replace('_', '-')}"
+
+
+class RankBar(NamedTuple):
+    """One rank, or several that take about as long: their mean."""
+
+    ranks: tuple[int, ...]
+    label: str
+    parts: dict[str, float]
+
+
+def draw_rank_bars(report: ReportData) -> Figure | None:
+    """Return the mean step of each rank, its parts one behind the other, waiting for other ranks last; None where there is nothing to draw.
+
+    Beyond MOST_BARS ranks they stand in the order of their own time, and one bar is the mean of several.
+    """
+    made, parts = build_bars(report), select_bar_parts(report)
+    if len(made) < 2:
+        return None
+    lying = len(made) <= MOST_LYING
+    unit, factor = _choose_unit(max(sum(bar.parts.values()) for bar in made))
+    data = [_draw_part(part, made, _list_part_times(part, made, parts), factor, lying=lying) for part in parts]
+    return {"data": data, "layout": _build_horizontal_layout(made, unit) if lying else _build_vertical_layout(made, unit, factor, report)}
+
+
+def build_bars(report: ReportData) -> list[RankBar]:
+    """Return the bars in their order: by rank, or where one stands for several by own time, the fastest and the slowest rank alone."""
+    job = report.job
+    rows = [] if job is None else [row for row in select_read_ranks(job) if row.buckets_ns is not None]
+    if job is None or not rows:
+        return []
+    known = rank_tables.find_rank_roles(job)
+    if len(rows) <= MOST_BARS:
+        return [_build_bar([row], rank_tables.name_rank(row, known)) for row in rows]
+    ordered = sorted(rows, key=lambda row: (row.own_ns or row.wall_ns or 0, row.rank))
+    return [_build_bar(group, f"ranks {format_ranges(row.rank for row in group)}") for group in _group_rows(ordered)]
+
+
+def _group_rows(ordered: list[RankRow]) -> list[list[RankRow]]:
+    """Return MOST_BARS groups: the first and the last row alone, the others in equal parts."""
+    inner, count = ordered[1:-1], MOST_BARS - 2
+    edges = [round(k * len(inner) / count) for k in range(count + 1)]
+    between = [inner[low:high] for low, high in pairwise(edges) if low < high]
+    return [ordered[:1], *between, ordered[-1:]]
+
+
+def _build_bar(rows: Sequence[RankRow], label: str) -> RankBar:
+    found = [_split_step(row) for row in rows]
+    means = {name: statistics.fmean(parts[name] for parts in found) for name in found[0]}
+    return RankBar(tuple(row.rank for row in rows), label, means)
+
+
+def _split_step(row: RankRow) -> dict[str, int]:
+    """Return the parts of a rank's mean step in ns, waiting for others apart from the other exposed communication."""
+    return {**(rank_tables.subtract_waits(row) or {}), WAITS: rank_tables.compute_exposed_wait_ns(row)}
+
+
+def select_bar_parts(report: ReportData) -> list[BarPart]:
+    """Return the parts that are drawn, busy before idle, those too small to be seen as one, waiting for other ranks last."""
+    made = build_bars(report)
+    sums = {name: sum(bar.parts[name] for bar in made) for name in (*BUCKETS, WAITS)} if made else {}
+    least = _LEAST_SHARE * sum(sums.values())
+    large = [name for name in BUCKETS if sums.get(name, 0) > least]
+    parts = [BarPart(name, labels.name_bucket(name, report)) for name in large]
+    if any(0 < sums[name] <= least for name in sums if name != WAITS):
+        parts.append(BarPart(OTHER, "smaller parts"))
+    return [*parts, BarPart(WAITS, "exposed communication: waiting for other ranks")] if sums.get(WAITS) else parts
+
+
+def _list_part_times(part: BarPart, made: Sequence[RankBar], parts: Sequence[BarPart]) -> list[float]:
+    """Return the time of a part on each bar in ns; of the smaller ones what all that are not drawn by themselves come to."""
+    if part.name != OTHER:
+        return [bar.parts[part.name] for bar in made]
+    told = {known.name for known in parts}
+    return [sum(ns for name, ns in bar.parts.items() if name not in told) for bar in made]
+
+
+def _draw_part(part: BarPart, made: Sequence[RankBar], values: Sequence[float], factor: float, *, lying: bool) -> Figure:
+    texts = [_format_hover(part, bar, value) for bar, value in zip(made, values, strict=True)]
+    lengths, places = [round(value * factor, 4) for value in values], list(range(len(made)))
+    return {
+        "type": "bar",
+        "orientation": "h" if lying else "v",
+        "name": part.label,
+        "x": lengths if lying else places,
+        "y": places if lying else lengths,
+        "text": texts,
+        "textposition": "none",
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": COLOURS.get(part.name, _IDLE), "pattern": _choose_pattern(part.name), "line": {"width": 0}},
+    }
+
+
+def _choose_pattern(name: str) -> Figure:
+    """Return the hatching: waiting and idle are told from work without colour too."""
+    if name not in IDLE_BUCKETS and name != WAITS:
+        return {"shape": ""}
+    return {"shape": _SHAPES.get(name, "/"), "fgcolor": _HATCH, "fillmode": "overlay", "size": 7, "solidity": 0.35}
+
+
+def _format_hover(part: BarPart, bar: RankBar, value: float) -> str:
+    """Return the hover text: words of ours and numbers alone."""
+    whole = sum(bar.parts.values())
+    mean = f" (mean of {len(bar.ranks)} ranks)" if len(bar.ranks) > 1 else ""
+    share = format_share(value / whole if whole else None, 1)
+    return f"<b>{bar.label}</b>{mean}<br>{part.label}<br>{format_ns(value)} ({share}) of {format_ns(whole)}"
+
+
+def _choose_unit(longest_ns: float) -> tuple[str, float]:
+    """Return the unit of the axis and its factor from ns."""
+    name = format_ns(longest_ns).split()[1]
+    return name, {"ns": 1.0, "us": 1e-3, "ms": 1e-6}.get(name, 1e-9)
+
+
+def _build_axis(unit: str) -> Figure:
+    return {"title": {"text": f"mean step ({unit})"}, "rangemode": "tozero", "zeroline": False, "fixedrange": True}
+
+
+def _build_horizontal_layout(made: Sequence[RankBar], unit: str) -> Figure:
+    names = {
+        "tickvals": list(range(len(made))), "ticktext": [bar.label for bar in made], "autorange": "reversed", "automargin": True,
+        "showgrid": False, "zeroline": False, "fixedrange": True,
+    }  # fmt: skip
+    margin = {"l": 40, "r": 20, "t": 10, "b": 50}
+    height = _FRAME_PX + _ROW_PX * len(made)
+    return {**_build_common_layout(), "xaxis": _build_axis(unit), "yaxis": names, "margin": margin, "height": height}
+
+
+def _build_vertical_layout(made: Sequence[RankBar], unit: str, factor: float, report: ReportData) -> Figure:
+    single = all(len(bar.ranks) == 1 for bar in made)
+    places = list(range(0, len(made), -(-len(made) // _LABELLED))) if single else [0, len(made) - 1]
+    texts = [str(made[place].ranks[0]) for place in places] if single else ["fastest", "slowest"]
+    title = "rank" if single else f"{sum(len(bar.ranks) for bar in made):,} ranks by their own time"
+    axis = {"title": {"text": title}, "tickvals": places, "ticktext": texts, "showgrid": False, "zeroline": False, "fixedrange": True}
+    margin = {"l": 60, "r": 20, "t": 40, "b": 55}
+    marks = _draw_marks(made, factor, report.job) if report.job else []
+    return {
+        **_build_common_layout(),
+        "xaxis": axis,
+        "yaxis": _build_axis(unit),
+        "annotations": marks,
+        "margin": margin,
+        "height": _STANDING_PX,
+    }
+
+
+def _build_common_layout() -> Figure:
+    return {"barmode": "stack", "bargap": 0.18, "showlegend": False, "hovermode": "closest", "hoverlabel": {"align": "left"}}
+
+
+def _draw_marks(made: Sequence[RankBar], factor: float, job: Job) -> list[Figure]:
+    """Return a label above the bar of the rank that the report shows, and above that of the late one."""
+    late = [(job.straggler.rank, "late")] if job.straggler else []
+    marks = []
+    for rank, word in (*late, (job.shown_rank, "shown")):
+        place = next((k for k, bar in enumerate(made) if rank in bar.ranks), None)
+        if place is not None:
+            top = sum(made[place].parts.values()) * factor
+            anchor = "right" if place > 0.8 * len(made) else "left" if place < 0.2 * len(made) else "center"
+            marks.append({"x": place, "y": top, "text": f"rank {rank}: {word}", "xanchor": anchor, "yanchor": "bottom", "showarrow": False})
+    return marks
+
+
+# -- traffic ------------------------------------------------------------------------------------------------------------------
+
+
+def draw_traffic(job: Job | None) -> Figure | None:
+    """Return the bytes that ranks have for each other in a mean step as a map; None where they are not known or there are none."""
+    found = None if job is None else job.traffic
+    most = max((count for row in found.bytes for count in row), default=0) if found else 0
+    if found is None or not most:
+        return None
+    names = [html.escape(clean(name, 40)) for name in found.ranks]
+    heat = {
+        "type": "heatmap",
+        "x": names,
+        "y": names,
+        "z": [[count or None for count in row] for row in found.bytes],  # nothing sent: nothing drawn
+        "zmin": 0,
+        "zmax": most,
+        "colorscale": _SCALE,
+        "xgap": 1,
+        "ygap": 1,
+        "hoverongaps": False,
+        "hovertemplate": "from %{y} to %{x}: %{z:.3s}B a step<extra></extra>",
+        "colorbar": {
+            "thickness": 14, "outlinewidth": 0,
+            "tickvals": [most * k / 4 for k in range(5)], "ticktext": ["0", *(format_bytes(most * k / 4) for k in range(1, 5))],
+        },
+    }  # fmt: skip
+    height = min(max(_LEAST_PX, _CELL_PX * len(found.ranks) + 90), _MOST_PX)
+    places = list(range(0, len(names), -(-len(names) // _MOST_NAMES)))
+    axis = {
+        "type": "category", "tickvals": places, "ticktext": [names[place] for place in places], "automargin": True, "showgrid": False,
+        "zeroline": False, "fixedrange": True,
+    }  # fmt: skip
+    layout = {
+        "xaxis": {**axis, "title": {"text": "to rank"}},
+        "yaxis": {**axis, "title": {"text": "from rank"}, "autorange": "reversed"},
+        "margin": {"l": 50, "r": 10, "t": 10, "b": 55},
+        "height": height,
+    }
+    return {"data": [heat], "layout": layout}
+
+
+def format_traffic(job: Job | None) -> str:
+    """Return the largest traffic between two ranks in words, how it was counted, and what is missing; '' where none is known."""
+    found = None if job is None else job.traffic
+    if found is None:
+        return ""
+    pairs = [(count, found.ranks[i], found.ranks[j]) for i, row in enumerate(found.bytes) for j, count in enumerate(row) if i != j]
+    most, source, target = max(pairs, key=lambda pair: pair[0], default=(0, "", ""))
+    word = "ranks" if any("-" in name for name in found.ranks) else "rank"
+    said = f"Most between two: {format_bytes(most)} a step from {word} {source} to {word} {target}. " if most else ""
+    return f"{said}{capitalize(format_sentence(found.note)) if found.note else ''}".strip()
+
 
 BARS_LABEL = "Mean step of each rank by its parts; the same times stand in the table of ranks"
 TRAFFIC_LABEL = "Bytes a step from each rank to each other"
 
 
-def context(report: ReportData) -> dict[str, Any] | None:
+def build_ranks_context(report: ReportData) -> dict[str, Any] | None:
     """Return the values of the template's part on ranks; None where one rank was analysed alone."""
     job = report.job
     if job is None:
         return None
-    said = [] if job.straggler else [ranks.straggler_line(report)]
+    said = [] if job.straggler else [ranks.format_straggler(report)]
     return {
-        "headline": prose(ranks.headline(report)),
-        "missing": [prose(text) for text in ranks.missing_lines(job)],
-        "lines": [prose(text) for text in (*said, *ranks.shape_lines(report)) if text],
-        "straggler": straggler(report),
-        "legend": [(part.css, part.label) for part in shown_parts(report)],
-        "bars_note": bars_note(report),
+        "headline": clean_prose(ranks.format_ranks_headline(report)),
+        "missing": [clean_prose(text) for text in ranks.list_missing_ranks(job)],
+        "lines": [clean_prose(text) for text in (*said, *ranks.list_parallelism_lines(report)) if text],
+        "straggler": build_straggler_card(report),
+        "legend": [(part.css, part.label) for part in select_bar_parts(report)],
+        "bars_note": format_bars_note(report),
         "bars_label": BARS_LABEL,
         "traffic_label": TRAFFIC_LABEL,
-        "traffic_note": prose(traffic_line(job)),
-        "messages_note": " ".join(text for text in (ranktables.MESSAGE_LEGEND, ranktables.unmatched_line(job.messages)) if text),
-        "clocks": prose(ranks.clocks_line(job)),
+        "traffic_note": clean_prose(format_traffic(job)),
+        "messages_note": " ".join(text for text in (rank_tables.MESSAGE_LEGEND, rank_tables.format_unmatched(job.messages)) if text),
+        "clocks": clean_prose(ranks.format_clock_alignment(job)),
     }
 
 
-def bars_note(report: ReportData) -> str:
+def format_bars_note(report: ReportData) -> str:
     """Return how the bars are read."""
-    several = report.job is not None and len(ranks.read_ranks(report.job)) > MOST_BARS
-    waits = any(part.name == WAITS for part in shown_parts(report))
+    several = report.job is not None and len(ranks.select_read_ranks(report.job)) > MOST_BARS
+    waits = any(part.name == WAITS for part in select_bar_parts(report))
     said = ["Each bar between the fastest and the slowest rank is the mean of several that take about as long."] if several else []
     said += ["The hatched end of a bar is waiting for ranks that arrive later; what stands before it is own time."] if waits else []
     return " ".join(said)
 
 
-def straggler(report: ReportData) -> dict[str, Any] | None:
+def build_straggler_card(report: ReportData) -> dict[str, Any] | None:
     """Return the card of the late rank: title, sentences, and rows (what, its own, the median rank's, difference); None without one.
 
     By how much and since when it is late is left out where a finding says it.
@@ -58,68 +352,68 @@ def straggler(report: ReportData) -> dict[str, Any] | None:
         return None
     found = job.straggler
     return {
-        "title": ranks.straggler_title(job),
+        "title": ranks.format_straggler_title(job),
         "rank": found.rank,
-        "said": "" if ranks.straggler_found(report) else prose(ranks.capital(ranks.straggler_said(found))),
-        "why": prose(ranks.straggler_cause(found)),
-        "rows": ranks.difference_rows(found, report),
+        "said": "" if ranks.has_straggler_finding(report) else clean_prose(ranks.capitalize(ranks.format_straggler_delay(found))),
+        "why": clean_prose(ranks.explain_straggler(found)),
+        "rows": ranks.build_difference_rows(found, report),
     }
 
 
-def tables(report: ReportData) -> list[Table]:
+def build_rank_tables(report: ReportData) -> list[PagedTable]:
     """Return the tables of ranks and of messages; none where one rank was analysed alone."""
-    return [] if report.job is None else [_ranks(report, report.job), _messages(report.job)]
+    return [] if report.job is None else [_build_ranks_table(report, report.job), _build_messages_table(report.job)]
 
 
-def _ranks(report: ReportData, job: Job) -> Table:
-    known, differs = ranktables.roles(job), ranktables.differences(report)
-    shown = ranktables.known_columns([ranktables.rank_figures(row) for row in job.ranks])
+def _build_ranks_table(report: ReportData, job: Job) -> PagedTable:
+    known, differs = rank_tables.find_rank_roles(job), rank_tables.find_largest_differences(report)
+    shown = rank_tables.find_known_columns([rank_tables.format_rank_figures(row) for row in job.ranks])
     columns = [
-        Column("rank", True),
-        Column("is"),
-        *(Column(RANK_COLUMNS[place].title, True, RANK_COLUMNS[place].help) for place in shown),
-        Column(ranktables.DIFFERS.title, False, ranktables.DIFFERS.help),
-        Column("on", False, "machine, and device where they have several kinds"),
-        Column("steps", True, "analysed"),
+        TableColumn("rank", True),
+        TableColumn("is"),
+        *(TableColumn(RANK_COLUMNS[place].title, True, RANK_COLUMNS[place].help) for place in shown),
+        TableColumn(rank_tables.DIFFERS.title, False, rank_tables.DIFFERS.help),
+        TableColumn("on", False, "machine, and device where they have several kinds"),
+        TableColumn("steps", True, "analysed"),
     ]
     rows = sorted(job.ranks, key=lambda row: -(row.own_ns or row.wall_ns or 0)) if len(job.ranks) > MOST_LYING else job.ranks
-    where = ranktables.machines(job)
-    cells = [_rank(row, known.get(row.rank, ""), (differs.get(row.rank, ""), where[row.rank]), shown) for row in rows]
-    return table_of("ranks", columns, cells)
+    where = rank_tables.name_machines(job)
+    cells = [_build_rank_row(row, known.get(row.rank, ""), (differs.get(row.rank, ""), where[row.rank]), shown) for row in rows]
+    return build_table("ranks", columns, cells)
 
 
-def _rank(row: RankRow, role: str, said: tuple[str, str], shown: list[int]) -> tuple[Cell, ...]:
+def _build_rank_row(row: RankRow, role: str, said: tuple[str, str], shown: list[int]) -> tuple[TableCell, ...]:
     """Return the cells of a rank; `said`: what differs, and where it ran."""
-    texts, values = ranktables.rank_figures(row), ranktables.rank_values(row)
+    texts, values = rank_tables.format_rank_figures(row), rank_tables.list_rank_values(row)
     return (
-        Cell(str(row.rank), row.rank),
-        Cell(role if row.wall_ns is not None else "not read", details=told(row.unread)),
-        *(Cell(texts[place], values[place]) for place in shown),
-        *(Cell(clean(text, 160)) for text in said),
-        count_cell(row.steps if row.wall_ns is not None else None),
+        TableCell(str(row.rank), row.rank),
+        TableCell(role if row.wall_ns is not None else "not read", details=clean_details(row.unread)),
+        *(TableCell(texts[place], values[place]) for place in shown),
+        *(TableCell(clean(text, 160)) for text in said),
+        build_count_cell(row.steps if row.wall_ns is not None else None),
     )
 
 
-def _messages(job: Job) -> Table:
-    rows = ranktables.message_rows(job)
-    shown = ranktables.known_columns([_message_texts(row) for row in rows])
+def _build_messages_table(job: Job) -> PagedTable:
+    rows = rank_tables.select_message_rows(job)
+    shown = rank_tables.find_known_columns([_format_message_texts(row) for row in rows])
     columns = [
-        Column("message"),
-        Column("group", False, "process group, and its ranks"),
-        *(Column(_MESSAGE_COLUMNS[k].title, _MESSAGE_COLUMNS[k].title != "last rank", _MESSAGE_COLUMNS[k].help) for k in shown),
+        TableColumn("message"),
+        TableColumn("group", False, "process group, and its ranks"),
+        *(TableColumn(_MESSAGE_COLUMNS[k].title, _MESSAGE_COLUMNS[k].title != "last rank", _MESSAGE_COLUMNS[k].help) for k in shown),
     ]
-    return table_of("messages", columns, [_message(row, shown) for row in rows])
+    return build_table("messages", columns, [_build_message_row(row, shown) for row in rows])
 
 
-_MESSAGE_COLUMNS = (ranktables.Column("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
+_MESSAGE_COLUMNS = (rank_tables.RankColumn("bytes", "of one call: the whole tensor"), *MESSAGE_COLUMNS)
 
 
-def _message_texts(row: MessageRow) -> list[str]:
-    return ["?" if row.bytes is None else format_bytes(row.bytes), *ranktables.message_figures(row)]
+def _format_message_texts(row: MessageRow) -> list[str]:
+    return ["?" if row.bytes is None else format_bytes(row.bytes), *rank_tables.format_message_figures(row)]
 
 
-def _message(row: MessageRow, shown: list[int]) -> tuple[Cell, ...]:
+def _build_message_row(row: MessageRow, shown: list[int]) -> tuple[TableCell, ...]:
     values = (row.bytes, row.count, row.skew_ns, row.waiting_ns, row.transfer_ns, row.busbw_byte_per_s, row.link_share, None)
-    cells = [Cell(text, value) for text, value in zip(_message_texts(row), values, strict=True)]
-    name = Cell(clean(row.kind or collective_label(row.name), 120), details=told(ranktables.kernel_name(row)))
-    return name, name_cell(ranktables.group_text(row)), *(cells[place] for place in shown)
+    cells = [TableCell(text, value) for text, value in zip(_format_message_texts(row), values, strict=True)]
+    name = TableCell(clean(row.kind or name_collective(row.name), 120), details=clean_details(rank_tables.name_message_kernel(row)))
+    return name, build_name_cell(rank_tables.format_group(row)), *(cells[place] for place in shown)

@@ -1,132 +1,290 @@
-"""The tables of the HTML page but those of ops and of ranks: kernels, idle time, waits, collectives, telemetry, rules."""
+"""Tables of the HTML page: ops, kernels, idle time, syncs, collectives, telemetry, rules."""
 
 from __future__ import annotations
 
-from gpudiag.facts.spoken import event_words, kernel_label
-from gpudiag.model.report import CollectiveRow, KernelRow, ReportData
-from gpudiag.report import telemetry, waiting, words
-from gpudiag.report.escape import clean
-from gpudiag.report.html import ops, ranks
-from gpudiag.report.html.table import Cell, Column, Table, count_cell, name_cell, share_cell, table_of, time_cell, told
-from gpudiag.report.labels import collective_label
+from collections.abc import Callable
+
+from gpudiag.facts.event_labels import describe_event, format_kernel_name
+from gpudiag.model.report import CollectiveRow, KernelRow, OpRow, ReportData
+from gpudiag.report import idle_time, labels, whole_run
+from gpudiag.report.console import clean
+from gpudiag.report.html import ranks
+from gpudiag.report.html.paged_table import (
+    PagedTable,
+    TableCell,
+    TableColumn,
+    TableRow,
+    TableView,
+    build_count_cell,
+    build_name_cell,
+    build_number_cell,
+    build_share_cell,
+    build_table,
+    build_time_cell,
+    build_view,
+    clean_details,
+)
+from gpudiag.report.html.roofline import sort_ops_by_time
+from gpudiag.report.labels import build_op_namer, format_phase, format_recompute, format_site, name_collective
+from gpudiag.report.op_table import Grouping, OpGroup, build_op_table
 from gpudiag.units import format_bytes, format_rate
 
+_NAME_COLUMN = TableColumn(
+    "op", False, "with the shapes of its tensors, and the function that calls it (for a backward op: its forward op)"
+)
+_TIME_COLUMNS = (
+    TableColumn("calls", True),
+    TableColumn("time", True, "summed time of its kernels"),
+    TableColumn("share", True, "of the time of all ops"),
+    TableColumn("bound", False, "what limits most of its time"),
+    TableColumn("of roof", True, "roofline time / measured time"),
+)
+_COST_COLUMN = TableColumn(
+    "cost",
+    False,
+    "where FLOPs and bytes come from: exact formula, derived, generic, or none; the peak judged against; waves of thread blocks "
+    "(below 1, parts of the device stay empty) and estimated occupancy",
+)
+_GROUPS: tuple[tuple[Grouping, str, TableColumn], ...] = (
+    ("op", "op", TableColumn("op", False, "all shapes and modules together")),
+    ("module", "module", TableColumn("module")),
+    ("phase", "phase", TableColumn("phase")),
+)
 
-def tables(report: ReportData) -> dict[str, Table]:
+RateUnit = tuple[str, float]
+
+
+def build_ops_table(report: ReportData) -> PagedTable:
+    """Return the op table with its views; by module and by phase where more than one of them is known."""
+    units = labels.choose_flop_unit(report), labels.choose_byte_unit(report)
+    views = [_build_op_rows(report, units)]
+    if len(report.ops) > 1:
+        views += [made for key, label, column in _GROUPS if (made := _build_group_view(report, key, label, column, units))]
+    return PagedTable("ops", tuple(views))
+
+
+def _build_rate_columns(units: tuple[RateUnit, RateUnit]) -> tuple[TableColumn, ...]:
+    achieved = (TableColumn(units[0][0], True, "achieved"), TableColumn(units[1][0], True, "achieved, compulsory traffic"))
+    return (*achieved, TableColumn("FLOP/B", True, "arithmetic intensity"))
+
+
+def _build_op_rows(report: ReportData, units: tuple[RateUnit, RateUnit]) -> TableView:
+    total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
+    rows = [TableRow(_build_op_row(row, name(row), total, units), _list_op_keys(row)) for row in sort_ops_by_time(report)]
+    return build_view(
+        (_NAME_COLUMN, TableColumn("phase"), *_TIME_COLUMNS, *_build_rate_columns(units), _COST_COLUMN), rows, label="op and shapes"
+    )
+
+
+def _list_op_keys(row: OpRow) -> dict[str, str]:
+    """Return what a row is found by, in the words of the page."""
+    known = {"op": row.name, "module": row.module, "phase": format_phase(row)}
+    return {key: clean(text, 160) for key, text in known.items() if text}
+
+
+def _build_op_row(row: OpRow, name: str, total_ns: int, units: tuple[RateUnit, RateUnit]) -> tuple[TableCell, ...]:
+    detail = " ".join(text for text in (row.module, row.signature) if text)
+    return (
+        TableCell(clean(name, 160), details=clean_details(detail, format_site(row.where), format_recompute(row))),
+        build_name_cell(format_phase(row)),
+        build_count_cell(row.count),
+        build_time_cell(row.kernel_ns),
+        build_share_cell(row.kernel_ns / total_ns if total_ns else None),
+        TableCell(row.bound),
+        TableCell(
+            labels.format_efficiency(row), labels.compute_over_roof(row) or row.efficiency, clean_details(labels.explain_over_roof(row))
+        ),
+        build_number_cell(labels.compute_rate(row.flops, row.kernel_ns), units[0][1]),
+        build_number_cell(labels.compute_rate(row.bytes, row.kernel_ns), units[1][1]),
+        build_number_cell(labels.compute_intensity(row)),
+        TableCell(row.provenance, details=_format_launch(row)),
+    )
+
+
+def _format_launch(row: OpRow) -> tuple[str, ...]:
+    """Return the peak that an op was judged against and how it filled the device, where that is known."""
+    waves = "" if row.waves is None else f"{labels.format_number(row.waves)} waves"
+    occupancy = "" if row.occupancy is None else f"{labels.format_number(row.occupancy, 100, ' %')} occupied"
+    return clean_details(f"{row.engine} peak" if row.engine else "", ", ".join(text for text in (waves, occupancy) if text))
+
+
+def _build_group_view(
+    report: ReportData, grouping: Grouping, label: str, column: TableColumn, units: tuple[RateUnit, RateUnit]
+) -> TableView | None:
+    """Return the ops summed by one key, None where the recording does not tell it."""
+    keys: dict[str, Callable[[OpRow], str | None]] = {"op": lambda row: row.name, "module": lambda row: row.module, "phase": format_phase}
+    if not any(keys[grouping](row) for row in report.ops):
+        return None
+    groups = build_op_table(report, grouping=grouping).groups
+    rows = [
+        TableRow(_build_group_row(group, units), {grouping: clean(group.name, 160)} if _is_known(group, grouping) else {})
+        for group in groups
+    ]
+    return build_view(
+        (column, TableColumn("rows", True, "ops with shapes in it"), *_TIME_COLUMNS, *_build_rate_columns(units)), rows, grouping, label
+    )
+
+
+def _is_known(group: OpGroup, grouping: Grouping) -> bool:
+    """Return whether the group has a key of its own: not so what is put to no module or phase."""
+    return bool({"op": group.op, "module": group.module, "phase": group.phase}.get(grouping))
+
+
+def _build_group_row(group: OpGroup, units: tuple[RateUnit, RateUnit]) -> tuple[TableCell, ...]:
+    over = group.efficiency is None and group.over_roof_ns > 0
+    judged = group.judged_share
+    part = (
+        clean_details(f"of {labels.format_number(judged, 100, ' %')} of it")
+        if labels.ROUNDS_TO_ZERO <= judged < 1 - labels.ROUNDS_TO_ZERO
+        else ()
+    )
+    return (
+        build_name_cell(group.name),
+        build_count_cell(group.rows),
+        build_count_cell(group.calls),
+        build_time_cell(group.kernel_ns),
+        build_share_cell(group.share),
+        TableCell(group.bound),
+        TableCell(labels.OVER_ROOF if over else labels.format_number(group.efficiency, 100, " %"), group.efficiency, part),
+        build_number_cell(labels.compute_rate(group.flops.value, group.flops.ns), units[0][1]),
+        build_number_cell(labels.compute_rate(group.bytes.value, group.bytes.ns), units[1][1]),
+        build_number_cell(group.intensity),
+    )
+
+
+def build_tables(report: ReportData) -> dict[str, PagedTable]:
     """Return the tables that have rows, by id."""
-    made = [ops.table(report), _kernels(report), _idle(report), _syncs(report), _collectives(report), _telemetry(report), _rules(report)]
-    made += ranks.tables(report)
+    made = [
+        build_ops_table(report),
+        _build_kernels_table(report),
+        _build_idle_table(report),
+        _build_syncs_table(report),
+        _build_collectives_table(report),
+        _build_telemetry_table(report),
+        _build_rules_table(report),
+    ]
+    made += ranks.build_rank_tables(report)
     return {table.id: table for table in made if table.first.rows}
 
 
-def _kernels(report: ReportData) -> Table:
+def _build_kernels_table(report: ReportData) -> PagedTable:
     columns = (
-        Column("kernel"),
-        Column("kind", False, "kernel, copy or memory fill"),
-        Column("class", False, "kind of work by the kernel's name alone"),
-        Column("calls", True),
-        Column("time", True),
-        Column("bound"),
-        Column("op", False, "that launched most of its time"),
+        TableColumn("kernel"),
+        TableColumn("kind", False, "kernel, copy or memory fill"),
+        TableColumn("class", False, "kind of work by the kernel's name alone"),
+        TableColumn("calls", True),
+        TableColumn("time", True),
+        TableColumn("bound"),
+        TableColumn("op", False, "that launched most of its time"),
     )
     rows = sorted(report.kernels, key=lambda row: -row.kernel_ns)
-    return table_of("kernels", columns, [_kernel(row) for row in rows])
+    return build_table("kernels", columns, [_build_kernel_row(row) for row in rows])
 
 
-def _kernel(row: KernelRow) -> tuple[Cell, ...]:
-    name, kind = name_cell(kernel_label(row.name)), name_cell(row.kind)
-    known = name_cell((row.kernel_class or "").replace("_", " "))
-    return name, kind, known, count_cell(row.count), time_cell(row.kernel_ns), Cell(row.bound), name_cell(row.op)
+def _build_kernel_row(row: KernelRow) -> tuple[TableCell, ...]:
+    name, kind = build_name_cell(format_kernel_name(row.name)), build_name_cell(row.kind)
+    known = build_name_cell((row.kernel_class or "").replace("_", " "))
+    return name, kind, known, build_count_cell(row.count), build_time_cell(row.kernel_ns), TableCell(row.bound), build_name_cell(row.op)
 
 
-def _idle(report: ReportData) -> Table:
+def _build_idle_table(report: ReportData) -> PagedTable:
     columns = (
-        Column("cause"),
-        Column("what happened", False, "the event that shows the cause, and the op"),
-        Column("at"),
-        Column("gaps", True),
-        Column("idle time", True),
-        Column(f"share of the {words.span_word(report)}", True),
+        TableColumn("cause"),
+        TableColumn("what happened", False, "the event that shows the cause, and the op"),
+        TableColumn("at"),
+        TableColumn("gaps", True),
+        TableColumn("idle time", True),
+        TableColumn(f"share of the {labels.name_span(report)}", True),
     )
     wall = report.breakdown.wall_ns
     rows = sorted(report.idle, key=lambda row: -row.idle_ns)
     cells = [
         (
-            name_cell(words.bucket_label(row.cause, report).removeprefix("idle: ")),
-            Cell(clean(event_words(row.evidence or "") or "not known", 160), details=told(row.op or "")),
-            name_cell(waiting.site(row)),
-            count_cell(row.count),
-            time_cell(row.idle_ns),
-            share_cell(row.idle_ns / wall if wall else None),
+            build_name_cell(labels.name_bucket(row.cause, report).removeprefix("idle: ")),
+            TableCell(clean(describe_event(row.evidence or "") or "not known", 160), details=clean_details(row.op or "")),
+            build_name_cell(idle_time.format_row_site(row)),
+            build_count_cell(row.count),
+            build_time_cell(row.idle_ns),
+            build_share_cell(row.idle_ns / wall if wall else None),
         )
         for row in rows
     ]
-    return table_of("idle", columns, cells)
+    return build_table("idle", columns, cells)
 
 
-def _syncs(report: ReportData) -> Table:
+def _build_syncs_table(report: ReportData) -> PagedTable:
     columns = (
-        Column("call"),
-        Column("at"),
-        Column("calls", True),
-        Column("inside", True, "time of the host in the calls"),
-        Column("waited", True, "part of it in which the work that it waited for still ran"),
-        Column("idle after", True, "idle time of the device that the calls caused: what they really cost"),
+        TableColumn("call"),
+        TableColumn("at"),
+        TableColumn("calls", True),
+        TableColumn("inside", True, "time of the host in the calls"),
+        TableColumn("waited", True, "part of it in which the work that it waited for still ran"),
+        TableColumn("idle after", True, "idle time of the device that the calls caused: what they really cost"),
     )
     rows = sorted(report.syncs, key=lambda row: (-row.cost_ns, -row.wall_ns))
     cells = [
         (
-            Cell(clean(waiting.call_name(row), 160), details=told(row.api if row.op else "")),
-            name_cell(waiting.site(row)),
-            count_cell(row.count),
-            time_cell(row.wall_ns),
-            time_cell(row.waited_ns),
-            time_cell(row.cost_ns),
+            TableCell(clean(idle_time.name_call(row), 160), details=clean_details(row.api if row.op else "")),
+            build_name_cell(idle_time.format_row_site(row)),
+            build_count_cell(row.count),
+            build_time_cell(row.wall_ns),
+            build_time_cell(row.waited_ns),
+            build_time_cell(row.cost_ns),
         )
         for row in rows
     ]
-    return table_of("syncs", columns, cells)
+    return build_table("syncs", columns, cells)
 
 
-def _collectives(report: ReportData) -> Table:
+def _build_collectives_table(report: ReportData) -> PagedTable:
     columns = (
-        Column("collective"),
-        Column("group"),
-        Column("ranks", True),
-        Column("calls", True),
-        Column("time", True),
-        Column("bytes", True),
-        Column("rate", True, "bytes / time, waiting for other ranks included"),
+        TableColumn("collective"),
+        TableColumn("group"),
+        TableColumn("ranks", True),
+        TableColumn("calls", True),
+        TableColumn("time", True),
+        TableColumn("bytes", True),
+        TableColumn("rate", True, "bytes / time, waiting for other ranks included"),
     )
     rows = sorted(report.collectives, key=lambda row: -row.kernel_ns)
-    return table_of("collectives", columns, [_collective(row) for row in rows])
+    return build_table("collectives", columns, [_build_collective_row(row) for row in rows])
 
 
-def _collective(row: CollectiveRow) -> tuple[Cell, ...]:
-    rate = words.per_second(row.bytes, row.kernel_ns)
-    size = Cell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
-    speed = Cell("?" if rate is None else format_rate(rate, "B"), rate)
+def _build_collective_row(row: CollectiveRow) -> tuple[TableCell, ...]:
+    rate = labels.compute_rate(row.bytes, row.kernel_ns)
+    size = TableCell("?" if row.bytes is None else format_bytes(row.bytes), row.bytes)
+    speed = TableCell("?" if rate is None else format_rate(rate, "B"), rate)
     return (
-        name_cell(collective_label(row.name)),
-        name_cell(row.group),
-        count_cell(row.size),
-        count_cell(row.count),
-        time_cell(row.kernel_ns),
+        build_name_cell(name_collective(row.name)),
+        build_name_cell(row.group),
+        build_count_cell(row.size),
+        build_count_cell(row.count),
+        build_time_cell(row.kernel_ns),
         size,
         speed,
     )
 
 
-def _telemetry(report: ReportData) -> Table:
-    columns = (Column("sampled"), Column("lowest"), Column("median", help="weighted by how long each sample holds"), Column("highest"))
-    cells = [(name_cell(row.label), Cell(row.low), Cell(row.median), Cell(row.high)) for row in telemetry.rows(report)]
-    return table_of("telemetry", columns, cells)
+def _build_telemetry_table(report: ReportData) -> PagedTable:
+    columns = (
+        TableColumn("sampled"),
+        TableColumn("lowest"),
+        TableColumn("median", help="weighted by how long each sample holds"),
+        TableColumn("highest"),
+    )
+    cells = [
+        (build_name_cell(row.label), TableCell(row.low), TableCell(row.median), TableCell(row.high))
+        for row in whole_run.build_report_telemetry_rows(report)
+    ]
+    return build_table("telemetry", columns, cells)
 
 
-def _rules(report: ReportData) -> Table:
-    columns = (Column("rule"), Column("status"), Column("reason"))
+def _build_rules_table(report: ReportData) -> PagedTable:
+    columns = (TableColumn("rule"), TableColumn("status"), TableColumn("reason"))
     order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
     shown = {"not_applicable": "could not be judged", "suppressed": "withheld", "error": "failed"}
     rows = sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
-    cells = [(name_cell(rule.id, 60), Cell(shown.get(rule.status, rule.status)), name_cell(rule.reason, 400)) for rule in rows]
-    return table_of("rules", columns, cells)
+    cells = [
+        (build_name_cell(rule.id, 60), TableCell(shown.get(rule.status, rule.status)), build_name_cell(rule.reason, 400)) for rule in rows
+    ]
+    return build_table("rules", columns, cells)

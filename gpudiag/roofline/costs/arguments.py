@@ -1,9 +1,94 @@
-"""Typed access to the recorded inputs of a call, by position in the operator schema. What is absent raises NotModelledError."""
+"""The recorded inputs of a call by position in the operator schema, shapes, dtypes and bytes by torch's rules, and costs that follow from
+sizes alone."""
 
 from __future__ import annotations
 
-from gpudiag.model.signature import Input, Shape, Signature
-from gpudiag.roofline.costs.registry import NotModelledError, require
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import msgspec
+
+from gpudiag.model.ops import ITEM_BYTES, Cost, Input, Provenance, Shape, Signature
+from gpudiag.roofline.costs.registry import NotModelledError, costs, require
+
+# Order of torch's type promotion: categories first, size within. Source: PyTorch docs, "Tensor Attributes".
+_CATEGORY = {"bool": 0, "uint8": 1, "int8": 1, "int16": 1, "int32": 1, "int64": 1, "complex64": 3, "complex128": 3}
+_WIDTH = {
+    "bool": 0, "uint8": 1, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "fp4": 4, "fp8": 5, "fp16": 6, "bf16": 6, "fp32": 7,
+    "fp64": 8, "complex64": 9, "complex128": 10,
+}  # fmt: skip
+_FLOATING = 2
+
+
+def find_dtype_category(dtype: str) -> int:
+    """Return 0 for bool, 1 for integers, 2 for floating point, 3 for complex."""
+    return _CATEGORY.get(dtype, _FLOATING)
+
+
+def _choose_wider(first: str, second: str) -> str:
+    if {first, second} == {"fp16", "bf16"}:
+        return "fp32"
+    return max((first, second), key=lambda dtype: (find_dtype_category(dtype), _WIDTH.get(dtype, 0)))
+
+
+def _join_dtypes(dtypes: Iterable[str]) -> str:
+    result = ""
+    for dtype in dtypes:
+        result = _choose_wider(result, dtype) if result else dtype
+    return result
+
+
+def promote_dtypes(inputs: Sequence[Input]) -> str:
+    """Return the dtype of the result of an element-wise op ('' where no input is a tensor).
+
+    Tensors with dimensions decide; a zero-dimensional one (also a Python number) counts only where its category is higher, and a
+    Python float beside integers then gives the default dtype fp32.
+    """
+    solid = _join_dtypes(item.dtype for item in inputs if item.dtype and item.shape)
+    loose = _join_dtypes(item.dtype for item in inputs if item.dtype and not item.shape)
+    if not solid or not loose:
+        return solid or loose
+    if find_dtype_category(loose) <= find_dtype_category(solid):
+        return solid
+    return "fp32" if loose == "fp64" else loose
+
+
+def broadcast_shapes(shapes: Iterable[Shape]) -> Shape | None:
+    """Return the shape to which `shapes` broadcast, None where they do not."""
+    result: list[int] = []
+    for shape in shapes:
+        if len(shape) > len(result):
+            result = [1] * (len(shape) - len(result)) + result
+        for back, size in enumerate(reversed(shape), start=1):
+            if result[-back] == 1:
+                result[-back] = size
+            elif size not in (1, result[-back]):
+                return None
+    return tuple(result)
+
+
+def count_reduced(shape: Shape, dims: Sequence[int]) -> int | None:
+    """Return the number of elements left when `dims` are reduced (all where empty); None where a dimension does not exist."""
+    rank = len(shape)
+    if not dims:
+        return 1
+    if rank == 0:
+        return 1 if all(dim in (0, -1) for dim in dims) else None
+    if any(not -rank <= dim < rank for dim in dims):
+        return None
+    gone = {dim % rank for dim in dims}
+    return prod(size for index, size in enumerate(shape) if index not in gone)
+
+
+def size_of(numel: int, dtype: str | None) -> int:
+    """Return the bytes of `numel` elements of `dtype` (0 for an unknown dtype)."""
+    return numel * ITEM_BYTES.get(dtype or "", 0)
+
+
+def count_read_bytes(inputs: Iterable[Input | None]) -> int:
+    """Return the bytes of the distinct elements of all tensors given (None is skipped)."""
+    return sum(item.distinct_bytes for item in inputs if item is not None)
+
 
 # c10::ScalarType as "Concrete Inputs" writes it (a number) -> our dtype name. Source: c10/core/ScalarType.h (torch 2.13).
 SCALAR_TYPES = {
@@ -67,7 +152,7 @@ def flags(signature: Signature, index: int, what: str) -> tuple[bool, ...]:
     return tuple(bool(item) for item in value)
 
 
-def ints(signature: Signature, index: int, what: str, rank: int | None = None) -> Shape:
+def integers(signature: Signature, index: int, what: str, rank: int | None = None) -> Shape:
     """Return the list of integers at `index`; with `rank`, one number stands for all dimensions, as in torch.
 
     Raises NotModelledError where there is no such list or it has another length.
@@ -89,7 +174,37 @@ def scalar_type(signature: Signature, index: int, default: str) -> str:
     return SCALAR_TYPES.get(value, default) if type(value) is int else default
 
 
-def given_output(signature: Signature, functional: int) -> Input | None:
+def find_output(signature: Signature, functional: int) -> Input | None:
     """Return the tensor of an `out=` call: a tensor behind the `functional` arguments of the plain schema; None: a plain call."""
     last = len(signature.inputs) - 1
     return signature.tensor(last) if last >= functional else None
+
+
+class Flow(msgspec.Struct, frozen=True):
+    """What a call reads and writes, by position in its schema. Optional tensors that were not given are skipped among the reads."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    """Arguments that have the shape and dtype of one result each (an in-place result too)."""
+    operations: int = 1
+    """FLOP per element of argument `per`."""
+    per: int = 0
+    provenance: Provenance = "exact"
+
+
+def estimate_flow(signature: Signature, flow: Flow) -> Cost:
+    """Return the cost of a call by its `flow`; raises NotModelledError where a size that decides was not recorded."""
+    written = [tensor(signature, index, f"argument {index}") for index in flow.writes]
+    moved = count_read_bytes(present(signature, *flow.reads)) + sum(size_of(item.numel, item.dtype) for item in written)
+    elements = tensor(signature, flow.per, f"argument {flow.per}").numel
+    return Cost(vector_flops=flow.operations * elements, bytes=moved, provenance=flow.provenance)
+
+
+def register_flows(table: Mapping[str, Flow]) -> None:
+    """Register one formula for each full schema name of `table`."""
+    for name, flow in table.items():
+
+        def formula(signature: Signature, flow: Flow = flow) -> Cost:
+            return estimate_flow(signature, flow)
+
+        costs(name)(formula)

@@ -1,7 +1,20 @@
-"""Forward convolutions in 1 to 3 dimensions (op_costs section 2; NVIDIA Convolutional Layers guide).
+"""Convolutions in 1 to 3 dimensions and their gradients, also where only a related call tells the sizes (op_costs section 2).
+
+Forward convolutions in 1 to 3 dimensions (op_costs section 2; NVIDIA Convolutional Layers guide).
 
 FLOP = 2 * N*K*P*Q * (C/groups)*R*S, transposed 2 * N*C*H*W * (K/groups)*R*S; input, weight, bias and output moved once. Padding
 taps count as work (they are part of the algorithm), faster algorithms (Winograd, FFT) do not lower the count.
+
+Convolution gradients: each gradient costs what the forward costs and moves the same three tensors (op_costs section 2).
+
+Which gradients are computed is `output_mask`. The weight gradient of a grouped convolution is not multiplied by `groups`
+(torch.utils.flop_counter does that and is wrong, op_costs 0.3).
+
+Convolutions whose own record does not tell their work, from the call on the other side of the autograd graph.
+
+torch before 1.12 records no stride or padding ('Concrete Inputs'), so the output size of a forward is not known; but FLOP =
+2 * N*K*P*Q * (C/groups)*R*S needs no more than the output's shape, and an autograd node records it: its first input is the gradient of
+the output. A cudnn_convolution_backward_weight call records no weight shape; its forward does. Provenance `derived`.
 """
 
 from __future__ import annotations
@@ -10,15 +23,13 @@ from math import prod
 
 import msgspec
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import flag, ints, present, tensor
-from gpudiag.roofline.costs.gemm import matrix_cost
-from gpudiag.roofline.costs.registry import costs, require
-from gpudiag.roofline.costs.shapes import read_bytes, size_of
+from gpudiag.model.ops import Cost, Input, Shape, Signature
+from gpudiag.roofline.costs.arguments import count_read_bytes, flag, flags, integers, present, size_of, tensor
+from gpudiag.roofline.costs.gemm import build_matrix_cost
+from gpudiag.roofline.costs.registry import NotModelledError, costs, require
 
 
-class Layout(msgspec.Struct, frozen=True):
+class ConvolutionLayout(msgspec.Struct, frozen=True):
     """Positions of a convolution's arguments in its schema; None: the op has no such argument (its torch default holds)."""
 
     stride: int
@@ -45,48 +56,54 @@ class Geometry(msgspec.Struct, frozen=True):
     transposed: bool
 
 
-_PLAIN = Layout(stride=3, padding=4, dilation=5, groups=6)
-_FULL = Layout(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
-_BACKEND = Layout(padding=3, stride=4, dilation=5, groups=6)
-_KERNEL_SIZE = Layout(stride=4, padding=5, dilation=None, extra=(3,))
+_PLAIN = ConvolutionLayout(stride=3, padding=4, dilation=5, groups=6)
+_FULL = ConvolutionLayout(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
+_BACKEND = ConvolutionLayout(padding=3, stride=4, dilation=5, groups=6)
+_KERNEL_SIZE = ConvolutionLayout(stride=4, padding=5, dilation=None, extra=(3,))
 
-LAYOUTS: dict[str, Layout] = {
+CONVOLUTION_LAYOUTS: dict[str, ConvolutionLayout] = {
     "aten::conv1d": _PLAIN,
     "aten::conv2d": _PLAIN,
     "aten::conv3d": _PLAIN,
     "aten::_convolution_mode": _PLAIN,
     "aten::cudnn_convolution_relu": _PLAIN,
     "aten::miopen_convolution_relu": _PLAIN,
-    "aten::cudnn_convolution_add_relu": Layout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
-    "aten::miopen_convolution_add_relu": Layout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
+    "aten::cudnn_convolution_add_relu": ConvolutionLayout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
+    "aten::miopen_convolution_add_relu": ConvolutionLayout(stride=5, padding=6, dilation=7, groups=8, extra=(2, 4)),
     "aten::convolution": _FULL,
     "aten::_convolution": _FULL,
     "aten::convolution_overrideable": _FULL,
-    "aten::cudnn_convolution": Layout(padding=2, stride=3, dilation=4, groups=5, extra=()),
-    "aten::cudnn_convolution_transpose": Layout(padding=2, output_padding=3, stride=4, dilation=5, groups=6, is_transposed=True, extra=()),
+    "aten::cudnn_convolution": ConvolutionLayout(padding=2, stride=3, dilation=4, groups=5, extra=()),
+    "aten::cudnn_convolution_transpose": ConvolutionLayout(
+        padding=2, output_padding=3, stride=4, dilation=5, groups=6, is_transposed=True, extra=()
+    ),
     "aten::miopen_convolution": _BACKEND,
     "aten::miopen_depthwise_convolution": _BACKEND,
     "aten::mkldnn_convolution": _BACKEND,
     "mkldnn::_convolution_pointwise": _BACKEND,
-    "aten::miopen_convolution_transpose": Layout(padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True),
-    "mkldnn::_convolution_transpose_pointwise": Layout(padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True),
-    "aten::conv_transpose1d": Layout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::conv_transpose2d": Layout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::conv_transpose3d": Layout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
-    "aten::_conv_depthwise2d": Layout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::conv_depthwise3d": Layout(stride=4, padding=5, dilation=6, extra=(3,)),
+    "aten::miopen_convolution_transpose": ConvolutionLayout(
+        padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True
+    ),
+    "mkldnn::_convolution_transpose_pointwise": ConvolutionLayout(
+        padding=3, output_padding=4, stride=5, dilation=6, groups=7, is_transposed=True
+    ),
+    "aten::conv_transpose1d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
+    "aten::conv_transpose2d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
+    "aten::conv_transpose3d": ConvolutionLayout(stride=3, padding=4, output_padding=5, groups=6, dilation=7, is_transposed=True),
+    "aten::_conv_depthwise2d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
+    "aten::conv_depthwise3d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
     "aten::thnn_conv2d": _KERNEL_SIZE,
     "aten::_slow_conv2d_forward": _KERNEL_SIZE,
     "aten::slow_conv3d": _KERNEL_SIZE,
     "aten::slow_conv3d_forward": _KERNEL_SIZE,
-    "aten::slow_conv_dilated2d": Layout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::slow_conv_dilated3d": Layout(stride=4, padding=5, dilation=6, extra=(3,)),
-    "aten::slow_conv_transpose2d": Layout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
-    "aten::slow_conv_transpose3d": Layout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
+    "aten::slow_conv_dilated2d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
+    "aten::slow_conv_dilated3d": ConvolutionLayout(stride=4, padding=5, dilation=6, extra=(3,)),
+    "aten::slow_conv_transpose2d": ConvolutionLayout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
+    "aten::slow_conv_transpose3d": ConvolutionLayout(stride=4, padding=5, output_padding=6, dilation=7, is_transposed=True, extra=(3,)),
 }
 
 
-def _padding(signature: Signature, layout: Layout, kernel: Shape, dilation: Shape) -> tuple[Shape, Shape]:
+def _read_padding(signature: Signature, layout: ConvolutionLayout, kernel: Shape, dilation: Shape) -> tuple[Shape, Shape]:
     """Return the padding before and after each dimension; 'same' and 'valid' as torch.nn.functional.conv2d defines them."""
     rank = len(kernel)
     value = signature.value(layout.padding)
@@ -95,11 +112,11 @@ def _padding(signature: Signature, layout: Layout, kernel: Shape, dilation: Shap
         require(mode in ("same", "valid"), "padding was not recorded")
         total = tuple(d * (k - 1) if mode == "same" else 0 for k, d in zip(kernel, dilation, strict=True))
         return tuple(t // 2 for t in total), tuple(t - t // 2 for t in total)
-    both = ints(signature, layout.padding, "padding (Concrete Inputs)", rank)
+    both = integers(signature, layout.padding, "padding (Concrete Inputs)", rank)
     return both, both
 
 
-def output_size(size: Shape, kernel: Shape, geometry: Geometry, after: Shape) -> Shape:
+def find_output_size(size: Shape, kernel: Shape, geometry: Geometry, after: Shape) -> Shape:
     """Return the spatial size of the output: floor((H + p - d*(R-1) - 1) / stride) + 1, or the inverse for transposed ones.
 
     `geometry.padding` pads before, `after` behind each dimension. Source: torch.nn.Conv2d and ConvTranspose2d, section Shape.
@@ -115,7 +132,7 @@ def output_size(size: Shape, kernel: Shape, geometry: Geometry, after: Shape) ->
     return tuple(out)
 
 
-def operands(signature: Signature, layout: Layout) -> tuple[Input, Input, Shape, Shape]:
+def read_operands(signature: Signature, layout: ConvolutionLayout) -> tuple[Input, Input, Shape, Shape]:
     """Return (input, weight, batched input shape, kernel size); torch also takes an input without batch dimension."""
     x, weight = tensor(signature, layout.data[0], "input"), tensor(signature, layout.data[1], "weight")
     rank = len(weight.shape) - 2
@@ -124,49 +141,221 @@ def operands(signature: Signature, layout: Layout) -> tuple[Input, Input, Shape,
     return x, weight, shape, weight.shape[2:]
 
 
-def _geometry(signature: Signature, layout: Layout, kernel: Shape) -> tuple[Geometry, Shape]:
+def _read_geometry(signature: Signature, layout: ConvolutionLayout, kernel: Shape) -> tuple[Geometry, Shape]:
     rank = len(kernel)
     ones, zeros = (1,) * rank, (0,) * rank
     transposed = layout.is_transposed
     if layout.transposed is not None:
         transposed = flag(signature, layout.transposed, "transposed (Concrete Inputs)")
-    dilation = ints(signature, layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else ones
-    before, after = _padding(signature, layout, kernel, dilation)
+    dilation = integers(signature, layout.dilation, "dilation (Concrete Inputs)", rank) if layout.dilation is not None else ones
+    before, after = _read_padding(signature, layout, kernel, dilation)
     extra = zeros
     if transposed and layout.output_padding is not None:
-        extra = ints(signature, layout.output_padding, "output_padding", rank)
-    stride = ints(signature, layout.stride, "stride (Concrete Inputs)", rank)
+        extra = integers(signature, layout.output_padding, "output_padding", rank)
+    stride = integers(signature, layout.stride, "stride (Concrete Inputs)", rank)
     return Geometry(stride, before, dilation, extra, transposed), after
 
 
-def _output_channels(signature: Signature, layout: Layout, weight: Shape, channels: int, transposed: bool) -> int:
+def _find_output_channels(signature: Signature, layout: ConvolutionLayout, weight: Shape, channels: int, transposed: bool) -> int:
     if not transposed:
         require(weight[1] == 0 or channels % weight[1] == 0, "input and weight channels do not fit a convolution")
         return weight[0]
     require(weight[0] == channels, "input and weight channels do not fit a transposed convolution")
-    groups = ints(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
+    groups = integers(signature, layout.groups, "groups", 1)[0] if layout.groups is not None else 1
     return weight[1] * groups
 
 
-def convolution(signature: Signature, layout: Layout) -> Cost:
+def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cost:
     """Return the cost of a forward convolution whose arguments stand where `layout` says."""
-    x, weight, shape, kernel = operands(signature, layout)
-    geometry, after = _geometry(signature, layout, kernel)
-    channels = _output_channels(signature, layout, weight.shape, shape[1], geometry.transposed)
+    x, weight, shape, kernel = read_operands(signature, layout)
+    geometry, after = _read_geometry(signature, layout, kernel)
+    channels = _find_output_channels(signature, layout, weight.shape, shape[1], geometry.transposed)
     require(channels >= 0, "groups is negative")
-    out = shape[0] * channels * prod(output_size(shape[2:], kernel, geometry, after))
+    out = shape[0] * channels * prod(find_output_size(shape[2:], kernel, geometry, after))
     anchor = prod(shape) if geometry.transposed else out
-    moved = read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(out, x.dtype)
-    return matrix_cost(anchor * prod(weight.shape[1:]), x.dtype, moved)
+    moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(out, x.dtype)
+    return build_matrix_cost(anchor * prod(weight.shape[1:]), x.dtype, moved)
 
 
-def _register() -> None:
-    for name, layout in LAYOUTS.items():
+def _register_convolutions() -> None:
+    for name, layout in CONVOLUTION_LAYOUTS.items():
 
-        def formula(signature: Signature, layout: Layout = layout) -> Cost:
-            return convolution(signature, layout)
+        def formula(signature: Signature, layout: ConvolutionLayout = layout) -> Cost:
+            return estimate_convolution(signature, layout)
 
         costs(name, generic=False)(formula)
 
 
-_register()
+_register_convolutions()
+
+
+class GradientLayout(msgspec.Struct, frozen=True):
+    """Positions of a convolution gradient's arguments in its schema."""
+
+    grad_output: int
+    input: int
+    weight: int
+    mask: int
+    transposed: int | None = None
+    """Position of the flag; None: `is_transposed`."""
+    is_transposed: bool = False
+
+
+# Ops of torch before 1.11 (cudnn_, miopen_, mkldnn_, thnn_) are still found in stored traces; native_functions.yaml of torch 1.9.
+GRADIENT_LAYOUTS: dict[str, GradientLayout] = {
+    "aten::convolution_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=10, transposed=7),
+    "aten::convolution_backward_overrideable": GradientLayout(grad_output=0, input=1, weight=2, mask=9, transposed=6),
+    "aten::cudnn_convolution_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=10),
+    "aten::cudnn_convolution_transpose_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=11, is_transposed=True),
+    "aten::miopen_convolution_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=9),
+    "aten::miopen_depthwise_convolution_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=9),
+    "aten::miopen_convolution_transpose_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=10, is_transposed=True),
+    "aten::mkldnn_convolution_backward": GradientLayout(input=0, grad_output=1, weight=2, mask=7),
+    "aten::thnn_conv2d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=8),
+    "aten::_slow_conv2d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=6),
+    "aten::slow_conv3d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=8),
+    "aten::slow_conv_dilated2d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=7),
+    "aten::thnn_conv_depthwise2d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=7),
+    "aten::_conv_depthwise2d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=7),
+    "aten::conv_depthwise3d_backward": GradientLayout(grad_output=0, input=1, weight=2, mask=7),
+}
+
+_GRADIENT_MISFIT = "gradient, input and weight shapes do not fit a convolution"
+
+
+def _is_transposed(signature: Signature, layout: GradientLayout, grad: Shape, x: Shape, weight: Shape) -> bool:
+    """Return whether the convolution is transposed: as recorded, else by channels (weight[0] is the output's; input's if transposed)."""
+    if layout.transposed is None:
+        return layout.is_transposed
+    recorded = signature.value(layout.transposed)
+    if isinstance(recorded, bool):
+        return recorded
+    plain, transposed = grad[1] == weight[0], x[1] == weight[0]
+    require(plain or transposed, _GRADIENT_MISFIT)
+    require(not (plain and transposed) or prod(grad) == prod(x), "transposed was not recorded and the shapes fit both ways")
+    return not plain
+
+
+def _read_wanted(signature: Signature, position: int) -> tuple[tuple[bool, ...], bool]:
+    """Return (gradients wanted: input, weight, bias; whether that was recorded). Not recorded: input and weight, no bias."""
+    value = signature.value(position)
+    if value is None:
+        return (True, True, False), False
+    return (*flags(signature, position, "output_mask"), False)[:3], True
+
+
+def _read_tensors(signature: Signature, layout: GradientLayout) -> tuple[Input, Input, Input]:
+    grad = tensor(signature, layout.grad_output, "grad_output")
+    x, weight = tensor(signature, layout.input, "input"), tensor(signature, layout.weight, "weight")
+    rank = len(weight.shape)
+    require(3 <= rank <= 5 and len(grad.shape) == rank and len(x.shape) == rank, _GRADIENT_MISFIT)
+    return grad, x, weight
+
+
+def estimate_convolution_backward(signature: Signature, layout: GradientLayout) -> Cost:
+    """Return the cost of the gradients that were asked for; `derived` where the mask was not recorded (then input and weight)."""
+    grad, x, weight = _read_tensors(signature, layout)
+    transposed = _is_transposed(signature, layout, grad.shape, x.shape, weight.shape)
+    anchor = x.numel if transposed else grad.numel
+    (wants_input, wants_weight, wants_bias), recorded = _read_wanted(signature, layout.mask)
+    moved = 0
+    if wants_input:
+        moved += count_read_bytes((grad, weight)) + size_of(x.numel, x.dtype)
+    if wants_weight:
+        moved += count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype)
+    if wants_bias:
+        moved += size_of(grad.shape[1], grad.dtype)
+    gradients = int(wants_input) + int(wants_weight)
+    return build_matrix_cost(gradients * anchor * prod(weight.shape[1:]), grad.dtype, moved, "exact" if recorded else "derived")
+
+
+def _register_gradients() -> None:
+    for name, layout in GRADIENT_LAYOUTS.items():
+
+        def formula(signature: Signature, layout: GradientLayout = layout) -> Cost:
+            return estimate_convolution_backward(signature, layout)
+
+        costs(name, generic=False)(formula)
+
+
+_register_gradients()
+
+
+@costs("aten::cudnn_convolution_backward_input", "aten::miopen_convolution_backward_input", generic=False)
+def convolution_backward_input(signature: Signature) -> Cost:
+    """Return the cost of the input gradient alone (schema: input size, grad_output, weight, ...).
+
+    Where the input size was not recorded its spatial size is taken from grad_output: the FLOPs are exact, the bytes a lower bound
+    (provenance `derived`).
+    """
+    grad, weight = tensor(signature, 1, "grad_output"), tensor(signature, 2, "weight")
+    rank = len(weight.shape)
+    require(3 <= rank <= 5 and len(grad.shape) == rank, _GRADIENT_MISFIT)
+    recorded = signature.value(0) is not None
+    size = integers(signature, 0, "input size", rank) if recorded else (grad.shape[0], weight.shape[1], *grad.shape[2:])
+    require(min(size) >= 0, _GRADIENT_MISFIT)
+    moved = count_read_bytes((grad, weight)) + size_of(prod(size), grad.dtype)
+    return build_matrix_cost(grad.numel * prod(weight.shape[1:]), grad.dtype, moved, "exact" if recorded else "derived")
+
+
+@costs("aten::cudnn_convolution_backward_weight", "aten::miopen_convolution_backward_weight", generic=False)
+def convolution_backward_weight(signature: Signature) -> Cost:
+    """Return the cost of the weight gradient alone (schema: weight size, grad_output, input, ...); needs the weight size."""
+    size = integers(signature, 0, "weight size (Concrete Inputs)")
+    grad, x = tensor(signature, 1, "grad_output"), tensor(signature, 2, "input")
+    require(3 <= len(size) <= 5 and len(grad.shape) == len(size) == len(x.shape) and min(size) >= 0, _GRADIENT_MISFIT)
+    moved = count_read_bytes((grad, x)) + size_of(prod(size), grad.dtype)
+    return build_matrix_cost(grad.numel * prod(size[1:]), grad.dtype, moved)
+
+
+WEIGHT_GRADIENTS = ("aten::cudnn_convolution_backward_weight", "aten::miopen_convolution_backward_weight")
+"""Schema: (weight size, grad_output, self, ...): native_functions.yaml of torch 1.9. The size is an argument, not a tensor."""
+
+_RELATIVE_MISFIT = "the gradient does not fit the input and weight shapes"
+
+
+def _count_multiply_adds(x: Shape, weight: Shape, out: Shape, layout: ConvolutionLayout) -> int:
+    """Return the multiply-adds of a convolution from `x` to `out`.
+
+    Plain: weight [K, C/groups, *kernel]; transposed: weight [C, K/groups, *kernel]. Raises NotModelledError where the shapes fit
+    neither, or both with unequal work.
+    """
+    require(len(x) == len(out) == len(weight) and x[0] == out[0], _RELATIVE_MISFIT)
+    taps, found = prod(weight[1:]), set()
+    may_be = layout.is_transposed, layout.is_transposed or layout.transposed is not None
+    if not may_be[0] and out[1] == weight[0] and weight[1] > 0 and x[1] % weight[1] == 0:
+        found.add(prod(out) * taps)
+    if may_be[1] and x[1] == weight[0] and weight[1] > 0 and out[1] % weight[1] == 0:
+        found.add(prod(x) * taps)
+    require(len(found) == 1, _RELATIVE_MISFIT if not found else "transposed was not recorded and the shapes fit both ways")
+    return found.pop()
+
+
+def estimate_forward_from_output(name: str, signature: Signature, out: Shape) -> Cost:
+    """Return the cost of forward convolution `name` whose result has the shape `out`. Raises NotModelledError where that cannot be."""
+    layout = CONVOLUTION_LAYOUTS[name]
+    x, weight, shape, _ = read_operands(signature, layout)
+    out = out if len(out) == len(shape) else (1, *out)
+    moved = count_read_bytes((x, weight, *present(signature, *layout.extra))) + size_of(prod(out), x.dtype)
+    return build_matrix_cost(_count_multiply_adds(shape, weight.shape, out, layout), x.dtype, moved, "derived")
+
+
+def estimate_forward_from_node(name: str, signature: Signature, node: Signature) -> Cost:
+    """Return the cost of forward convolution `name` whose autograd node recorded `node`: first the gradient of the result."""
+    return estimate_forward_from_output(name, signature, tensor(node, 0, "the gradient of the result").shape)
+
+
+def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
+    """Return the cost of a weight gradient alone, whose forward was called with `forward` (input 0, weight 1 in every spelling)."""
+    grad, x = tensor(signature, 1, "grad_output"), tensor(signature, 2, "input")
+    first, weight = tensor(forward, 0, "input"), tensor(forward, 1, "weight")
+    if first.shape != x.shape or len(weight.shape) != len(grad.shape):
+        raise NotModelledError("the forward call does not fit the gradient")
+    moved = count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype)
+    anchor = _count_multiply_adds(x.shape, weight.shape, grad.shape, CONVOLUTION_LAYOUTS["aten::cudnn_convolution"])
+    return build_matrix_cost(anchor, grad.dtype, moved, "derived")
+
+
+def estimate_forward_from_consumer(name: str, signature: Signature, taker: Signature) -> Cost:
+    """Return the cost of forward convolution `name` whose result is the first input of the call with `taker`."""
+    return estimate_forward_from_output(name, signature, tensor(taker, 0, "the op that takes the result").shape)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.arguments import given_output, integer, ints, present, scalar_type, tensor
-from gpudiag.roofline.costs.flows import Flow, register_flows
-from gpudiag.roofline.costs.registry import costs, require, words
-from gpudiag.roofline.costs.shapes import size_of
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs.arguments import Flow, find_output, integer, integers, present, register_flows, scalar_type, size_of, tensor
+from gpudiag.roofline.costs.registry import costs, require, split_names
 
 
 @costs("aten::copy_")
@@ -49,7 +46,7 @@ _LONGEST = 1e18
 """Elements; a longer range is a broken record."""
 
 
-def _range_length(signature: Signature, numbers: int) -> int | None:
+def _count_range(signature: Signature, numbers: int) -> int | None:
     """Return the length of aten::arange by its first `numbers` arguments (end; start, end; start, end, step); None: not recorded."""
     values = [item.value for item in signature.inputs[: max(min(numbers, 3), 0)] if item.value is not None]
     given = [float(value) for value in values if isinstance(value, (int, float))]
@@ -68,9 +65,9 @@ _TENSOR_OPTIONS = 4
 @costs("aten::arange")
 def arange(signature: Signature) -> Cost:
     """Return the bytes of writing a range: its length by start, end and step (an `out=` is resized only after its shape was recorded)."""
-    out = given_output(signature, 1)
+    out = find_output(signature, 1)
     numbers = len(signature.inputs) - (_TENSOR_OPTIONS if out is None else 1)
-    length = _range_length(signature, numbers)
+    length = _count_range(signature, numbers)
     if out is not None:
         return Cost(bytes=out.distinct_bytes if length is None else size_of(length, out.dtype))
     require(length is not None, "the result's size was not recorded")
@@ -82,9 +79,9 @@ def arange(signature: Signature) -> Cost:
 _SEQUENCES = {"aten::linspace": (2, 3, "fp32"), "aten::logspace": (2, 4, "fp32"), "aten::randperm": (0, 1, "int64")}
 
 
-def sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
+def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
     """Return the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
-    out = given_output(signature, 1)
+    out = find_output(signature, 1)
     if out is not None:
         return Cost(bytes=out.distinct_bytes)
     require(size_at >= 0, "the result's size was not recorded")
@@ -97,10 +94,10 @@ def _register_sequences() -> None:
     for name, places in _SEQUENCES.items():
 
         def formula(signature: Signature, places: tuple[int, int, str] = places) -> Cost:
-            return sequence(signature, *places)
+            return estimate_sequence(signature, *places)
 
         costs(name)(formula)
-    costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(sequence)
+    costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(estimate_sequence)
 
 
 _register_sequences()
@@ -126,7 +123,7 @@ _PADS = ("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replicatio
 def pad(signature: Signature) -> Cost:
     """Return the bytes of padding: x read, the padded result written (pad: pairs from the last dimension backwards)."""
     x = tensor(signature, 0, "self")
-    amounts = ints(signature, 1, "pad (Concrete Inputs)")
+    amounts = integers(signature, 1, "pad (Concrete Inputs)")
     require(len(amounts) % 2 == 0 and len(amounts) <= 2 * len(x.shape), "pad has more pairs than self has dimensions")
     shape = list(x.shape)
     for index in range(len(amounts) // 2):
@@ -139,7 +136,7 @@ def pad(signature: Signature) -> Cost:
 def repeat(signature: Signature) -> Cost:
     """Return the bytes of tiling: x read once, every repetition written."""
     x = tensor(signature, 0, "self")
-    times = ints(signature, 1, "repeats (Concrete Inputs)")
+    times = integers(signature, 1, "repeats (Concrete Inputs)")
     require(all(count >= 0 for count in times), "repeats is negative")
     return Cost(bytes=x.distinct_bytes + size_of(x.numel * prod(times), x.dtype))
 
@@ -147,7 +144,7 @@ def repeat(signature: Signature) -> Cost:
 register_flows({f"aten::{name}_backward": Flow(reads=(0,), writes=(1,)) for name in _PADS})
 
 
-def joined(signature: Signature) -> Cost:
+def estimate_join(signature: Signature) -> Cost:
     """Return the bytes of cat and stack: every input read, the result written.
 
     The sizes stand in the tensor list, its dtype does not (torch records none): 4 bytes an element are assumed (`derived`), unless an
@@ -174,7 +171,7 @@ costs(
     "aten::block_diag",
     "fsdp::chunk_cat",
     "fsdp::all_gather_copy_in",
-)(joined)
+)(estimate_join)
 
 
 @costs("aten::split_with_sizes_copy", "aten::split_copy", "aten::unbind_copy", "fsdp::split_with_sizes_copy")
@@ -183,7 +180,7 @@ def split_copy(signature: Signature) -> Cost:
     return Cost(bytes=2 * tensor(signature, 0, "self").distinct_bytes)
 
 
-_WHOLE_COPIES = words(
+_WHOLE_COPIES = split_names(
     """
     view_copy _reshape_copy permute_copy transpose_copy t_copy alias_copy detach_copy squeeze_copy unsqueeze_copy
     _reshape_alias_copy view_as_real_copy view_as_complex_copy lift_fresh_copy

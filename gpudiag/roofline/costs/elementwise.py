@@ -1,4 +1,6 @@
-"""Element-wise ops, activations, dropout, comparisons (op_costs section 7).
+"""Element-wise ops, activations, dropout, comparisons, selection, random numbers (op_costs section 7).
+
+Element-wise ops, activations, dropout, comparisons (op_costs section 7).
 
 FLOP = operations per element * elements of the result, bytes = each operand's distinct elements read + the result written; an expanded
 operand counts once, an in-place op reads and writes self. Operations per element are conventions (add 1, fused multiply-add 2, sigmoid 5,
@@ -13,13 +15,23 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import present
-from gpudiag.roofline.costs.registry import costs, require, words
-from gpudiag.roofline.costs.shapes import broadcast, category, promoted, read_bytes, size_of
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    broadcast_shapes,
+    count_read_bytes,
+    find_dtype_category,
+    find_output,
+    present,
+    promote_dtypes,
+    register_flows,
+    scalar_type,
+    size_of,
+    tensor,
+)
+from gpudiag.roofline.costs.registry import costs, require, split_names
 
-Result = Literal["same", "bool", "floating"]
+PointwiseResult = Literal["same", "bool", "floating"]
 """dtype of the result: as promoted; bool; promoted, but integers become fp32."""
 
 
@@ -28,17 +40,17 @@ class Pointwise(msgspec.Struct, frozen=True):
 
     operations: int
     operands: int = 1
-    result: Result = "same"
+    result: PointwiseResult = "same"
 
 
-_UNARY = words(
+_UNARY = split_names(
     """
     abs neg sgn sign relu relu6 ceil floor round trunc frac square bitwise_not logical_not clamp hardtanh threshold
     leaky_relu nan_to_num conj_physical _conj_physical hardshrink softshrink deg2rad rad2deg angle
     """
 )
-_UNARY_FLOATING = words("sqrt rsqrt reciprocal")
-_TRANSCENDENTAL = words(
+_UNARY_FLOATING = split_names("sqrt rsqrt reciprocal")
+_TRANSCENDENTAL = split_names(
     """
     exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid silu logit erf
     erfc erfinv log_sigmoid_forward softplus mish hardswish hardsigmoid elu celu selu lgamma digamma i0 sinc mvlgamma
@@ -48,7 +60,7 @@ _TRANSCENDENTAL = words(
     special_scaled_modified_bessel_k1
     """
 )
-_BINARY = words(
+_BINARY = split_names(
     """
     add sub rsub mul maximum minimum fmax fmin bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift
     __and__ __or__ __xor__ __lshift__ __rshift__ clamp_min clamp_max hypot copysign remainder fmod floor_divide heaviside
@@ -56,21 +68,21 @@ _BINARY = words(
     """
 )
 _BINARY_IN_PLACE_ONLY = ["__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"]
-_COMPARISONS = words("eq ne lt le gt ge logical_and logical_or logical_xor isclose")
-_TESTS = words("isnan isinf isfinite isposinf isneginf signbit")
-_BACKWARD = words(
+_COMPARISONS = split_names("eq ne lt le gt ge logical_and logical_or logical_xor isclose")
+_TESTS = split_names("isnan isinf isfinite isposinf isneginf signbit")
+_BACKWARD = split_names(
     """
     threshold_backward hardtanh_backward leaky_relu_backward native_dropout_backward _masked_scale hardshrink_backward softshrink_backward
     """
 )
-_BACKWARD_TRANSCENDENTAL = words(
+_BACKWARD_TRANSCENDENTAL = split_names(
     """
     sigmoid_backward tanh_backward silu_backward gelu_backward softplus_backward mish_backward hardswish_backward
     hardsigmoid_backward logit_backward
     """
 )
 
-TABLE: dict[str, Pointwise] = {
+POINTWISE: dict[str, Pointwise] = {
     **dict.fromkeys(_UNARY, Pointwise(1)),
     **dict.fromkeys(_UNARY_FLOATING, Pointwise(1, result="floating")),
     **dict.fromkeys(_TRANSCENDENTAL, Pointwise(5, result="floating")),
@@ -100,22 +112,24 @@ TABLE: dict[str, Pointwise] = {
 
 _NO_IN_PLACE = {
     *_TESTS,
-    *words("isclose log_sigmoid_forward softplus rsub maximum minimum fmax fmin logaddexp logaddexp2 prelu _prelu_kernel _masked_scale"),
-    *words("hardshrink softshrink angle _conj_physical cross linalg_cross"),
+    *split_names(
+        "isclose log_sigmoid_forward softplus rsub maximum minimum fmax fmin logaddexp logaddexp2 prelu _prelu_kernel _masked_scale"
+    ),
+    *split_names("hardshrink softshrink angle _conj_physical cross linalg_cross"),
     "addcmul",  # has a formula of its own
-    *(name for name in TABLE if name.startswith("special_")),
+    *(name for name in POINTWISE if name.startswith("special_")),
 }
 
 
-def result_dtype(inputs: list[Input], result: Result) -> str:
+def find_result_dtype(inputs: list[Input], result: PointwiseResult) -> str:
     """Return the dtype of an element-wise result."""
     if result == "bool":
         return "bool"
-    dtype = promoted(inputs)
-    return "fp32" if result == "floating" and category(dtype) < 2 else dtype
+    dtype = promote_dtypes(inputs)
+    return "fp32" if result == "floating" and find_dtype_category(dtype) < 2 else dtype
 
 
-def pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
+def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
     """Return the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
     operands = present(signature, *range(op.operands))
     require(bool(operands), "no tensor shape was recorded")
@@ -123,10 +137,10 @@ def pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
     if out is not None:
         elements, dtype = out.numel, out.dtype
     else:
-        shape = broadcast(item.shape for item in operands)
+        shape = broadcast_shapes(item.shape for item in operands)
         require(shape is not None, "operand shapes do not broadcast")
-        elements, dtype = prod(shape or ()), result_dtype(operands, op.result)
-    return Cost(vector_flops=op.operations * elements, bytes=read_bytes(operands) + size_of(elements, dtype))
+        elements, dtype = prod(shape or ()), find_result_dtype(operands, op.result)
+    return Cost(vector_flops=op.operations * elements, bytes=count_read_bytes(operands) + size_of(elements, dtype))
 
 
 @costs("aten::addcmul_")
@@ -135,21 +149,21 @@ def addcmul_in_place(signature: Signature) -> Cost:
 
     A trace does not record which tensor it was, so that this is `derived` (as for the list of such updates in optimizers.py).
     """
-    cost = pointwise(signature, TABLE["addcmul"], in_place=True)
+    cost = estimate_pointwise(signature, POINTWISE["addcmul"], in_place=True)
     first, second = signature.tensor(1), signature.tensor(2)
     if first is None or second is None or (first.shape, first.dtype, first.strides) != (second.shape, second.dtype, second.strides):
         return cost
     return msgspec.structs.replace(cost, bytes=cost.bytes - second.distinct_bytes, provenance="derived")
 
 
-def _register() -> None:
-    for name, op in TABLE.items():
+def _register_pointwise() -> None:
+    for name, op in POINTWISE.items():
 
         def plain(signature: Signature, op: Pointwise = op) -> Cost:
-            return pointwise(signature, op, in_place=False)
+            return estimate_pointwise(signature, op, in_place=False)
 
         def in_place(signature: Signature, op: Pointwise = op) -> Cost:
-            return pointwise(signature, op, in_place=True)
+            return estimate_pointwise(signature, op, in_place=True)
 
         if name in _BINARY_IN_PLACE_ONLY:
             costs(f"aten::{name}")(in_place)
@@ -159,4 +173,168 @@ def _register() -> None:
             costs(f"aten::{name}_")(in_place)
 
 
-_register()
+_register_pointwise()
+
+
+@costs("aten::where")
+def where(signature: Signature) -> Cost:
+    """Return the cost of a select: condition (1 byte) and both sides read, one operation an element."""
+    condition = tensor(signature, 0, "condition")
+    sides = present(signature, 1, 2)
+    require(bool(sides), "condition alone: the result's size depends on the data")
+    shape = broadcast_shapes(item.shape for item in (condition, *sides))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    out = find_output(signature, 3)
+    return Cost(
+        vector_flops=elements, bytes=count_read_bytes((condition, *sides)) + size_of(elements, out.dtype if out else promote_dtypes(sides))
+    )
+
+
+@costs("aten::masked_fill", "aten::masked_fill_")
+def masked_fill(signature: Signature) -> Cost:
+    """Return the cost of a masked fill: self and mask read, the result written in self's dtype."""
+    source, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
+    shape = broadcast_shapes((source.shape, mask.shape))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    return Cost(vector_flops=elements, bytes=count_read_bytes((source, mask)) + size_of(elements, source.dtype))
+
+
+register_flows(
+    {
+        "aten::glu_backward": Flow(reads=(0, 1), writes=(1,), operations=4, per=1),
+        "aten::_prelu_kernel_backward": Flow(reads=(0, 1, 2), writes=(1, 1), operations=3, per=1),
+        "aten::_amp_update_scale_": Flow(reads=(0, 1, 2), writes=(0, 1)),
+        "aten::_transform_bias_rescale_qkv": Flow(reads=(0, 1), writes=(0,), operations=2),
+    }
+)
+
+
+@costs("aten::addr", "aten::addr_")
+def addr(signature: Signature) -> Cost:
+    """Return the cost of adding an outer product: self and both vectors read, a matrix written, 2 FLOP an element."""
+    bias, rows, columns = (tensor(signature, index, name) for index, name in enumerate(("self", "vec1", "vec2")))
+    elements = rows.numel * columns.numel
+    return Cost(
+        vector_flops=2 * elements, bytes=count_read_bytes((bias, rows, columns)) + size_of(elements, promote_dtypes([bias, rows, columns]))
+    )
+
+
+@costs("aten::_cdist_forward")
+def cdist(signature: Signature) -> Cost:
+    """Return the cost of all distances of two sets of points: 3 FLOP a coordinate of each pair."""
+    first, second = tensor(signature, 0, "x1"), tensor(signature, 1, "x2")
+    require(len(first.shape) >= 2 and len(second.shape) >= 2, "x1 or x2 is no set of points")
+    batch = broadcast_shapes((first.shape[:-2], second.shape[:-2]))
+    require(batch is not None and first.shape[-1] == second.shape[-1], "x1 and x2 do not fit")
+    pairs = prod(batch or ()) * first.shape[-2] * second.shape[-2]
+    return Cost(vector_flops=3 * pairs * first.shape[-1], bytes=count_read_bytes((first, second)) + size_of(pairs, first.dtype))
+
+
+@costs("aten::_cdist_backward")
+def cdist_backward(signature: Signature) -> Cost:
+    """Return the cost of its gradient for x1 (grad 0, x1 1, x2 2, distances 4): 5 FLOP a coordinate of each pair."""
+    grad, first, second = (tensor(signature, index, name) for index, name in enumerate(("grad", "x1", "x2")))
+    width = first.shape[-1] if first.shape else 0
+    moved = count_read_bytes((grad, first, second, *present(signature, 4))) + size_of(first.numel, first.dtype)
+    return Cost(vector_flops=5 * grad.numel * width, bytes=moved)
+
+
+_FAKE_QUANTIZE = (
+    "aten::fake_quantize_per_tensor_affine_cachemask",
+    "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "aten::fake_quantize_per_channel_affine_cachemask",
+    "aten::_fused_moving_avg_obs_fq_helper",
+)
+
+
+@costs(*_FAKE_QUANTIZE)
+def fake_quantize(signature: Signature) -> Cost:
+    """Return the cost of rounding to a grid in training: x read, y and a 1-byte mask written."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=5 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + x.numel)
+
+
+@costs("aten::quantize_per_tensor", "aten::quantize_per_channel", "aten::quantize_per_tensor_dynamic")
+def quantize(signature: Signature) -> Cost:
+    """Return the cost of storing x in a byte an element (qint32, ScalarType 14: four)."""
+    x = tensor(signature, 0, "self")
+    types = [item.value for item in signature.inputs[1:] if type(item.value) is int]
+    return Cost(vector_flops=3 * x.numel, bytes=x.distinct_bytes + x.numel * (4 if types and types[-1] == 14 else 1))
+
+
+@costs("aten::native_dropout", "aten::_fused_dropout")
+def native_dropout(signature: Signature) -> Cost:
+    """Return the cost of dropout in training: x read, y and a 1-byte mask written."""
+    x = tensor(signature, 0, "input")
+    return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + x.numel)
+
+
+@costs("aten::glu")
+def glu(signature: Signature) -> Cost:
+    """Return the cost of a gated linear unit: half as many results as inputs."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=6 * (x.numel // 2), bytes=x.distinct_bytes + size_of(x.numel // 2, x.dtype))
+
+
+@costs("aten::polar", "aten::complex")
+def complex_from_parts(signature: Signature) -> Cost:
+    """Return the cost of building complex numbers: two real tensors read, one complex one written."""
+    first, second = tensor(signature, 0, "first"), tensor(signature, 1, "second")
+    shape = broadcast_shapes((first.shape, second.shape))
+    require(shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    return Cost(vector_flops=elements, bytes=count_read_bytes((first, second)) + 2 * size_of(elements, first.dtype))
+
+
+@costs("aten::normal", "aten::poisson", "aten::binomial", "aten::_standard_gamma", "aten::_standard_gamma_grad", "aten::_sample_dirichlet")
+def random_from(signature: Signature) -> Cost:
+    """Return the cost of drawing from a distribution an element: parameters read, as many numbers written."""
+    given = present(signature, 0, 1)
+    require(bool(given), "the result's size was not recorded")
+    largest = max(given, key=lambda item: item.numel)
+    return Cost(vector_flops=5 * largest.numel, bytes=count_read_bytes(given) + size_of(largest.numel, largest.dtype))
+
+
+@costs("aten::bernoulli")
+def bernoulli(signature: Signature) -> Cost:
+    """Return the cost of drawing one number an element with the probabilities of self, which are read."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+def estimate_random_like(signature: Signature, dtype_at: int) -> Cost:
+    """Return the cost of drawing one number for each element of self, which is not read: written in the dtype asked for, or in self's."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=size_of(x.numel, scalar_type(signature, dtype_at, x.dtype or "")))
+
+
+@costs("aten::rand_like", "aten::randn_like")
+def rand_like(signature: Signature) -> Cost:
+    """Return the cost of random_like (self, dtype 1)."""
+    return estimate_random_like(signature, 1)
+
+
+@costs("aten::randint_like")
+def randint_like(signature: Signature) -> Cost:
+    """Return the cost of random_like: (self, high, dtype, four more) or (self, low, high, dtype, four more)."""
+    return estimate_random_like(signature, 3 if len(signature.inputs) > 7 else 2)
+
+
+@costs(
+    "aten::normal_",
+    "aten::uniform_",
+    "aten::random_",
+    "aten::exponential_",
+    "aten::log_normal_",
+    "aten::cauchy_",
+    "aten::geometric_",
+    "aten::bernoulli_",
+    "aten::_philox_normal_",
+    "aten::_philox_uniform_",
+)
+def random_fill(signature: Signature) -> Cost:
+    """Return the cost of filling self with random numbers: self written, a tensor of probabilities read."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=size_of(x.numel, x.dtype) + count_read_bytes(present(signature, 1)))

@@ -1,14 +1,22 @@
-"""Embedding look-ups and their dense gradients (op_costs section 6). Rows read: as many as looked up, at most the table."""
+"""Embedding look-ups and their gradients: torch's own, and FBGEMM's batched tables (TorchRec).
+
+FBGEMM's embedding operators for recommendation models (github.com/pytorch/FBGEMM, fbgemm_gpu).
+
+What a look-up touches depends on the data. Known from sizes are the number of indices N, tables T, bags B = (offsets - 1) / T and the
+storage of all tables. The mean row width is total_D / T where total_D was recorded (Concrete Inputs), else all weights / all rows where the
+optimizer keeps one state a row (rowwise Adagrad). Every table is then taken to have that width, every index to name another row (no more
+than there are), and the result to be fp32: `derived`. Rows in host memory (UVM) are counted as if they were on the device.
+Schemas: fbgemm_gpu/codegen/embedding_backward_split_host_template.cpp, fbgemm_gpu/src/sparse_ops/sparse_ops_gpu.cpp.
+"""
 
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.arguments import flag, integer, present, tensor
-from gpudiag.roofline.costs.registry import backward_costs, costs, require
-from gpudiag.roofline.costs.shapes import read_bytes, size_of
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, integer, present, register_flows, size_of, tensor
+from gpudiag.roofline.costs.registry import NotModelledError, backward_costs, costs, require
 
 
 @costs("aten::embedding")
@@ -29,7 +37,7 @@ def embedding_dense_backward(signature: Signature) -> Cost:
     output, counted once.
     """
     grad, indices = tensor(signature, 0, "grad_output"), tensor(signature, 1, "indices")
-    return Cost(vector_flops=grad.numel, bytes=read_bytes((grad, indices)))
+    return Cost(vector_flops=grad.numel, bytes=count_read_bytes((grad, indices)))
 
 
 @costs("aten::_embedding_bag", "aten::_embedding_bag_forward_only", "aten::embedding_bag")
@@ -41,7 +49,7 @@ def embedding_bag(signature: Signature) -> Cost:
     with_last = isinstance(signature.value(7), bool) and flag(signature, 7, "include_last_offset")
     bags = indices.shape[0] if len(indices.shape) == 2 else max(offsets.numel - int(with_last), 0)
     rows = indices.numel * width
-    moved = size_of(min(rows, weight.numel) + bags * width, weight.dtype) + read_bytes((indices, offsets, *present(signature, 6)))
+    moved = size_of(min(rows, weight.numel) + bags * width, weight.dtype) + count_read_bytes((indices, offsets, *present(signature, 6)))
     return Cost(vector_flops=rows, bytes=moved)
 
 
@@ -51,7 +59,7 @@ def embedding_bag_dense_backward(signature: Signature) -> Cost:
     grad, rows = tensor(signature, 0, "grad"), integer(signature, 5, "num_weights (Concrete Inputs)")
     indices = tensor(signature, 1, "indices")
     require(len(grad.shape) == 2 and rows >= 0, "gradient is no [bags, width] tensor")
-    moved = read_bytes((grad, *present(signature, 1, 2, 3, 8))) + size_of(rows * grad.shape[1], grad.dtype)
+    moved = count_read_bytes((grad, *present(signature, 1, 2, 3, 8))) + size_of(rows * grad.shape[1], grad.dtype)
     return Cost(vector_flops=indices.numel * grad.shape[1], bytes=moved)
 
 
@@ -69,7 +77,7 @@ def embedding_bag_backward(signature: Signature) -> Cost:
     weight, indices, offsets = (tensor(signature, index, name) for index, name in enumerate(("weight", "indices", "offsets")))
     width = prod(weight.shape[1:])
     bags = indices.shape[0] if len(indices.shape) == 2 else offsets.numel
-    moved = size_of(bags * width + weight.numel, weight.dtype) + read_bytes((indices, offsets))
+    moved = size_of(bags * width + weight.numel, weight.dtype) + count_read_bytes((indices, offsets))
     return Cost(vector_flops=indices.numel * width, bytes=moved, provenance="derived")
 
 
@@ -78,7 +86,7 @@ def per_sample_weights_backward(signature: Signature) -> Cost:
     """Return the cost of the weights' gradient (grad 0, weight 1, indices 2): one dot product of a row and its bag's gradient an index."""
     grad, weight, indices = (tensor(signature, index, name) for index, name in enumerate(("grad", "weight", "indices")))
     rows = indices.numel * prod(weight.shape[1:])
-    moved = size_of(min(rows, weight.numel), weight.dtype) + read_bytes((grad, indices, *present(signature, 3, 4)))
+    moved = size_of(min(rows, weight.numel), weight.dtype) + count_read_bytes((grad, indices, *present(signature, 3, 4)))
     return Cost(vector_flops=2 * rows, bytes=moved + size_of(indices.numel, grad.dtype))
 
 
@@ -88,3 +96,255 @@ def embedding_renorm(signature: Signature) -> Cost:
     weight, indices = tensor(signature, 0, "self"), tensor(signature, 1, "indices")
     rows = min(indices.numel * prod(weight.shape[1:]), weight.numel)
     return Cost(vector_flops=3 * rows, bytes=2 * size_of(rows, weight.dtype) + indices.distinct_bytes, provenance="derived")
+
+
+# optimizer name in the op -> state elements per weight element, and per row
+_OPTIMIZERS: dict[str, tuple[int, int]] = {
+    "sgd": (0, 0),
+    "approx_sgd": (0, 0),
+    "adagrad": (1, 0),
+    "rowwise_adagrad": (0, 1),
+    "approx_rowwise_adagrad": (0, 1),
+    "rowwise_adagrad_with_weight_decay": (0, 1),
+    "approx_rowwise_adagrad_with_weight_decay": (0, 1),
+    "rowwise_adagrad_with_counter": (0, 3),
+    "approx_rowwise_adagrad_with_counter": (0, 3),
+    "rowwise_weighted_adagrad": (0, 1),
+    "adam": (2, 0),
+    "partial_rowwise_adam": (1, 1),
+    "lamb": (2, 0),
+    "partial_rowwise_lamb": (1, 1),
+    "lars_sgd": (1, 0),
+    "none": (0, 0),
+}
+_FLOP_PER_WEIGHT = 6
+"""Of an optimizer's update of one element (convention: square, add, root, divide, scale, subtract)."""
+
+
+class Lookup(NamedTuple):
+    """Sizes of one batched look-up."""
+
+    indices: Input
+    others: list[Input]
+    """Offsets and per-sample weights, which are read too."""
+    bags: int
+    """Batch x tables: rows of the pooled result."""
+    width: float
+    stored: int
+    """Weight elements of all tables."""
+    item_bytes: int
+
+    @property
+    def looked_up(self) -> int:
+        """Return the elements of all rows that the indices name."""
+        return round(self.indices.numel * self.width)
+
+    @property
+    def touched(self) -> int:
+        """Return the elements of the distinct rows, at most what is stored."""
+        return min(self.looked_up, self.stored)
+
+
+def _count_elements(items: list[Input]) -> int:
+    return sum(item.numel for item in items)
+
+
+def _find_width(signature: Signature, total_d: int, tables: int, stored: int, rows: int) -> float:
+    recorded = signature.value(total_d)
+    if type(recorded) is int and recorded > 0:
+        return recorded / tables
+    if not rows or not stored:
+        raise NotModelledError("the row width (total_D) was not recorded (Concrete Inputs)")
+    return stored / rows
+
+
+def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int, indices: int, states: tuple[int, ...] = ()) -> Lookup:
+    """Return the sizes; arguments follow each other: D_offsets, total_D; indices, offsets, pooling_mode, indice_weights."""
+    table_ends, index = tensor(signature, d_offsets, "D_offsets"), tensor(signature, indices, "indices")
+    offsets = tensor(signature, indices + 1, "offsets")
+    tables, bags = table_ends.numel - 1, offsets.numel - 1
+    require(tables > 0 and bags >= 0, "D_offsets or offsets are empty")
+    storage = [item for item in present(signature, *weights) if item.numel]
+    stored = _count_elements(storage)
+    width = _find_width(signature, d_offsets + 1, tables, stored, _count_elements(present(signature, *states)))
+    others = [offsets, *present(signature, indices + 3)]
+    return Lookup(index, others, bags, width, stored, storage[0].item_bytes if storage else 4)
+
+
+def estimate_pooled(lookup: Lookup) -> Cost:
+    """Return the cost of a pooled look-up: distinct rows, indices, offsets and weights read, one row a bag written, one add an element."""
+    moved = lookup.touched * lookup.item_bytes + count_read_bytes((lookup.indices, *lookup.others))
+    moved += size_of(round(lookup.bags * lookup.width), "fp32")
+    return Cost(vector_flops=lookup.looked_up, bytes=moved, provenance="derived")
+
+
+def estimate_pooled_backward(lookup: Lookup, per_weight: int, per_row: int, *, dense: bool = False) -> Cost:
+    """Return the cost of the gradient and, unless `dense`, the optimizer fused with it.
+
+    Read: the bags' gradients, indices, offsets, touched rows and their states; written: rows and states. Dense: the table-sized gradient is
+    written instead.
+    """
+    moved = size_of(round(lookup.bags * lookup.width), "fp32") + count_read_bytes((lookup.indices, *lookup.others))
+    if dense:
+        return Cost(vector_flops=lookup.looked_up, bytes=moved + lookup.stored * lookup.item_bytes, provenance="derived")
+    rows = round(lookup.touched / lookup.width) if lookup.width else 0
+    updated = lookup.touched * lookup.item_bytes + size_of(per_weight * lookup.touched + per_row * rows, "fp32")
+    return Cost(vector_flops=lookup.looked_up + _FLOP_PER_WEIGHT * lookup.touched, bytes=moved + 2 * updated, provenance="derived")
+
+
+def _read_split(signature: Signature, rowwise: bool) -> Lookup:
+    # 0 placeholder or host weights, 1 device, 2 UVM, 6 D_offsets, 11 indices, 20-21 momentum1 on device and in UVM (19 on the host)
+    return _read_lookup(signature, (0, 1, 2), 6, 11, states=(19, 20, 21) if rowwise else ())
+
+
+def _register_split() -> None:
+    for name, (per_weight, per_row) in _OPTIMIZERS.items():
+        rowwise = per_row > 0 and per_weight == 0
+
+        def forward(signature: Signature, rowwise: bool = rowwise) -> Cost:
+            return estimate_pooled(_read_split(signature, rowwise))
+
+        def backward(signature: Signature, rule: tuple[bool, int, int] = (rowwise, per_weight, per_row)) -> Cost:
+            return estimate_pooled_backward(_read_split(signature, rule[0]), rule[1], rule[2])
+
+        costs(f"fbgemm::split_embedding_codegen_lookup_{name}_function", generic=False)(forward)
+        backward_costs(f"fbgemm::split_embedding_codegen_lookup_{name}_function")(backward)
+
+
+_register_split()
+
+
+TOTAL_D = {
+    **{f"fbgemm::split_embedding_codegen_lookup_{name}_function": 7 for name in _OPTIMIZERS},
+    "fbgemm::dense_embedding_codegen_lookup_function": 3,
+}
+"""Look-ups -> position of total_D, the width of their result."""
+
+
+def _read_dense(signature: Signature) -> Lookup:
+    return _read_lookup(signature, (0,), 2, 7)
+
+
+@costs("fbgemm::dense_embedding_codegen_lookup_function", generic=False)
+def dense_lookup(signature: Signature) -> Cost:
+    """Return the cost of a look-up whose gradient is as large as the tables (D_offsets 2, total_D 3, indices 7, offsets 8)."""
+    return estimate_pooled(_read_dense(signature))
+
+
+@backward_costs("fbgemm::dense_embedding_codegen_lookup_function")
+def dense_lookup_backward(signature: Signature) -> Cost:
+    """Return the cost of that gradient."""
+    return estimate_pooled_backward(_read_dense(signature), 0, 0, dense=True)
+
+
+def estimate_permutation(signature: Signature) -> Cost:
+    """Return the bytes of reordering the columns of pooled embeddings: read once, written once, with offsets and order read."""
+    x = tensor(signature, 0, "pooled_embs")
+    return Cost(bytes=count_read_bytes(present(signature, 0, 1, 2)) + size_of(x.numel, x.dtype))
+
+
+_PERMUTES = ("fbgemm::permute_pooled_embs_auto_grad", "fbgemm::permute_pooled_embs")
+costs(*_PERMUTES)(estimate_permutation)
+backward_costs(*_PERMUTES)(estimate_permutation)
+
+register_flows(
+    {
+        "fbgemm::recat_embedding_grad_output_mixed_D_batch": Flow(reads=(0, 1, 2), writes=(0,), operations=0),
+        "fbgemm::recat_embedding_grad_output_mixed_D": Flow(reads=(0,), writes=(0,), operations=0),
+        "fbgemm::recat_embedding_grad_output": Flow(reads=(0,), writes=(0,), operations=0),
+        "fbgemm::asynchronous_complete_cumsum": Flow(reads=(0,), writes=(0,)),
+        "fbgemm::asynchronous_inclusive_cumsum": Flow(reads=(0,), writes=(0,)),
+        "fbgemm::asynchronous_exclusive_cumsum": Flow(reads=(0,), writes=(0,)),
+        # indices and offsets are compared with the rows of each table; only a bad one is written
+        "fbgemm::bounds_check_indices": Flow(reads=(0, 1, 2), writes=(), per=1, provenance="derived"),
+        "fbgemm::offsets_range": Flow(reads=(0,), writes=(0,), provenance="derived"),
+    }
+)
+
+
+@costs("fbgemm::permute_2D_sparse_data", "fbgemm::permute_1D_sparse_data", "fbgemm::permute_sparse_features")
+def permute_sparse(signature: Signature) -> Cost:
+    """Return the bytes of reordering features (permute 0, lengths 1, indices 2, weights 3): all read, as many rows as in `permute` written.
+
+    The kept indices depend on the data: every feature is taken to have as many (`derived`; exact when nothing is dropped or repeated).
+    """
+    order, lengths = tensor(signature, 0, "permute"), tensor(signature, 1, "lengths")
+    features = lengths.shape[0] if lengths.shape else 0
+    require(features > 0, "lengths hold no feature")
+    values = present(signature, 2, 3)
+    read = count_read_bytes((order, lengths, *values))
+    written = (lengths.distinct_bytes + count_read_bytes(values)) * order.numel // features
+    return Cost(bytes=read + written, provenance="derived")
+
+
+@costs("fbgemm::block_bucketize_sparse_features")
+def bucketize_features(signature: Signature) -> Cost:
+    """Return the cost of dealing indices to ranks (lengths 0, indices 1, block_sizes 4, my_size 5, weights 6).
+
+    Lengths, indices and weights read; as many indices and weights and `my_size` times the lengths written (once where it was not recorded).
+    """
+    lengths, indices = tensor(signature, 0, "lengths"), tensor(signature, 1, "indices")
+    ranks = signature.value(5)
+    values = present(signature, 1, 6)
+    written = lengths.distinct_bytes * (ranks if type(ranks) is int and ranks > 0 else 1) + count_read_bytes(values)
+    return Cost(
+        vector_flops=indices.numel, bytes=count_read_bytes((lengths, *values, *present(signature, 4))) + written, provenance="derived"
+    )
+
+
+# Compressed communication (fbgemm_gpu/src/quantize_ops): name -> (bytes an element compressed, bytes a row beside them, compresses).
+_QUANTISED = {
+    "FloatToBfloat16Quantized": (2.0, 0, True),
+    "Bfloat16QuantizedToFloat": (2.0, 0, False),
+    "FloatToHFP8Quantized": (1.0, 0, True),
+    "HFP8QuantizedToFloat": (1.0, 0, False),
+    "FloatToFused8BitRowwiseQuantized": (1.0, 8, True),
+    "Fused8BitRowwiseQuantizedToFloat": (1.0, 8, False),
+    "FloatToFP8RowwiseQuantized": (1.0, 8, True),
+    "FP8RowwiseQuantizedToFloat": (1.0, 8, False),
+}
+
+
+def estimate_quantisation(signature: Signature, item: float, per_row: int, compresses: bool) -> Cost:
+    """Return the cost of compressing fp32 rows for communication, or of expanding them again."""
+    x = tensor(signature, 0, "input")
+    rows = x.numel // x.shape[-1] if x.shape and x.shape[-1] else 0
+    if compresses:
+        return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + round(x.numel * item) + per_row * rows, provenance="derived")
+    elements = max(round((x.distinct_bytes - per_row * rows) / item), 0)
+    return Cost(vector_flops=2 * elements, bytes=x.distinct_bytes + size_of(elements, "fp32"), provenance="derived")
+
+
+def _register_quantised() -> None:
+    for name, rule in _QUANTISED.items():
+
+        def formula(signature: Signature, rule: tuple[float, int, bool] = rule) -> Cost:
+            return estimate_quantisation(signature, *rule)
+
+        costs(f"fbgemm::{name}")(formula)
+
+
+_register_quantised()
+
+
+@costs("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward", "aten::_jagged_to_padded_dense_forward")
+def jagged_to_padded(signature: Signature) -> Cost:
+    """Return the bytes of padding jagged rows (values 0, offsets 1, max_lengths 2): values read, [batch, max_lengths, width] written."""
+    values, lengths = tensor(signature, 0, "values"), signature.value(2)
+    offsets = signature.inputs[1].tensors if len(signature.inputs) > 1 else None
+    require(bool(offsets) and isinstance(lengths, tuple), "offsets or max_lengths were not recorded")
+    batch = max(offsets[0][0] - 1, 0) if offsets and offsets[0] else 0
+    size = batch * values.numel // values.shape[0] if values.shape and values.shape[0] else 0
+    for length in lengths if isinstance(lengths, tuple) else ():
+        require(type(length) is int and length >= 0, "max_lengths were not recorded")
+        size *= length if type(length) is int else 1
+    return Cost(bytes=values.distinct_bytes + size_of(size, values.dtype), provenance="derived")
+
+
+@costs("fbgemm::dense_to_jagged", "fbgemm::dense_to_jagged_forward", "aten::_padded_dense_to_jagged_forward")
+def dense_to_jagged(signature: Signature) -> Cost:
+    """Return the bytes of dropping padding (dense 0, offsets 1, total_L 2): what is kept is read and written."""
+    dense, total = tensor(signature, 0, "dense"), signature.value(2)
+    width = dense.shape[-1] if dense.shape else 1
+    kept = total * width if type(total) is int and total >= 0 else dense.numel
+    return Cost(bytes=2 * size_of(min(kept, dense.numel), dense.dtype), provenance="derived")

@@ -6,46 +6,54 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from gpudiag.model.cost import Cost, Provenance
-from gpudiag.model.signature import Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import flags, present, scalar_type, tensor
-from gpudiag.roofline.costs.registry import costs, require
-from gpudiag.roofline.costs.shapes import broadcast, read_bytes, size_of
+from gpudiag.model.ops import Cost, Input, Provenance, Shape, Signature
+from gpudiag.roofline.costs.arguments import (
+    broadcast_shapes,
+    count_read_bytes,
+    flags,
+    integer,
+    integers,
+    present,
+    scalar_type,
+    size_of,
+    tensor,
+)
+from gpudiag.roofline.costs.registry import NotModelledError, costs, require
 
 MISFIT = "operand shapes do not fit a matrix product"
 
 
-def matrix_cost(multiply_adds: int, dtype: str | None, moved: int, provenance: Provenance = "exact") -> Cost:
+def build_matrix_cost(multiply_adds: int, dtype: str | None, moved: int, provenance: Provenance = "exact") -> Cost:
     """Return the cost of `multiply_adds` on the matrix engine and `moved` bytes. A complex multiply-add is four real ones."""
     real = {"complex64": "fp32", "complex128": "fp64"}.get(dtype or "")
     flops = 2 * multiply_adds * (4 if real else 1)
     return Cost(matrix_flops=flops, bytes=moved, dtype=real or dtype or "", provenance=provenance)
 
 
-def product(a: Shape, b: Shape) -> tuple[int, int]:
+def multiply_shapes(a: Shape, b: Shape) -> tuple[int, int]:
     """Return (multiply-adds, elements of the result) of torch.matmul on these shapes; raises NotModelledError where they do not fit."""
     require(bool(a) and bool(b), MISFIT)
     k, inner = a[-1], b[-2] if len(b) > 1 else b[-1]
     require(k == inner, MISFIT)
     rows, columns = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
-    batch = broadcast((a[:-2], b[:-2]))
+    batch = broadcast_shapes((a[:-2], b[:-2]))
     require(batch is not None, MISFIT)
     elements = prod(batch or ()) * rows * columns
     return elements * k, elements
 
 
-def packed_values(a: Input) -> int:
+def count_packed_values(a: Input) -> int:
     """Return the values per stored element of the reduction dimension (torch packs two fp4 values in a byte)."""
     return 2 if a.dtype == "fp4" else 1
 
 
-def _product_cost(a: Input, b: Input, others: Sequence[Input], out_dtype: str | None) -> Cost:
-    multiply_adds, elements = product(a.shape, b.shape)
-    moved = read_bytes((a, b, *others)) + size_of(elements, out_dtype)
-    return matrix_cost(multiply_adds * packed_values(a), a.dtype, moved)
+def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: str | None) -> Cost:
+    multiply_adds, elements = multiply_shapes(a.shape, b.shape)
+    moved = count_read_bytes((a, b, *others)) + size_of(elements, out_dtype)
+    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved)
 
 
-def _out_dtype(signature: Signature, functional: int, position: int, default: str | None) -> str | None:
+def _find_out_dtype(signature: Signature, functional: int, position: int, default: str | None) -> str | None:
     """Return the result's dtype: of the `out=` tensor, of an `out_dtype` argument at `position` (one argument more), or `default`."""
     given = len(signature.inputs) - functional
     if given <= 0:
@@ -58,21 +66,21 @@ def _out_dtype(signature: Signature, functional: int, position: int, default: st
 def mm(signature: Signature) -> Cost:
     """Return the cost of a product of two tensors: 2*b*m*n*k FLOP."""
     a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
-    return _product_cost(a, b, (), _out_dtype(signature, 2, 2, a.dtype))
+    return _estimate_product(a, b, (), _find_out_dtype(signature, 2, 2, a.dtype))
 
 
 @costs("inductor::_mm_plus_mm", generic=False)
 def mm_plus_mm(signature: Signature) -> Cost:
     """Return the cost of a @ b + c @ d: two products, one result."""
     a, b, c, d = (tensor(signature, index, name) for index, name in enumerate(("a", "b", "c", "d")))
-    (first, elements), (second, _) = product(a.shape, b.shape), product(c.shape, d.shape)
-    return matrix_cost(first + second, a.dtype, read_bytes((a, b, c, d)) + size_of(elements, a.dtype))
+    (first, elements), (second, _) = multiply_shapes(a.shape, b.shape), multiply_shapes(c.shape, d.shape)
+    return build_matrix_cost(first + second, a.dtype, count_read_bytes((a, b, c, d)) + size_of(elements, a.dtype))
 
 
 @costs("aten::_int_mm", generic=False)
 def int_mm(signature: Signature) -> Cost:
     """Return the cost of an int8 product that accumulates and returns int32."""
-    return _product_cost(tensor(signature, 0, "self"), tensor(signature, 1, "mat2"), (), "int32")
+    return _estimate_product(tensor(signature, 0, "self"), tensor(signature, 1, "mat2"), (), "int32")
 
 
 @costs(
@@ -93,33 +101,33 @@ def addmm(signature: Signature) -> Cost:
     others = [] if type(beta) in (int, float) and beta == 0 else present(signature, 0)
     default = a.dtype if not typed else scalar_type(signature, 3, a.dtype or "")
     last = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 5 else None
-    return _product_cost(a, b, others, last.dtype if last is not None else default)
+    return _estimate_product(a, b, others, last.dtype if last is not None else default)
 
 
 @costs("aten::addbmm", "aten::addbmm_", generic=False)
 def addbmm(signature: Signature) -> Cost:
     """Return the cost of self + the sum over the batch of products: 2*b*m*n*k FLOP, one result of m x n."""
     bias, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "batch1"), tensor(signature, 2, "batch2")
-    multiply_adds, _ = product(a.shape, b.shape)
+    multiply_adds, _ = multiply_shapes(a.shape, b.shape)
     require(len(a.shape) == 3 and len(b.shape) == 3, MISFIT)
-    moved = read_bytes((bias, a, b)) + size_of(a.shape[1] * b.shape[2], a.dtype)
-    return matrix_cost(multiply_adds, a.dtype, moved)
+    moved = count_read_bytes((bias, a, b)) + size_of(a.shape[1] * b.shape[2], a.dtype)
+    return build_matrix_cost(multiply_adds, a.dtype, moved)
 
 
-def linear_product(signature: Signature, out_dtype: str | None = None) -> Cost:
+def estimate_linear(signature: Signature, out_dtype: str | None = None) -> Cost:
     """Return the cost of input [*, k] times weight [n, k] transposed, plus an optional bias (third argument)."""
     x, weight = tensor(signature, 0, "input"), tensor(signature, 1, "weight")
     require(len(weight.shape) in (1, 2), MISFIT)
-    multiply_adds, elements = product(x.shape, weight.shape[::-1])
-    moved = read_bytes((x, weight, *present(signature, 2))) + size_of(elements, out_dtype or x.dtype)
-    return matrix_cost(multiply_adds, x.dtype, moved)
+    multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
+    moved = count_read_bytes((x, weight, *present(signature, 2))) + size_of(elements, out_dtype or x.dtype)
+    return build_matrix_cost(multiply_adds, x.dtype, moved)
 
 
 # vllm::rocm_unquantized_gemm(x, weight, bias) is torch.nn.functional.linear (vllm/model_executor/layers/utils.py).
 @costs("aten::linear", "aten::mkldnn_linear", "mkldnn::_linear_pointwise", "vllm::rocm_unquantized_gemm", generic=False)
 def linear(signature: Signature) -> Cost:
     """Return the cost of a linear layer: leading dimensions of the input fold into m."""
-    return linear_product(signature)
+    return estimate_linear(signature)
 
 
 @costs("aten::linear_backward", "aten::mkldnn_linear_backward", generic=False)
@@ -127,9 +135,9 @@ def linear_backward(signature: Signature) -> Cost:
     """Return the cost of the gradients that `output_mask` asks for: input and weight, one product each."""
     x, grad, weight = (tensor(signature, index, name) for index, name in enumerate(("self", "grad_output", "weight")))
     wanted = sum(flags(signature, 3, "output_mask")[:2])
-    multiply_adds, _ = product(x.shape, weight.shape[::-1])
+    multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
     moved = x.numel * x.item_bytes + grad.distinct_bytes + weight.distinct_bytes
-    return matrix_cost(wanted * multiply_adds, grad.dtype, wanted * moved)
+    return build_matrix_cost(wanted * multiply_adds, grad.dtype, wanted * moved)
 
 
 @costs("aten::_scaled_mm", generic=False)
@@ -140,26 +148,194 @@ def scaled_mm(signature: Signature) -> Cost:
     """
     a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
     others = present(signature, *range(2, len(signature.inputs)))
-    _, elements = product(a.shape, b.shape)
+    _, elements = multiply_shapes(a.shape, b.shape)
     out = next((item for item in others if item.shape and item.numel == elements and len(item.shape) == 2 and elements > 1), None)
     if out is not None:
         others.remove(out)
-        return _product_cost(a, b, others, out.dtype)
+        return _estimate_product(a, b, others, out.dtype)
     types = (scalar_type(signature, index, "") for index in range(2, len(signature.inputs)))
-    return _product_cost(a, b, others, next(filter(None, types), a.dtype))
+    return _estimate_product(a, b, others, next(filter(None, types), a.dtype))
 
 
 @costs("aten::mkldnn_linear_backward_input", generic=False)
 def mkldnn_linear_backward_input(signature: Signature) -> Cost:
     """Return the cost of the input gradient of a oneDNN linear layer."""
     grad, weight = tensor(signature, 1, "grad_output"), tensor(signature, 2, "weight")
-    multiply_adds, elements = product(grad.shape, weight.shape)
-    return matrix_cost(multiply_adds, grad.dtype, read_bytes((grad, weight)) + size_of(elements, grad.dtype))
+    multiply_adds, elements = multiply_shapes(grad.shape, weight.shape)
+    return build_matrix_cost(multiply_adds, grad.dtype, count_read_bytes((grad, weight)) + size_of(elements, grad.dtype))
 
 
 @costs("aten::mkldnn_linear_backward_weights", generic=False)
 def mkldnn_linear_backward_weights(signature: Signature) -> Cost:
     """Return the cost of the weight gradient of a oneDNN linear layer."""
     grad, x, weight = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "input", "weight")))
-    multiply_adds, _ = product(x.shape, weight.shape[::-1])
-    return matrix_cost(multiply_adds, grad.dtype, read_bytes((grad, x)) + size_of(weight.numel, weight.dtype))
+    multiply_adds, _ = multiply_shapes(x.shape, weight.shape[::-1])
+    return build_matrix_cost(multiply_adds, grad.dtype, count_read_bytes((grad, x)) + size_of(weight.numel, weight.dtype))
+
+
+@costs("aten::_weight_int8pack_mm", generic=False)
+def weight_int8pack_mm(signature: Signature) -> Cost:
+    """Return the cost of a weight-only int8 linear layer: computed in the input's dtype, weights read as int8, plus scales."""
+    return estimate_linear(signature)
+
+
+def _estimate_packed_weight(signature: Signature, columns: int, others: tuple[int, ...]) -> Cost:
+    """Return the cost of x [*, k] times a weight that is stored in a packed form for `columns` outputs."""
+    x = tensor(signature, 0, "self")
+    require(bool(x.shape) and x.shape[-1] > 0 and columns >= 0, MISFIT)
+    rows = x.numel // x.shape[-1]
+    moved = count_read_bytes((x, *present(signature, *others))) + size_of(rows * columns, x.dtype)
+    return build_matrix_cost(rows * x.shape[-1] * columns, x.dtype, moved)
+
+
+@costs("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int4pack_mm_with_scales_and_zeros", generic=False)
+def weight_int4pack_mm(signature: Signature) -> Cost:
+    """Return the cost of a weight-only int4 product: packed weight 1; scales (3) are [groups, outputs, ...]."""
+    scales = tensor(signature, 3, "scales")
+    require(len(scales.shape) >= 2, MISFIT)
+    return _estimate_packed_weight(signature, scales.shape[1], (1, 3, 4))
+
+
+@costs("aten::_dyn_quant_matmul_4bit", generic=False)
+def dyn_quant_matmul_4bit(signature: Signature) -> Cost:
+    """Return the cost of a 4-bit product with dynamically quantised rows (packed weight 1, out_features 4)."""
+    return _estimate_packed_weight(signature, integer(signature, 4, "out_features"), (1,))
+
+
+@costs("mkl::_mkl_linear", generic=False)
+def mkl_linear(signature: Signature) -> Cost:
+    """Return the cost of a prepacked linear layer: the original weight (2) is [n, k]; the packed one is read."""
+    x, weight = tensor(signature, 0, "X"), tensor(signature, 2, "ORI_W")
+    multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
+    return build_matrix_cost(multiply_adds, x.dtype, count_read_bytes((x, weight, *present(signature, 3))) + size_of(elements, x.dtype))
+
+
+@costs("onednn::qlinear_pointwise", generic=False)
+def qlinear_pointwise(signature: Signature) -> Cost:
+    """Return the cost of a quantised linear layer: qx 0, prepacked qw 3 as [k, n], scales 4-5; result dtype is the ScalarType argument."""
+    x, weight = tensor(signature, 0, "qx"), tensor(signature, 3, "qw")
+    multiply_adds, elements = multiply_shapes(x.shape, weight.shape)
+    types = (scalar_type(signature, index, "") for index in (9, 10))
+    moved = count_read_bytes((x, weight, *present(signature, 4, 5, 6, 7))) + size_of(elements, next(filter(None, types), x.dtype or ""))
+    return build_matrix_cost(multiply_adds, x.dtype, moved)
+
+
+@costs("aten::_scaled_mm_v2", generic=False)
+def scaled_mm_v2(signature: Signature) -> Cost:
+    """Return the cost of an fp8 or fp4 product with lists of scales (2 and 5; fp32 assumed), bias 8, out_dtype 9."""
+    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
+    multiply_adds, elements = multiply_shapes(a.shape, b.shape)
+    moved = count_read_bytes((a, b, *present(signature, 8))) + size_of(elements, scalar_type(signature, 9, a.dtype or ""))
+    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
+
+
+@costs("aten::_scaled_addmm", "aten::_scaled_addmm_", generic=False)
+def scaled_addmm(signature: Signature) -> Cost:
+    """Return the cost of self (0) + an fp8 or fp4 product of 1 and 2 with lists of scales; the result has the dtype of self."""
+    added, a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat1"), tensor(signature, 2, "mat2")
+    multiply_adds, elements = multiply_shapes(a.shape, b.shape)
+    moved = count_read_bytes((added, a, b)) + size_of(elements, added.dtype)
+    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
+
+
+# 2:4 sparse weights keep half of their values: half of the dense multiply-adds are done, judged against the dense peak.
+def _estimate_half_sparse(signature: Signature, sparse: int, dense: int, others: tuple[int, ...], transposed: bool) -> Cost:
+    weight, x = tensor(signature, sparse, "sparse operand"), tensor(signature, dense, "dense operand")
+    require(len(weight.shape) == 2 and len(x.shape) >= 1, MISFIT)
+    k = x.shape[-1] if transposed else x.shape[0]
+    require(2 * weight.shape[1] == k and k > 0, MISFIT)
+    elements = x.numel // k * weight.shape[0]
+    moved = count_read_bytes((weight, x, *present(signature, *others))) + size_of(elements, x.dtype)
+    return build_matrix_cost(elements * weight.shape[1], x.dtype, moved, "derived")
+
+
+@costs("aten::_sparse_semi_structured_linear", generic=False)
+def semi_structured_linear(signature: Signature) -> Cost:
+    """Return the cost of a linear layer with a 2:4 sparse weight (input 0, weight 1, metadata 2, bias 3)."""
+    return _estimate_half_sparse(signature, 1, 0, (2, 3), transposed=True)
+
+
+@costs("aten::_sparse_semi_structured_mm", generic=False)
+def semi_structured_mm(signature: Signature) -> Cost:
+    """Return the cost of a product whose first operand is 2:4 sparse (metadata 1, mat2 2)."""
+    return _estimate_half_sparse(signature, 0, 2, (1,), transposed=False)
+
+
+@costs("aten::_sparse_semi_structured_addmm", generic=False)
+def semi_structured_addmm(signature: Signature) -> Cost:
+    """Return the cost of input + a product whose first operand is 2:4 sparse (input 0, mat1 1, metadata 2, mat2 3)."""
+    return _estimate_half_sparse(signature, 1, 3, (0, 2), transposed=False)
+
+
+def _multiply_grouped(a: Shape, b: Shape, groups: int) -> tuple[int, int]:
+    """Return (multiply-adds, result elements) of torch._grouped_mm: a 2-d operand holds its groups one after the other."""
+    require(2 <= len(a) <= 3 and 2 <= len(b) <= 3 and (a[-1] == b[-2]), MISFIT)
+    results = groups if len(a) == 2 and len(b) == 2 else a[0] if len(a) == 3 and len(b) == 3 else 1
+    elements = results * a[-2] * b[-1]
+    # groups that split k share it: every k slice is used by one group only
+    multiply_adds = a[-2] * b[-1] * a[-1] * (a[0] if len(a) == 3 and len(b) == 3 else 1)
+    return multiply_adds, elements
+
+
+@costs("aten::_grouped_mm", generic=False)
+def grouped_mm(signature: Signature) -> Cost:
+    """Return the cost of a grouped product (mixture of experts), as if every row belongs to a group and every group is touched."""
+    return _estimate_grouped(signature, offsets=2, out_dtype=4)
+
+
+@costs("aten::_scaled_grouped_mm", generic=False)
+def scaled_grouped_mm(signature: Signature) -> Cost:
+    """Return the cost of an fp8 grouped product; the result is bf16 unless the arguments say otherwise."""
+    return _estimate_grouped(signature, offsets=4, out_dtype=7, default="bf16")
+
+
+def _estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
+    a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
+    ends = signature.tensor(offsets)
+    multiply_adds, elements = _multiply_grouped(a.shape, b.shape, ends.numel if ends is not None else 1)
+    moved = count_read_bytes((a, b, *present(signature, *range(2, len(signature.inputs)))))
+    moved += size_of(elements, scalar_type(signature, out_dtype, default or a.dtype or ""))
+    return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
+
+
+@costs("aten::_scaled_grouped_mm_v2", generic=False)
+def scaled_grouped_mm_v2(signature: Signature) -> Cost:
+    """Return the cost of the same with lists of scales (offs 8, bias 9, out_dtype 10)."""
+    return _estimate_grouped(signature, offsets=8, out_dtype=10, default="bf16")
+
+
+# torch/ao/nn/quantized; the packed weight is an object whose sizes torch does not record. FBGEMM, QNNPACK and oneDNN keep int8 weights.
+PACKED_LINEAR = {
+    "quantized::linear": 1,
+    "quantized::linear_relu": 1,
+    "quantized::linear_dynamic": 1,
+    "quantized::linear_relu_dynamic": 1,
+    "quantized::linear_dynamic_fp16": 2,
+    "quantized::linear_relu_dynamic_fp16": 2,
+}
+"""Linear layers with a packed weight -> bytes per weight."""
+
+_PACKED_CONVOLUTIONS = (
+    *(f"quantized::conv{rank}d{tail}" for rank in (1, 2, 3) for tail in ("", "_relu", "_dynamic")),
+    *(f"quantized::conv_transpose{rank}d{tail}" for rank in (1, 2, 3) for tail in ("", "_dynamic")),
+)
+
+
+@costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)
+def reject_packed_weight(signature: Signature) -> Cost:
+    """Return nothing: raises NotModelledError, since the call's own record does not tell the outputs (see packed_linear)."""
+    raise NotModelledError("the packed weight's sizes are not recorded")
+
+
+def estimate_packed_linear(name: str, own: Signature, result: Signature) -> Cost:
+    """Return the cost of a quantised linear layer by the aten::empty inside it, which makes its result: size 0, dtype 1 (`derived`).
+
+    The input is read at its own width (quantised: a byte), the weight once; products are int8 (fp16 weights: widened to fp32).
+    """
+    x = own.inputs[0] if own.inputs else None
+    size = integers(result, 0, "size of the result (Concrete Inputs)")
+    if x is None or not x.shape or not size or size[:-1] != x.shape[:-1]:
+        raise NotModelledError("no result of the input's rows is made inside the call")
+    weight, rows, k = PACKED_LINEAR[name], prod(size[:-1]), x.shape[-1]
+    moved = x.numel * (x.item_bytes or 1) + weight * k * size[-1] + size_of(prod(size), scalar_type(result, 1, "int8"))
+    return build_matrix_cost(rows * k * size[-1], "int8" if weight == 1 else "fp32", moved, "derived")

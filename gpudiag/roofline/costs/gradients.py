@@ -1,23 +1,53 @@
-"""What the backward of a matrix op costs, from its forward's recorded inputs: for autograd nodes whose own calls record no shapes.
+"""What a backward costs, from its forward's recorded inputs: for autograd nodes whose own calls record no shapes; and the other way round.
+
+What the backward of a matrix op costs, from its forward's recorded inputs: for autograd nodes whose own calls record no shapes.
 
 A product or convolution has two gradients (both inputs are taken to need one), each of the forward's FLOPs over the same three tensors
 (op_costs sections 1 and 2). A fused attention backward forms five products where the forward forms two: 2.5 x at equal head dimensions,
 one of them the scores again (op_costs section 3; FlashAttention-2, arXiv:2307.08691, section 3.1.2). Provenance `derived`.
+
+What the backward of an op without products costs, from its forward's recorded inputs: for autograd nodes whose calls record no shapes.
+
+The least traffic of the whole node, whatever kernels it launches: the result's gradient and what was saved are read once, the gradients
+written once; every differentiable input is taken to need one. FLOP an element are those of the backward ops (norms.py, softmax.py,
+losses.py, pooling.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
+
+What the gradient that an autograd node received tells about its forward call, where the call itself records too little.
+
+The first gradient of a node has the shape and dtype of the forward's first result (torch/csrc/autograd). With it a join of tensors whose
+sizes were not recorded, a reduction without its dimensions or an indexing whose index shapes torch never records costs what the same call
+with an `out=` tensor of that size costs; and a pooled look-up in embedding tables knows the width of its rows.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.arguments import tensor
-from gpudiag.roofline.costs.convolution import LAYOUTS
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, FORMULAS, Formula, backward_costs, words
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs import attention, copies, reductions, softmax_losses, vision  # noqa: F401 - their formulas are derived from
+from gpudiag.roofline.costs.arguments import (
+    broadcast_shapes,
+    count_read_bytes,
+    find_dtype_category,
+    flag,
+    present,
+    promote_dtypes,
+    size_of,
+    tensor,
+)
+from gpudiag.roofline.costs.convolution import CONVOLUTION_LAYOUTS
+from gpudiag.roofline.costs.elementwise import POINTWISE, Pointwise, find_result_dtype
+from gpudiag.roofline.costs.embedding import TOTAL_D as TOTAL_D
+from gpudiag.roofline.costs.norms import STATISTIC
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, FORMULAS, Formula, NotModelledError, backward_costs, require, split_names
 
-PRODUCTS = words("aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::addmm aten::baddbmm aten::addmv aten::addbmm aten::linear")
+MATRIX_PRODUCTS = split_names(
+    "aten::mm aten::bmm aten::matmul aten::mv aten::dot aten::addmm aten::baddbmm aten::addmv aten::addbmm aten::linear"
+)
 
-FUSED_ATTENTION = words(
+FUSED_ATTENTION = split_names(
     """
     aten::_scaled_dot_product_flash_attention aten::_scaled_dot_product_flash_attention_for_cpu
     aten::_scaled_dot_product_efficient_attention aten::_scaled_dot_product_cudnn_attention
@@ -27,7 +57,7 @@ FUSED_ATTENTION = words(
 )
 
 
-def twice(forward: Formula) -> Formula:
+def double_forward(forward: Formula) -> Formula:
     """Return the formula of two gradients of an op with the formula `forward`."""
 
     def formula(signature: Signature) -> Cost:
@@ -37,7 +67,7 @@ def twice(forward: Formula) -> Formula:
     return formula
 
 
-def fused_attention(forward: Formula) -> Formula:
+def derive_attention_backward(forward: Formula) -> Formula:
     """Return the formula of the backward of a fused attention with the formula `forward` (query 0, value 2).
 
     Bytes: the forward moved q, k, v and the result; the backward reads them and the result's gradient, and writes three gradients.
@@ -58,13 +88,214 @@ def fused_attention(forward: Formula) -> Formula:
     return formula
 
 
-def _register() -> None:
-    for name in (*PRODUCTS, *LAYOUTS):
+def _register_matrix_gradients() -> None:
+    for name in (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS):
         if name not in BACKWARD_FORMULAS:
-            backward_costs(name)(twice(FORMULAS[name]))
+            backward_costs(name)(double_forward(FORMULAS[name]))
     for name in FUSED_ATTENTION:
         if name not in BACKWARD_FORMULAS:
-            backward_costs(name)(fused_attention(FORMULAS[name]))
+            backward_costs(name)(derive_attention_backward(FORMULAS[name]))
 
 
-_register()
+_register_matrix_gradients()
+
+
+LINEAR_OPS = frozenset(split_names("add sub rsub neg lerp"))
+"""Their gradient needs no input: it is the result's gradient, scaled or summed where an operand was broadcast."""
+
+NO_GRADIENT = frozenset(
+    split_names("sign sgn ceil floor round trunc bitwise_not logical_not floor_divide heaviside nextafter gcd lcm digamma")
+)
+
+
+def _build_cost(flops: int, moved: int) -> Cost:
+    return Cost(vector_flops=flops, bytes=moved, provenance="derived")
+
+
+def _count_written_gradients(inputs: list[Input]) -> int:
+    """Return the bytes of one gradient for each of `inputs` that can have one."""
+    return sum(size_of(item.numel, item.dtype) for item in inputs if find_dtype_category(item.dtype or "") >= 2)
+
+
+def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: bool) -> Cost:
+    """Return the cost of an element-wise op's backward: the gradient and (unless linear) the operands read, a gradient an operand."""
+    operands = [item for item in present(signature, *range(op.operands)) if item.shape or op.operands == 1]
+    shape = broadcast_shapes(item.shape for item in operands)
+    require(bool(operands) and shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    saved = 0 if linear else count_read_bytes(operands)
+    moved = size_of(elements, find_result_dtype(operands, op.result)) + saved + _count_written_gradients(operands)
+    return _build_cost(op.operations * elements * len(operands), moved)
+
+
+def _register_pointwise_gradients() -> None:
+    for name, op in POINTWISE.items():
+        if op.result == "bool" or name in NO_GRADIENT or name.startswith("__") or "backward" in name:
+            continue
+
+        def formula(signature: Signature, op: Pointwise = op, linear: bool = name in LINEAR_OPS) -> Cost:
+            return estimate_pointwise_gradient(signature, op, linear)
+
+        backward_costs(*(full for full in (f"aten::{name}", f"aten::{name}_") if full in FORMULAS), named=True)(formula)
+
+
+_register_pointwise_gradients()
+
+
+def _estimate_norm_gradient(signature: Signature, operations: int, weight_at: int, parameters: int, statistics: int, samples: int) -> Cost:
+    x = tensor(signature, 0, "input")
+    weight = signature.tensor(weight_at)
+    gamma = [weight] if weight is not None else []
+    moved = (
+        3 * size_of(x.numel, x.dtype)
+        + count_read_bytes(gamma)
+        + parameters * _count_written_gradients(gamma)
+        + statistics * STATISTIC * samples
+    )
+    return _build_cost(operations * x.numel, moved)
+
+
+@backward_costs("aten::native_layer_norm", "aten::layer_norm", named=True)
+def layer_norm_gradient(signature: Signature) -> Cost:
+    """Return the cost of layer norm's backward: x, dy, two statistics a row and gamma read; dx, dgamma, dbeta written."""
+    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
+    return _estimate_norm_gradient(signature, 14, 2, 2, 2, x.numel // max(weight.numel, 1) if weight is not None else 0)
+
+
+@backward_costs("aten::_fused_rms_norm", named=True)
+def rms_norm_gradient(signature: Signature) -> Cost:
+    """Return the cost of RMS norm's backward: x, dy, one statistic a row and gamma read; dx, dgamma written."""
+    x, weight = tensor(signature, 0, "input"), signature.tensor(2)
+    return _estimate_norm_gradient(signature, 10, 2, 1, 1, x.numel // max(weight.numel, 1) if weight is not None else 0)
+
+
+@backward_costs("aten::native_group_norm", named=True)
+def group_norm_gradient(signature: Signature) -> Cost:
+    """Return the cost of group norm's backward, without its statistics: few beside x."""
+    return _estimate_norm_gradient(signature, 14, 1, 2, 0, 0)
+
+
+_BATCH_NORMS = split_names("native_batch_norm cudnn_batch_norm miopen_batch_norm _batch_norm_impl_index batch_norm _batch_norm_with_update")
+
+
+@backward_costs(*(f"aten::{name}" for name in _BATCH_NORMS), named=True)
+def batch_norm_gradient(signature: Signature) -> Cost:
+    """Return the cost of batch norm's backward: x, dy, two statistics a channel and gamma read; dx, dgamma, dbeta written."""
+    x = tensor(signature, 0, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    return _estimate_norm_gradient(signature, 14, 1, 2, 2, x.shape[1])
+
+
+@backward_costs("aten::_softmax", "aten::_log_softmax", named=True)
+def softmax_gradient(signature: Signature) -> Cost:
+    """Return the cost of softmax's backward: dy and y read (fp32 with half_to_float), dx written in x's dtype."""
+    x = tensor(signature, 0, "self")
+    widened = x.dtype in ("fp16", "bf16") and flag(signature, 2, "half_to_float (Concrete Inputs)")
+    return _build_cost(4 * x.numel, 2 * size_of(x.numel, "fp32" if widened else x.dtype) + size_of(x.numel, x.dtype))
+
+
+@backward_costs("aten::native_dropout", "aten::_fused_dropout", named=True)
+def dropout_gradient(signature: Signature) -> Cost:
+    """Return the cost of dropout's backward: dy and a 1-byte mask read, dx written."""
+    x = tensor(signature, 0, "input")
+    return _build_cost(x.numel, 2 * size_of(x.numel, x.dtype) + x.numel)
+
+
+@backward_costs("aten::where", named=True)
+def where_gradient(signature: Signature) -> Cost:
+    """Return the cost of a select's backward: dy and the condition read, a gradient for each side written."""
+    condition, sides = tensor(signature, 0, "condition"), present(signature, 1, 2)
+    shape = broadcast_shapes(item.shape for item in (condition, *sides))
+    require(bool(sides) and shape is not None, "operand shapes do not broadcast")
+    elements = prod(shape or ())
+    solid = [item for item in sides if item.shape]
+    return _build_cost(elements, size_of(elements, promote_dtypes(sides)) + condition.distinct_bytes + _count_written_gradients(solid))
+
+
+@backward_costs("aten::masked_fill", "aten::masked_fill_", named=True)
+def masked_fill_gradient(signature: Signature) -> Cost:
+    """Return the cost of a masked fill's backward: dy and the mask read, dx written."""
+    x, mask = tensor(signature, 0, "self"), tensor(signature, 1, "mask")
+    return _build_cost(x.numel, 2 * size_of(x.numel, x.dtype) + mask.distinct_bytes)
+
+
+_LOSSES = split_names("mse_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits")
+
+
+def _mirror_forward(forward: Formula, extra: int) -> Formula:
+    """Return the formula of a backward that writes where its forward read: the same bytes, `extra` times self besides."""
+
+    def formula(signature: Signature) -> Cost:
+        cost, x = forward(signature), tensor(signature, 0, "self")
+        moved = cost.bytes + extra * size_of(x.numel, x.dtype)
+        return msgspec.structs.replace(cost, vector_flops=max(cost.vector_flops, x.numel), bytes=moved, provenance="derived")
+
+    return formula
+
+
+@backward_costs("aten::nll_loss_forward", "aten::nll_loss2d_forward", named=True)
+def nll_loss_gradient(signature: Signature) -> Cost:
+    """Return the cost of the gradient of log-probabilities: zeros everywhere, one number for each target."""
+    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    picked = size_of(min(target.numel, x.numel), x.dtype)
+    return _build_cost(target.numel, size_of(x.numel, x.dtype) + target.distinct_bytes + picked)
+
+
+_POOLS = split_names(
+    """
+    max_pool2d_with_indices max_pool3d_with_indices avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+    adaptive_max_pool2d adaptive_max_pool3d
+    """
+)
+_MIRRORS = split_names("sum nansum mean _to_copy constant_pad_nd repeat")
+_SAVING = split_names("norm linalg_vector_norm var std var_mean std_mean logsumexp amax amin max min")
+"""Reductions whose gradient reads their input again."""
+
+
+def _register_mirrored_gradients() -> None:
+    for names, extra in ((_POOLS, 0), (_MIRRORS, 0), (_SAVING, 1), (_LOSSES, 1)):
+        for name in names:
+            backward_costs(f"aten::{name}", named=True)(_mirror_forward(FORMULAS[f"aten::{name}"], extra))
+
+
+_register_mirrored_gradients()
+
+
+TOLD_AS_OUTPUT = frozenset(
+    f"aten::{name}"
+    for name in split_names("cat _cat stack _stack index _unsafe_index index_select sum mean nansum prod amax amin var std norm")
+)
+"""Ops that have an `out=` overload with the result behind their other arguments."""
+
+TOLD_BY_GRADIENT = (*sorted(TOLD_AS_OUTPUT), *sorted(TOTAL_D))
+
+
+def complete_inputs(name: str, own: Signature, node: Signature) -> Signature:
+    """Return the inputs of a call with what the node's own inputs tell; raises NotModelledError where they tell nothing about it."""
+    gradient = node.tensor(0)
+    if gradient is None or (not gradient.shape and name in TOTAL_D):
+        raise NotModelledError("the autograd node recorded no gradient")
+    if name in TOTAL_D:
+        at = TOTAL_D[name]
+        if at >= len(own.inputs) or own.value(at) is not None:
+            return own
+        return Signature((*own.inputs[:at], Input(value=gradient.shape[-1]), *own.inputs[at + 1 :]))
+    if name in TOLD_AS_OUTPUT:
+        return Signature((*own.inputs, gradient))
+    raise NotModelledError(f"{name} is not told by a gradient")
+
+
+def estimate_forward_from_gradient(name: str, own: Signature, node: Signature) -> Cost:
+    """Return the cost of a forward call, given the inputs of its autograd node (`derived`)."""
+    cost = FORMULAS[name](complete_inputs(name, own, node))
+    return msgspec.structs.replace(cost, provenance="derived")
+
+
+def complete_backward_inputs(name: str, own: Signature, node: Signature | None) -> Signature:
+    """Return the forward's inputs for a backward formula, with what its node tells where that helps."""
+    if node is None or name not in TOTAL_D:
+        return own
+    try:
+        return complete_inputs(name, own, node)
+    except NotModelledError:
+        return own

@@ -1,4 +1,11 @@
-"""Gather and scatter (op_costs section 12): rows or elements that an index names, plus the index itself."""
+"""Gather and scatter (op_costs section 12), and work on sparse tensors of rows (the gradient of an embedding).
+
+Work on a sparse tensor of rows (COO with one sparse dimension: the gradient of an embedding), given how many rows it holds.
+
+The profiler records the size that the tensor stands for, never the rows that it holds; those are read from the calls inside
+(`rows_inside`), which record them as dense tensors. Every cost is `derived`: indices are int64, rows that occur twice count twice.
+Source: SparseTensorMath.cpp, SparseTensor.cpp and SparseCUDATensorMath.cu of torch (add: spcadd, coalesce, sparse_mask).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,13 @@ from math import prod
 
 import msgspec
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import flag, given_output, ints, present, tensor
-from gpudiag.roofline.costs.registry import costs, require
-from gpudiag.roofline.costs.shapes import size_of
+from gpudiag.model.ops import Cost, Input, Shape, Signature
+from gpudiag.roofline.costs.arguments import find_output, flag, integers, is_sparse_tensor, present, size_of, tensor
+from gpudiag.roofline.costs.elementwise import POINTWISE
+from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError, costs, require, split_names
 
 
-def _taken(source: Input, index: Input, taken: int) -> Cost:
+def _estimate_taken(source: Input, index: Input, taken: int) -> Cost:
     """Return the bytes of reading `taken` elements (no more than there are) and the index, and of writing them."""
     return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype) + index.distinct_bytes)
 
@@ -23,20 +29,20 @@ def index_select(signature: Signature) -> Cost:
     """Return the cost of taking slices along one dimension (dim 1, index 2)."""
     source, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
     dim, rank = signature.value(1, 0), len(source.shape)
-    out = given_output(signature, 3)
+    out = find_output(signature, 3)
     if out is not None:
-        return _taken(source, index, out.numel)
+        return _estimate_taken(source, index, out.numel)
     if signature.value(1) is None:
-        return _most_taken(source, index)
+        return _estimate_most_taken(source, index)
     require(type(dim) is int and -rank <= dim < rank, "dim is none of self's dimensions")
     size = source.shape[dim] if type(dim) is int else 0
-    return _taken(source, index, source.numel // size * index.numel if size else 0)
+    return _estimate_taken(source, index, source.numel // size * index.numel if size else 0)
 
 
-def _most_taken(source: Input, index: Input) -> Cost:
+def _estimate_most_taken(source: Input, index: Input) -> Cost:
     """Return the cost of taking slices along a dimension that was not recorded: the first, as of rows in a table (`derived`)."""
     rows = source.shape[0] if source.shape else 0
-    cost = _taken(source, index, source.numel // rows * index.numel if rows else 0)
+    cost = _estimate_taken(source, index, source.numel // rows * index.numel if rows else 0)
     return msgspec.structs.replace(cost, provenance="derived")
 
 
@@ -45,22 +51,22 @@ def gather(signature: Signature) -> Cost:
     """Return the cost of taking one element for each index (aten::gather: index 2; aten::take: index 1)."""
     source = tensor(signature, 0, "self")
     index = signature.tensor(2) or tensor(signature, 1, "index")
-    return _taken(source, index, index.numel)
+    return _estimate_taken(source, index, index.numel)
 
 
 @costs("aten::index", "aten::_unsafe_index", generic=False)
 def index(signature: Signature) -> Cost:
     """Return the cost of advanced indexing, known only where the call has an `out=` tensor: torch records no shapes of the indices."""
-    source, out = tensor(signature, 0, "self"), given_output(signature, 2)
+    source, out = tensor(signature, 0, "self"), find_output(signature, 2)
     require(out is not None, "torch records no shapes for the list of indices, so the result's size is unknown")
     return Cost(bytes=2 * out.distinct_bytes if out else source.distinct_bytes, provenance="derived")
 
 
-def index_by_view(own: Signature, view: Signature) -> Cost:
+def estimate_index_by_view(own: Signature, view: Signature) -> Cost:
     """Return the cost of aten::index by the aten::as_strided inside it: the source seen in the shape of the result, with stride 0 where
     the indices decide (restride_src of TensorAdvancedIndexing.cpp). The indices' own bytes are not recorded (`derived`)."""
     source = tensor(own, 0, "self")
-    shape, strides = (ints(view, at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
+    shape, strides = (integers(view, at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
     require(0 in strides and all(size >= 0 for size in shape), "the view inside is not that of the indexed source")
     taken = prod(shape)
     return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype), provenance="derived")
@@ -79,7 +85,7 @@ def index_put(signature: Signature) -> Cost:
     return Cost(vector_flops=values.numel if accumulate else 0, bytes=moved, provenance="derived")
 
 
-def _updated(signature: Signature, source: Input, index: Input, in_place: bool, adds: bool) -> Cost:
+def _estimate_update(signature: Signature, source: Input, index: Input, in_place: bool, adds: bool) -> Cost:
     """Return the cost of updating self from `source`: touched elements read (when added to) and written, or all of self copied."""
     target = tensor(signature, 0, "self")
     touched = size_of(min(source.numel, target.numel), target.dtype) * (2 if adds else 1)
@@ -93,28 +99,28 @@ _UPDATES = (
 )  # fmt: skip
 
 
-def _register() -> None:
+def _register_updates() -> None:
     for name, adds in _UPDATES:
         for in_place in (True, False):
 
             def formula(signature: Signature, adds: bool = adds, in_place: bool = in_place) -> Cost:
                 index = tensor(signature, 2, "index")
                 source = next(iter(present(signature, 3)), None)
-                return _updated(signature, source or index_as_value(signature, index), index, in_place, adds)
+                return _estimate_update(signature, source or expand_to_index(signature, index), index, in_place, adds)
 
             costs(f"aten::{name}_" if in_place else f"aten::{name}")(formula)
 
 
-def index_as_value(signature: Signature, index: Input) -> Input:
+def expand_to_index(signature: Signature, index: Input) -> Input:
     """Return the source of a scatter of one number: as many elements as indices, none of them read (stride 0)."""
     target = tensor(signature, 0, "self")
     return Input(dtype=target.dtype, shape=index.shape, strides=(0,) * len(index.shape))
 
 
-_register()
+_register_updates()
 
 
-def _filled(signature: Signature, in_place: bool) -> Cost:
+def _estimate_fill(signature: Signature, in_place: bool) -> Cost:
     target, index = tensor(signature, 0, "self"), tensor(signature, 2, "index")
     dim, rank = signature.value(1), len(target.shape)
     require(type(dim) is int and -rank <= dim < rank, "dim was not recorded (Concrete Inputs)")
@@ -127,20 +133,20 @@ def _filled(signature: Signature, in_place: bool) -> Cost:
 @costs("aten::index_fill_")
 def index_fill_(signature: Signature) -> Cost:
     """Return the bytes of overwriting slices with one number: the index read, the slices written."""
-    return _filled(signature, in_place=True)
+    return _estimate_fill(signature, in_place=True)
 
 
 @costs("aten::index_fill")
 def index_fill(signature: Signature) -> Cost:
     """Return the bytes of the same into a copy of self."""
-    return _filled(signature, in_place=False)
+    return _estimate_fill(signature, in_place=False)
 
 
 @costs("aten::put_")
 def put_(signature: Signature) -> Cost:
     """Return the cost of writing elements at flat positions (index 1, source 2, accumulate 3)."""
     adds = isinstance(signature.value(3), bool) and flag(signature, 3, "accumulate")
-    return _updated(signature, tensor(signature, 2, "source"), tensor(signature, 1, "index"), in_place=True, adds=adds)
+    return _estimate_update(signature, tensor(signature, 2, "source"), tensor(signature, 1, "index"), in_place=True, adds=adds)
 
 
 @costs("aten::masked_select")
@@ -162,3 +168,99 @@ def nonzero(signature: Signature) -> Cost:
     """Return the bytes of reading self; how many positions are written depends on the data and is not counted (`derived`)."""
     x = tensor(signature, 0, "self")
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes, provenance="derived")
+
+
+INDEX_BYTES = 8
+"""Bytes of one index of a COO tensor: int64 (torch.sparse_coo_tensor)."""
+
+_UNKNOWN_ROWS = "how many values a sparse operand holds is not recorded"
+
+_SPARSE_SUMS = frozenset(f"aten::{name}" for name in split_names("add add_ sub sub_"))
+_ON_VALUES = frozenset(f"aten::{name}" for name in split_names("clone copy_ norm sum"))
+_REARRANGED = ("aten::_coalesce", "aten::sparse_mask")
+
+ON_ROWS = frozenset(
+    {*_SPARSE_SUMS, *_ON_VALUES, *_REARRANGED, *(f"aten::{name}" for name in POINTWISE), *(f"aten::{name}_" for name in POINTWISE)}
+)
+"""Ops that work on the rows which a sparse operand holds, and on as many of a dense one."""
+
+
+class HeldRows(msgspec.Struct, frozen=True):
+    """The rows that the calls inside one call work on: the first count (an operand's), the largest and the smallest (a result's)."""
+
+    first: int
+    largest: int
+    smallest: int
+
+
+def find_sparse_size(signature: Signature) -> Shape | None:
+    """Return the size that the first sparse operand stands for; None where there is none, or no dimension besides its rows."""
+    found = next((item.shape for item in signature.inputs if is_sparse_tensor(item)), ())
+    return found if len(found) >= 2 else None
+
+
+def count_rows_inside(size: Shape, name: str, call: Signature) -> tuple[int | None, bool]:
+    """Return (rows of a sparse tensor of `size` that the first fitting operand of a call of `name` inside records; whether one fits but
+    has as many rows as `size`: the rows, or a dense operand). The values have the other dimensions of `size`, the indices are [1, rows].
+    """
+    if name == "aten::resize_":
+        return None, False  # an empty tensor that is about to get its size
+    length = call.value(3) if name == "aten::narrow" else None  # coalescing cuts its result to the distinct rows
+    if type(length) is int and 0 <= length <= LARGEST and find_sparse_size(call) is None:
+        return length, False
+    whole = False
+    for item in call.inputs:
+        if not item.is_tensor or is_sparse_tensor(item) or len(item.shape) < 2 or max(item.shape) > LARGEST:
+            continue
+        if len(item.shape) == 2 and item.shape[0] == 1 and item.dtype == "int64":
+            return item.shape[1], False
+        if item.shape[1:] == size[1:]:
+            if item.shape[0] != size[0]:
+                return item.shape[0], False
+            whole = True
+    return None, whole
+
+
+def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cost:
+    """Return the cost of op `name` on the rows `held`; raises NotModelledError where the op is none of ON_ROWS."""
+    size = find_sparse_size(signature)
+    if size is None or name not in ON_ROWS:
+        raise NotModelledError(_UNKNOWN_ROWS)
+    dtype = next((item.dtype for item in signature.inputs if is_sparse_tensor(item)), None)
+    row, row_bytes = prod(size[1:]), size_of(prod(size[1:]), dtype)
+    if name in _SPARSE_SUMS:
+        return _estimate_sparse_sum(signature, size, held, row, row_bytes)
+    if name == "aten::_coalesce":
+        moved = (row_bytes + INDEX_BYTES) * (held.first + held.smallest)
+        return Cost(vector_flops=held.first * row, bytes=moved, provenance="derived")
+    if name == "aten::sparse_mask":
+        return Cost(bytes=(2 * row_bytes + INDEX_BYTES) * held.first, provenance="derived")
+    cost = FORMULAS[name](_replace_by_values(signature, size, held))
+    return msgspec.structs.replace(cost, provenance="derived")
+
+
+def _estimate_sparse_sum(signature: Signature, size: Shape, held: HeldRows, row: int, row_bytes: int) -> Cost:
+    """Return the cost of a sum: rows added to a dense tensor (touched rows read and written), or two sparse tensors joined."""
+    first = signature.tensor(0)
+    if first is None or is_sparse_tensor(first):
+        moved = 2 * (row_bytes + INDEX_BYTES) * held.largest
+        return Cost(vector_flops=held.largest * row, bytes=moved, provenance="derived")
+    touched = min(held.first, size[0]) * size_of(row, first.dtype)
+    return Cost(vector_flops=held.first * row, bytes=(row_bytes + INDEX_BYTES) * held.first + 2 * touched, provenance="derived")
+
+
+def _replace_by_values(signature: Signature, size: Shape, held: HeldRows) -> Signature:
+    """Return the inputs with tensors of `size`, and a result that has no size yet, replaced by as many rows as are held."""
+
+    def rows(item: Input) -> Input:
+        if not item.is_tensor or item.shape not in (size, (0,)):
+            return item
+        return msgspec.structs.replace(item, shape=(held.first, *size[1:]), strides=None)
+
+    return Signature(tuple(rows(item) for item in signature.inputs))
+
+
+@costs(*_REARRANGED, generic=False)
+def reject_rearranged(signature: Signature) -> Cost:
+    """Raise NotModelledError: without the calls inside nothing tells how many rows there are (see `sparse_cost`)."""
+    raise NotModelledError(_UNKNOWN_ROWS)

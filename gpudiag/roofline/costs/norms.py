@@ -1,26 +1,40 @@
-"""Layer, RMS and group norm, forward and backward (op_costs section 4): one pass over the data, fp32 statistics.
+"""Layer, RMS, group and batch norm, forward and backward (op_costs section 4): one pass over the data, fp32 statistics.
+
+Layer, RMS and group norm, forward and backward (op_costs section 4): one pass over the data, fp32 statistics.
 
 FLOP per element are conventions: 8 forward, 14 backward, RMS 4 and 10.
+
+Batch norm, forward and backward (op_costs section 4). Bytes are the least: one read of x in spite of the two passes that kernels
+make over data larger than the cache. FLOP per element: 8 training, 2 evaluation, 14 backward (conventions).
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import flags, integer, ints, present, tensor
+from gpudiag.model.ops import Cost, Input, Provenance, Signature
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    count_read_bytes,
+    flag,
+    flags,
+    integer,
+    integers,
+    present,
+    register_flows,
+    size_of,
+    tensor,
+)
 from gpudiag.roofline.costs.registry import costs, require
-from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
 STATISTIC = 4
 """Bytes of one mean or reciprocal deviation (fp32, as torch keeps it for half precision inputs)."""
 
 
-def _rows(signature: Signature, x: Input, shape_at: int, weight_at: int) -> int:
+def _count_rows(signature: Signature, x: Input, shape_at: int, weight_at: int) -> int:
     """Return the number of rows that are normalised, from normalized_shape or from the weight."""
     weight = signature.tensor(weight_at)
-    normalized = weight.shape if weight is not None else ints(signature, shape_at, "normalized_shape (Concrete Inputs)")
+    normalized = weight.shape if weight is not None else integers(signature, shape_at, "normalized_shape (Concrete Inputs)")
     columns = prod(normalized)
     require(columns > 0 and x.numel % columns == 0, "normalized_shape does not fit the input")
     return x.numel // columns
@@ -30,8 +44,8 @@ def _rows(signature: Signature, x: Input, shape_at: int, weight_at: int) -> int:
 def layer_norm(signature: Signature) -> Cost:
     """Return the cost of layer norm: x, y, gamma, beta, and mean and reciprocal deviation a row."""
     x = tensor(signature, 0, "input")
-    rows = _rows(signature, x, 1, 2)
-    moved = read_bytes((x, *present(signature, 2, 3))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * rows
+    rows = _count_rows(signature, x, 1, 2)
+    moved = count_read_bytes((x, *present(signature, 2, 3))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * rows
     return Cost(vector_flops=8 * x.numel, bytes=moved)
 
 
@@ -39,18 +53,20 @@ def layer_norm(signature: Signature) -> Cost:
 def rms_norm(signature: Signature) -> Cost:
     """Return the cost of RMS norm: x, y, gamma, one statistic a row."""
     x = tensor(signature, 0, "input")
-    rows = _rows(signature, x, 1, 2)
-    moved = read_bytes((x, *present(signature, 2))) + size_of(x.numel, x.dtype) + STATISTIC * rows
+    rows = _count_rows(signature, x, 1, 2)
+    moved = count_read_bytes((x, *present(signature, 2))) + size_of(x.numel, x.dtype) + STATISTIC * rows
     return Cost(vector_flops=4 * x.numel, bytes=moved)
 
 
-def gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tuple[bool, ...]) -> int:
+def count_gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tuple[bool, ...]) -> int:
     """Return the bytes of the gradients written: input where mask[0], then one row of parameters for each further True."""
     dtype = weight.dtype if weight is not None else x.dtype
     return (size_of(x.numel, x.dtype) if mask[0] else 0) + sum(mask[1:]) * size_of(columns, dtype)
 
 
-def _backward(signature: Signature, operations: int, saved: tuple[int, ...], weight_at: int, mask_at: int, parameters: int) -> Cost:
+def _estimate_norm_backward(
+    signature: Signature, operations: int, saved: tuple[int, ...], weight_at: int, mask_at: int, parameters: int
+) -> Cost:
     """Return the cost of a backward; an output_mask that was not recorded asks for everything that has a weight (`derived`)."""
     grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
     weight = signature.tensor(weight_at)
@@ -58,21 +74,21 @@ def _backward(signature: Signature, operations: int, saved: tuple[int, ...], wei
     mask = flags(signature, mask_at, "output_mask") if recorded else (True, *(weight is not None for _ in range(parameters)))
     statistics = present(signature, *saved)
     columns = weight.numel if weight is not None else 0
-    read = read_bytes((grad, x, *statistics)) + (weight.distinct_bytes if weight is not None else 0)
-    moved = read + gradient_bytes(x, weight, columns, mask)
+    read = count_read_bytes((grad, x, *statistics)) + (weight.distinct_bytes if weight is not None else 0)
+    moved = read + count_gradient_bytes(x, weight, columns, mask)
     return Cost(vector_flops=operations * x.numel, bytes=moved, provenance="exact" if recorded else "derived")
 
 
 @costs("aten::native_layer_norm_backward")
 def layer_norm_backward(signature: Signature) -> Cost:
     """Return the cost of layer norm's backward: x, dy, statistics and gamma read; dx, dgamma, dbeta written as output_mask asks."""
-    return _backward(signature, 14, (3, 4), weight_at=5, mask_at=7, parameters=2)
+    return _estimate_norm_backward(signature, 14, (3, 4), weight_at=5, mask_at=7, parameters=2)
 
 
 @costs("aten::_fused_rms_norm_backward")
 def rms_norm_backward(signature: Signature) -> Cost:
     """Return the cost of RMS norm's backward: x, dy, one statistic and gamma read; dx, dgamma written as output_mask asks."""
-    return _backward(signature, 10, (3,), weight_at=4, mask_at=5, parameters=1)
+    return _estimate_norm_backward(signature, 10, (3,), weight_at=4, mask_at=5, parameters=1)
 
 
 @costs("aten::native_group_norm")
@@ -81,11 +97,116 @@ def group_norm(signature: Signature) -> Cost:
     x = tensor(signature, 0, "input")
     groups = integer(signature, 3, "N (Concrete Inputs)") * integer(signature, 6, "group (Concrete Inputs)")
     require(groups >= 0, "negative number of groups")
-    moved = read_bytes((x, *present(signature, 1, 2))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * groups
+    moved = count_read_bytes((x, *present(signature, 1, 2))) + size_of(x.numel, x.dtype) + 2 * STATISTIC * groups
     return Cost(vector_flops=8 * x.numel, bytes=moved)
 
 
 @costs("aten::native_group_norm_backward")
 def group_norm_backward(signature: Signature) -> Cost:
     """Return the cost of group norm's backward (statistics 2-3, weight 4, output_mask 9)."""
-    return _backward(signature, 14, (2, 3), weight_at=4, mask_at=9, parameters=2)
+    return _estimate_norm_backward(signature, 14, (2, 3), weight_at=4, mask_at=9, parameters=2)
+
+
+def _estimate_batch_norm(
+    signature: Signature, training: bool, parameters: tuple[int, ...] = (1, 2, 3, 4), provenance: Provenance = "exact"
+) -> Cost:
+    x = tensor(signature, 0, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    saved = 2 * STATISTIC * x.shape[1] if training else 0
+    moved = count_read_bytes((x, *present(signature, *parameters))) + size_of(x.numel, x.dtype) + saved
+    return Cost(vector_flops=(8 if training else 2) * x.numel, bytes=moved, provenance=provenance)
+
+
+@costs("aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm", "aten::_batch_norm_impl_index", "aten::batch_norm")
+def batch_norm(signature: Signature) -> Cost:
+    """Return the cost of batch norm (weight, bias, running statistics 1-4, training 5).
+
+    A training flag that was not recorded is taken as True (`derived`): it hardly changes the bytes, which bind.
+    """
+    recorded = isinstance(signature.value(5), bool)
+    training = flag(signature, 5, "training") if recorded else True
+    return _estimate_batch_norm(signature, training, provenance="exact" if recorded else "derived")
+
+
+@costs("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_functional")
+def batch_norm_legit(signature: Signature) -> Cost:
+    """Return the cost of batch norm as torch.export writes it (training 5, or 3 in the overload without running statistics)."""
+    without_statistics = isinstance(signature.value(3), bool)
+    training = flag(signature, 3 if without_statistics else 5, "training (Concrete Inputs)")
+    return _estimate_batch_norm(signature, training, (1, 2) if without_statistics else (1, 2, 3, 4))
+
+
+@costs("aten::_batch_norm_with_update", "aten::_batch_norm_with_update_functional")
+def batch_norm_with_update(signature: Signature) -> Cost:
+    """Return the cost of batch norm in training."""
+    return _estimate_batch_norm(signature, training=True)
+
+
+@costs("aten::_batch_norm_no_update", "aten::_native_batch_norm_legit_no_training")
+def batch_norm_no_update(signature: Signature) -> Cost:
+    """Return the cost of batch norm in evaluation."""
+    return _estimate_batch_norm(signature, training=False)
+
+
+# (grad_out, input) or (input, grad_output), weight 2, running statistics 3-4, saved statistics 5-6. Position of output_mask, if any.
+_BACKWARDS = {
+    "aten::native_batch_norm_backward": 9,
+    "aten::batch_norm_backward": 9,
+    "aten::cudnn_batch_norm_backward": None,
+    "aten::miopen_batch_norm_backward": None,
+}
+
+
+def _estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> Cost:
+    first, second = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
+    require(len(second.shape) >= 2, "input has no channel dimension")
+    weight = signature.tensor(2)
+    mask, recorded = (True, weight is not None, weight is not None), mask_at is None
+    value = signature.value(mask_at) if mask_at is not None else None
+    if isinstance(value, tuple) and len(value) == 3:
+        mask, recorded = (value[0] is True, value[1] is True, value[2] is True), True
+    moved = count_read_bytes((first, second, *present(signature, 2, 5, 6))) + count_gradient_bytes(second, weight, second.shape[1], mask)
+    return Cost(vector_flops=14 * second.numel, bytes=moved, provenance="exact" if recorded else "derived")
+
+
+def _register_batch_norms() -> None:
+    for name, mask_at in _BACKWARDS.items():
+
+        def formula(signature: Signature, mask_at: int | None = mask_at) -> Cost:
+            return _estimate_batch_norm_backward(signature, mask_at)
+
+        costs(name)(formula)
+
+
+_register_batch_norms()
+
+
+@costs("aten::batch_norm_stats")
+def batch_norm_stats(signature: Signature) -> Cost:
+    """Return the cost of synchronised batch norm's first part: x read, mean and reciprocal deviation a channel written."""
+    x = tensor(signature, 0, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    return Cost(vector_flops=4 * x.numel, bytes=x.distinct_bytes + 2 * STATISTIC * x.shape[1])
+
+
+@costs("aten::batch_norm_backward_reduce")
+def batch_norm_backward_reduce(signature: Signature) -> Cost:
+    """Return the cost of its backward's sums (dy 0, x 1, statistics 2-3, weight 4): both read, up to four numbers a channel written."""
+    grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
+    require(len(x.shape) >= 2, "input has no channel dimension")
+    wanted = 2 + sum(signature.value(index) is True for index in (6, 7))
+    return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((grad, x, *present(signature, 2, 3))) + wanted * STATISTIC * x.shape[1])
+
+
+register_flows(
+    {
+        "aten::batch_norm_elemt": Flow(reads=(0, 1, 2, 3, 4), writes=(0,), operations=4),
+        "aten::batch_norm_backward_elemt": Flow(reads=(0, 1, 2, 3, 4, 5, 6, 7), writes=(1,), operations=6),
+        "aten::batch_norm_update_stats": Flow(reads=(0, 1, 2), writes=(1, 2), operations=4),
+        "aten::batch_norm_gather_stats": Flow(reads=(1, 2, 3, 4), writes=(3, 4, 3, 4), operations=8, per=1),
+        "aten::batch_norm_gather_stats_with_counts": Flow(reads=(1, 2, 3, 4, 7), writes=(3, 4, 3, 4), operations=8, per=1),
+        # weight norm: v and its norms; torch/nn/utils/parametrizations.py
+        "aten::_weight_norm_interface": Flow(reads=(0, 1), writes=(0, 1), operations=3),
+        "aten::_weight_norm_interface_backward": Flow(reads=(0, 1, 2, 3), writes=(1, 2), operations=6),
+    }
+)

@@ -8,71 +8,70 @@ from __future__ import annotations
 
 from math import prod
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.gemm import matrix_cost, product
-from gpudiag.roofline.costs.registry import costs, require, words
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs.gemm import build_matrix_cost, multiply_shapes
+from gpudiag.roofline.costs.registry import costs, require, split_names
 
 ASSUMED_BYTES = 4
 """Bytes per element of a tensor list (fp32)."""
 
 
-def elements(signature: Signature, index: int) -> int:
+def count_list_elements(signature: Signature, index: int) -> int:
     """Return the number of elements of the tensor list at `index`, 0 where it is empty or was not recorded."""
     if not 0 <= index < len(signature.inputs):
         return 0
     return sum(prod(shape) for shape in signature.inputs[index].tensors or ())
 
 
-def _parameters(signature: Signature) -> int:
+def _count_parameters(signature: Signature) -> int:
     require(bool(signature.inputs) and signature.inputs[0].tensors is not None, "sizes of the tensor list were not recorded")
-    return elements(signature, 0)
+    return count_list_elements(signature, 0)
 
 
-def _listed(signature: Signature) -> bool:
+def _list_lists(signature: Signature) -> bool:
     return any(item.tensors is not None for item in signature.inputs[:2])
 
 
-def _cost(flops: int, elements_moved: int) -> Cost:
+def _build_cost(flops: int, elements_moved: int) -> Cost:
     return Cost(vector_flops=flops, bytes=ASSUMED_BYTES * elements_moved, provenance="derived")
 
 
 @costs("aten::_fused_adam_", "aten::_fused_adamw_", "aten::_fused_adam", "aten::_fused_adamw")
 def fused_adam(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter, gradient, two moments read; parameter and moments written; amsgrad's maximum both."""
-    count = _parameters(signature)
-    return _cost(14 * count, 7 * count + 2 * elements(signature, 4))
+    count = _count_parameters(signature)
+    return _build_cost(14 * count, 7 * count + 2 * count_list_elements(signature, 4))
 
 
 @costs("aten::_fused_sgd_", "aten::_fused_sgd")
 def fused_sgd(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter read and written, gradient read, momentum (where there is one) read and written."""
-    count, momentum = _parameters(signature), elements(signature, 2)
-    return _cost(4 * count if momentum else 2 * count, 3 * count + 2 * momentum)
+    count, momentum = _count_parameters(signature), count_list_elements(signature, 2)
+    return _build_cost(4 * count if momentum else 2 * count, 3 * count + 2 * momentum)
 
 
 @costs("aten::_fused_adagrad_", "aten::_fused_adagrad")
 def fused_adagrad(signature: Signature) -> Cost:
     """Return the cost of one pass: parameter and sum read and written, gradient read."""
-    count = _parameters(signature)
-    return _cost(6 * count, 5 * count)
+    count = _count_parameters(signature)
+    return _build_cost(6 * count, 5 * count)
 
 
 @costs("aten::_amp_foreach_non_finite_check_and_unscale_", "aten::_amp_foreach_non_finite_check_and_unscale")
 def unscale(signature: Signature) -> Cost:
     """Return the cost of GradScaler's unscale: every gradient read and written."""
-    count = _parameters(signature)
-    return _cost(2 * count, 2 * count)
+    count = _count_parameters(signature)
+    return _build_cost(2 * count, 2 * count)
 
 
 # name -> FLOP per element. The `foreach` ops with one pass over their lists.
 _FOREACH = {
     **dict.fromkeys(
-        words("add sub mul div neg abs reciprocal sqrt rsqrt maximum minimum clamp_max clamp_min sign ceil floor round trunc frac"), 1
+        split_names("add sub mul div neg abs reciprocal sqrt rsqrt maximum minimum clamp_max clamp_min sign ceil floor round trunc frac"), 1
     ),
-    **dict.fromkeys(words("addcmul lerp"), 2),
+    **dict.fromkeys(split_names("addcmul lerp"), 2),
     **dict.fromkeys(
-        words(
+        split_names(
             """
             exp expm1 log log10 log1p log2 pow tanh sigmoid sin cos tan sinh cosh asin acos atan erf erfc lgamma
             """
@@ -83,54 +82,54 @@ _FOREACH = {
 }
 
 
-def foreach(signature: Signature, operations: int, same_factors: bool) -> Cost:
+def estimate_foreach(signature: Signature, operations: int, same_factors: bool) -> Cost:
     """Return the cost of one element-wise pass over lists: every list read, one written (the longest, where the first is a number).
 
     `same_factors` (addcmul): both factors are one list, as in every optimizer that uses it (gradient squared); a trace cannot tell.
     """
-    count = elements(signature, 0) or elements(signature, 1)  # pow(number, list)
-    require(count > 0 or _listed(signature), "sizes of the tensor list were not recorded")
-    read = sum(elements(signature, index) for index in range(len(signature.inputs)))
+    count = count_list_elements(signature, 0) or count_list_elements(signature, 1)  # pow(number, list)
+    require(count > 0 or _list_lists(signature), "sizes of the tensor list were not recorded")
+    read = sum(count_list_elements(signature, index) for index in range(len(signature.inputs)))
     if same_factors and len(signature.inputs) > 2:
-        read -= elements(signature, 2)
-    return _cost(operations * count, read + count)
+        read -= count_list_elements(signature, 2)
+    return _build_cost(operations * count, read + count)
 
 
-def _register() -> None:
+def _register_foreach() -> None:
     for name, operations in _FOREACH.items():
 
         def formula(signature: Signature, operations: int = operations, same: bool = name == "addcmul") -> Cost:
-            return foreach(signature, operations, same)
+            return estimate_foreach(signature, operations, same)
 
         costs(f"aten::_foreach_{name}", f"aten::_foreach_{name}_")(formula)
 
 
-_register()
+_register_foreach()
 
 
 @costs("aten::_foreach_copy_", "aten::_foreach_copy")
 def foreach_copy(signature: Signature) -> Cost:
     """Return the cost of copying one list into another."""
-    return _cost(0, _parameters(signature) + elements(signature, 1))
+    return _build_cost(0, _count_parameters(signature) + count_list_elements(signature, 1))
 
 
 @costs("aten::_foreach_clone")
 def foreach_clone(signature: Signature) -> Cost:
     """Return the cost of copying a list."""
-    return _cost(0, 2 * _parameters(signature))
+    return _build_cost(0, 2 * _count_parameters(signature))
 
 
 @costs("aten::_foreach_zero_", "aten::_foreach_zero")
 def foreach_zero(signature: Signature) -> Cost:
     """Return the cost of zeroing a list (it is not read)."""
-    return _cost(0, _parameters(signature))
+    return _build_cost(0, _count_parameters(signature))
 
 
 @costs("aten::_foreach_norm", "aten::_foreach_powsum", "aten::_foreach_max")
 def foreach_norm(signature: Signature) -> Cost:
     """Return the cost of one number a tensor: every element read."""
-    count = _parameters(signature)
-    return _cost(2 * count, count + len(signature.inputs[0].tensors or ()))
+    count = _count_parameters(signature)
+    return _build_cost(2 * count, count + len(signature.inputs[0].tensors or ()))
 
 
 @costs("aten::_foreach_mm", generic=False)
@@ -138,6 +137,8 @@ def foreach_mm(signature: Signature) -> Cost:
     """Return the cost of one product for each pair of matrices of two lists."""
     first, second = (signature.inputs[index].tensors if index < len(signature.inputs) else None for index in (0, 1))
     require(bool(first) and first is not None and second is not None and len(first) == len(second), "sizes of the lists were not recorded")
-    products = [product(a, b) for a, b in zip(first or (), second or (), strict=True)]
-    moved = ASSUMED_BYTES * (elements(signature, 0) + elements(signature, 1) + sum(results for _, results in products))
-    return matrix_cost(sum(count for count, _ in products), "fp32", moved, "derived")
+    products = [multiply_shapes(a, b) for a, b in zip(first or (), second or (), strict=True)]
+    moved = ASSUMED_BYTES * (
+        count_list_elements(signature, 0) + count_list_elements(signature, 1) + sum(results for _, results in products)
+    )
+    return build_matrix_cost(sum(count for count, _ in products), "fp32", moved, "derived")

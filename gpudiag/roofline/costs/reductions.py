@@ -1,25 +1,33 @@
-"""Reductions: every element read once, the result written (op_costs section 8). FLOP = elements read (2x for norms and variances)."""
+"""Reductions, scans, sorts and searches (op_costs section 8): every element read once, the result written."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Literal
 
 import msgspec
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs.arguments import present, scalar_type, tensor
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs.arguments import (
+    count_read_bytes,
+    count_reduced,
+    find_dtype_category,
+    integer,
+    present,
+    scalar_type,
+    size_of,
+    tensor,
+)
 from gpudiag.roofline.costs.registry import NotModelledError, costs, require
-from gpudiag.roofline.costs.shapes import category, reduced, size_of
 
-Result = Literal["same", "sum", "bool", "int64", "with_indices"]
+ReductionResult = Literal["same", "sum", "bool", "int64", "with_indices"]
 
 
 class Reduction(msgspec.Struct, frozen=True):
     """A reduction: FLOP per element read, result dtype rule, place of the dimensions, arguments of the whole-tensor overload."""
 
     operations: int = 1
-    result: Result = "same"
+    result: ReductionResult = "same"
     dim: int = 1
     whole: int = 1
     """A call with at most this many arguments (`out=` aside) reduces everything; one with more has dimensions at `dim`."""
@@ -28,7 +36,7 @@ class Reduction(msgspec.Struct, frozen=True):
     outputs: int = 1
 
 
-TABLE: dict[str, Reduction] = {
+REDUCTIONS: dict[str, Reduction] = {
     "sum": Reduction(result="sum", whole=2, dtype=2),
     "nansum": Reduction(result="sum", whole=0, dtype=2),
     "prod": Reduction(result="sum", whole=2, dtype=2),
@@ -65,7 +73,7 @@ _NEGLIGIBLE = 8
 """Above this ratio of read to largest possible result, the result's size decides less than 1/8 of the bytes."""
 
 
-def _dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
+def _read_dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
     """Return the reduced dimensions, () for all; raises NotModelledError where they were not recorded."""
     if len(signature.inputs) <= max(rule.whole, rule.dim):
         return ()
@@ -78,9 +86,9 @@ def _dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
     return tuple(item for item in items if type(item) is int)
 
 
-def _written(signature: Signature, rule: Reduction, x: Input, left: int) -> int:
+def _count_written(signature: Signature, rule: Reduction, x: Input, left: int) -> int:
     dtype = x.dtype or ""
-    if rule.result == "sum" and category(dtype) < 2:
+    if rule.result == "sum" and find_dtype_category(dtype) < 2:
         dtype = "int64"
     if rule.result in ("bool", "int64"):
         dtype = rule.result
@@ -92,7 +100,7 @@ def _written(signature: Signature, rule: Reduction, x: Input, left: int) -> int:
     return rule.outputs * size_of(left, dtype) + indices
 
 
-def reduction(signature: Signature, rule: Reduction) -> Cost:
+def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
     """Return the cost of a reduction.
 
     Dimensions that were not recorded: the read alone. The result then has at most 1/n of the elements, n the smallest dimension that can
@@ -106,23 +114,131 @@ def reduction(signature: Signature, rule: Reduction) -> Cost:
     if outs:
         return Cost(vector_flops=flops, bytes=x.distinct_bytes + sum(size_of(out.numel, out.dtype) for out in outs))
     try:
-        dims = _dims(signature, rule)
+        dims = _read_dims(signature, rule)
     except NotModelledError:
         smallest = min((size for size in x.shape if size > 1), default=1)
-        negligible = _NEGLIGIBLE * _written(signature, rule, x, x.numel // smallest) <= x.distinct_bytes
+        negligible = _NEGLIGIBLE * _count_written(signature, rule, x, x.numel // smallest) <= x.distinct_bytes
         return Cost(vector_flops=flops, bytes=x.distinct_bytes, provenance="derived" if negligible else "generic")
-    left = reduced(x.shape, dims)
+    left = count_reduced(x.shape, dims)
     require(left is not None, "a reduced dimension does not exist")
-    return Cost(vector_flops=flops, bytes=x.distinct_bytes + _written(signature, rule, x, left or 0))
+    return Cost(vector_flops=flops, bytes=x.distinct_bytes + _count_written(signature, rule, x, left or 0))
 
 
-def _register() -> None:
-    for name, rule in TABLE.items():
+def _register_reductions() -> None:
+    for name, rule in REDUCTIONS.items():
 
         def formula(signature: Signature, rule: Reduction = rule) -> Cost:
-            return reduction(signature, rule)
+            return estimate_reduction(signature, rule)
 
         costs(f"aten::{name}")(formula)
 
 
-_register()
+_register_reductions()
+
+
+@costs("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::_logcumsumexp", "aten::cumsum_", "aten::cumprod_")
+def scan(signature: Signature) -> Cost:
+    """Return the cost of a scan: as many results as elements (integers accumulate in int64)."""
+    x = tensor(signature, 0, "self")
+    default = "int64" if find_dtype_category(x.dtype or "") < 2 else x.dtype or ""
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, scalar_type(signature, 2, default)))
+
+
+@costs("aten::sort", "aten::argsort", "aten::cummax", "aten::cummin", "aten::_cummax_helper", "aten::_cummin_helper")
+def sort(signature: Signature) -> Cost:
+    """Return the least traffic of a sort: values read and written, int64 indices written. Real sorts make several passes."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + size_of(x.numel, "int64"))
+
+
+@costs("aten::topk")
+def topk(signature: Signature) -> Cost:
+    """Return the least traffic of a top-k: everything read, k values and int64 indices a row written."""
+    x, k = tensor(signature, 0, "self"), integer(signature, 1, "k")
+    dim = signature.value(2, -1)
+    rank = len(x.shape)
+    require(type(dim) is int and (-rank <= dim < rank) and k >= 0, "dim or k does not fit the shape")
+    at = dim % rank if type(dim) is int and rank else 0
+    kept = k * prod(size for index, size in enumerate(x.shape) if index != at)
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(kept, x.dtype) + size_of(kept, "int64"))
+
+
+@costs("aten::msort")
+def msort(signature: Signature) -> Cost:
+    """Return the least traffic of a sort that returns values alone."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+@costs("aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive")
+def unique(signature: Signature) -> Cost:
+    """Return the least traffic of finding distinct values, as if all are (`derived`); inverse and counts are int64 (flags behind self)."""
+    x = tensor(signature, 0, "self")
+    flags = [item.value for item in signature.inputs[1:] if isinstance(item.value, bool)]
+    extra = sum(flags[-2:])  # return_inverse, return_counts
+    return Cost(
+        vector_flops=x.numel, bytes=x.distinct_bytes + size_of(x.numel, x.dtype) + extra * size_of(x.numel, "int64"), provenance="derived"
+    )
+
+
+def _estimate_search(values: int, read: int, boundaries: int, int32: object) -> Cost:
+    steps = max(boundaries - 1, 0).bit_length()
+    return Cost(vector_flops=steps * values, bytes=read + size_of(values, "int32" if int32 is True else "int64"))
+
+
+@costs("aten::searchsorted")
+def searchsorted(signature: Signature) -> Cost:
+    """Return the cost of binary searches (sorted_sequence 0, values 1, out_int32 2): log2(n) comparisons a value, positions written."""
+    ordered = tensor(signature, 0, "sorted_sequence")
+    values = signature.tensor(1)
+    read = count_read_bytes((ordered, values, *present(signature, 5)))
+    return _estimate_search(values.numel if values is not None else 1, read, ordered.shape[-1] if ordered.shape else 1, signature.value(2))
+
+
+@costs("aten::bucketize")
+def bucketize(signature: Signature) -> Cost:
+    """Return the cost of binary searches (values 0, boundaries 1, out_int32 2)."""
+    values, ordered = signature.tensor(0), tensor(signature, 1, "boundaries")
+    return _estimate_search(
+        values.numel if values is not None else 1, count_read_bytes((values, ordered)), ordered.numel, signature.value(2)
+    )
+
+
+@costs("aten::histc")
+def histc(signature: Signature) -> Cost:
+    """Return the cost of a histogram (bins 1): self read, bins written."""
+    x, bins = tensor(signature, 0, "self"), integer(signature, 1, "bins")
+    require(bins >= 0, "bins is negative")
+    return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(bins, x.dtype))
+
+
+@costs("aten::bincount")
+def bincount(signature: Signature) -> Cost:
+    """Return the cost of counting (weights 1, minlength 2): self and weights read, minlength counts written (the largest value decides)."""
+    x, bins = tensor(signature, 0, "self"), signature.value(2)
+    length = bins if type(bins) is int and bins > 0 else 0
+    return Cost(vector_flops=x.numel, bytes=count_read_bytes((x, *present(signature, 1))) + size_of(length, "int64"), provenance="derived")
+
+
+@costs("aten::equal")
+def equal(signature: Signature) -> Cost:
+    """Return the cost of comparing two tensors: both read, one answer (`derived`: a difference may end it early)."""
+    first, second = tensor(signature, 0, "self"), tensor(signature, 1, "other")
+    return Cost(vector_flops=first.numel, bytes=count_read_bytes((first, second)), provenance="derived")
+
+
+@costs("aten::isin")
+def isin(signature: Signature) -> Cost:
+    """Return the least traffic of a membership test: both sides read, one bool an element written."""
+    values, tests = signature.tensor(0), signature.tensor(1)
+    count = values.numel if values is not None else 1
+    return Cost(vector_flops=count, bytes=count_read_bytes((values, tests)) + count, provenance="derived")
+
+
+@costs("aten::multinomial")
+def multinomial(signature: Signature) -> Cost:
+    """Return the least traffic of drawing num_samples (1) a row: probabilities read, int64 positions written."""
+    x, samples = tensor(signature, 0, "self"), integer(signature, 1, "num_samples")
+    rows = prod(x.shape[:-1])
+    require(samples >= 0, "num_samples is negative")
+    return Cost(vector_flops=2 * x.numel, bytes=x.distinct_bytes + size_of(rows * samples, "int64"), provenance="derived")

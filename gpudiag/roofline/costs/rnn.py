@@ -11,16 +11,13 @@ from math import prod
 
 import msgspec
 
-from gpudiag.model.cost import Cost, Provenance
-from gpudiag.model.signature import Input, Shape, Signature
-from gpudiag.roofline.costs.arguments import flag, present, tensor
-from gpudiag.roofline.costs.flows import Flow, register_flows
-from gpudiag.roofline.costs.gemm import matrix_cost
+from gpudiag.model.ops import Cost, Input, Provenance, Shape, Signature
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, present, register_flows, size_of, tensor
+from gpudiag.roofline.costs.gemm import build_matrix_cost
 from gpudiag.roofline.costs.registry import backward_costs, costs, require
-from gpudiag.roofline.costs.shapes import read_bytes, size_of
 
 
-class Layout(msgspec.Struct, frozen=True):
+class RnnLayout(msgspec.Struct, frozen=True):
     """Positions of a recurrent op's arguments. The weights are a tensor list, whose dtype is the input's."""
 
     weights: int
@@ -32,29 +29,29 @@ class Layout(msgspec.Struct, frozen=True):
     """Position of output_mask (input, hidden, cell, weights) of a backward."""
 
 
-LAYOUTS: dict[str, Layout] = {
-    "aten::_cudnn_rnn": Layout(weights=1, states=(4, 5), bidirectional=13),
-    "aten::miopen_rnn": Layout(weights=1, states=(3, 4), bidirectional=11),
+RNN_LAYOUTS: dict[str, RnnLayout] = {
+    "aten::_cudnn_rnn": RnnLayout(weights=1, states=(4, 5), bidirectional=13),
+    "aten::miopen_rnn": RnnLayout(weights=1, states=(3, 4), bidirectional=11),
 }
-BACKWARD_LAYOUTS: dict[str, Layout] = {
-    "aten::_cudnn_rnn_backward": Layout(1, (4, 5), 16, backward_reads=(6, 7, 8, 9, 19, 20), mask=21),
-    "aten::miopen_rnn_backward": Layout(1, (4, 5), 15, backward_reads=(6, 7, 8, 9, 17, 18), mask=19),
+RNN_BACKWARD_LAYOUTS: dict[str, RnnLayout] = {
+    "aten::_cudnn_rnn_backward": RnnLayout(1, (4, 5), 16, backward_reads=(6, 7, 8, 9, 19, 20), mask=21),
+    "aten::miopen_rnn_backward": RnnLayout(1, (4, 5), 15, backward_reads=(6, 7, 8, 9, 17, 18), mask=19),
 }
 
 
-def _rows(x: Input) -> int:
+def _count_rows(x: Input) -> int:
     """Return time steps x batch; a packed sequence is [rows, features], so its own lengths count."""
     require(len(x.shape) >= 2 and x.shape[-1] > 0, "input has no feature dimension")
     return x.numel // x.shape[-1]
 
 
-def _weights(signature: Signature, index: int) -> tuple[Shape, ...]:
+def _read_weights(signature: Signature, index: int) -> tuple[Shape, ...]:
     listed = signature.inputs[index].tensors if 0 <= index < len(signature.inputs) else None
     require(bool(listed), "sizes of the weights were not recorded")
     return listed or ()
 
 
-def _outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
+def _count_outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
     """Return the elements of the last layer's output: the recurrent weight (second matrix) is [gates * hidden, output features]."""
     matrices = [shape for shape in weights if len(shape) == 2]
     require(len(matrices) >= 2, "the weights hold no input and recurrent matrix")
@@ -62,66 +59,66 @@ def _outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
     return rows * matrices[1][1] * (2 if both else 1)
 
 
-def layer(x: Input, weights: tuple[Shape, ...], states: list[Input], outputs: int, provenance: Provenance = "exact") -> Cost:
+def estimate_layer(x: Input, weights: tuple[Shape, ...], states: list[Input], outputs: int, provenance: Provenance = "exact") -> Cost:
     """Return the cost of a forward over all layers: rows x weight matrices."""
     elements = sum(prod(shape) for shape in weights)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
-    moved = read_bytes((x, *states)) + size_of(elements + outputs + sum(item.numel for item in states), x.dtype)
-    return matrix_cost(_rows(x) * matrices, x.dtype, moved, provenance)
+    moved = count_read_bytes((x, *states)) + size_of(elements + outputs + sum(item.numel for item in states), x.dtype)
+    return build_matrix_cost(_count_rows(x) * matrices, x.dtype, moved, provenance)
 
 
-def layer_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
+def estimate_layer_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
     """Return the cost of a backward: data gradients, and weight gradients where they were asked for."""
     elements = sum(prod(shape) for shape in weights)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
     written = x.numel + sum(item.numel for item in states) + (elements if wants_weights else 0)
-    moved = read_bytes((x, *others, *states)) + size_of(elements + written, x.dtype)
-    return matrix_cost((1 + int(wants_weights)) * _rows(x) * matrices, x.dtype, moved)
+    moved = count_read_bytes((x, *others, *states)) + size_of(elements + written, x.dtype)
+    return build_matrix_cost((1 + int(wants_weights)) * _count_rows(x) * matrices, x.dtype, moved)
 
 
-def _forward(signature: Signature, layout: Layout) -> Cost:
-    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+def _estimate_rnn(signature: Signature, layout: RnnLayout) -> Cost:
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
     both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-    return layer(x, weights, present(signature, *layout.states), _outputs(weights, _rows(x), both))
+    return estimate_layer(x, weights, present(signature, *layout.states), _count_outputs(weights, _count_rows(x), both))
 
 
-def _backward(signature: Signature, layout: Layout) -> Cost:
-    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+def _estimate_rnn_backward(signature: Signature, layout: RnnLayout) -> Cost:
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
     mask = signature.value(layout.mask) if layout.mask is not None else None
     wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
     others = present(signature, *layout.backward_reads)
-    return layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
+    return estimate_layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
 
 
-def _from_forward(signature: Signature, layout: Layout) -> Cost:
+def _estimate_backward_from_forward(signature: Signature, layout: RnnLayout) -> Cost:
     """Return what the backward of a recorded forward costs: gradient and output have the output's size; the reserve is not known."""
-    x, weights = tensor(signature, 0, "input"), _weights(signature, layout.weights)
+    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
     both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-    result = Input(dtype=x.dtype, shape=(_outputs(weights, _rows(x), both),))
-    cost = layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
+    result = Input(dtype=x.dtype, shape=(_count_outputs(weights, _count_rows(x), both),))
+    cost = estimate_layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
     return msgspec.structs.replace(cost, provenance="derived")
 
 
-def _register() -> None:
-    for name, layout in LAYOUTS.items():
+def _register_rnns() -> None:
+    for name, layout in RNN_LAYOUTS.items():
 
-        def forward(signature: Signature, layout: Layout = layout) -> Cost:
-            return _forward(signature, layout)
+        def forward(signature: Signature, layout: RnnLayout = layout) -> Cost:
+            return _estimate_rnn(signature, layout)
 
-        def after(signature: Signature, layout: Layout = layout) -> Cost:
-            return _from_forward(signature, layout)
+        def after(signature: Signature, layout: RnnLayout = layout) -> Cost:
+            return _estimate_backward_from_forward(signature, layout)
 
         costs(name, generic=False)(forward)
         backward_costs(name)(after)
-    for name, layout in BACKWARD_LAYOUTS.items():
+    for name, layout in RNN_BACKWARD_LAYOUTS.items():
 
-        def backward(signature: Signature, layout: Layout = layout) -> Cost:
-            return _backward(signature, layout)
+        def backward(signature: Signature, layout: RnnLayout = layout) -> Cost:
+            return _estimate_rnn_backward(signature, layout)
 
         costs(name, generic=False)(backward)
 
 
-_register()
+_register_rnns()
 
 
 @costs("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu", generic=False)
@@ -135,29 +132,29 @@ def composite(signature: Signature) -> Cost:
     lists = [index for index, item in enumerate(signature.inputs) if item.tensors and len(item.tensors[0]) == 2]
     require(bool(lists), "sizes of the weights were not recorded")
     at = lists[-1]
-    weights = _weights(signature, at)
+    weights = _read_weights(signature, at)
     states = [Input(dtype=x.dtype, shape=shape) for shape in signature.inputs[at - 1].tensors or ()] or present(signature, at - 1)
     both = flag(signature, at + 5, "bidirectional (Concrete Inputs)")
-    return layer(x, weights, states, _outputs(weights, _rows(x), both))
+    return estimate_layer(x, weights, states, _count_outputs(weights, _count_rows(x), both))
 
 
-def _layer_weights(signature: Signature) -> tuple[Shape, ...]:
+def _read_layer_weights(signature: Signature) -> tuple[Shape, ...]:
     return tuple(item.shape for item in present(signature, 1, 2, 3, 4))
 
 
 @costs("aten::mkldnn_rnn_layer", generic=False)
 def mkldnn_layer(signature: Signature) -> Cost:
     """Return the cost of one layer in one direction (weights and biases 1-4, states 5-6)."""
-    x, weights = tensor(signature, 0, "input"), _layer_weights(signature)
-    return layer(x, weights, present(signature, 5, 6), _outputs(weights, _rows(x), both=False))
+    x, weights = tensor(signature, 0, "input"), _read_layer_weights(signature)
+    return estimate_layer(x, weights, present(signature, 5, 6), _count_outputs(weights, _count_rows(x), both=False))
 
 
 @costs("aten::mkldnn_rnn_layer_backward", generic=False)
 def mkldnn_layer_backward(signature: Signature) -> Cost:
     """Return the cost of its backward (output 7, final states 8-9, gradients 10-12, workspace 22)."""
-    x, weights = tensor(signature, 0, "input"), _layer_weights(signature)
-    _outputs(weights, _rows(x), both=False)
-    return layer_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
+    x, weights = tensor(signature, 0, "input"), _read_layer_weights(signature)
+    _count_outputs(weights, _count_rows(x), both=False)
+    return estimate_layer_backward(x, weights, present(signature, 7, 8, 9, 10, 11, 12, 22), present(signature, 5, 6), wants_weights=True)
 
 
 # Gates are [batch, g * hidden]. Results: LSTM hy, cy and the activated gates; GRU hy and a workspace of 5 * hidden.
@@ -174,11 +171,13 @@ register_flows(
 def gru_cell(signature: Signature) -> Cost:
     """Return the cost of the fused cell: gates and state read, new state and workspace (5 * hidden) written."""
     gates, state = tensor(signature, 0, "input_gates"), tensor(signature, 2, "hx")
-    return Cost(vector_flops=8 * gates.numel, bytes=read_bytes(present(signature, 0, 1, 2, 3, 4)) + size_of(6 * state.numel, state.dtype))
+    return Cost(
+        vector_flops=8 * gates.numel, bytes=count_read_bytes(present(signature, 0, 1, 2, 3, 4)) + size_of(6 * state.numel, state.dtype)
+    )
 
 
 @costs("aten::_thnn_fused_gru_cell_backward")
 def gru_cell_backward(signature: Signature) -> Cost:
     """Return the cost of the fused cell's backward: gradient and workspace read, two gate gradients and the state's written."""
     grad, workspace = tensor(signature, 0, "grad_hy"), tensor(signature, 1, "workspace")
-    return Cost(vector_flops=8 * workspace.numel, bytes=read_bytes((grad, workspace)) + size_of(7 * grad.numel, grad.dtype))
+    return Cost(vector_flops=8 * workspace.numel, bytes=count_read_bytes((grad, workspace)) + size_of(7 * grad.numel, grad.dtype))

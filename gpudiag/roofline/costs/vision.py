@@ -1,4 +1,10 @@
-"""Image operators beside convolution and pooling: unfolding, regions of interest, suppression of boxes, deformable convolution.
+"""Image operators beside convolution: pooling, interpolation, sampling, regions of interest (op_costs section 9).
+
+Interpolation and sampling of images: each output blends a few input elements (torch.nn.functional.interpolate, grid_sample).
+
+Antialiasing (`_aa`) widens the window when it shrinks an image; its FLOPs are those of the plain filter, a lower bound.
+
+Image operators beside convolution and pooling: unfolding, regions of interest, suppression of boxes, deformable convolution.
 
 torchvision's schemas: torchvision/csrc/ops/{roi_align,nms,deform_conv2d}.cpp.
 """
@@ -7,12 +13,242 @@ from __future__ import annotations
 
 from math import prod
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.arguments import integer, ints, present, tensor
-from gpudiag.roofline.costs.gemm import matrix_cost
+from gpudiag.model.ops import Cost, Input, Shape, Signature
+from gpudiag.roofline.costs.arguments import (
+    Flow,
+    count_read_bytes,
+    flag,
+    flags,
+    integer,
+    integers,
+    present,
+    register_flows,
+    size_of,
+    tensor,
+)
+from gpudiag.roofline.costs.gemm import build_matrix_cost
 from gpudiag.roofline.costs.registry import costs, require
-from gpudiag.roofline.costs.shapes import read_bytes, size_of
+
+
+def find_pooled_size(size: int, window: int, stride: int, padding: int, ceil: bool) -> int:
+    """Return the output length of one dimension; the last window must start inside the input or its left padding.
+
+    Source: pooling_output_shape in torch/csrc aten/src/ATen/native/Pool.h.
+    """
+    require(stride > 0 and window > 0, "kernel size or stride is not positive")
+    length = (size + 2 * padding - window + (stride - 1 if ceil else 0)) // stride + 1
+    return length - 1 if ceil and (length - 1) * stride >= size + padding else length
+
+
+def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
+    """Return a list argument of `rank` entries; an empty list means `default`."""
+    if signature.value(index) == () and default is not None:
+        return default
+    return integers(signature, index, f"{what} (Concrete Inputs)", rank)
+
+
+def _count_outputs(signature: Signature, x: Input, rank: int, dilated: bool) -> tuple[int, int]:
+    """Return (elements of the window, elements of the output); arguments: kernel 1, stride 2, padding 3, [dilation 4,] ceil_mode."""
+    require(len(x.shape) in (rank + 1, rank + 2), "input shape does not fit the pooling")
+    kernel = _read_list(signature, 1, "kernel_size", rank, None)
+    stride = _read_list(signature, 2, "stride", rank, kernel)
+    padding = _read_list(signature, 3, "padding", rank, (0,) * rank)
+    dilation = _read_list(signature, 4, "dilation", rank, (1,) * rank) if dilated else (1,) * rank
+    ceil = flag(signature, 5 if dilated else 4, "ceil_mode (Concrete Inputs)")
+    spatial = x.shape[len(x.shape) - rank :]
+    reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    sizes = [find_pooled_size(*item, ceil) for item in zip(spatial, reach, stride, padding, strict=True)]
+    require(all(size >= 0 for size in sizes), "pooling arguments give a negative output size")
+    return prod(kernel), prod(x.shape[: len(x.shape) - rank]) * prod(sizes)
+
+
+def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
+    """Return the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
+    x = tensor(signature, 0, "self")
+    window, outputs = _count_outputs(signature, x, rank, dilated)
+    moved = x.distinct_bytes + size_of(outputs, x.dtype) + (size_of(outputs, "int64") if indices else 0)
+    return Cost(vector_flops=window * outputs, bytes=moved)
+
+
+def _register_pools() -> None:
+    for rank in (1, 2, 3):
+        for name, dilated, indices in (
+            (f"max_pool{rank}d", True, False),
+            (f"max_pool{rank}d_with_indices", True, True),
+            (f"mkldnn_max_pool{rank}d", True, False),
+            (f"avg_pool{rank}d", False, False),
+        ):
+
+            def formula(signature: Signature, rank: int = rank, dilated: bool = dilated, indices: bool = indices) -> Cost:
+                return estimate_pool(signature, rank, dilated, indices)
+
+            if name != "mkldnn_max_pool1d":
+                costs(f"aten::{name}")(formula)
+
+
+_register_pools()
+
+
+def _read_output_size(signature: Signature, size_at: int, rank: int | None = None) -> tuple[Input, int]:
+    """Return (input, elements of the result) of a pooling that is told the output's spatial size."""
+    x = tensor(signature, 0, "self")
+    size = integers(signature, size_at, "output_size (Concrete Inputs)", rank)
+    require(len(size) < len(x.shape) and min(size, default=0) >= 0, "output_size does not fit the input")
+    return x, prod(x.shape[: len(x.shape) - len(size)]) * prod(size)
+
+
+@costs("aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool3d", "aten::mkldnn_adaptive_avg_pool2d")
+def adaptive_avg_pool(signature: Signature) -> Cost:
+    """Return the cost of adaptive average pooling (output size 1): every input element added once."""
+    x, outputs = _read_output_size(signature, 1)
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype))
+
+
+@costs("aten::adaptive_max_pool2d", "aten::adaptive_max_pool3d")
+def adaptive_max_pool(signature: Signature) -> Cost:
+    """Return the cost of adaptive maximum pooling: every input element compared once, int64 positions written too."""
+    x, outputs = _read_output_size(signature, 1)
+    return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype) + size_of(outputs, "int64"))
+
+
+def fractional_max_pool(signature: Signature, rank: int) -> Cost:
+    """Return the cost of pooling with random windows (kernel 1, output size 2, samples 3)."""
+    x, outputs = _read_output_size(signature, 2, rank)
+    window = prod(integers(signature, 1, "kernel_size (Concrete Inputs)", rank))
+    moved = count_read_bytes((x, *present(signature, 3))) + size_of(outputs, x.dtype) + size_of(outputs, "int64")
+    return Cost(vector_flops=max(window, 0) * outputs, bytes=moved)
+
+
+@costs("aten::fractional_max_pool2d")
+def fractional_max_pool2d(signature: Signature) -> Cost:
+    """Return the cost of fractional_max_pool in two dimensions."""
+    return fractional_max_pool(signature, 2)
+
+
+@costs("aten::fractional_max_pool3d")
+def fractional_max_pool3d(signature: Signature) -> Cost:
+    """Return the cost of fractional_max_pool in three dimensions."""
+    return fractional_max_pool(signature, 3)
+
+
+# Values go back to where the maxima were; the zero fill of the result is an op of its own. Backwards: one addition for each element.
+register_flows(
+    {
+        "aten::max_unpool2d": Flow(reads=(0, 1), writes=(0,), operations=0),
+        "aten::max_unpool3d": Flow(reads=(0, 1), writes=(0,), operations=0),
+        "aten::mkldnn_max_pool2d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
+        "aten::mkldnn_max_pool3d_backward": Flow(reads=(0, 1, 2), writes=(2,)),
+        "aten::mkldnn_adaptive_avg_pool2d_backward": Flow(reads=(0,), writes=(1,), per=1),
+        "aten::max_pool2d_backward": Flow(reads=(0, 1), writes=(1,)),
+    }
+)
+
+
+@costs(
+    "aten::max_pool2d_with_indices_backward",
+    "aten::max_pool3d_with_indices_backward",
+    "aten::adaptive_max_pool2d_backward",
+    "aten::adaptive_max_pool3d_backward",
+    "aten::fractional_max_pool2d_backward",
+    "aten::fractional_max_pool3d_backward",
+)
+def max_pool_backward(signature: Signature) -> Cost:
+    """Return the cost of max pooling's backward: dy and indices read, dx written, one addition for each dy."""
+    grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
+    indices = [item for item in present(signature, *range(2, len(signature.inputs))) if item.dtype == "int64"][:1]
+    return Cost(vector_flops=grad.numel, bytes=count_read_bytes((grad, *indices)) + size_of(x.numel, x.dtype))
+
+
+@costs(
+    "aten::avg_pool2d_backward",
+    "aten::avg_pool3d_backward",
+    "aten::_adaptive_avg_pool2d_backward",
+    "aten::_adaptive_avg_pool3d_backward",
+    "aten::adaptive_avg_pool3d_backward",
+)
+def avg_pool_backward(signature: Signature) -> Cost:
+    """Return the cost of average pooling's backward: dy read, dx written."""
+    grad, x = tensor(signature, 0, "grad_output"), tensor(signature, 1, "self")
+    return Cost(vector_flops=x.numel, bytes=grad.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+# Reads per output: the corners that are blended (torch.nn.functional.interpolate), 2 FLOP each; nearest copies.
+_UPSAMPLE_CORNERS = {
+    "upsample_nearest1d": 0, "upsample_nearest2d": 0, "upsample_nearest3d": 0, "_upsample_nearest_exact1d": 0,
+    "_upsample_nearest_exact2d": 0, "_upsample_nearest_exact3d": 0, "upsample_linear1d": 2, "upsample_bilinear2d": 4,
+    "upsample_bicubic2d": 16, "upsample_trilinear3d": 8, "_upsample_bilinear2d_aa": 4, "_upsample_bicubic2d_aa": 16,
+    "_upsample_lanczos2d_aa": 36,
+}  # fmt: skip
+
+
+def _count_scaled(signature: Signature, spatial: Shape) -> int:
+    """Return the elements of one output plane: from output_size (1), else from the list of scale factors (last list of numbers)."""
+    size = signature.value(1)
+    if isinstance(size, tuple) and size and all(type(item) is int and item >= 0 for item in size):
+        return prod(item for item in size if type(item) is int)
+    lists = [item.value for item in signature.inputs if isinstance(item.value, tuple)]
+    factors = [float(item) for item in lists[-1] if isinstance(item, (int, float))] if lists else []
+    require(len(factors) == len(spatial) and all(0 <= factor < 1e9 for factor in factors), "output_size was not recorded (Concrete Inputs)")
+    return prod(int(length * factor) for length, factor in zip(spatial, factors, strict=True))
+
+
+def estimate_upsample_backward(signature: Signature, corners: int) -> Cost:
+    """Return the cost of the gradient (input_size 2): dy read, dx written, each dy spread over its corners."""
+    grad = tensor(signature, 0, "grad_output")
+    size = integers(signature, 2, "input_size (Concrete Inputs)")
+    require(min(size, default=0) >= 0, "input_size is negative")
+    return Cost(vector_flops=2 * max(corners, 1) * grad.numel, bytes=grad.distinct_bytes + size_of(prod(size), grad.dtype))
+
+
+def _register_upsampling() -> None:
+    for name, corners in _UPSAMPLE_CORNERS.items():
+
+        def formula(signature: Signature, corners: int = corners) -> Cost:
+            x = tensor(signature, 0, "self")
+            require(len(x.shape) >= 3, "input has no spatial dimension")
+            outputs = x.shape[0] * x.shape[1] * _count_scaled(signature, x.shape[2:])
+            read = min(x.distinct_bytes, size_of(max(corners, 1) * outputs, x.dtype))
+            return Cost(vector_flops=2 * corners * outputs, bytes=read + size_of(outputs, x.dtype))
+
+        def backward(signature: Signature, corners: int = corners) -> Cost:
+            return estimate_upsample_backward(signature, corners)
+
+        costs(f"aten::{name}")(formula)
+        costs(f"aten::{name}_backward")(backward)
+
+
+_register_upsampling()
+
+_SAMPLE_FLOP = 8
+"""Per corner and output: position, weight, bounds, multiply-add (convention)."""
+
+
+def _count_sampled(signature: Signature, x_at: int, grid_at: int) -> tuple[int, int]:
+    """Return (elements of the result, corners): grid is [N, *output size, dimensions]."""
+    x, grid = tensor(signature, x_at, "input"), tensor(signature, grid_at, "grid")
+    require(
+        len(x.shape) in (4, 5) and len(grid.shape) == len(x.shape) and grid.shape[-1] == len(x.shape) - 2, "grid does not fit the input"
+    )
+    return x.shape[1] * prod(grid.shape[:-1]), 2 ** (len(x.shape) - 2)
+
+
+@costs("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::cudnn_grid_sampler")
+def grid_sampler(signature: Signature) -> Cost:
+    """Return the cost of sampling an image at the points of a grid, bilinear (nearest does less): input at most once, grid, result."""
+    outputs, corners = _count_sampled(signature, 0, 1)
+    x, grid = tensor(signature, 0, "input"), tensor(signature, 1, "grid")
+    read = min(x.distinct_bytes, size_of(corners * outputs, x.dtype)) + grid.distinct_bytes
+    return Cost(vector_flops=_SAMPLE_FLOP * corners * outputs, bytes=read + size_of(outputs, x.dtype))
+
+
+@costs("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
+def grid_sampler_backward(signature: Signature) -> Cost:
+    """Return the cost of its gradient (grad_output 0, input 1, grid 2, output_mask 6): the grid's always, the input's where asked for."""
+    outputs, corners = _count_sampled(signature, 1, 2)
+    grad, x, grid = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "input", "grid")))
+    wants_input = flags(signature, 6, "output_mask")[0]
+    written = size_of(grid.numel, grid.dtype) + (size_of(x.numel, x.dtype) if wants_input else 0)
+    return Cost(vector_flops=2 * _SAMPLE_FLOP * corners * outputs, bytes=count_read_bytes((grad, x, grid)) + written)
 
 
 @costs("aten::pixel_shuffle", "aten::pixel_unshuffle", "aten::channel_shuffle", "aten::native_channel_shuffle")
@@ -28,7 +264,8 @@ def im2col(signature: Signature) -> Cost:
     x = tensor(signature, 0, "self")
     require(len(x.shape) in (3, 4), "input is no image")
     kernel, dilation, padding, stride = (
-        ints(signature, index + 1, f"{name} (Concrete Inputs)", 2) for index, name in enumerate(("kernel", "dilation", "padding", "stride"))
+        integers(signature, index + 1, f"{name} (Concrete Inputs)", 2)
+        for index, name in enumerate(("kernel", "dilation", "padding", "stride"))
     )
     require(min(stride) > 0 and min(kernel) > 0, "kernel size or stride is not positive")
     steps = [
@@ -42,7 +279,7 @@ def im2col(signature: Signature) -> Cost:
 def col2im(signature: Signature) -> Cost:
     """Return the cost of adding windows up to an image (output_size 1, kernel 2): columns read, image written."""
     x = tensor(signature, 0, "self")
-    size, kernel = ints(signature, 1, "output_size (Concrete Inputs)", 2), ints(signature, 2, "kernel (Concrete Inputs)", 2)
+    size, kernel = integers(signature, 1, "output_size (Concrete Inputs)", 2), integers(signature, 2, "kernel (Concrete Inputs)", 2)
     require(len(x.shape) in (2, 3) and min(kernel) > 0 and min(size) >= 0, "columns do not fit the image")
     outputs = prod(x.shape[:-2]) * (x.shape[-2] // prod(kernel)) * prod(size)
     return Cost(vector_flops=x.numel, bytes=x.distinct_bytes + size_of(outputs, x.dtype))
@@ -51,17 +288,17 @@ def col2im(signature: Signature) -> Cost:
 @costs("aten::unfold_backward")
 def unfold_backward(signature: Signature) -> Cost:
     """Return the cost of the gradient of overlapping slices (input_sizes 1): gradient read and added up, input's gradient written."""
-    grad, sizes = tensor(signature, 0, "grad_in"), ints(signature, 1, "input_sizes (Concrete Inputs)")
+    grad, sizes = tensor(signature, 0, "grad_in"), integers(signature, 1, "input_sizes (Concrete Inputs)")
     require(min(sizes, default=0) >= 0, "input_sizes are negative")
     return Cost(vector_flops=grad.numel, bytes=grad.distinct_bytes + size_of(prod(sizes), grad.dtype))
 
 
-_CORNERS = 4
+_ROI_CORNERS = 4
 _SAMPLES = 4
 """Sampling points per bin where sampling_ratio is 0 or less: ceil(region / bins) squared; 2 x 2 is taken (detectron2's usual bins)."""
 
 
-def _roi_samples(ratio: object) -> int:
+def _count_roi_samples(ratio: object) -> int:
     return ratio * ratio if type(ratio) is int and ratio > 0 else _SAMPLES
 
 
@@ -72,9 +309,9 @@ def roi_align(signature: Signature) -> Cost:
     bins = integer(signature, 3, "pooled_height") * integer(signature, 4, "pooled_width")
     require(len(x.shape) == 4 and len(rois.shape) == 2 and bins >= 0, "input or rois have other dimensions")
     outputs = rois.shape[0] * x.shape[1] * bins
-    samples = outputs * _roi_samples(signature.value(5))
-    moved = min(x.distinct_bytes, size_of(_CORNERS * samples, x.dtype)) + rois.distinct_bytes + size_of(outputs, x.dtype)
-    return Cost(vector_flops=2 * _CORNERS * samples, bytes=moved, provenance="derived")
+    samples = outputs * _count_roi_samples(signature.value(5))
+    moved = min(x.distinct_bytes, size_of(_ROI_CORNERS * samples, x.dtype)) + rois.distinct_bytes + size_of(outputs, x.dtype)
+    return Cost(vector_flops=2 * _ROI_CORNERS * samples, bytes=moved, provenance="derived")
 
 
 @costs("torchvision::_roi_align_backward")
@@ -83,8 +320,12 @@ def roi_align_backward(signature: Signature) -> Cost:
     grad, rois = tensor(signature, 0, "grad"), tensor(signature, 1, "rois")
     size = [integer(signature, index, "input size") for index in (5, 6, 7, 8)]
     require(min(size) >= 0, "input size is negative")
-    samples = grad.numel * _roi_samples(signature.value(9))
-    return Cost(vector_flops=2 * _CORNERS * samples, bytes=read_bytes((grad, rois)) + size_of(prod(size), grad.dtype), provenance="derived")
+    samples = grad.numel * _count_roi_samples(signature.value(9))
+    return Cost(
+        vector_flops=2 * _ROI_CORNERS * samples,
+        bytes=count_read_bytes((grad, rois)) + size_of(prod(size), grad.dtype),
+        provenance="derived",
+    )
 
 
 @costs("torchvision::nms")
@@ -92,7 +333,9 @@ def nms(signature: Signature) -> Cost:
     """Return the cost of comparing all pairs of boxes: 13 FLOP an overlap, a bit a pair written and read; `derived` (the sort is small)."""
     boxes, scores = tensor(signature, 0, "dets"), tensor(signature, 1, "scores")
     count = scores.numel
-    return Cost(vector_flops=13 * count * count // 2, bytes=read_bytes((boxes, scores)) + 2 * (count * count // 8), provenance="derived")
+    return Cost(
+        vector_flops=13 * count * count // 2, bytes=count_read_bytes((boxes, scores)) + 2 * (count * count // 8), provenance="derived"
+    )
 
 
 @costs("torchvision::deform_conv2d")
@@ -101,5 +344,5 @@ def deform_conv2d(signature: Signature) -> Cost:
     x, weight, offset = (tensor(signature, index, name) for index, name in enumerate(("input", "weight", "offset")))
     require(len(x.shape) == len(weight.shape) == len(offset.shape) == 4, "shapes do not fit a convolution")
     pixels = offset.shape[0] * offset.shape[2] * offset.shape[3]
-    moved = read_bytes((x, weight, offset, *present(signature, 3, 4))) + size_of(pixels * weight.shape[0], x.dtype)
-    return matrix_cost(pixels * weight.numel, x.dtype, moved)
+    moved = count_read_bytes((x, weight, offset, *present(signature, 3, 4))) + size_of(pixels * weight.shape[0], x.dtype)
+    return build_matrix_cost(pixels * weight.numel, x.dtype, moved)

@@ -4,69 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpudiag.errors import InputError, nearest
+from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.fixes import FIX_BY_ID
-from gpudiag.timeline.whatif import batch, fused, host, kernels, kinds_of_time, lanes, launch, roof, syncs
-from gpudiag.timeline.whatif.setting import Kind, Setting, parted, shown
+from gpudiag.timeline.whatif import device_time, host_time
+from gpudiag.timeline.whatif.base import Setting, WhatIfKind, format_setting, parse_setting
 
-KINDS: tuple[Kind, ...] = (
-    batch.KIND,
-    kernels.KIND,
-    roof.KIND,
-    fused.KIND,
-    kinds_of_time.LOADER,
-    kinds_of_time.GC,
-    kinds_of_time.IO,
-    kinds_of_time.ALLOCATION,
-    kinds_of_time.COMPILE,
-    kinds_of_time.PROFILER,
-    host.KIND,
-    launch.KIND,
-    syncs.KIND,
-    lanes.COPIES,
-    lanes.COMMUNICATION,
+KINDS: tuple[WhatIfKind, ...] = (
+    device_time.BATCH,
+    device_time.KERNEL,
+    device_time.ROOF,
+    device_time.FUSED,
+    host_time.LOADER,
+    host_time.GC,
+    host_time.IO,
+    host_time.ALLOCATION,
+    host_time.COMPILE,
+    host_time.PROFILER,
+    host_time.HOST,
+    host_time.LAUNCH,
+    host_time.SYNC,
+    device_time.COPIES,
+    device_time.COMMUNICATION,
 )
 
-BY_NAME = {kind.name: kind for kind in KINDS}
+KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 _ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
 
 
-def parse(texts: Sequence[str]) -> tuple[Setting, ...]:
+def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
     """Return the settings that `--set` names, in the order of application.
 
     Raises InputError for one that does not exist, and where one thing is changed twice.
     """
-    found = [_parse(text) for text in texts]
+    found = [_parse_known(text) for text in texts]
     seen = set[tuple[str, str, str]]()
     for setting in found:
-        key = (setting.name, setting.target, setting.value if BY_NAME[setting.name].names_places else "")
+        key = (setting.name, setting.target, setting.value if KIND_BY_NAME[setting.name].names_places else "")
         if key in seen:
-            raise InputError(f"{shown(Setting(setting.name, target=setting.target))} is given more than once", "give it one value")
+            raise InputError(f"{format_setting(Setting(setting.name, target=setting.target))} is given more than once", "give it one value")
         seen.add(key)
     return tuple(sorted(found, key=lambda setting: _ORDER[setting.name]))
 
 
-def _parse(text: str) -> Setting:
-    setting = parted(text)
-    kind = BY_NAME.get(setting.name)
+def _parse_known(text: str) -> Setting:
+    setting = parse_setting(text)
+    kind = KIND_BY_NAME.get(setting.name)
     if kind is None or (setting.target and not kind.takes_target):
-        raise InputError(f"{shown(setting)}: there is no such what-if{_meant(setting.name)}", f"there are {names()}")
+        raise InputError(f"{format_setting(setting)}: there is no such what-if{_suggest_name(setting.name)}", f"there are {format_names()}")
     kind.words(setting)  # raises where the value is wrong
     return setting
 
 
-def _meant(name: str) -> str:
+def _suggest_name(name: str) -> str:
     """Return what a person may have meant by the name of no what-if: a fix, which is tried and not replayed, or a name much like it."""
     if name in FIX_BY_ID:
         return f"; {name} is a fix: `gpudiag ab --fix {name} train.py` measures what it gives"
-    return nearest(name, BY_NAME)
+    return suggest_nearest(name, KIND_BY_NAME)
 
 
-def names() -> str:
+def format_names() -> str:
     """Return the names with an example value, for a message."""
     return ", ".join(f"{kind.name}:NAME=0.5" if kind.takes_target else str(Setting(kind.name, kind.standard or "")) for kind in KINDS)
 
 
-def standard() -> tuple[Setting, ...]:
+def list_standard() -> tuple[Setting, ...]:
     """Return the what-ifs of the standard table with their values."""
     return tuple(Setting(kind.name, kind.standard) for kind in KINDS if kind.standard is not None)

@@ -1,4 +1,10 @@
-"""The steps of a run with changes, replayed in a run that goes on like them."""
+"""The steps of an analysis with changes, replayed in a run that goes on like them, also at the pace of the run without the profiler.
+
+What-ifs at the pace of the run without the profiler: it slows the host that issues work, not the device.
+
+A step that the slowed host holds up gains nothing from faster kernels, while the plain step may be all the device's: what a change of the
+device's work gives has to be asked of the latter.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +14,33 @@ from functools import cached_property
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 
 from gpudiag.errors import InputError
+from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import NODE_KINDS, Graph
-from gpudiag.model.replay import WhatIf
+from gpudiag.model.timeline import WhatIf
 from gpudiag.timeline.replay import steady_step_ns
 from gpudiag.timeline.whatif import registry
-from gpudiag.timeline.whatif.context import Context
-from gpudiag.timeline.whatif.setting import Setting
-from gpudiag.timeline.whatif.syncs import without_calls
-from gpudiag.timeline.whatif.times import Floats, Times, unchanged, with_kernels
+from gpudiag.timeline.whatif.base import Floats, Setting, Times, WhatIfContext, read_times, set_kernel_times
+from gpudiag.timeline.whatif.host_time import find_host_nodes, remove_syncs
 
 
-def kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
+def replay_kernel_times(graph: Graph, new_ns: Floats, busy_ns: Floats) -> float:
     """Return the time of a step in ns with row k of `kernels` taking new_ns[k] ns instead of `busy_ns` (NaN: as it is).
 
     In a run that goes on like it.
     """
-    return changed_step_ns(graph, with_kernels(graph, unchanged(graph), new_ns, busy_ns))
+    return replay_changed_step(graph, set_kernel_times(graph, read_times(graph), new_ns, busy_ns))
 
 
-def changed_step_ns(graph: Graph, times: Times) -> float:
+def replay_changed_step(graph: Graph, times: Times) -> float:
     """Return the time of a step in ns with `times`; work on a lane of its own holds nobody up, but the step lasts as long as all of it."""
     duration = np.where(times.own_lane, 0, times.duration_ns)
-    return max(steady_step_ns(graph, duration, times.lag_ns + times.free_ns, times.dropped), _longest_lane_ns(graph, times))
+    return max(steady_step_ns(graph, duration, times.lag_ns + times.free_ns, times.dropped), _measure_longest_lane(graph, times))
 
 
-def _longest_lane_ns(graph: Graph, times: Times) -> float:
+def _measure_longest_lane(graph: Graph, times: Times) -> float:
     """Return the largest total of the work on lanes of its own, for one step; without that of earlier steps.
 
     A lane is the work of one kind (copies, collectives) that came from one stream.
@@ -57,7 +63,7 @@ class Study:
         self,
         graphs: Sequence[Graph],
         step_names: Mapping[int, str],
-        context: Context,
+        context: WhatIfContext,
         weights: Sequence[int] | None = None,
         run: Graph | None = None,
         notes: tuple[str, ...] = (),
@@ -98,7 +104,7 @@ class Study:
     def standard(self) -> tuple[WhatIf, ...]:
         """Return every standard what-if that applies to the steps, the largest gain first."""
         found = []
-        for setting in registry.standard():
+        for setting in registry.list_standard():
             try:
                 found.append(self._what_if([setting]))
             except InputError:  # about nothing that these steps hold
@@ -107,15 +113,15 @@ class Study:
 
     def kernels(self, new_ns: Floats, name: str, words: str) -> WhatIf:
         """Return the steps with row k of `kernels` taking new_ns[k] ns (NaN: as it is)."""
-        return self._result(name, words, [kernel_times(graph, new_ns, self.context.busy_ns) for graph in self.graphs], 1.0)
+        return self._result(name, words, [replay_kernel_times(graph, new_ns, self.context.busy_ns) for graph in self.graphs], 1.0)
 
     def without_syncs(self, launches: npt.NDArray[np.int64]) -> WhatIf | None:
         """Return the steps in which these rows of `launches` do not wait; None where the steps hold none that does."""
-        changed = [without_calls(graph, unchanged(graph), self.context, launches) for graph in self.graphs]
+        changed = [remove_syncs(graph, read_times(graph), self.context, launches) for graph in self.graphs]
         if all(times is None for times in changed):
             return None
         pairs = zip(self.graphs, changed, strict=True)
-        times = [changed_step_ns(graph, unchanged(graph) if new is None else new) for graph, new in pairs]
+        times = [replay_changed_step(graph, read_times(graph) if new is None else new) for graph, new in pairs]
         return self._result("sync", "these calls do not wait for the device", times, 1.0)
 
     def _what_if(self, settings: Sequence[Setting]) -> WhatIf:
@@ -127,33 +133,33 @@ class Study:
 
     def _replayed(self, settings: Sequence[Setting]) -> WhatIf:
         times = self._changed(self.graphs, settings)
-        changed = [changed_step_ns(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
-        words = "; ".join(registry.BY_NAME[setting.name].words(setting) for setting in settings)
+        changed = [replay_changed_step(graph, new) for graph, new in zip(self.graphs, times, strict=True)]
+        words = "; ".join(registry.KIND_BY_NAME[setting.name].words(setting) for setting in settings)
         return self._result(", ".join(map(str, settings)), words, changed, times[0].samples if times else 1.0)
 
     def _changed(self, graphs: Sequence[Graph], settings: Sequence[Setting]) -> list[Times]:
-        times = [unchanged(graph) for graph in graphs]
+        times = [read_times(graph) for graph in graphs]
         for setting in settings:
             times = self._with(graphs, times, setting)
         return times
 
     def _with(self, graphs: Sequence[Graph], times: Sequence[Times], setting: Setting) -> list[Times]:
-        kind = registry.BY_NAME[setting.name]
+        kind = registry.KIND_BY_NAME[setting.name]
         found = [kind.apply(graph, before, self.context, setting) for graph, before in zip(graphs, times, strict=True)]
         # what an earlier setting has taken away already is no error: fused may leave no copy to overlap
         if all(new is None for new in found) and not self._applies(setting):
-            raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.names()}")
+            raise InputError(f"{setting}: does not apply: {kind.absent}", f"there are {registry.format_names()}")
         return [before if new is None else new for before, new in zip(times, found, strict=True)]
 
     def _applies(self, setting: Setting) -> bool:
         """Return whether the steps as measured hold anything that `setting` is about."""
-        kind = registry.BY_NAME[setting.name]
-        return any(kind.apply(graph, unchanged(graph), self.context, setting) is not None for graph in self.graphs)
+        kind = registry.KIND_BY_NAME[setting.name]
+        return any(kind.apply(graph, read_times(graph), self.context, setting) is not None for graph in self.graphs)
 
     def _each(self, settings: Sequence[Setting]) -> tuple[tuple[str, float, float], ...]:
         """Return (step, unchanged, changed) of each representative step, in a run that repeats it."""
         times = zip(self.representatives, self._changed(self.representatives, settings), strict=True)
-        return tuple((self._name(graph), steady_step_ns(graph), changed_step_ns(graph, new)) for graph, new in times)
+        return tuple((self._name(graph), steady_step_ns(graph), replay_changed_step(graph, new)) for graph, new in times)
 
     def _name(self, graph: Graph) -> str:
         return self._names.get(graph.step, str(graph.step))
@@ -165,3 +171,88 @@ class Study:
         share = 1 - after / samples / before if before else 0.0
         notes = (f"gain per sample: a step has {samples:g} x the samples",) if samples != 1 else ()
         return WhatIf(name, words, before, after, share, rows, (*notes, *self._notes))
+
+
+FASTEST_FACTOR = 0.5
+"""Least part of what the slow-down alone leaves of the host's time (heuristic: recording without stacks at most doubles it). Where the
+device fills the plain step, the host can be this fast and nothing would show it."""
+
+WITHIN_SHARE = 0.02
+"""Part of the plain step by which a replay may be shorter and still meet it (heuristic: the scatter of a median of few steps)."""
+
+_HALVINGS = 5
+"""1/32 of the range that is searched: finer than the slow-down is known."""
+
+
+def adjust_to_plain_pace(study: Study, slowdown: float) -> Study:
+    """Return `study` with the host as fast as the steps without the profiler allow, those being `slowdown` (> 1) times as short."""
+    plain = study.mean_ns / slowdown
+    return _speed_up_host(study, _find_factor(study, plain * (1 - WITHIN_SHARE), FASTEST_FACTOR / slowdown, 1 / slowdown))
+
+
+def _find_factor(study: Study, least_ns: float, low: float, high: float) -> float:
+    """Return the smallest factor on the host's time, `low` to `high`, with which a step still takes `least_ns`.
+
+    It takes longer with a slower host, never shorter; with `high`, 1 / slow-down, it is not shorter than the plain step, for no more than
+    all of it can shrink by that.
+    """
+    if _speed_up_host(study, low).mean_ns >= least_ns:
+        return low
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _speed_up_host(study, middle).mean_ns >= least_ns else (middle, high)
+    return high
+
+
+def _speed_up_host(study: Study, factor: float) -> Study:
+    return study.with_graphs(lambda graph: _scale_host(graph, factor))
+
+
+def _scale_host(graph: Graph, factor: float) -> Graph:
+    held = np.where(find_host_nodes(graph), np.rint(graph.duration_ns * factor), graph.duration_ns).astype(np.int64)
+    return msgspec.structs.replace(graph, duration_ns=held)
+
+
+def build_study(analysis: Analysis) -> Study | None:
+    """Return what answers what-ifs on `analysis`; None where its steps cannot be replayed."""
+    if not analysis.graphs:
+        return None
+    context = WhatIfContext(
+        analysis.trace,
+        on_cpu=analysis.device_kind == "cpu",
+        device=analysis.device,
+        syncs=analysis.syncs,
+        samples=_find_batch_size(analysis.step_records),
+    )
+    names = dict(analysis.steps.select("id", "name").iter_rows())
+    if analysis.run_graph is not None:
+        return Study(analysis.graphs, names, context, run=analysis.run_graph, notes=_name_replayed(analysis.run_graph, analysis.steps))
+    return Study(analysis.graphs, names, context, _count_represented(analysis.steps, [graph.step for graph in analysis.graphs]))
+
+
+def _name_replayed(run: Graph, steps: pl.DataFrame) -> tuple[str, ...]:
+    """Return which of the analysed steps are replayed, in words; () where all are."""
+    count, last = int(steps["analysed"].sum()), run.step + run.step_count - 1
+    if run.step_count >= count:
+        return ()
+    part = f"{steps['name'][run.step]} to {steps['name'][last]}"
+    return (f"replayed: {part}, {run.step_count} of {count} steps; the others are taken to be like them",)
+
+
+def _count_represented(steps: pl.DataFrame, rows: Sequence[int]) -> tuple[int, ...]:
+    """Return how many of the analysed steps each of `rows` stands for: those whose length is nearest to its own, at least itself.
+
+    A plain mean over the three would count a checkpoint in one step of a hundred as if it were in every third.
+    """
+    length = (steps["end_ns"] - steps["start_ns"]).to_numpy()
+    every = length[steps["analysed"].to_numpy()]
+    nearest = np.abs(every[:, None] - length[list(rows)][None, :]).argmin(axis=1)
+    return tuple(np.maximum(np.bincount(nearest, minlength=len(rows)), 1).tolist())
+
+
+def _find_batch_size(records: pl.DataFrame | None) -> int | None:
+    """Return the batch size that most steps had; None where none was recorded."""
+    if records is None:
+        return None
+    found = records["samples"].drop_nulls().mode().sort()
+    return int(found[-1]) if len(found) and found[-1] > 0 else None

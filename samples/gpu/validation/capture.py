@@ -16,8 +16,8 @@ import torch
 
 import gpudiag
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.capture.telemetry.device import cuda_device
-from gpudiag.experiment import gpustate
+from gpudiag.capture.environment import identify_cuda_device
+from gpudiag.experiment import gpu_state
 from gpudiag.experiment.trial.protocol import Gpu
 from validation.rows import Job
 
@@ -133,8 +133,8 @@ def read_counter(job: Job, step: int) -> tuple[int, float, float | None]:
     identity = None
     if job.on_gpu:
         torch.cuda.synchronize()
-        identity = cuda_device()
-    nvml = gpustate.opened() if identity is not None else None
+        identity = identify_cuda_device()
+    nvml = gpu_state.open_nvml() if identity is not None else None
     if nvml is None or identity is None:
         return step, time.monotonic(), None
     handle = nvml.handle(Gpu(identity.uuid, identity.pci_bus_id, identity.number))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import gpudiag
-from gpudiag.api.experiment import Options, experiment
+from gpudiag.api.experiment import Options, run_experiment
 from gpudiag.experiment.design import Design
-from gpudiag.experiment.stats import holm
+from gpudiag.experiment.stats import apply_holm
 from gpudiag.model.experiment import ExperimentData, Outcome
 from validation.rows import Job
 
@@ -103,7 +103,7 @@ def tried(job: Job, group: Group) -> None:
         output=str(job.out / "experiments" / group.name), design=ONE, combine=group.together, budget_s=max(job.left_s, 1.0),
         parity=not group.variants, sandbox="off",
     )  # fmt: skip
-    data = experiment(
+    data = run_experiment(
         group.command, fixes=list(group.fixes), variants=list(group.variants), options=options, progress=print, done=done
     ).data
     if not seen or not data.complete:
@@ -166,12 +166,12 @@ def same(job: Job) -> None:
             continue
         begun = time.monotonic()
         options = Options(output=str(job.out / "experiments" / f"aa-{name}"), design=SAME, aa=True, budget_s=job.left_s, sandbox="off")
-        data: ExperimentData = experiment(command, options=options, progress=print).data
+        data: ExperimentData = run_experiment(command, options=options, progress=print).data
         longest = time.monotonic() - begun
         for found in data.experiments:
             job.add(f"A/A of {name}", "-", f"{measured(found)}; p {found.p}", None, "; ".join(data.notes)[:300])
             kept.append(found)
     told = [found for found in kept if found.p is not None]
     if told:
-        claims = sum(holm([found.p or 0.0 for found in told]))
+        claims = sum(apply_holm([found.p or 0.0 for found in told]))
         job.add("A/A: claims after Holm", "0", f"{claims} of {len(told)}", claims == 0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gpudiag import api
-from gpudiag.hardware.peaks import device_from_row
-from gpudiag.hardware.table import load_table
+from gpudiag.hardware.device_peaks import build_device
+from gpudiag.hardware.device_table import load_table
 from gpudiag.model.hardware import Device
 from gpudiag.units import format_ns, format_rate, format_share
 from validation.rows import Job
 
 OVER = 1.03
-"""More than this above a data sheet: the entry is wrong, not the hardware (gpudiag.model.cost.OVER_ROOF_ABOVE)."""
+"""More than this above a data sheet: the entry is wrong, not the hardware (gpudiag.model.ops.OVER_ROOF_ABOVE)."""
 
 PRODUCTS, STREAMS, LINK = 0.5, 0.8, 0.5
 """At least so much of a published rate. Products reach 0.6 to 0.9 of it where power allows, streams 0.85 to 0.93 (devices.yaml), PCIe
@@ -24,7 +24,7 @@ def run(job: Job) -> None:
     """Measure, keep the figures for later reports, and hold them against the table."""
     measured = api.calibrate(job.device)
     table = next((row for row in load_table().devices if row.id == measured.id), None)
-    judge(job, measured, None if table is None else device_from_row(table, load_table()))
+    judge(job, measured, None if table is None else build_device(table, load_table()))
 
 
 def judge(job: Job, measured: Device, table: Device | None) -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gpudiag.api import doctor
-from gpudiag.api.doctor import examine, gpu, machine, software, storage
-from gpudiag.api.doctor import seen as looking
-from gpudiag.api.doctor.check import Check
-from gpudiag.api.doctor.seen import Answers, Seen, asked
-from gpudiag.hardware.peaks_cache import cache_key, store_cached
+from gpudiag.api import doctor, machine
+from gpudiag.api import machine as looking
+from gpudiag.api.doctor import examine
+from gpudiag.api.machine import Check, ObservedMachine, ProbeAnswers, run_probe
+from gpudiag.hardware.peaks_cache import build_peaks_key, store_peaks
 from gpudiag.model.bundle import Machine
 from gpudiag.model.hardware import Device
 
@@ -28,12 +27,14 @@ BOARD = {"name": "H100", "silent": {}, "mig": False, "persistence": True}
 NVML = {"nvml": {"driver": "570.86.15", "count": 1}, "counters": {"devices": [BOARD]}}
 
 
-def _seen(root: Path, torch: dict[str, Any] | None = None, nvml: dict[str, Any] | None = None, files: dict[str, str] | None = None) -> Seen:
+def _seen(
+    root: Path, torch: dict[str, Any] | None = None, nvml: dict[str, Any] | None = None, files: dict[str, str] | None = None
+) -> ObservedMachine:
     """Return a machine with these answers and files."""
-    found = Seen(root, environ={})
+    found = ObservedMachine(root, environ={})
     found.__dict__["children"] = {
-        "torch": Answers(torch or {}, "" if torch else "gone"),
-        "nvml": Answers(nvml or {}, "" if nvml else "gone"),
+        "torch": ProbeAnswers(torch or {}, "" if torch else "gone"),
+        "nvml": ProbeAnswers(nvml or {}, "" if nvml else "gone"),
     }
     for name, text in (files or {}).items():
         found.path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,10 +49,10 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
         "gpudiag": "0.1", "torch": "2.13.0", "scipy": "1.17", "nvtx": "0.2", "nvidia-ml-py": "13.0", "triton": "3.5", "dash": "4.0",
         "waitress": "3.0", "distributed": "2026.8",
     }  # fmt: skip
-    for module in (doctor, software, gpu, storage):
+    for module in (doctor, doctor, doctor, doctor):
         monkeypatch.setattr(module, "version", found.get)
-    monkeypatch.setattr(software.metadata, "requires", lambda _: [])
-    monkeypatch.setattr(software, "_includes", lambda *_: True)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: [])
+    monkeypatch.setattr(doctor, "_finds_header", lambda *_: True)
     return found
 
 
@@ -83,8 +84,8 @@ def test_a_machine_on_which_all_is_well_has_no_failure(tmp_path: Path) -> None:
 )
 def test_a_gpu_that_torch_does_not_reach_fails(tmp_path: Path, torch: dict[str, Any], words: str) -> None:
     seen = _seen(tmp_path, None, NVML, NVIDIA)
-    seen.__dict__["children"]["torch"] = Answers(torch, "gone")
-    found = gpu.gpu(seen)
+    seen.__dict__["children"]["torch"] = ProbeAnswers(torch, "gone")
+    found = doctor.check_gpu(seen)
     assert found.status == "missing"
     assert words in found.found
     assert found.costs
@@ -110,20 +111,20 @@ def test_a_test_recording_that_does_not_come_to_its_end_is_not_taken_for_one(tmp
 def test_a_gpu_that_is_hidden_is_called_so(tmp_path: Path) -> None:
     seen = _seen(tmp_path, _with(TORCH, "gpu", available=False, why="No CUDA GPUs are available"), NVML, NVIDIA)
     seen.environ = {"CUDA_VISIBLE_DEVICES": ""}
-    assert gpu.gpu(seen).fix == "unset CUDA_VISIBLE_DEVICES, which hides it"
+    assert doctor.check_gpu(seen).fix == "unset CUDA_VISIBLE_DEVICES, which hides it"
 
 
 def test_recordings_without_kernels_fail(tmp_path: Path) -> None:
-    found = gpu.device_events(_seen(tmp_path, _with(TORCH, "profile", device_events=0), NVML, NVIDIA))
+    found = doctor.check_device_events(_seen(tmp_path, _with(TORCH, "profile", device_events=0), NVML, NVIDIA))
     assert (found.status, found.needs) == ("missing", ("gpu",))
     assert "CUPTI" in found.found
     amd = _seen(tmp_path / "amd", _with(TORCH, "profile", device_events=0), files={"/dev/kfd": ""})
-    assert "roctracer" in gpu.device_events(amd).found
-    assert "CUPTI" not in gpu.device_events(amd).fix
+    assert "roctracer" in doctor.check_device_events(amd).found
+    assert "CUPTI" not in doctor.check_device_events(amd).fix
 
 
-def _telemetry(seen: Seen) -> tuple[str, str]:
-    found = gpu.telemetry(seen)
+def _telemetry(seen: ObservedMachine) -> tuple[str, str]:
+    found = doctor.check_telemetry(seen)
     return found.status, found.found
 
 
@@ -139,10 +140,10 @@ def test_telemetry_says_what_is_silent(tmp_path: Path, installed: dict[str, str 
 
 def test_modes_and_rights_of_the_gpu(tmp_path: Path) -> None:
     restricted = _seen(tmp_path, TORCH, NVML, {**NVIDIA, "/proc/driver/nvidia/params": "X: 1\nRmProfilingAdminOnly: 1\n"})
-    assert gpu.counters(restricted).status == "limited"
+    assert doctor.check_counters(restricted).status == "limited"
     for changed, words in (({"mig": True}, "MIG is on"), ({"persistence": False}, "persistence mode is off")):
         nvml = {**NVML, "counters": {"devices": [{**BOARD, **changed}]}}
-        assert gpu.mode(_seen(tmp_path, TORCH, nvml, NVIDIA)).found == words
+        assert doctor.check_gpu_mode(_seen(tmp_path, TORCH, nvml, NVIDIA)).found == words
 
 
 def test_more_threads_than_the_container_grants(tmp_path: Path) -> None:
@@ -150,25 +151,25 @@ def test_more_threads_than_the_container_grants(tmp_path: Path) -> None:
         ({"/sys/fs/cgroup/cpu.max": "200000 100000"}, 2), ({"/sys/fs/cgroup/cpu.max": "50000 100000"}, 0.5),
         ({"/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 1.5),
     ):  # fmt: skip
-        found = machine.processors(_seen(tmp_path / str(granted), TORCH, files=files))
+        found = machine.check_processors(_seen(tmp_path / str(granted), TORCH, files=files))
         assert found.status == "limited"
         assert f"the container grants {granted:g}" in found.found
         assert f"OMP_NUM_THREADS={max(1, int(granted))}" in found.fix
-    bare = machine.processors(_seen(tmp_path / "bare", _with(TORCH, "versions", threads=10_000)))
+    bare = machine.check_processors(_seen(tmp_path / "bare", _with(TORCH, "versions", threads=10_000)))
     assert bare.status == "limited"
     assert "container" not in bare.costs
     few = _with(TORCH, "versions", threads=1)
     for text in ("max 100000", "", "nonsense", "-1 0"):
-        assert machine.processors(_seen(tmp_path / "free", few, files={"/sys/fs/cgroup/cpu.max": text})).status == "ok"
+        assert machine.check_processors(_seen(tmp_path / "free", few, files={"/sys/fs/cgroup/cpu.max": text})).status == "ok"
 
 
 def test_shared_memory_of_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = _seen(tmp_path)
     for total, status in ((64 << 20, "limited"), (8 << 30, "ok")):
         monkeypatch.setattr(seen, "disk", lambda _, total=total: (total, total))
-        assert machine.shared_memory(seen).status == status
+        assert machine.check_shared_memory(seen).status == status
     monkeypatch.setattr(seen, "disk", lambda _: None)
-    assert machine.shared_memory(seen).status == "not applicable"
+    assert machine.check_shared_memory(seen).status == "not applicable"
 
 
 CPU0 = "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
@@ -178,17 +179,17 @@ CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 @pytest.mark.parametrize(
     ("check", "files", "status", "words"),
     [
-        (machine.frequency, {CPU0: "powersave\n"}, "limited", "powersave"),
-        (machine.frequency, {CPU0: "performance\n"}, "ok", "performance"),
-        (machine.frequency, {}, "not applicable", "virtual machine"),
-        (machine.clock, {CLOCK: "hpet\n"}, "limited", "hpet"),
-        (machine.clock, {CLOCK: "tsc\n"}, "ok", "tsc"),
-        (machine.numa, {"/sys/devices/system/node/online": "0-1\n"}, "ok", "nodes 0-1"),
-        (machine.tracing, {"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, "limited", "ptrace_scope 3"),
-        (machine.tracing, {"/proc/sys/kernel/perf_event_paranoid": "-1\n"}, "ok", "perf_event_paranoid -1"),
-        (machine.tracing, {}, "not applicable", "does not tell"),
-        (machine.memory, {"/sys/fs/cgroup/memory.max": "1000000\n"}, "ok", "granted to the container"),
-        (machine.memory, {"/sys/fs/cgroup/memory.max": "max\n"}, "ok", "GB"),
+        (machine.check_frequency, {CPU0: "powersave\n"}, "limited", "powersave"),
+        (machine.check_frequency, {CPU0: "performance\n"}, "ok", "performance"),
+        (machine.check_frequency, {}, "not applicable", "virtual machine"),
+        (machine.check_clock, {CLOCK: "hpet\n"}, "limited", "hpet"),
+        (machine.check_clock, {CLOCK: "tsc\n"}, "ok", "tsc"),
+        (machine.check_numa, {"/sys/devices/system/node/online": "0-1\n"}, "ok", "nodes 0-1"),
+        (machine.check_tracing, {"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, "limited", "ptrace_scope 3"),
+        (machine.check_tracing, {"/proc/sys/kernel/perf_event_paranoid": "-1\n"}, "ok", "perf_event_paranoid -1"),
+        (machine.check_tracing, {}, "not applicable", "does not tell"),
+        (machine.check_memory, {"/sys/fs/cgroup/memory.max": "1000000\n"}, "ok", "granted to the container"),
+        (machine.check_memory, {"/sys/fs/cgroup/memory.max": "max\n"}, "ok", "GB"),
     ],
 )
 def test_files_of_the_system(tmp_path: Path, check: Any, files: dict[str, str], status: str, words: str) -> None:
@@ -199,13 +200,13 @@ def test_files_of_the_system(tmp_path: Path, check: Any, files: dict[str, str], 
 
 def test_libraries_below_their_lower_bound_fail(tmp_path: Path, installed: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     asked_for = ["polars>=1.30", "rich>=13.7", "numpy>=1.26", 'tomli>=2; python_version < "3.11"', "torch>=9; extra == 'train'"]
-    monkeypatch.setattr(software.metadata, "requires", lambda _: asked_for)
+    monkeypatch.setattr(doctor.metadata, "requires", lambda _: asked_for)
     installed |= {"polars": "1.29.9", "numpy": "1.26.0", "rich": None, "tomli": "2.0"}
     found = examine([], _seen(tmp_path, TORCH))
     assert "gpudiag's libraries" in found.failed
     assert found.checks[0].found == "polars 1.29.9 is older than 1.30; rich is not installed"
     installed |= {"polars": "1.30", "rich": "14.0.0rc1"}
-    assert software.dependencies(_seen(tmp_path)).status == "ok"
+    assert doctor.check_dependencies(_seen(tmp_path)).status == "ok"
 
 
 def test_an_installation_for_analysis_is_no_failure(tmp_path: Path, installed: dict[str, str | None]) -> None:
@@ -228,12 +229,12 @@ def test_what_was_asked_for_fails_where_it_is_missing(tmp_path: Path, installed:
 def test_peaks_that_were_measured_have_an_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     seen = _seen(tmp_path, TORCH)
-    assert storage.calibration(seen).fix.startswith("gpudiag calibrate")
+    assert doctor.check_calibration(seen).fix.startswith("gpudiag calibrate")
     device = Device(id="x", name="x", kind="gpu", provenance="measured", source="")
-    key = cache_key(Machine(**MACHINE), threads=8, gpu="NVIDIA H100 80GB HBM3")  # type: ignore[arg-type]
-    store_cached(device, key)
-    assert storage.calibration(seen).found == "of this device, measured today"
-    assert storage.calibration(_seen(tmp_path)).status == "unknown"
+    key = build_peaks_key(Machine(**MACHINE), threads=8, gpu="NVIDIA H100 80GB HBM3")  # type: ignore[arg-type]
+    store_peaks(device, key)
+    assert doctor.check_calibration(seen).found == "of this device, measured today"
+    assert doctor.check_calibration(_seen(tmp_path)).status == "unknown"
 
 
 def test_no_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,29 +242,29 @@ def test_no_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     seen = _seen(tmp_path)
     for free, status in ((1 << 20, "missing"), (1 << 30, "limited"), (1 << 40, "ok")):
         monkeypatch.setattr(seen, "disk", lambda _, free=free: (1 << 41, free))
-        assert storage.recordings(seen).status == status
-    monkeypatch.setattr(storage.os, "access", lambda *_: False)
-    assert storage.recordings(seen).status == "missing"
-    assert storage.cache(seen).status == "limited"
+        assert doctor.check_recordings(seen).status == status
+    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+    assert doctor.check_recordings(seen).status == "missing"
+    assert doctor.check_peaks_cache(seen).status == "limited"
 
 
 def test_a_compiler_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(software.shutil, "which", lambda _: None)
-    found = software.compiler(_seen(tmp_path))
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    found = doctor.check_compiler(_seen(tmp_path))
     assert (found.status, found.needs) == ("missing", ("compile",))
     monkeypatch.undo()
-    monkeypatch.setattr(software, "version", lambda _: "1")
-    monkeypatch.setattr(software.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(doctor, "find_version", lambda _: "1")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     for lacking, status in (("Python.h", "missing"), ("omp.h", "limited"), ("none", "ok")):
-        monkeypatch.setattr(software, "_includes", lambda _, header, lacking=lacking: header != lacking)
-        assert software.compiler(_seen(tmp_path)).status == status
+        monkeypatch.setattr(doctor, "_finds_header", lambda _, header, lacking=lacking: header != lacking)
+        assert doctor.check_compiler(_seen(tmp_path)).status == status
 
 
 def test_a_check_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Seen) -> Check:
+    def broken(_: ObservedMachine) -> Check:
         raise ZeroDivisionError("odd machine")
 
-    monkeypatch.setattr(doctor, "CHECKS", (broken, machine.open_files))
+    monkeypatch.setattr(doctor, "CHECKS", (broken, machine.check_open_files))
     found = examine([], _seen(tmp_path))
     assert [check.status for check in found.checks] == ["unknown", "ok"] or found.checks[0].status in {"limited", "unknown"}
     assert any("ZeroDivisionError" in check.found for check in found.checks)
@@ -276,17 +277,17 @@ def test_a_child_that_hangs_crashes_or_talks_nonsense(monkeypatch: pytest.Monkey
         program.write_text(f"#!/bin/sh\n{told}{end}\n")
         program.chmod(0o755)
         monkeypatch.setattr(looking.sys, "executable", str(program))
-        found = asked("torch", 1.0)
+        found = run_probe("torch", 1.0)
         assert words in found.end
         assert found.stages == {"versions": {"version": "1"}}
     monkeypatch.setattr(looking.sys, "executable", str(tmp_path / "nowhere"))
-    assert "no process could be started" in asked("torch", 1.0).end
+    assert "no process could be started" in run_probe("torch", 1.0).end
 
 
 @pytest.mark.slow
 def test_the_probes_answer_here() -> None:
     pytest.importorskip("torch")
-    found = asked("torch", 300.0)
+    found = run_probe("torch", 300.0)
     assert found.end == ""
     assert found.get("versions", "kineto") is True
     assert found.get("profile", "events") > 0

@@ -16,11 +16,10 @@ from plantedsecrets import Planter, filled
 from gpudiag import api
 from gpudiag.api.scrub import scrub
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.parquet import encode
+from gpudiag.capture.segments import encode_segment
 from gpudiag.errors import InputError, UsageError
-from gpudiag.model import tables
-from gpudiag.model.bundle import Machine, Manifest, Window
-from gpudiag.model.inductor import InductorCode
+from gpudiag.model import trace as trace_module
+from gpudiag.model.bundle import InductorCode, Machine, Manifest, Window
 from gpudiag.model.memory import Owners
 
 OF_CODE = {
@@ -33,9 +32,9 @@ DEVICES = {("device", "name"), ("peaks", "id"), ("peaks", "name"), ("machine", "
 
 def _segments(planter: Planter, table: str, folder: Path) -> None:
     """Write one row of a table with a token in each text; then a file that gpudiag did not write, with a token in a column of its own."""
-    row = {name: planter.token((table, name)) if kind == pl.String else 1 for name, kind in tables.schema(table).items()}
+    row = {name: planter.token((table, name)) if kind == pl.String else 1 for name, kind in trace_module.build_table_schema(table).items()}
     folder.mkdir(parents=True)
-    (folder / "000000.parquet").write_bytes(encode(table, {name: [value] for name, value in row.items()}))
+    (folder / "000000.parquet").write_bytes(encode_segment(table, {name: [value] for name, value in row.items()}))
     frame = pl.DataFrame(row).with_columns(pl.lit(planter.token((table, "<column>"))).alias(planter.token((table, "<name>"))))
     frame.write_parquet(folder / "000001.parquet", compression="uncompressed")
 
@@ -93,7 +92,7 @@ def _bundle(folder: Path) -> Path:
         "site": ["train.py:7", None], "step": [1, 2],
     }  # fmt: skip
     (folder / "marks" / "rank0").mkdir(parents=True)
-    (folder / "marks" / "rank0" / "000000.parquet").write_bytes(encode("host_marks", marks))
+    (folder / "marks" / "rank0" / "000000.parquet").write_bytes(encode_segment("host_marks", marks))
     return folder
 
 

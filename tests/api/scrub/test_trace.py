@@ -21,15 +21,12 @@ from polars.testing import assert_frame_equal
 
 from gpudiag import api
 from gpudiag.api.scrub import scrub
-from gpudiag.api.scrub.kept import ARGUMENTS, HEADERS
-from gpudiag.api.scrub.names import Names
-from gpudiag.api.scrub.words import Removed, Words
+from gpudiag.api.scrub_words import ARGUMENTS, HEADERS, Names, Removed, Words
 from gpudiag.errors import GpudiagError, InputError
 from gpudiag.model.trace import TRACE_TABLES
-from gpudiag.trace import read
-from gpudiag.trace.categories import KINDS
-from gpudiag.trace.events import CompleteArgs, MemoryArgs
-from gpudiag.trace.framing import KEPT_HEADERS
+from gpudiag.trace import read_trace
+from gpudiag.trace.events import KIND_BY_CATEGORY, CompleteArgs, MemoryArgs
+from gpudiag.trace.json_framing import USED_HEADERS
 
 OF_CODE = {"cpu_op", "cuda_runtime", "kernel", "python_function", "Operator", "Runtime", "Kernel"}
 """Categories of events whose names are names of code."""
@@ -123,7 +120,7 @@ def test_the_report_of_a_copy_is_that_of_the_recording(tmp_path: Path) -> None:
 
 def _alike(source: Path, target: Path) -> None:
     """Check that two files read as the same tables: reports are made of nothing else."""
-    before, after = read(source), read(target)
+    before, after = read_trace(source), read_trace(target)
     for table in TRACE_TABLES:
         assert_frame_equal(getattr(before, table), getattr(after, table), categorical_as_str=True)
     unlike = {"source": "", "uncompressed_bytes": 0}
@@ -145,11 +142,11 @@ def test_the_copy_of_a_broken_trace_reads_as_the_trace(tmp_path: Path, shape: st
     source, target = tmp_path / "trace.json", tmp_path / "copy.json"
     source.write_text(json.dumps(break_structure(SHAPES[shape](), random.Random(seed), times)))
     try:
-        before = read(source)
+        before = read_trace(source)
     except GpudiagError:
         return
     scrub(str(source), target, force=True)
-    after = read(target)
+    after = read_trace(target)
     for table in TRACE_TABLES:
         numbers = cs.numeric() - cs.by_name("signature", "id", require_all=False)
         assert_frame_equal(getattr(before, table).select(numbers), getattr(after, table).select(numbers))
@@ -172,7 +169,7 @@ def test_texts_that_torch_writes_are_kept(name: str) -> None:
 
 def test_words_by_which_events_are_told_apart_are_kept() -> None:
     names = Names(Words(Removed()))
-    for category in (*KINDS, "xpu_driver", "privateuse1_runtime", "npu_memcpy", "gpu_user_annotation", "cuda_sync"):
+    for category in (*KIND_BY_CATEGORY, "xpu_driver", "privateuse1_runtime", "npu_memcpy", "gpu_user_annotation", "cuda_sync"):
         assert names.text(category) == category
     for name in ("process_name", "process_labels", "thread_name", "thread_sort_index", "[memory]", "Memcpy HtoD (Pageable -> Device)"):
         assert names.text(name) == name
@@ -232,7 +229,7 @@ def test_a_file_that_breaks_off_has_a_copy_that_breaks_off(tmp_path: Path) -> No
     source.write_text(text[: len(text) * 3 // 4])
     scrub(str(source), target)
     _alike(source, target)
-    assert read(target).meta.truncated
+    assert read_trace(target).meta.truncated
 
 
 def test_headers_behind_the_events_and_bare_lists_are_read(tmp_path: Path) -> None:
@@ -248,7 +245,7 @@ def test_headers_behind_the_events_and_bare_lists_are_read(tmp_path: Path) -> No
 def test_what_the_reader_uses_is_on_the_list() -> None:
     fields = {field.encode_name for kind in (CompleteArgs, MemoryArgs) for field in msgspec.structs.fields(kind)}
     assert fields <= ARGUMENTS.keys()
-    assert HEADERS.keys() | {"distributedInfo"} >= KEPT_HEADERS
+    assert HEADERS.keys() | {"distributedInfo"} >= USED_HEADERS
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"traceEvents": 3}', "no json", '{"traceEvents": []'])

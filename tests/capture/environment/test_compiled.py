@@ -9,17 +9,16 @@ import textwrap
 import msgspec
 import pytest
 
-from gpudiag.capture.environment.compiled import compiled
-from gpudiag.model.program import CompileCall, Compiled
+from gpudiag.capture.environment.live_objects import read_compiled
+from gpudiag.model.bundle import CompileCall, Compiled
 
 
 def in_a_process(lines: str) -> Compiled | None:
     program = """
         import msgspec, torch
-        from gpudiag.capture.environment.alive import alive
-        from gpudiag.capture.environment.compiled import compiled
+        from gpudiag.capture.environment.live_objects import find_live_objects, read_compiled
         {lines}
-        print(msgspec.json.encode(compiled(alive())).decode())
+        print(msgspec.json.encode(read_compiled(find_live_objects())).decode())
     """
     text = textwrap.dedent(program).format(lines=textwrap.dedent(lines))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
@@ -84,5 +83,5 @@ kept = [torch.compile(plain, backend=given) for given in (own_backend, Backend()
 
 
 def test_before_the_end_only_counters_are_read() -> None:
-    found = compiled(None)
+    found = read_compiled(None)
     assert found is None or (found.generated_graphs is None and found.calls == ())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.capture.environment.driver import driver_version, let_children_ask
+from gpudiag.capture.environment.inventory import let_forked_children_use_nvml, read_driver_version
 
 
 class NVMLError(Exception):
@@ -37,7 +37,7 @@ def fake(answer: Any = "570.86.15", fails: str = "") -> tuple[SimpleNamespace, l
 def test_the_version(monkeypatch: pytest.MonkeyPatch, answer: Any, version: str | None) -> None:
     module, called = fake(answer)
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert driver_version() == version
+    assert read_driver_version() == version
     assert (called.count("nvmlInit"), called.count("nvmlShutdown")) == (1, 1)
 
 
@@ -45,13 +45,13 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, answer: Any, version: str 
 def test_nvml_that_fails_is_left_as_it_was_found(monkeypatch: pytest.MonkeyPatch, fails: str, shut: int) -> None:
     module, called = fake(fails=fails)
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    assert driver_version() is None
+    assert read_driver_version() is None
     assert called.count("nvmlShutdown") == shut
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert driver_version() is None
+    assert read_driver_version() is None
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -59,7 +59,7 @@ def test_a_child_that_is_forked_while_a_thread_looks_a_function_up_can_use_pynvm
     module, _ = fake()
     module.libLoadLock = threading.Lock()
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    let_children_ask()
+    let_forked_children_use_nvml()
     with module.libLoadLock:
         child = os.fork()
         if child == 0:
@@ -69,5 +69,5 @@ def test_a_child_that_is_forked_while_a_thread_looks_a_function_up_can_use_pynvm
 
 def test_nothing_is_imported_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    assert driver_version() is None
+    assert read_driver_version() is None
     assert "pynvml" not in sys.modules

@@ -13,7 +13,7 @@ from gpudiag.capture import environment
 
 def test_the_machine_names_no_host_and_starts_no_device() -> None:
     before = torch.cuda.is_initialized()
-    found = environment.machine()
+    found = environment.read_machine()
     assert found.torch == torch.__version__
     assert found.cpu_cores is None or found.cpu_cores >= 1
     assert torch.cuda.is_initialized() == before
@@ -25,22 +25,22 @@ def test_the_quota_of_the_control_group_is_in_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, cores: float | None
 ) -> None:
     (tmp_path / "cpu.max").write_text(text)
-    monkeypatch.setattr(environment, "_QUOTA", tmp_path / "cpu.max")
-    assert environment.machine().cpu_quota == cores
+    monkeypatch.setattr(environment, "_CPU_QUOTA", tmp_path / "cpu.max")
+    assert environment.read_machine().cpu_quota == cores
 
 
 def test_numa_nodes_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("node0", "node1", "possible", "nodelist"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(environment, "_NODES", tmp_path)
-    assert environment.machine().numa_nodes == 2
+    monkeypatch.setattr(environment, "_NUMA_NODES", tmp_path)
+    assert environment.read_machine().numa_nodes == 2
 
 
 def test_settings_follow_the_switches_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with torch.autograd.set_detect_anomaly(True), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        inside = environment.settings()
-    outside = environment.settings()
+        inside = environment.read_settings()
+    outside = environment.read_settings()
     assert (inside.cudnn_benchmark, inside.anomaly_detection, inside.sdp_backends) == (True, True, ("math",))
     assert outside.anomaly_detection is False
     assert "flash" in (outside.sdp_backends or ())
@@ -49,23 +49,23 @@ def test_settings_follow_the_switches_of_torch(monkeypatch: pytest.MonkeyPatch) 
 def test_deterministic_flags_are_seen() -> None:
     torch.use_deterministic_algorithms(True)
     try:
-        assert environment.settings().deterministic is True
+        assert environment.read_settings().deterministic is True
     finally:
         torch.use_deterministic_algorithms(False)
-    assert environment.settings().deterministic is False
+    assert environment.read_settings().deterministic is False
 
 
 def test_the_allocator_is_read_from_torch_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:512")
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "", raising=False)
-    assert environment.settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
+    assert environment.read_settings().allocator == {"expandable_segments": "True", "max_split_size_mb": "512"}
     monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "expandable_segments:False", raising=False)
-    assert environment.settings().allocator == {"expandable_segments": "False"}
+    assert environment.read_settings().allocator == {"expandable_segments": "False"}
 
 
 def test_a_torch_without_any_of_the_getters_leaves_settings_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "_C", SimpleNamespace())
-    found = environment.settings()
+    found = environment.read_settings()
     assert (found.cudnn_benchmark, found.sdp_backends, found.cuda_matmul_allow_tf32, found.reduced_precision_reduction) == (
         None,
         None,

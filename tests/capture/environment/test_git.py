@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from gpudiag.capture.environment import git as module
-from gpudiag.capture.environment.git import code, script_folder
+from gpudiag.capture.environment.git import find_script_folder, read_code
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
@@ -33,11 +33,11 @@ def head(folder: Path) -> str:
 
 @needs_git
 def test_commit_and_dirty(repository: Path) -> None:
-    assert code(repository) == module.Code(head(repository), dirty=False)
+    assert read_code(repository) == module.Code(head(repository), dirty=False)
     (repository / "notes.txt").write_text("not tracked: not part of the program's commit")
-    assert code(repository) == module.Code(head(repository), dirty=False)
+    assert read_code(repository) == module.Code(head(repository), dirty=False)
     (repository / "train.py").write_text("print(2)\n")
-    assert code(repository) == module.Code(head(repository), dirty=True)
+    assert read_code(repository) == module.Code(head(repository), dirty=True)
 
 
 @needs_git
@@ -46,7 +46,7 @@ def test_a_touched_file_with_the_same_content_is_clean_and_the_index_is_not_writ
     (repository / "train.py").touch()
     index = repository.parent / ".git" / "index"
     before = index.read_bytes(), index.stat().st_mtime_ns
-    found = code(repository)
+    found = read_code(repository)
     assert found is not None
     assert found.dirty is False
     assert (index.read_bytes(), index.stat().st_mtime_ns) == before
@@ -55,16 +55,16 @@ def test_a_touched_file_with_the_same_content_is_clean_and_the_index_is_not_writ
 @needs_git
 def test_a_repository_without_a_commit_and_a_folder_without_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert code(tmp_path) is None
+    assert read_code(tmp_path) is None
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    assert code(tmp_path) is None
-    assert code(tmp_path / "absent") is None
+    assert read_code(tmp_path) is None
+    assert read_code(tmp_path / "absent") is None
 
 
 @needs_git
 def test_variables_of_a_hook_do_not_name_another_repository(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere.git"))
-    found = code(repository)
+    found = read_code(repository)
     assert found is not None
 
 
@@ -74,7 +74,7 @@ def test_programs_that_the_repository_names_are_not_started(repository: Path, tm
     spy.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
     spy.chmod(0o755)
     subprocess.run(["git", "config", "core.fsmonitor", str(spy)], cwd=repository, check=True)
-    assert code(repository) is not None
+    assert read_code(repository) is not None
     assert not (tmp_path / "started").exists()
 
 
@@ -88,29 +88,29 @@ def fake_git(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None
 @pytest.mark.parametrize("script", ["exit 1", "echo hf_PLANTEDPLANTED", "echo /home/someone", "printf '\\377\\376'"])
 def test_answers_that_are_no_commit_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     fake_git(tmp_path / "bin", monkeypatch, script)
-    assert code(tmp_path) is None
+    assert read_code(tmp_path) is None
 
 
 def test_a_git_that_does_not_answer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
     fake_git(tmp_path / "bin", monkeypatch, 'case "$*" in *rev-parse*) echo ' + "a" * 40 + ";; *) exec sleep 30;; esac")
     begun = time.monotonic()
-    assert code(tmp_path) == module.Code("a" * 40, dirty=None)
+    assert read_code(tmp_path) == module.Code("a" * 40, dirty=None)
     assert time.monotonic() - begun < 15
 
 
 def test_no_git_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert code(tmp_path) is None
+    assert read_code(tmp_path) is None
 
 
 def test_the_folder_is_that_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     main.__file__ = str(tmp_path / "train.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert script_folder() == tmp_path
+    assert find_script_folder() == tmp_path
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    assert script_folder() == Path.cwd()
+    assert find_script_folder() == Path.cwd()
 
 
 @needs_git
@@ -118,7 +118,7 @@ def test_whether_the_script_is_in_the_repository(repository: Path, tmp_path: Pat
     (repository / "new.py").write_text("print(1)")
     (tmp_path / "outside.py").write_text("print(1)")
     for file, tracked in ((repository / "train.py", True), (repository / "new.py", False), (tmp_path / "outside.py", False), (None, None)):
-        found = code(repository, file)
+        found = read_code(repository, file)
         assert found is not None
         assert (found.dirty, found.script_tracked) == (False, tracked)
 
@@ -144,11 +144,11 @@ def test_no_filter_runs_and_what_only_it_could_tell_is_unknown(repository: Path,
     ran = with_a_filter(repository, tmp_path, kind)
     time.sleep(0.01)
     (repository / "data.bin").touch()
-    assert code(repository) == module.Code(head(repository), dirty=False)  # as it was committed: the filter changes nothing
+    assert read_code(repository) == module.Code(head(repository), dirty=False)  # as it was committed: the filter changes nothing
     (repository / "data.bin").write_text("22")
-    assert code(repository) == module.Code(head(repository), dirty=None)
+    assert read_code(repository) == module.Code(head(repository), dirty=None)
     (repository / "train.py").write_text("print(2)\n")
-    assert code(repository) == module.Code(head(repository), dirty=True)
+    assert read_code(repository) == module.Code(head(repository), dirty=True)
     assert not ran.exists()
 
 
@@ -158,18 +158,18 @@ def test_what_was_added_to_the_index_under_a_filter_is_a_change(repository: Path
     (repository / "data.bin").write_text("22")
     subprocess.run(["git", "add", "data.bin"], cwd=repository, check=True)
     ran.unlink()
-    assert code(repository) == module.Code(head(repository), dirty=True)
+    assert read_code(repository) == module.Code(head(repository), dirty=True)
     assert not ran.exists()
 
 
 @needs_git
 def test_filters_that_cannot_be_switched_off_leave_the_changes_unknown(repository: Path) -> None:
     subprocess.run(["git", "config", "filter.a=b.clean", "false"], cwd=repository, check=True)
-    assert code(repository) == module.Code(head(repository), dirty=None)
+    assert read_code(repository) == module.Code(head(repository), dirty=None)
 
 
 def test_a_long_answer_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than a pipe holds."""
     script = 'case "$*" in *rev-parse*) echo ' + "a" * 40 + ";; *status*) head -c 300000 /dev/zero;; *) exit 1;; esac"
     fake_git(tmp_path / "bin", monkeypatch, script)
-    assert code(tmp_path) == module.Code("a" * 40, dirty=True)
+    assert read_code(tmp_path) == module.Code("a" * 40, dirty=True)

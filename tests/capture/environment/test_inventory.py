@@ -25,19 +25,18 @@ from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.environment import git
 from gpudiag.capture.environment import inventory as module
 from gpudiag.capture.environment.inventory import Inventory
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.recording import BackgroundWriter, compress_trace
 from gpudiag.capture.session import Session
-from gpudiag.capture.telemetry.part import Telemetry
-from gpudiag.capture.writer import Background, compress_trace
-from gpudiag.model.bundle import Manifest
-from gpudiag.model.program import Code, Program
+from gpudiag.capture.telemetry.sampler import Telemetry
+from gpudiag.model.bundle import Code, Manifest, Program
 
 COMMIT = Code("a" * 40, dirty=True)
 
 
 @pytest.fixture(autouse=True)
 def _known_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "code", lambda *_: COMMIT)
+    monkeypatch.setattr(module, "read_code", lambda *_: COMMIT)
 
 
 class Context:
@@ -110,7 +109,7 @@ def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
 ) -> None:
     release = threading.Event()
     monkeypatch.setattr(module, "JOIN_S", 0.2)
-    monkeypatch.setattr(module, "code", lambda *_: release.wait(60) and None)
+    monkeypatch.setattr(module, "read_code", lambda *_: release.wait(60) and None)
     begun = time.monotonic()
     manifest = recorded(tmp_path / "run", make_loop(batches=8))
     assert time.monotonic() - begun < 30
@@ -120,7 +119,7 @@ def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
     assert manifest.program.code is None
 
 
-@pytest.mark.parametrize("name", ["alive", "wrappers", "compiled", "packages", "code", "variables"])
+@pytest.mark.parametrize("name", ["find_live_objects", "read_wrappers", "read_compiled", "read_packages", "read_code", "read_variables"])
 def test_whatever_fails_the_losses_are_the_same(tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def fail(*_: object) -> Any:
         raise RuntimeError("broken")
@@ -165,7 +164,7 @@ def test_a_run_that_was_killed_says_what_is_not_known() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_fork_while_the_thread_works_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
-    monkeypatch.setattr(module, "code", lambda *_: release.wait(30) and COMMIT)
+    monkeypatch.setattr(module, "read_code", lambda *_: release.wait(30) and COMMIT)
     part, context = Inventory(), Context()
     part.start(context)  # type: ignore[arg-type]
     child = os.fork()
@@ -204,7 +203,7 @@ def child_ends(work: Callable[[], object], within_s: float = 20.0) -> bool:
 @needs_fork
 def test_a_worker_that_is_forked_meanwhile_can_use_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """tempfile holds a lock of its own while it tries folders out; a child that finds it locked waits for ever."""
-    parent, asked, real = os.getpid(), threading.Event(), git.code
+    parent, asked, real = os.getpid(), threading.Event(), git.read_code
 
     def slow() -> str:
         time.sleep(2.0 if os.getpid() == parent else 0)
@@ -214,7 +213,7 @@ def test_a_worker_that_is_forked_meanwhile_can_use_temporary_files(tmp_path: Pat
         asked.set()
         return real(*given)
 
-    monkeypatch.setattr(module, "code", noted)
+    monkeypatch.setattr(module, "read_code", noted)
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_get_default_tempdir", slow)
     part, context = Inventory(), Context()
@@ -239,14 +238,14 @@ def _as_a_worker() -> None:
 
 @needs_fork
 def test_children_forked_at_any_moment_are_free_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trace, background, stop = tmp_path / "trace", Background(), threading.Event()
+    trace, background, stop = tmp_path / "trace", BackgroundWriter(), threading.Event()
     chance, sampler = random.Random(3), Telemetry(100)
 
     def inventory() -> None:
         while not stop.is_set():
             tempfile.tempdir = None  # as in a fresh process
-            module.packages()
-            git.code(Path(__file__).parent)
+            module.read_packages()
+            git.read_code(Path(__file__).parent)
 
     def pack() -> int:
         trace.write_bytes(b"x" * 100_000)
@@ -276,17 +275,17 @@ def test_no_thread_imports(tmp_path: Path) -> None:
     program = """
 import sys, threading
 import torch
-from gpudiag.capture.environment import packages
-from gpudiag.capture.standard import standard_parts
+from gpudiag.capture.environment import process
+from gpudiag.capture.standard_parts import make_standard_parts
 from gpudiag.capture.session import Session
 found = []
 class Spy:
     def find_spec(self, name, path=None, target=None):
         if threading.current_thread() is not threading.main_thread(): found.append(name)
 sys.meta_path.insert(0, Spy())
-packages.KNOWN["struct"] = "numpy"  # a module that does not tell its version
+process.KNOWN_PACKAGES["struct"] = "numpy"  # a module that does not tell its version
 layer = torch.nn.Linear(2, 2)
-with Session(sys.argv[1], parts=standard_parts(memory=True), skip=1, warm=1, record=1, sites=1) as prof:
+with Session(sys.argv[1], parts=make_standard_parts(memory=True), skip=1, warm=1, record=1, sites=1) as prof:
     for _ in prof.steps(range(8)):
         layer(torch.ones(1, 2)).sum().backward()
 assert prof.warnings == [], prof.warnings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from gpudiag.capture.environment.loaders import loader_settings
+from gpudiag.capture.environment.torch_settings import read_loader_settings
 
 DATA = TensorDataset(torch.zeros(16, 2))
 
@@ -30,7 +30,7 @@ class Endless(IterableDataset[int]):
     ids=["shuffled", "in order", "batch sampler"],
 )
 def test_arguments_in_process(of: Any, options: dict[str, Any], sampler: str) -> None:
-    found = loader_settings(of(DataLoader(DATA, **options)))
+    found = read_loader_settings(of(DataLoader(DATA, **options)))
     assert found is not None
     assert (found.num_workers, found.batch_size, found.dataset, found.sampler) == (0, 4, "map", sampler)
     assert found.start_method is None
@@ -40,7 +40,7 @@ def test_arguments_in_process(of: Any, options: dict[str, Any], sampler: str) ->
 @pytest.mark.parametrize("of", [lambda loader: loader, iter], ids=["loader", "iterator"])
 def test_arguments_with_workers(of: Any) -> None:
     loader = DataLoader(DATA, batch_size=8, num_workers=1, prefetch_factor=3, persistent_workers=True, multiprocessing_context="fork")
-    found = loader_settings(of(loader))
+    found = read_loader_settings(of(loader))
     assert found is not None
     assert (found.num_workers, found.prefetch_factor, found.persistent_workers, found.start_method) == (1, 3, True, "fork")
     if hasattr(loader, "in_order"):
@@ -48,7 +48,7 @@ def test_arguments_with_workers(of: Any) -> None:
 
 
 def test_an_iterable_dataset_has_no_sampler() -> None:
-    found = loader_settings(DataLoader(Endless(), batch_size=None))
+    found = read_loader_settings(DataLoader(Endless(), batch_size=None))
     assert found is not None
     assert (found.dataset, found.sampler, found.batch_size) == ("iterable", None, None)
 
@@ -59,10 +59,10 @@ def test_the_start_method_is_not_fixed_by_asking() -> None:
     import unittest.mock as mock
 
     with mock.patch("multiprocessing.get_start_method", wraps=context._default_context.get_start_method) as asked:
-        loader_settings(DataLoader(DATA, num_workers=1))
+        read_loader_settings(DataLoader(DATA, num_workers=1))
     assert all(call.kwargs == {"allow_none": True} for call in asked.call_args_list)
 
 
 @pytest.mark.parametrize("other", [range(3), [1, 2], (x for x in "ab"), object()])
 def test_other_iterables_have_no_arguments(other: object) -> None:
-    assert loader_settings(other) is None
+    assert read_loader_settings(other) is None

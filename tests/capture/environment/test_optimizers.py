@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as optimizer_module
 
-from gpudiag.capture.environment.optimizers import optimizer_settings
+from gpudiag.capture.environment.torch_settings import read_optimizer_settings
 
 OPTIMIZERS: dict[str, tuple[type, dict[str, Any]]] = {
     "AdamW": (torch.optim.AdamW, {}),
@@ -40,12 +40,12 @@ def test_the_implementation_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch
     kind, options = OPTIMIZERS[name]
     model = nn.Linear(4, 4)
     optimizer = kind(model.parameters(), **options)
-    assert optimizer_settings(optimizer).implementation == ran(optimizer, model)
+    assert read_optimizer_settings(optimizer).implementation == ran(optimizer, model)
 
 
 def test_arguments_are_as_given() -> None:
     model = nn.Linear(4, 3)
-    found = optimizer_settings(torch.optim.AdamW(model.parameters(), fused=True))
+    found = read_optimizer_settings(torch.optim.AdamW(model.parameters(), fused=True))
     assert (found.name, found.parameters, found.tensors, found.fused, found.foreach, found.capturable) == (
         "AdamW",
         15,
@@ -59,15 +59,15 @@ def test_arguments_are_as_given() -> None:
 def test_groups_that_run_differently_are_mixed() -> None:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW([{"params": [model.weight], "fused": True}, {"params": [model.bias], "foreach": True}])
-    assert optimizer_settings(optimizer).implementation == "mixed"
+    assert read_optimizer_settings(optimizer).implementation == "mixed"
 
 
 def test_an_optimizer_of_one_s_own_says_nothing_of_its_implementation() -> None:
     class Mine(torch.optim.AdamW):
         pass
 
-    assert optimizer_settings(Mine(nn.Linear(2, 2).parameters(), fused=True)).implementation is None
-    assert optimizer_settings(torch.optim.LBFGS(nn.Linear(2, 2).parameters())).implementation is None
+    assert read_optimizer_settings(Mine(nn.Linear(2, 2).parameters(), fused=True)).implementation is None
+    assert read_optimizer_settings(torch.optim.LBFGS(nn.Linear(2, 2).parameters())).implementation is None
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_an_optimizer_of_one_s_own_says_nothing_of_its_implementation() -> None:
     ids=["plain", "channels_last", "1x1", "one channel", "linear"],
 )
 def test_the_layout_is_that_of_the_weights_that_tell(model: nn.Module, layout: bool | None) -> None:
-    assert optimizer_settings(torch.optim.SGD(model.parameters(), lr=0.1)).channels_last is layout
+    assert read_optimizer_settings(torch.optim.SGD(model.parameters(), lr=0.1)).channels_last is layout

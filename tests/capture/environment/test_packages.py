@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from gpudiag.capture.environment.packages import KNOWN, packages
+from gpudiag.capture.environment.process import KNOWN_PACKAGES, read_packages
 
 
 def test_what_is_imported_has_its_version() -> None:
-    found = packages()
+    found = read_packages()
     assert found["torch"] == torch.__version__
-    assert set(found) <= set(KNOWN.values())
+    assert set(found) <= set(KNOWN_PACKAGES.values())
 
 
 def test_asking_imports_nothing() -> None:
     before = set(sys.modules)
-    packages()
+    read_packages()
     assert set(sys.modules) == before
 
 
@@ -37,7 +37,7 @@ def test_a_lazy_module_is_not_made_to_load(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setitem(sys.modules, "timm", Lazy("timm"))
     monkeypatch.setattr(metadata, "version", version)
-    assert packages()["timm"] == "1.0.9"
+    assert read_packages()["timm"] == "1.0.9"
 
 
 @pytest.mark.parametrize("version", ["/home/me/timm", "1.0; token=x", "", "x" * 100, 7])
@@ -49,6 +49,6 @@ def test_what_is_no_version_is_left_out(monkeypatch: pytest.MonkeyPatch, version
     module.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "timm", module)
     monkeypatch.setattr(metadata, "version", absent)
-    assert "timm" not in packages()
+    assert "timm" not in read_packages()
     monkeypatch.setitem(sys.modules, "timm", None)  # an import that was blocked
-    assert "timm" not in packages()
+    assert "timm" not in read_packages()

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no fork on this
 PROGRAM = """
 import json, os, sys, warnings
 import torch
-from gpudiag.capture.environment.precision import precision_settings
+from gpudiag.capture.environment.torch_settings import read_precision_settings
 for name, lines in json.loads(sys.argv[1]).items():
     sys.stdout.flush()
     if os.fork() == 0:
         exec(lines)
         warnings.simplefilter("error")
-        print(json.dumps([name, precision_settings()]), flush=True)
+        print(json.dumps([name, read_precision_settings()]), flush=True)
         os._exit(0)
     os.wait()
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.environment.variables import FORMS, MAX_VALUE, allocator_options, variables
+from gpudiag.capture.environment.process import FORMS, MAX_VALUE, parse_allocator_options, read_variables
 
 DOCUMENTED = {
     "PYTORCH_ALLOC_CONF": "expandable_segments:True,garbage_collection_threshold:0.8,roundup_power2_divisions:[256:1,512:2,>:8]",
@@ -46,26 +46,26 @@ SECRETS = (
 
 def test_documented_values_are_kept() -> None:
     assert set(DOCUMENTED) == set(FORMS)
-    assert variables(DOCUMENTED) == DOCUMENTED
+    assert read_variables(DOCUMENTED) == DOCUMENTED
 
 
 @pytest.mark.parametrize("secret", SECRETS)
 def test_a_value_of_another_form_is_only_said_to_be_set(secret: str) -> None:
-    assert variables(dict.fromkeys(FORMS, secret)) == dict.fromkeys(FORMS, None)
+    assert read_variables(dict.fromkeys(FORMS, secret)) == dict.fromkeys(FORMS, None)
 
 
 def test_other_variables_and_empty_ones_are_left_out() -> None:
-    assert variables({"HF_TOKEN": "1", "PATH": "1", "OMP_NUM_THREADS": ""}) == {}
+    assert read_variables({"HF_TOKEN": "1", "PATH": "1", "OMP_NUM_THREADS": ""}) == {}
 
 
 @given(st.sampled_from(sorted(FORMS)), st.text(max_size=300))
 def test_whatever_is_kept_is_short_and_holds_no_path(name: str, value: str) -> None:
-    kept = variables({name: value} if value else {}).get(name)
+    kept = read_variables({name: value} if value else {}).get(name)
     assert kept is None or (len(kept) <= MAX_VALUE and not set(kept) & set("/\\@~$ \n\0") - {" "})
 
 
 def test_the_options_of_the_allocator_are_told_apart() -> None:
-    assert allocator_options("expandable_segments:True,unknown:secret,max_split_size_mb:64") == {
+    assert parse_allocator_options("expandable_segments:True,unknown:secret,max_split_size_mb:64") == {
         "expandable_segments": "True", "max_split_size_mb": "64",
     }  # fmt: skip
-    assert allocator_options("x" * 10_000) == {}
+    assert parse_allocator_options("x" * 10_000) == {}

@@ -15,9 +15,8 @@ import torch
 import torch.distributed.fsdp
 from torch import nn
 
-from gpudiag.capture.environment.alive import alive, checkpointing
-from gpudiag.capture.environment.wrappers import wrappers
-from gpudiag.model.program import DistributedData, ShardedData, Wrappers
+from gpudiag.capture.environment.live_objects import find_live_objects, read_wrappers, uses_checkpointing
+from gpudiag.model.bundle import DistributedData, ShardedData, Wrappers
 
 
 def in_a_process(lines: str, tmp_path: Path) -> Wrappers:
@@ -27,9 +26,8 @@ def in_a_process(lines: str, tmp_path: Path) -> Wrappers:
         from torch import nn
         dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
         {lines}
-        from gpudiag.capture.environment.alive import alive
-        from gpudiag.capture.environment.wrappers import wrappers
-        print(msgspec.json.encode(wrappers(alive())).decode())
+        from gpudiag.capture.environment.live_objects import find_live_objects, read_wrappers
+        print(msgspec.json.encode(read_wrappers(find_live_objects())).decode())
         dist.destroy_process_group()
     """
     text = textwrap.dedent(program).format(store=tmp_path / "store", lines=lines)
@@ -83,25 +81,25 @@ def test_fsdp_of_the_first_version(tmp_path: Path) -> None:
 
 
 def test_data_parallel_and_a_scaler() -> None:
-    before = wrappers(alive() or {})
+    before = read_wrappers(find_live_objects() or {})
     model, scaler = nn.DataParallel(nn.Linear(2, 2)), torch.amp.GradScaler("cpu")
     model.device_ids = [0, 1, 2]
-    found = wrappers(alive() or {})
+    found = read_wrappers(find_live_objects() or {})
     assert (found.data_parallel_devices, found.grad_scaler) == (3, True)
     del model, scaler
     gc.collect()
-    assert wrappers(alive() or {}) == before
+    assert read_wrappers(find_live_objects() or {}) == before
 
 
 def test_a_scaler_that_is_switched_off_does_not_count() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
-    assert wrappers({"scaler": [scaler]}) == Wrappers()
+    assert read_wrappers({"scaler": [scaler]}) == Wrappers()
 
 
 def test_nothing_is_kept_alive() -> None:
     model = nn.DataParallel(nn.Linear(2, 2))
     gone = weakref.ref(model)
-    wrappers(alive() or {})
+    read_wrappers(find_live_objects() or {})
     del model
     assert gone() is None
 
@@ -120,7 +118,7 @@ def test_objects_that_lie_about_their_class_are_not_asked() -> None:
             raise RuntimeError(name)
 
     proxy = Proxy()
-    wrappers(alive() or {})
+    read_wrappers(find_live_objects() or {})
     assert asked == []
     assert isinstance(proxy, nn.DataParallel)
 
@@ -128,7 +126,7 @@ def test_objects_that_lie_about_their_class_are_not_asked() -> None:
 def test_frozen_objects_are_unknown_not_absent() -> None:
     gc.freeze()
     try:
-        assert alive() is None
+        assert find_live_objects() is None
     finally:
         gc.unfreeze()
 
@@ -141,7 +139,7 @@ def test_checkpointing_is_told_by_wrapper_and_switch(way: str) -> None:
     if way == "wrapper":
         model = checkpoint_wrapper(model)
     model.gradient_checkpointing = way == "switch"  # type: ignore[assignment]  # as transformers sets it
-    assert checkpointing(alive() or {}) == (way != "none")
+    assert uses_checkpointing(find_live_objects() or {}) == (way != "none")
 
 
 def test_broken_wrappers_are_left_out() -> None:
@@ -150,4 +148,4 @@ def test_broken_wrappers_are_left_out() -> None:
             raise RuntimeError(name)
 
     broken = [Broken()]
-    assert wrappers({"ddp": broken, "fsdp1": broken, "fsdp2": broken}) == Wrappers()
+    assert read_wrappers({"ddp": broken, "fsdp1": broken, "fsdp2": broken}) == Wrappers()

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gpudiag import estimate_memory
 from gpudiag.errors import InputError, UsageError
-from gpudiag.model.estimate import ModelEstimate
+from gpudiag.model.memory import ModelEstimate
 
 Make = Callable[..., Any]
 

@@ -13,17 +13,23 @@ import torch
 from snapshots import training
 from torch import nn
 
-from gpudiag.api.memory import memory
-from gpudiag.capture.memory import owners as owners_module
-from gpudiag.capture.memory import part as part_module
-from gpudiag.capture.memory.files import memory_files
-from gpudiag.capture.memory.owners import find_owners, live_modules, module_tensors
-from gpudiag.capture.memory.part import MAX_ENTRIES, Memory, packed
-from gpudiag.capture.patches import Patches
+from gpudiag.api.memory import analyse_memory
+from gpudiag.capture import memory as owners_module
+from gpudiag.capture import memory as part_module
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.memory import (
+    MAX_ENTRIES,
+    Memory,
+    find_live_modules,
+    find_owners,
+    list_module_tensors,
+    pack_snapshot,
+    read_memory_files,
+)
 from gpudiag.capture.session import Session
-from gpudiag.capture.standard import standard_parts
+from gpudiag.capture.standard_parts import make_standard_parts
 from gpudiag.model.memory import MemoryReport, Owners
-from gpudiag.trace.snapshot import decode
+from gpudiag.trace.memory_snapshot import decode_snapshot
 
 WIDE, DEEP, OUT, BATCH = 64, 128, 32, 16
 PARAMETERS = 4 * (WIDE * DEEP + DEEP + DEEP * OUT + OUT)
@@ -60,23 +66,25 @@ def train(folder: Path, *, backward: bool = True) -> Path:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose model is the only one: models that other tests left alive hold memory of this process too."""
-    earlier = live_modules()
+    earlier = find_live_modules()
     left_alone = {id(module) for module in earlier}  # no id is used again while `earlier` lives
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owners_module, "live_modules", lambda: [module for module in live_modules() if id(module) not in left_alone])
+        patch.setattr(
+            owners_module, "find_live_modules", lambda: [module for module in find_live_modules() if id(module) not in left_alone]
+        )
         return train(tmp_path_factory.mktemp("memory") / "run")
 
 
 def test_a_model_that_is_not_trained_holds_memory_too(tmp_path: Path) -> None:
     other = nn.Linear(300, 7, bias=False)
-    owners = memory_files(train(tmp_path / "run"), 0).owners
+    owners = read_memory_files(train(tmp_path / "run"), 0).owners
     assert owners is not None
     assert (other.weight.data_ptr(), 4 * 300 * 7) in [(owner.address, owner.bytes) for owner in owners.owners]
 
 
 def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:
     """At the peak, in the optimizer: parameters, as much gradient, twice as much state and Adam's steps; one buffer; its temporaries."""
-    found: MemoryReport = memory(str(trained)).memory
+    found: MemoryReport = analyse_memory(str(trained)).memory
     kinds = found.by_category
     assert kinds["parameters"] == kinds["gradients"] == PARAMETERS
     assert kinds["optimizer_state"] == 2 * PARAMETERS + STEPS_OF_ADAM
@@ -90,18 +98,17 @@ def test_a_bundle_says_what_its_memory_was_for(trained: Path) -> None:
 
 def test_activations_are_those_that_the_backward_pass_needs(trained: Path) -> None:
     """Kept for backward are tanh's result, which the second layer needs too, and what `* scale` and square() keep of the output."""
-    rows = memory(str(trained)).memory
+    rows = analyse_memory(str(trained)).memory
     assert rows.peak_step is not None
-    from gpudiag.attribution.links import link
+    from gpudiag.attribution.links import link_kernels
     from gpudiag.attribution.steps import find_steps
-    from gpudiag.timeline.memory.lives import lives
-    from gpudiag.timeline.memory.uses import moments, uses
-    from gpudiag.trace import read
+    from gpudiag.timeline.memory_blocks import build_lives, classify_uses, find_moments
+    from gpudiag.trace import read_trace
 
-    trace = read(trained / "trace" / "rank0-w1.json.gz")
-    trace = link(trace, find_steps(trace).table, on_cpu=True)[0]
-    blocks = lives(trace.allocations["bytes"].to_numpy(), trace.allocations["address"].to_numpy())
-    kinds = uses(trace, blocks, moments(trace, trace.allocations))
+    trace = read_trace(trained / "trace" / "rank0-w1.json.gz")
+    trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
+    blocks = build_lives(trace.allocations["bytes"].to_numpy(), trace.allocations["address"].to_numpy())
+    kinds = classify_uses(trace, blocks, find_moments(trace, trace.allocations))
     kept = blocks.size[kinds == "activations"]
     assert {4 * BATCH * DEEP, 4 * BATCH * OUT} <= set(kept.tolist())
 
@@ -118,9 +125,9 @@ def test_a_report_shows_the_memory_beside_the_times(trained: Path) -> None:
 
 
 def test_without_the_option_no_memory_is_recorded(tmp_path: Path, loop: Any) -> None:
-    with Session(tmp_path / "run", parts=standard_parts()) as prof:
+    with Session(tmp_path / "run", parts=make_standard_parts()) as prof:
         loop.epoch(prof.steps(loop.loader()))
-    assert memory_files(prof.path, 0).owners is None
+    assert read_memory_files(prof.path, 0).owners is None
     assert not (prof.path / "memory").exists()
 
 
@@ -130,7 +137,7 @@ def test_the_losses_are_those_of_the_plain_loop(tmp_path: Path, make_loop: Any) 
     recorded = make_loop()  # seeds anew
     with Session(tmp_path / "run", parts=[Memory()]) as prof:
         recorded.epoch(prof.steps(recorded.loader()))
-    assert memory_files(prof.path, 0).owners is not None
+    assert read_memory_files(prof.path, 0).owners is not None
     assert recorded.losses == plain.losses
 
 
@@ -190,9 +197,9 @@ def test_modules_are_found_without_running_code_of_the_user() -> None:
             raise AssertionError("an attribute was asked for")
 
     proxy, odd, unborn = Proxy(), Odd(), nn.Module.__new__(nn.Module)
-    roots = live_modules()
+    roots = find_live_modules()
     assert any(module is odd for module in roots)
-    assert module_tensors([odd, unborn]) == []
+    assert list_module_tensors([odd, unborn]) == []
     assert proxy is not None
 
 
@@ -279,9 +286,9 @@ def test_the_history_is_on_in_the_site_window_alone(started: Any, cuda: FakeCuda
     assert (found.device, found.snapshot, found.notes) == ("cuda:0", True, ())
     assert found.stats is not None
     assert (found.stats.alloc_retries, found.stats.allocated_peak_bytes, found.stats.ooms) == (2, 77, None)
-    files = memory_files(context.path, 3)
+    files = read_memory_files(context.path, 3)
     assert files.snapshot is not None
-    assert len(decode(files.snapshot.read_bytes(), "x").segments) == 2
+    assert len(decode_snapshot(files.snapshot.read_bytes(), "x").segments) == 2
 
 
 def test_the_program_s_own_history_is_left_alone(started: Any, cuda: FakeCuda) -> None:
@@ -293,7 +300,7 @@ def test_the_program_s_own_history_is_left_alone(started: Any, cuda: FakeCuda) -
     assert cuda.calls == []
     assert cuda.enabled
     assert "records the allocator's history itself" in owners(context).notes[0]
-    assert decode((context.path / "memory" / "rank3.pickle").read_bytes(), "x").device_traces == ()
+    assert decode_snapshot((context.path / "memory" / "rank3.pickle").read_bytes(), "x").device_traces == ()
 
 
 def test_a_history_that_the_program_begins_in_the_window_stays_on(started: Any, cuda: FakeCuda) -> None:
@@ -340,10 +347,10 @@ def test_a_snapshot_that_is_too_large_is_not_kept(started: Any, monkeypatch: pyt
 
 
 def test_a_snapshot_is_packed_as_torch_dumps_it() -> None:
-    data = packed(training(), 1 << 20)
+    data = pack_snapshot(training(), 1 << 20)
     assert data is not None
     assert pickle.loads(data) == training()  # noqa: S301 - made here
-    assert packed(training(), len(data) - 1) is None
+    assert pack_snapshot(training(), len(data) - 1) is None
 
 
 def test_damaged_owners_are_a_warning(tmp_path: Path) -> None:
@@ -351,6 +358,6 @@ def test_damaged_owners_are_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "memory" / "rank0-owners.json"
     for text in (b"{", b'{"window":1,"device":"cpu","version":99}', b"\xff", b"[" * 100_000):
         path.write_bytes(text)
-        found = memory_files(tmp_path, 0)
+        found = read_memory_files(tmp_path, 0)
         assert found.owners is None
         assert "could not be read" in found.warning

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.phases import h2d
+from gpudiag.capture import device_clock
+from gpudiag.capture.hooks import Patches
 
 TIMED = ("to", "cuda", "copy_")
 ORIGINALS = {name: getattr(torch.Tensor, name) for name in TIMED}
@@ -28,7 +28,7 @@ class Watch:
 
 def test_a_copy_that_stays_on_the_host_is_begun_and_not_counted() -> None:
     patches, watch = Patches(), Watch()
-    h2d.install(patches, watch)
+    device_clock.install_copy_hooks(patches, watch)
     try:
         moved = torch.ones(2).to("cpu", copy=True)
         torch.ones(2).to(torch.float64)  # to a type, as the first argument: no copy to anywhere
@@ -42,7 +42,7 @@ def test_a_copy_that_stays_on_the_host_is_begun_and_not_counted() -> None:
 def test_whoever_asks_the_class_gets_the_method_of_torch() -> None:
     patches = Patches()
     own = {name: name in vars(torch.Tensor) for name in TIMED}
-    h2d.install(patches, Watch())
+    device_clock.install_copy_hooks(patches, Watch())
     try:
         assert {name: getattr(torch.Tensor, name) for name in TIMED} == ORIGINALS
         assert torch.ones(1).to.__name__ == "to"
@@ -55,7 +55,7 @@ def test_whoever_asks_the_class_gets_the_method_of_torch() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_copies_to_the_device_are_counted() -> None:
     patches, watch = Patches(), Watch()
-    h2d.install(patches, watch)
+    device_clock.install_copy_hooks(patches, watch)
     try:
         on_device = torch.ones(2).to("cuda")
         torch.ones(2).cuda()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
-from gpudiag.capture.phases import padding
-from gpudiag.capture.phases.padding import padding_of
+from gpudiag.capture import padding
+from gpudiag.capture.padding import count_padding
 
 RIGHT = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]])  # 12 positions, 5 of them padding
 LEFT = RIGHT.flip(1)
@@ -48,26 +48,26 @@ class Lazy(dict):  # type: ignore[type-arg]
     ],
 )
 def test_an_attention_mask_tells_on_both_sides_in_every_container(mask: torch.Tensor, wrap: Any) -> None:
-    assert padding_of(wrap(mask)) == (12, 5)
+    assert count_padding(wrap(mask)) == (12, 5)
 
 
 def test_a_hugging_face_batch_tells() -> None:
     tokenization = pytest.importorskip("transformers.tokenization_utils_base")
-    assert padding_of(tokenization.BatchEncoding({"attention_mask": LEFT})) == (12, 5)
+    assert count_padding(tokenization.BatchEncoding({"attention_mask": LEFT})) == (12, 5)
 
 
 def test_in_a_padding_mask_true_is_padding() -> None:
-    assert padding_of({"src_key_padding_mask": RIGHT == 0}) == (12, 5)
-    assert padding_of(Named(torch.ones(3), RIGHT == 0)) == (12, 5)
-    assert padding_of({"padding_mask": torch.zeros(2, 3, dtype=torch.bool)}) == (6, 0)
-    assert padding_of({"padding_mask": RIGHT == 1}) is None  # 1 is real here: some models have it so
+    assert count_padding({"src_key_padding_mask": RIGHT == 0}) == (12, 5)
+    assert count_padding(Named(torch.ones(3), RIGHT == 0)) == (12, 5)
+    assert count_padding({"padding_mask": torch.zeros(2, 3, dtype=torch.bool)}) == (6, 0)
+    assert count_padding({"padding_mask": RIGHT == 1}) is None  # 1 is real here: some models have it so
 
 
 def test_a_field_called_mask_is_read_only_where_its_sense_is_plain() -> None:
-    assert padding_of({"mask": RIGHT}) == (12, 5)
-    assert padding_of({"mask": RIGHT == 0}) is None
-    assert padding_of({"mask": LEFT}) is None
-    assert padding_of({"mask": torch.tensor([[1, 0, 1, 0]])}) is None  # what a masked model is to restore
+    assert count_padding({"mask": RIGHT}) == (12, 5)
+    assert count_padding({"mask": RIGHT == 0}) is None
+    assert count_padding({"mask": LEFT}) is None
+    assert count_padding({"mask": torch.tensor([[1, 0, 1, 0]])}) is None  # what a masked model is to restore
 
 
 @pytest.mark.parametrize(
@@ -90,62 +90,62 @@ def test_a_field_called_mask_is_read_only_where_its_sense_is_plain() -> None:
     ],
 )
 def test_other_masks_are_unknown(mask: Any) -> None:
-    assert padding_of({"attention_mask": mask}) is None
+    assert count_padding({"attention_mask": mask}) is None
 
 
 def test_a_causal_mask_of_the_other_convention_is_unknown() -> None:
-    assert padding_of({"padding_mask": torch.ones(4, 4).triu(1).bool()}) is None
+    assert count_padding({"padding_mask": torch.ones(4, 4).triu(1).bool()}) is None
 
 
 def test_lengths_count_where_a_padded_tensor_is_there() -> None:
     lengths = torch.tensor([4, 2, 1])
-    assert padding_of({"x": torch.ones(3, 4, 8), "lengths": lengths}) == (12, 5)
-    assert padding_of({"x": torch.ones(6, 3, 8), "input_lengths": [4, 2, 1]}) == (18, 11)  # time first, and longer than the longest
-    assert padding_of({"x": torch.ones(7, 8), "lengths": lengths}) is None  # joined, not padded
-    assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([-1, 2, 2])}) is None
-    assert padding_of({"x": torch.ones(3, 4), "lengths": torch.tensor([1.0, 2.0, 2.0])}) is None
+    assert count_padding({"x": torch.ones(3, 4, 8), "lengths": lengths}) == (12, 5)
+    assert count_padding({"x": torch.ones(6, 3, 8), "input_lengths": [4, 2, 1]}) == (18, 11)  # time first, and longer than the longest
+    assert count_padding({"x": torch.ones(7, 8), "lengths": lengths}) is None  # joined, not padded
+    assert count_padding({"x": torch.ones(3, 4), "lengths": torch.tensor([-1, 2, 2])}) is None
+    assert count_padding({"x": torch.ones(3, 4), "lengths": torch.tensor([1.0, 2.0, 2.0])}) is None
 
 
 def test_lengths_count_up_to_the_length_that_the_tensors_have() -> None:
     lengths = torch.tensor([3, 10, 5, 2])
-    assert padding_of({"x": torch.ones(4, 12, 8), "lengths": lengths}) == (48, 28)
-    assert padding_of({"x": torch.ones(4, 12, dtype=torch.int64), "lengths": lengths}) == (48, 28)
-    assert padding_of({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 10, dtype=torch.int64), "lengths": lengths}) == (40, 20)
-    assert padding_of({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 14, 8), "lengths": lengths}) is None  # which of the two?
-    assert padding_of({"x": torch.ones(4, 12, 80), "lengths": lengths}) is None  # or channels before time
-    assert padding_of({"x": torch.ones(4, 12), "lengths": lengths}) is None  # or features
-    assert padding_of({"x": torch.ones(4, 10), "lengths": lengths}) == (40, 20)
+    assert count_padding({"x": torch.ones(4, 12, 8), "lengths": lengths}) == (48, 28)
+    assert count_padding({"x": torch.ones(4, 12, dtype=torch.int64), "lengths": lengths}) == (48, 28)
+    assert count_padding({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 10, dtype=torch.int64), "lengths": lengths}) == (40, 20)
+    assert count_padding({"x": torch.ones(4, 12, 8), "y": torch.ones(4, 14, 8), "lengths": lengths}) is None  # which of the two?
+    assert count_padding({"x": torch.ones(4, 12, 80), "lengths": lengths}) is None  # or channels before time
+    assert count_padding({"x": torch.ones(4, 12), "lengths": lengths}) is None  # or features
+    assert count_padding({"x": torch.ones(4, 10), "lengths": lengths}) == (40, 20)
 
 
 def test_a_length_may_be_what_a_model_predicts() -> None:
     length = torch.tensor([10, 20, 30, 15])
-    assert padding_of({"x": torch.ones(4, 40), "length": length}) is None
-    assert padding_of({"x": torch.ones(4, 30), "length": length}) is None
-    assert padding_of({"x": torch.ones(4, 30, 8, 8), "length": length}) is None
-    assert padding_of({"x": torch.ones(4, 40, dtype=torch.int64), "length": length}) == (160, 85)
-    assert padding_of({"x": torch.ones(4, 40, 7), "length": length}) == (160, 85)
+    assert count_padding({"x": torch.ones(4, 40), "length": length}) is None
+    assert count_padding({"x": torch.ones(4, 30), "length": length}) is None
+    assert count_padding({"x": torch.ones(4, 30, 8, 8), "length": length}) is None
+    assert count_padding({"x": torch.ones(4, 40, dtype=torch.int64), "length": length}) == (160, 85)
+    assert count_padding({"x": torch.ones(4, 40, 7), "length": length}) == (160, 85)
 
 
 def test_labels_count_only_where_the_ends_of_rows_are_ignored() -> None:
-    assert padding_of({"labels": torch.tensor([[5, 6, 7], [5, -100, -100]])}) == (6, 2)
-    assert padding_of({"labels": torch.tensor([[-100, 6, 7], [5, 6, -100]])}) is None  # a masked prompt
-    assert padding_of({"labels": torch.tensor([[5, -100, 7]])}) is None  # a masked language model
-    assert padding_of({"labels": torch.tensor([[5, 6, 7]])}) is None
-    assert padding_of({"labels": torch.tensor([3, 1])}) is None
-    assert padding_of({"attention_mask": RIGHT, "labels": torch.tensor([[5, -100]])}) == (12, 5)
+    assert count_padding({"labels": torch.tensor([[5, 6, 7], [5, -100, -100]])}) == (6, 2)
+    assert count_padding({"labels": torch.tensor([[-100, 6, 7], [5, 6, -100]])}) is None  # a masked prompt
+    assert count_padding({"labels": torch.tensor([[5, -100, 7]])}) is None  # a masked language model
+    assert count_padding({"labels": torch.tensor([[5, 6, 7]])}) is None
+    assert count_padding({"labels": torch.tensor([3, 1])}) is None
+    assert count_padding({"attention_mask": RIGHT, "labels": torch.tensor([[5, -100]])}) == (12, 5)
 
 
 def test_packed_and_nested_batches_have_no_padding() -> None:
     packed = pack_sequence([torch.ones(4, 2), torch.ones(2, 2), torch.ones(1, 2)])
-    assert padding_of(packed) == (7, 0)
-    assert padding_of((packed, torch.ones(3))) == (7, 0)
+    assert count_padding(packed) == (7, 0)
+    assert count_padding((packed, torch.ones(3))) == (7, 0)
     jagged = torch.nested.nested_tensor([torch.ones(4, 2), torch.ones(1, 2)], layout=torch.jagged)
-    assert padding_of(jagged) == (5, 0)
+    assert count_padding(jagged) == (5, 0)
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", torch.ones(3), (torch.ones(2), torch.ones(2)), {}, {1: 2}, [], object(), Sample])
 def test_other_batches_are_unknown(batch: Any) -> None:
-    assert padding_of(batch) is None
+    assert count_padding(batch) is None
 
 
 class Raises:
@@ -157,15 +157,15 @@ class Raises:
 
 
 def test_it_never_raises_and_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert padding_of(Raises()) is None
+    assert count_padding(Raises()) is None
     monkeypatch.setattr(padding, "MAX_ELEMENTS", 11)
-    assert padding_of({"attention_mask": RIGHT}) is None
+    assert count_padding({"attention_mask": RIGHT}) is None
 
 
 def test_the_batch_stays_as_it_was() -> None:
     mask, before = RIGHT.clone(), RIGHT.clone()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        assert padding_of({"attention_mask": mask}) == (12, 5)
+        assert count_padding({"attention_mask": mask}) == (12, 5)
     assert not [event.key for event in profiler.key_averages() if event.key.startswith("aten::")]
     assert torch.equal(mask, before)
     mask.resize_(100)  # Tensor.numpy() would have forbidden it
@@ -174,4 +174,4 @@ def test_the_batch_stays_as_it_was() -> None:
 def test_a_mask_that_needs_gradients_or_is_a_view_is_read_in_place() -> None:
     wide = torch.zeros(3, 9)
     wide[:, 2:6] = RIGHT
-    assert padding_of({"attention_mask": wide[:, 2:6].requires_grad_()}) == (12, 5)
+    assert count_padding({"attention_mask": wide[:, 2:6].requires_grad_()}) == (12, 5)

@@ -15,11 +15,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.capture import phases as phases_module
 from gpudiag.capture.bundle import open_bundle
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.phases import part as phases_module
-from gpudiag.capture.phases.device_clock import DeviceClock
-from gpudiag.capture.phases.part import MAX_WAITING, Phases
+from gpudiag.capture.device_clock import DeviceClock
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.phases import MAX_WAITING, Phases
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.phases.spans import PhaseSpans
+from gpudiag.capture.phases import PhaseSpans
 
 
 def cutter() -> tuple[PhaseSpans[int], list[tuple[str, int, int]]]:

@@ -8,8 +8,7 @@ import time
 
 import psutil
 
-from gpudiag.capture.telemetry.cpu import Cpu
-from gpudiag.capture.telemetry.readings import SECOND
+from gpudiag.capture.telemetry.readings import SECOND, CpuSource
 
 
 def spin(seconds: float) -> None:
@@ -19,7 +18,7 @@ def spin(seconds: float) -> None:
 
 
 def test_a_busy_thread_is_about_one_core_and_a_sleeping_one_none() -> None:
-    source = Cpu(psutil)
+    source = CpuSource(psutil)
     assert "cpu_util_pct" not in source.sample(0)  # a rate needs two readings
     begun = time.perf_counter()
     spin(0.2)
@@ -31,7 +30,7 @@ def test_a_busy_thread_is_about_one_core_and_a_sleeping_one_none() -> None:
 
 def test_memory_and_time_of_children_count() -> None:
     code = "x = bytearray(200 << 20); x[::4096] = b'1' * len(x[::4096]); print('up', flush=True); [0 for _ in iter(int, 1)]"
-    source = Cpu(psutil)
+    source = CpuSource(psutil)
     before = source.sample(0)["rss_bytes"]
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
@@ -54,7 +53,7 @@ def test_the_users_own_cpu_percent_is_not_disturbed(monkeypatch) -> None:  # typ
 
     monkeypatch.setattr(psutil, "cpu_percent", forbidden)
     monkeypatch.setattr(psutil.Process, "cpu_percent", forbidden)
-    source = Cpu(psutil)
+    source = CpuSource(psutil)
     source.sample(0)
     time.sleep(0.05)
     assert 0 <= source.sample(10 * SECOND)["system_cpu_util_pct"] <= 100
@@ -63,7 +62,7 @@ def test_the_users_own_cpu_percent_is_not_disturbed(monkeypatch) -> None:  # typ
 
 def test_a_machine_that_does_not_tell_its_frequency_says_so(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(psutil, "cpu_freq", lambda: None)
-    source = Cpu(psutil)
+    source = CpuSource(psutil)
     assert "cpu_freq_mhz" not in source.sample(0)
     assert source.missing()["cpu_freq_mhz"] == "the system does not tell its frequency"
     assert source.limits()["host_memory_bytes"] > 0

@@ -6,17 +6,17 @@ import pynvml
 import pytest
 from fakenvml import FakeNvml, identity
 
-from gpudiag.capture.telemetry.device import DeviceIdentity
-from gpudiag.capture.telemetry.nvml import Nvml
+from gpudiag.capture.environment import DeviceIdentity
+from gpudiag.capture.telemetry.nvml import NvmlSource
 from gpudiag.capture.telemetry.readings import SECOND
-from gpudiag.model import tables
+from gpudiag.model import trace
 
-GPU = {name for name in tables.schema("telemetry") if name != "t_ns" and "cpu" not in name and name != "rss_bytes"}
+GPU = {name for name in trace.build_table_schema("telemetry") if name != "t_ns" and "cpu" not in name and name != "rss_bytes"}
 
 
-def opened(board: str, **options: float) -> tuple[Nvml, FakeNvml]:
+def opened(board: str, **options: float) -> tuple[NvmlSource, FakeNvml]:
     lib = FakeNvml(board, **options)  # type: ignore[arg-type]
-    return Nvml(lib, identity(board)), lib
+    return NvmlSource(lib, identity(board)), lib
 
 
 def test_an_h100_answers_every_column_in_the_units_of_the_table() -> None:
@@ -107,14 +107,14 @@ def test_failures_that_may_pass_are_asked_again_and_said() -> None:
 def test_the_device_is_found_by_uuid_address_or_index() -> None:
     known = identity("h100_sxm")
     for way in (known, known._replace(uuid=None), DeviceIdentity(None, None, 0), known._replace(uuid="0000")):
-        Nvml(FakeNvml("h100_sxm"), way)
+        NvmlSource(FakeNvml("h100_sxm"), way)
 
 
 @pytest.mark.parametrize("wrong", [DeviceIdentity("0000", None, None), DeviceIdentity(None, None, None)])
 def test_init_and_shutdown_are_balanced_also_where_the_device_is_not_found(wrong: DeviceIdentity) -> None:
     lib = FakeNvml("h100_sxm")
     with pytest.raises((pynvml.NVMLError, LookupError)):
-        Nvml(lib, wrong)
+        NvmlSource(lib, wrong)
     assert lib.open == 0
     source, lib = opened("h100_sxm")
     assert lib.open == 1

@@ -14,15 +14,14 @@ import pytest
 import torch
 from fakenvml import FakeNvml, identity
 
-from gpudiag.capture import parquet
+from gpudiag.capture import segments as segments_module
 from gpudiag.capture.bundle import open_bundle
+from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
 from gpudiag.capture.session import Session
-from gpudiag.capture.telemetry import part as part_module
+from gpudiag.capture.telemetry import sampler as part_module
 from gpudiag.capture.telemetry import sampler as sampler_module
-from gpudiag.capture.telemetry.device import DeviceIdentity, cuda_device, stepped_device
-from gpudiag.capture.telemetry.part import Telemetry, checked_hz
 from gpudiag.capture.telemetry.readings import GPU_COLUMNS, SECOND
-from gpudiag.capture.telemetry.sampler import MOST_ROWS, Sampler, next_tick
+from gpudiag.capture.telemetry.sampler import MAX_ROWS, Sampler, Telemetry, check_hz, find_next_tick
 from gpudiag.errors import UsageError
 
 
@@ -34,7 +33,7 @@ class Kept:
 
     def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
         assert table == "telemetry"
-        parquet.encode(table, columns)
+        segments_module.encode_segment(table, columns)
         self.segments.append(columns)
 
     def column(self, name: str) -> list[Any]:
@@ -91,7 +90,7 @@ def test_rows_stand_on_the_unix_clock_at_the_rate_that_was_asked_for(context: Ke
 
 
 def test_missed_ticks_are_skipped_and_the_clock_does_not_drift() -> None:
-    assert [next_tick(1000, now, 50) for now in (1000, 1001, 1049, 1050, 1210)] == [1050, 1050, 1050, 1100, 1250]
+    assert [find_next_tick(1000, now, 50) for now in (1000, 1001, 1049, 1050, 1210)] == [1050, 1050, 1050, 1100, 1250]
 
 
 def test_before_cuda_is_used_only_the_host_is_sampled(context: Kept) -> None:
@@ -163,14 +162,14 @@ def test_a_program_that_steps_elsewhere_every_time_is_not_followed_for_ever(cont
         telemetry.optimizer_ended(0, optimizer_on(f"cuda:{1 + step % 2}"))
         telemetry.step_began(step, 0, 0)
     telemetry.close()
-    assert len(asked) == 1 + part_module.MOST_CHANGES
+    assert len(asked) == 1 + part_module.MAX_CHANGES
 
 
 def test_where_the_parameters_lie_is_found_without_a_gpu() -> None:
-    assert stepped_device(optimizer_on("cuda:3", "cuda:1")) == 3
-    assert stepped_device(optimizer_on("cpu", "meta")) is None
-    assert stepped_device(SimpleNamespace(param_groups=[{"params": {1, 2}}])) is None
-    assert stepped_device(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1)) is None
+    assert find_stepped_device(optimizer_on("cuda:3", "cuda:1")) == 3
+    assert find_stepped_device(optimizer_on("cpu", "meta")) is None
+    assert find_stepped_device(SimpleNamespace(param_groups=[{"params": {1, 2}}])) is None
+    assert find_stepped_device(torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=1)) is None
 
 
 def test_nvml_that_hangs_while_it_opens_says_so_and_the_host_is_sampled(context: Kept) -> None:
@@ -207,7 +206,7 @@ def test_an_exit_in_the_thread_does_not_end_the_training(context: Kept) -> None:
 
 def test_asking_for_the_device_does_not_initialise_cuda() -> None:
     initialised = torch.cuda.is_initialized()
-    cuda_device()
+    identify_cuda_device()
     assert torch.cuda.is_initialized() == initialised
 
 
@@ -296,21 +295,21 @@ def test_no_sample_falls_into_a_window_with_stacks(context: Kept) -> None:
 def test_after_ten_minutes_it_is_calm_but_not_inside_a_window() -> None:
     sampler = Sampler(50_000_000, psutil=__import__("psutil"), pynvml=None)
     assert sampler._pace(SECOND) == 50_000_000
-    assert sampler._pace(sampler_module.FULL_NS) == SECOND
+    assert sampler._pace(sampler_module.FULL_RATE_NS) == SECOND
     sampler.window_began(stacks=False)
-    assert sampler._pace(sampler_module.FULL_NS) == 50_000_000
+    assert sampler._pace(sampler_module.FULL_RATE_NS) == 50_000_000
     sampler.window_ended()
-    assert sampler._pace(sampler_module.FULL_NS) == SECOND
+    assert sampler._pace(sampler_module.FULL_RATE_NS) == SECOND
 
 
 def test_rows_that_nobody_takes_are_bounded_and_the_newest_stay() -> None:
     sampler = Sampler(50_000_000, psutil=__import__("psutil"), pynvml=None)
-    sampler._rows.extend((number, *[None] * (len(sampler_module.COLUMNS) - 1)) for number in range(MOST_ROWS))
+    sampler._rows.extend((number, *[None] * (len(sampler_module.COLUMNS) - 1)) for number in range(MAX_ROWS))
     for at in range(1, 4):
         sampler._tick(at * 10 * SECOND)
     rows = sampler.take()
     assert rows is not None
-    assert len(rows["t_ns"]) == MOST_ROWS
+    assert len(rows["t_ns"]) == MAX_ROWS
     assert rows["t_ns"][0] == sampler.dropped == 3
     assert "3 samples were dropped" in sampler.notes()["t_ns"]
     assert sampler.take() is None
@@ -355,7 +354,7 @@ def test_a_forked_child_has_no_thread_and_calls_no_nvml(context: Kept) -> None:
 @pytest.mark.parametrize("hz", [-1, 101, "20", True, None, float("nan")])
 def test_a_rate_that_is_none_is_refused(hz: object) -> None:
     with pytest.raises(UsageError, match="telemetry_hz"):
-        checked_hz(hz)
+        check_hz(hz)
 
 
 def test_rate_zero_starts_nothing(context: Kept) -> None:

@@ -7,23 +7,33 @@ import time
 
 import pytest
 
-from gpudiag.capture.telemetry.readings import FAST_SHARE, MOST, RETRY_NS, SECOND, ImplausibleError, Reading, checked, said, share_out
-from gpudiag.model import tables
+from gpudiag.capture.telemetry.readings import (
+    FAST_SHARE,
+    MAX_PLAUSIBLE,
+    RETRY_NS,
+    SECOND,
+    ImplausibleError,
+    Reading,
+    check_value,
+    format_error,
+    share_budget,
+)
+from gpudiag.model import trace
 
 
 def test_every_column_but_the_time_has_a_largest_value() -> None:
-    assert set(MOST) == set(tables.schema("telemetry")) - {"t_ns"}
+    assert set(MAX_PLAUSIBLE) == set(trace.build_table_schema("telemetry")) - {"t_ns"}
 
 
 @pytest.mark.parametrize("value", [-1, math.nan, math.inf, 0xFFFFFFFF, "12 W", None, [1]])
 def test_what_cannot_be_a_power_is_refused(value: object) -> None:
     with pytest.raises(ImplausibleError):
-        checked("power_w", value)  # type: ignore[arg-type]
+        check_value("power_w", value)  # type: ignore[arg-type]
 
 
 def test_values_take_the_type_of_their_column() -> None:
-    assert isinstance(checked("power_w", 300), float)
-    assert isinstance(checked("pcie_link_gen", 4.0), int)
+    assert isinstance(check_value("power_w", 300), float)
+    assert isinstance(check_value("pcie_link_gen", 4.0), int)
 
 
 def test_a_question_is_asked_in_its_period_and_not_between() -> None:
@@ -46,7 +56,7 @@ def test_a_dear_question_is_asked_less_often() -> None:
 
 def test_fast_questions_share_one_part_of_a_core() -> None:
     readings = [Reading((), dict, 0), Reading((), dict, 0), Reading((), dict, SECOND)]
-    share_out(readings)
+    share_budget(readings)
     assert [reading.share for reading in readings[:2]] == [FAST_SHARE / 2] * 2
     assert readings[2].share < FAST_SHARE / 2
 
@@ -77,6 +87,6 @@ def test_final_failures_are_not_asked_again_others_after_a_pause() -> None:
 
 
 def test_reasons_are_short_and_hold_no_paths() -> None:
-    assert said(OSError("Not\n Supported")) == "Not Supported"
-    assert said(FileNotFoundError("/home/me/libnvidia-ml.so")) == "FileNotFoundError"
-    assert len(said(ValueError("x" * 999))) == 120
+    assert format_error(OSError("Not\n Supported")) == "Not Supported"
+    assert format_error(FileNotFoundError("/home/me/libnvidia-ml.so")) == "FileNotFoundError"
+    assert len(format_error(ValueError("x" * 999))) == 120

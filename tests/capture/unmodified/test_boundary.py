@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture.unmodified.boundary import MAX_CYCLE, REPEATS, WITHOUT_BACKWARD, Boundary
+from gpudiag.capture.run_script.step_boundary import MAX_CYCLE, REPEATS, WITHOUT_BACKWARD, StepBoundary
 
 Step = list[str | int]
 """The events of one step: 'b' a backward pass begins, 'u' an update is seen in a parameter, a number: that optimizer has stepped."""
 
 
-def ends(steps: list[Step], rule: Boundary | None = None) -> list[int]:
+def ends(steps: list[Step], rule: StepBoundary | None = None) -> list[int]:
     """Feed the steps; return for each whether the rule ended one there: 1 at its last event, -1 anywhere else, 0 not at all."""
-    rule = rule or Boundary()
+    rule = rule or StepBoundary()
     found = []
     for step in steps:
         here = [_ended(rule, event) for event in step]
@@ -22,7 +22,7 @@ def ends(steps: list[Step], rule: Boundary | None = None) -> list[int]:
     return found
 
 
-def _ended(rule: Boundary, event: str | int) -> bool:
+def _ended(rule: StepBoundary, event: str | int) -> bool:
     if event == "b":
         rule.backward()
         return False
@@ -50,14 +50,14 @@ def test_a_loop_without_optimizers_is_told_by_its_updates() -> None:
 
 
 def test_an_update_counts_once_for_each_backward_pass_and_not_beside_an_optimizer() -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     assert ends([["b", "u"]] * 5, rule)[-1] == 1
     assert not rule.updated()  # the gradients are cleared after the update: a second change
     assert ends([["b", 0, "u"]] * 8)[-1] == -1  # the optimizer ends the step, the update that it made does not
 
 
 def test_a_step_while_an_engine_is_built_is_none() -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     assert not rule.stepped(0)
     assert ends([["b", "b", "b", 0]] * 8, rule) == [0] * REPEATS + [1] * (8 - REPEATS)
 
@@ -99,7 +99,7 @@ def test_more_or_fewer_updates_of_the_discriminator_keep_the_marks() -> None:
 
 
 def test_a_second_optimizer_that_appears_is_learnt() -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     assert ends([PLAIN] * 10, rule)[-1] == 1
     learning = ends([GAN] * 8, rule)
     assert learning[-3:] == [1, 1, 1]
@@ -107,7 +107,7 @@ def test_a_second_optimizer_that_appears_is_learnt() -> None:
 
 
 def test_five_updates_before_the_first_of_the_other_are_unlearnt() -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     found = ends([["b", 0] * 5 + ["b", 1]] * 8, rule)
     assert rule.cycle == (0, 0, 0, 0, 0, 1)
     assert found[-4:] == [1] * 4
@@ -120,7 +120,7 @@ def test_an_optimizer_that_steps_now_and_then_does_not_stop_the_marks_for_good()
 
 
 def test_one_that_stepped_now_and_then_may_become_a_part_of_each_step() -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     rare = (["b", 0] * 30 + ["b", 1]) * 3
     assert sum(_ended(rule, event) for event in rare) >= 20  # what it had learnt before still holds
     assert ends([GAN] * 12, rule)[-6:] == [1] * 6
@@ -162,7 +162,7 @@ def cycles(draw: st.DrawFn) -> list[int]:
 @given(cycles(), st.lists(st.integers(1, 3), min_size=8, max_size=8))
 def test_a_planted_cycle_is_found(cycle: list[int], micro_batches: list[int]) -> None:
     step: Step = [event for optimizer, count in zip(cycle, micro_batches, strict=False) for event in ["b"] * count + [optimizer]]
-    rule = Boundary()
+    rule = StepBoundary()
     found = ends([step] * 40, rule)
     period = len(rule.cycle)
     assert rule.settled
@@ -176,7 +176,7 @@ def test_a_planted_cycle_is_found(cycle: list[int], micro_batches: list[int]) ->
 
 @given(st.lists(st.sampled_from(["b", 0, 1, 2, "u"]), max_size=400))
 def test_any_sequence_is_survived_and_bounded(events: list[str | int]) -> None:
-    rule = Boundary()
+    rule = StepBoundary()
     for event in events:
         if _ended(rule, event):
             assert rule.settled

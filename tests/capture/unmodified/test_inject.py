@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.capture.unmodified.inject.sitecustomize import PLAN, SHADOWED
-from gpudiag.capture.unmodified.injected import INJECT
-from gpudiag.capture.unmodified.plan import Plan
+from gpudiag.capture.run_script.inject.sitecustomize import PLAN, SHADOWED
+from gpudiag.capture.run_script.plan import INJECT_FOLDER, Plan
 
 SEEN = """
 import json, os, sys
@@ -38,7 +37,7 @@ def python(*arguments: str | Path, cwd: Path, plan: Plan | None = None, path: st
             environ[PLAN] = plan.text()
             if path is not None:
                 environ[SHADOWED] = path
-        environ["PYTHONPATH"] = f"{INJECT}{os.pathsep}{path}" if path else str(INJECT)
+        environ["PYTHONPATH"] = f"{INJECT_FOLDER}{os.pathsep}{path}" if path else str(INJECT_FOLDER)
     done = subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -62,7 +61,7 @@ def test_a_script_sees_what_it_would_see_without(tmp_path: Path, script: Path, p
 
 def test_without_a_plan_it_is_inert(tmp_path: Path, script: Path) -> None:
     seen = json.loads(python(script, cwd=tmp_path))
-    assert str(INJECT) not in seen["path"]
+    assert str(INJECT_FOLDER) not in seen["path"]
     assert seen["custom"] == "No module named 'sitecustomize'"
     assert seen["heavy"] == []
 
@@ -96,7 +95,7 @@ def test_a_launcher_that_copies_the_environment_hands_it_on(tmp_path: Path) -> N
 
 
 def _fake(tmp_path: Path, torch: str) -> None:
-    """Put a torch and a gpudiag.capture.unmodified.watch of our own where the interpreter finds them first."""
+    """Put a torch and a gpudiag.capture.run_script.watch of our own where the interpreter finds them first."""
     (tmp_path / "torch.py").write_text(textwrap.dedent(torch))
     unmodified = tmp_path / "gpudiag" / "capture" / "unmodified"
     unmodified.mkdir(parents=True)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from gpudiag.capture.unmodified.sentinel import Sentinel
+from gpudiag.capture.run_script.step_boundary import ParameterSentinel
 
 
-def _looked(model: nn.Module) -> Sentinel:
-    sentinel = Sentinel()
+def _looked(model: nn.Module) -> ParameterSentinel:
+    sentinel = ParameterSentinel()
     loss = model(torch.randn(2, 4)).sum()
     sentinel.look(loss)
     loss.backward()
@@ -55,7 +55,7 @@ def test_the_model_may_go() -> None:
 
 
 def test_a_loss_without_parameters_and_a_deep_graph_end_the_search() -> None:
-    sentinel = Sentinel()
+    sentinel = ParameterSentinel()
     x = torch.ones(1, requires_grad=True)
     for _ in range(20_000):
         x = x + 1

@@ -17,12 +17,11 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpudiag.capture import session
+from gpudiag.capture import run_script, session
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.capture.unmodified import marker
-from gpudiag.capture.unmodified import watch as unmodified
-from gpudiag.capture.unmodified.boundary import REPEATS
-from gpudiag.capture.unmodified.plan import Plan, read_journal
+from gpudiag.capture.run_script import watch as unmodified
+from gpudiag.capture.run_script.plan import Plan, read_journal
+from gpudiag.capture.run_script.step_boundary import REPEATS
 
 AWKWARD = Path(__file__).parents[2] / "awkward"
 SHORT = {"skip": 2, "warm": 1, "record": 3, "sites": 1}
@@ -190,7 +189,7 @@ def test_steps_marked_by_hand(watched: Watched) -> None:
     x = torch.randn(8, 8)
     for _ in range(20):  # inference: neither a backward pass nor an optimizer
         (x @ x).sum()
-        marker.step(samples=8)
+        run_script.step(samples=8)
     bundle = watched.end()
     assert bundle.step_records.height == 19
     assert set(column(bundle, "samples")) == {8}
@@ -202,7 +201,7 @@ def test_marks_by_hand_come_before_the_rule(watched: Watched) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(12):
         _train(2, model, optimizer)
-        marker.step()
+        run_script.step()
     bundle = watched.end()
     assert of_each(bundle, "backwards", "optimizer_steps") == {(2, 2)}
     assert bundle.step_records.height == 11
@@ -381,7 +380,7 @@ def test_a_forked_child_ends_without_touching_the_bundle(watched: Watched, fork:
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     _train(6, model, optimizer)
-    assert fork(lambda: (watched.watch.finish(), _train(2, model, optimizer), marker.step())) == 0
+    assert fork(lambda: (watched.watch.finish(), _train(2, model, optimizer), run_script.step())) == 0
     _train(10, model, optimizer)
     assert watched.end().step_records.height == 16 - REPEATS - 1
 

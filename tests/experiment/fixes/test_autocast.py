@@ -12,9 +12,9 @@ from applied_fixes import applied
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.capture.patches import Patches  # noqa: E402
-from gpudiag.experiment.fixes import autocast  # noqa: E402
-from gpudiag.experiment.trial.applied import Applied  # noqa: E402
+from gpudiag.capture.hooks import Patches  # noqa: E402
+from gpudiag.experiment.fixes import precision  # noqa: E402
+from gpudiag.experiment.trial.applied_fixes import AppliedFixes  # noqa: E402
 from gpudiag.model.experiment import NO_INSTRUCTIONS, FixCall  # noqa: E402
 
 nn = torch.nn
@@ -81,7 +81,7 @@ def test_products_are_low_outputs_are_float32_and_the_loss_is_near(fix: str, dty
 
 @pytest.mark.parametrize(("computes", "told"), [(False, True), (True, False), (None, False)])
 def test_a_cpu_without_instructions_for_the_type_is_told(monkeypatch: pytest.MonkeyPatch, computes: bool | None, told: bool) -> None:
-    monkeypatch.setattr(autocast, "computes_in", lambda dtype: computes)
+    monkeypatch.setattr(precision, "supports_dtype", lambda dtype: computes)
     with applied("bf16") as evidence:
         Net()(X).sum().backward()
         shown = evidence()
@@ -148,7 +148,7 @@ def test_with_compile_in_either_order(order: tuple[str, str], monkeypatch: pytes
     torch._dynamo.reset()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     patches = Patches()
-    put = Applied(tuple(FixCall(name) for name in order), patches)
+    put = AppliedFixes(tuple(FixCall(name) for name in order), patches)
     put.install()
     try:
         model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4))

@@ -14,7 +14,7 @@ from applied_fixes import applied
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.errors import InputError  # noqa: E402
-from gpudiag.experiment.fixes.fuse_region import FuseRegion  # noqa: E402
+from gpudiag.experiment.fixes.compile import FuseRegion  # noqa: E402
 
 nn = torch.nn
 X = torch.linspace(-1, 1, 32).reshape(4, 8)

@@ -13,10 +13,16 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from gpudiag.capture.patches import Patches  # noqa: E402
-from gpudiag.experiment.fixes.device_prefetch import DevicePrefetch, placed_by  # noqa: E402
+from gpudiag.capture.hooks import Patches  # noqa: E402
+from gpudiag.experiment.fixes.copies import (  # noqa: E402  # noqa: E402
+    DevicePrefetch,
+    NonBlocking,
+    find_non_blocking_position,
+    is_copy_to_gpu,
+    move_tensors,
+    set_non_blocking,
+)
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site  # noqa: E402
-from gpudiag.experiment.fixes.non_blocking import NonBlocking, not_waiting, place_in_to, to_gpu  # noqa: E402
 
 ROWS = torch.arange(24.0).reshape(12, 2)
 HERE = torch.zeros(1)
@@ -53,7 +59,7 @@ def installed(fix: Applier) -> Iterator[Site]:
     ],
 )
 def test_where_a_copy_leads(args: tuple[Any, ...], kwargs: dict[str, Any], goes: bool) -> None:
-    assert to_gpu(args, kwargs) is goes
+    assert is_copy_to_gpu(args, kwargs) is goes
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_where_a_copy_leads(args: tuple[Any, ...], kwargs: dict[str, Any], goes:
     ],
 )
 def test_a_copy_is_no_longer_waited_for(args: tuple[Any, ...], kwargs: dict[str, Any], changed: tuple[Any, Any]) -> None:
-    assert not_waiting(args, kwargs, place_in_to(args)) == changed
+    assert set_non_blocking(args, kwargs, find_non_blocking_position(args)) == changed
 
 
 def test_nothing_that_stays_on_the_host_is_touched() -> None:
@@ -200,7 +206,7 @@ def test_tensors_are_found_in_the_shapes_that_batches_have() -> None:
     encoding = Encoding(ids=one())
     encoding.note = "kept"
     batch = {"a": one(), "b": [one(), 3, "text"], "c": Pair(one(), None), "d": (one(),), "e": encoding, "f": OrderedDict(z=one())}
-    placed = placed_by(move, batch)
+    placed = move_tensors(move, batch)
     assert len(moved) == 6
     assert float(placed["a"].sum()) == float(placed["b"][0].sum()) == float(placed["c"].x.sum()) == 2
     assert (placed["b"][1:], placed["c"].y, type(placed["d"]), type(placed["f"])) == ([3, "text"], None, tuple, OrderedDict)

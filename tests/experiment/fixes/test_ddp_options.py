@@ -11,7 +11,7 @@ from applied_fixes import applied
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.errors import InputError  # noqa: E402
-from gpudiag.experiment.fixes.ddp_options import DdpOptions  # noqa: E402
+from gpudiag.experiment.fixes.distributed import DdpOptions  # noqa: E402
 
 dist = torch.distributed
 

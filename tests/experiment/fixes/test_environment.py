@@ -8,16 +8,15 @@ import sys
 
 import pytest
 
-from gpudiag.experiment.fixes.alloc_conf import AllocConf, variables
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.fixes.malloc import Malloc
+from gpudiag.experiment.fixes.memory import AllocConf, Malloc, build_alloc_conf
 
 _GLIBC = "CS_GNU_LIBC_VERSION" in getattr(os, "confstr_names", {})
 
 _PROGRAM = """
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
 from gpudiag.experiment.fixes.fix import NotAppliedError, Site
-from gpudiag.experiment.fixes.malloc import Malloc
+from gpudiag.experiment.fixes.memory import Malloc
 fix, site = Malloc(), Site(Patches())
 fix.install(site)
 try:
@@ -64,7 +63,7 @@ def test_another_c_library_has_no_such_variables(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_option_stands_beside_what_is_configured(before: dict[str, str], conf: str) -> None:
-    assert variables(before) == {"PYTORCH_ALLOC_CONF": conf, "PYTORCH_CUDA_ALLOC_CONF": conf}
+    assert build_alloc_conf(before) == {"PYTORCH_ALLOC_CONF": conf, "PYTORCH_CUDA_ALLOC_CONF": conf}
 
 
 def test_an_option_that_is_set_already_is_no_change(monkeypatch: pytest.MonkeyPatch) -> None:

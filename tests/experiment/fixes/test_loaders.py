@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler  # noqa: E402
 
 from gpudiag.errors import InputError  # noqa: E402
-from gpudiag.experiment.fixes import applier, loader_workers  # noqa: E402
+from gpudiag.experiment.fixes import dataloader, make_applier  # noqa: E402
 from gpudiag.model.experiment import FixCall  # noqa: E402
 
 ROWS = torch.arange(96.0).reshape(48, 2)
@@ -101,12 +101,12 @@ def test_workers_would_each_read_a_stream_whole() -> None:
 
 def test_without_a_value_workers_are_as_many_as_cores_but_never_fewer_than_before(monkeypatch: pytest.MonkeyPatch) -> None:
     def cores(count: int) -> None:
-        monkeypatch.setattr(loader_workers.os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+        monkeypatch.setattr(dataloader.os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
 
     for count, ranks, workers in ((1, "1", 1), (2, "1", 2), (64, "1", 4), (16, "8", 2), (4, "8", 1)):
         cores(count)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-        assert loader_workers.default_workers() == workers
+        assert dataloader.choose_workers() == workers
     with applied("loader-workers") as evidence:  # one worker is the default here
         batches(DataLoader(ROWS, 8, num_workers=2))
         assert evidence().reason == "the program has 2 workers already"
@@ -177,7 +177,7 @@ def test_a_program_that_counts_on_its_batch_size_fails_by_its_own_error() -> Non
 def test_a_size_that_is_none_is_refused(call: str) -> None:
     name, _, value = call.partition("=")
     with pytest.raises(InputError, match="batch-size takes a factor or a number of samples, not"):
-        applier(FixCall(name, value))
+        make_applier(FixCall(name, value))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_size_that_is_none_is_refused(call: str) -> None:
 def test_a_number_that_is_none_is_refused(call: str) -> None:
     name, _, value = call.partition("=")
     with pytest.raises(InputError, match=f"{name} takes a whole number from"):
-        applier(FixCall(name, value))
+        make_applier(FixCall(name, value))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a GPU: see tests/gpu")

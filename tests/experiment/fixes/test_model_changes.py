@@ -13,8 +13,8 @@ from applied_fixes import applied
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.errors import InputError  # noqa: E402
-from gpudiag.experiment.fixes.sdpa import Sdpa  # noqa: E402
-from gpudiag.experiment.fixes.tf32 import Tf32  # noqa: E402
+from gpudiag.experiment.fixes.kernels import Sdpa  # noqa: E402
+from gpudiag.experiment.fixes.precision import Tf32  # noqa: E402
 
 nn = torch.nn
 NHWC = torch.channels_last

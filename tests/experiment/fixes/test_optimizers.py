@@ -11,7 +11,7 @@ from applied_fixes import applied
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.errors import InputError  # noqa: E402
-from gpudiag.experiment.fixes import applier  # noqa: E402
+from gpudiag.experiment.fixes import make_applier  # noqa: E402
 from gpudiag.model.experiment import FixCall  # noqa: E402
 
 Make = Callable[[Any], Any]
@@ -199,4 +199,4 @@ def test_an_error_of_the_program_stays_what_it_is(call: Callable[[], Any], error
 @pytest.mark.parametrize("fix", ["fused-optimizer", "foreach-optimizer", "zero-grad-none", "malloc", "alloc-conf", "pin-memory"])
 def test_a_fix_without_values_takes_none(fix: str) -> None:
     with pytest.raises(InputError, match=f"{fix} takes no value, but was given '1'"):
-        applier(FixCall(fix, "1"))
+        make_applier(FixCall(fix, "1"))

@@ -9,15 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.capture.patches import Patches
+from gpudiag.capture.hooks import Patches
 from gpudiag.errors import InputError
-from gpudiag.experiment.fixes import applier
-from gpudiag.experiment.fixes import registered as module
+from gpudiag.experiment.code_location import CodeLocation
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.fixes import registry as module
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
-from gpudiag.experiment.fixes.registered import Registered, instead, register_fix, registered, take_over
-from gpudiag.experiment.importable import Place
-from gpudiag.experiment.knobs import FIXES, AccumulationKnob
-from gpudiag.experiment.search import DESCRIBED, conflicting
+from gpudiag.experiment.fixes.registry import RegisteredFix, adopt_fixes, list_registered, register_fix, replace_appliers
+from gpudiag.experiment.knobs import KNOB_FIXES, AccumulationKnob
+from gpudiag.experiment.search import DESCRIBED_CONFLICTS, is_conflicting
 from gpudiag.experiment.trial.protocol import TrialPlan
 from gpudiag.model.experiment import FixCall
 from gpudiag.model.fixes import FIX_BY_ID, Fix
@@ -42,7 +42,7 @@ class NoFix:
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    kept = [(known, dict(known)) for known in (module.REGISTERED, module._PLACES, FIX_BY_ID, DESCRIBED)]
+    kept = [(known, dict(known)) for known in (module.REGISTERED, module._LOCATIONS, FIX_BY_ID, DESCRIBED_CONFLICTS)]
     yield
     for known, before in kept:
         known.clear()
@@ -56,9 +56,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def _told(ids: list[str]) -> tuple[Registered, ...]:
+def _told(ids: list[str]) -> tuple[RegisteredFix, ...]:
     """What an arm is told, after the way through its plan."""
-    plan = TrialPlan("", 1, 1.0, 1, registered=registered(ids))
+    plan = TrialPlan("", 1, 1.0, 1, registered=list_registered(ids))
     return msgspec.json.decode(msgspec.json.encode(plan), type=TrialPlan).registered
 
 
@@ -71,8 +71,8 @@ def test_an_arm_finds_the_fix_in_its_file(file: Path, monkeypatch: pytest.Monkey
     assert [(one.fix, one.place.target) for one in told] == [(OWN, f"{file}:Own")]
     module.REGISTERED.clear()
     FIX_BY_ID.pop("some-fix")
-    take_over(told)
-    found, site = applier(FixCall("some-fix", "yes")), Site(Patches())
+    adopt_fixes(told)
+    found, site = make_applier(FixCall("some-fix", "yes")), Site(Patches())
     found.install(site)
     assert site.compiles
     assert found.evidence(site) == "value yes"
@@ -85,9 +85,9 @@ def test_an_arm_finds_the_fix_in_its_file(file: Path, monkeypatch: pytest.Monkey
     [("{file}:Missing", "no function 'Missing'"), ("{file}:NoFix", "NoFix is no fix"), ("/nowhere/some.py:Own", "no such file")],
 )
 def test_a_fix_that_an_arm_does_not_find_is_not_applied_and_says_why(file: Path, target: str, why: str) -> None:
-    take_over((Registered(OWN, Place(target.format(file=file))),))
+    adopt_fixes((RegisteredFix(OWN, CodeLocation(target.format(file=file))),))
     with pytest.raises(NotAppliedError, match=why):
-        applier(FixCall("some-fix")).install(Site(Patches()))
+        make_applier(FixCall("some-fix")).install(Site(Patches()))
 
 
 class Own(Applier):
@@ -114,18 +114,18 @@ def test_conflicts_of_a_registered_fix_are_known_to_a_search() -> None:
     if module_of_this is None or getattr(module_of_this, "Own", None) is not Own:
         pytest.skip("the test runner does not keep this module under its name")
     register_fix(Own, OWN)
-    assert conflicting(FixCall("some-fix"), FixCall("bf16"), DESCRIBED)
-    assert not conflicting(FixCall("some-fix"), FixCall("fp16"), DESCRIBED)
+    assert is_conflicting(FixCall("some-fix"), FixCall("bf16"), DESCRIBED_CONFLICTS)
+    assert not is_conflicting(FixCall("some-fix"), FixCall("fp16"), DESCRIBED_CONFLICTS)
 
 
 def test_a_factory_applies_some_fixes_in_its_own_way_while_it_lasts() -> None:
     with pytest.raises(InputError, match="accumulation"):
-        applier(FixCall("accumulation", "2"))
-    with instead(FIXES):
-        assert isinstance(applier(FixCall("accumulation", "2")), AccumulationKnob)
+        make_applier(FixCall("accumulation", "2"))
+    with replace_appliers(KNOB_FIXES):
+        assert isinstance(make_applier(FixCall("accumulation", "2")), AccumulationKnob)
         (told,) = _told(["accumulation"])
     with pytest.raises(InputError, match="accumulation"):
-        applier(FixCall("accumulation", "2"))
+        make_applier(FixCall("accumulation", "2"))
     assert not _told(["accumulation"])
-    take_over((told,))
-    assert type(applier(FixCall("accumulation", "2"))) is AccumulationKnob
+    adopt_fixes((told,))
+    assert type(make_applier(FixCall("accumulation", "2"))) is AccumulationKnob

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from gpudiag.experiment import parity
+from gpudiag.experiment.arm import ArmError
 from gpudiag.experiment.design import Arm, Design
-from gpudiag.experiment.ending import ArmError
-from gpudiag.experiment.parity import runs
 from gpudiag.experiment.runner import ParityRecord
 from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
 
@@ -43,8 +42,8 @@ def record(losses: list[float], seed: int = 0) -> ParityRecord:
 
 
 def check(program: Program, kind: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    monkeypatch.setattr(runs, "record_parity", program)
-    return parity.check(BASE, CHANGED, kind, Design(), tmp_path)
+    monkeypatch.setattr(parity, "record_parity", program)
+    return parity.check_parity(BASE, CHANGED, kind, Design(), tmp_path)
 
 
 def test_equal_runs_need_no_further_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -94,8 +93,8 @@ def test_quality_runs_seeds_of_both_arms_with_dropout(monkeypatch: pytest.Monkey
         asked.append((arm.name, plan.seed, plan.dropout))
         return record([1.0 + (arm.name == "changed")] * plan.steps, seed=plan.seed)
 
-    monkeypatch.setattr(runs, "record_parity", run)
-    found = parity.quality(BASE, CHANGED, Design(), tmp_path, steps=8)
+    monkeypatch.setattr(parity, "record_parity", run)
+    found = parity.check_quality(BASE, CHANGED, Design(), tmp_path, steps=8)
     assert "higher, it trains worse" in found
     assert asked == [(name, seed, True) for seed in range(3) for name in ("as it is", "changed")]
 
@@ -124,9 +123,9 @@ def arm(name: str, *arguments: str) -> Arm:
 def test_a_real_script_that_sets_no_seed(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     plain = arm("as it is", "1e-3")
-    fused = parity.check(plain, arm("fused", "1e-3", "fused"), "rounding", Design(), tmp_path)
+    fused = parity.check_parity(plain, arm("fused", "1e-3", "fused"), "rounding", Design(), tmp_path)
     assert (fused.verdict, fused.settings_changed, fused.steps) == ("same", (), 12), fused
     assert msgspec.json.encode(fused)
-    wrong = parity.check(plain, arm("wrong", "1.1e-3"), "exact", Design(), tmp_path)  # three runs: the program repeats itself
+    wrong = parity.check_parity(plain, arm("wrong", "1.1e-3"), "exact", Design(), tmp_path)  # three runs: the program repeats itself
     assert (wrong.verdict, wrong.settings_changed) == ("differs", ("learning rate of step 1: 0.001 -> 0.0011",)), wrong
     assert "of step 2 differs by" in wrong.reason or "of its size, and should not at all" in wrong.reason

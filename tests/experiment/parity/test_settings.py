@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpudiag.experiment.parity.settings import changed_settings
+from gpudiag.experiment.parity import find_changed_settings
 from gpudiag.experiment.trial.protocol import ParityRun, ParityStep
 
 
@@ -19,23 +19,23 @@ def run(samples: list[int | None], rates: list[tuple[float, ...]] | None = None,
 
 
 def test_a_batch_that_was_fetched_ahead_is_no_other_batch_size() -> None:
-    assert changed_settings("exact", run([32, 32, 32]), run([64, 32, 32])) == ()
-    assert changed_settings("exact", run([32, 32, 32]), run([64, 64, 64])) == ("samples of an update: 32 -> 64",)
-    assert changed_settings("semantics", run([32, 32, 32]), run([64, 64, 64])) == ()
-    assert changed_settings("exact", run([32]), run([None])) == ()
+    assert find_changed_settings("exact", run([32, 32, 32]), run([64, 32, 32])) == ()
+    assert find_changed_settings("exact", run([32, 32, 32]), run([64, 64, 64])) == ("samples of an update: 32 -> 64",)
+    assert find_changed_settings("semantics", run([32, 32, 32]), run([64, 64, 64])) == ()
+    assert find_changed_settings("exact", run([32]), run([None])) == ()
 
 
 def test_the_schedule_of_learning_rates_is_compared_step_by_step() -> None:
     before = run([1, 1, 1], [(0.1, 0.2), (0.09, 0.2), (0.08, 0.2)])
     after = run([1, 1, 1], [(0.1, 0.2), (0.09, 0.2), (0.08, 0.1)])
-    assert changed_settings("semantics", before, after) == ("learning rate of step 3: 0.2 -> 0.1",)
-    assert changed_settings("exact", before, run([1, 1, 1], [(0.1,)] * 3)) == ("learning rates of step 1: 2 -> 1",)
+    assert find_changed_settings("semantics", before, after) == ("learning rate of step 3: 0.2 -> 0.1",)
+    assert find_changed_settings("exact", before, run([1, 1, 1], [(0.1,)] * 3)) == ("learning rates of step 1: 2 -> 1",)
     close = run([1], [(0.1 + 1e-17,)])
-    assert changed_settings("exact", run([1], [(0.1,)]), close) == ()
+    assert find_changed_settings("exact", run([1], [(0.1,)]), close) == ()
 
 
 def test_a_setting_that_one_run_does_not_have() -> None:
-    assert changed_settings("rounding", run([1], amsgrad="True"), run([1], nesterov="True")) == (
+    assert find_changed_settings("rounding", run([1], amsgrad="True"), run([1], nesterov="True")) == (
         "amsgrad: True -> not set",
         "nesterov: not set -> True",
     )

@@ -13,14 +13,14 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from parityruns import STEPS, Knobs, Run, conv, gpt, record  # noqa: E402
 
-from gpudiag.experiment.parity.compare import NOISE, Kind, judged  # noqa: E402
+from gpudiag.experiment.parity import NOISE, ParityKind, judge_parity  # noqa: E402
 from gpudiag.experiment.trial.protocol import ParityPlan  # noqa: E402
 from gpudiag.model.experiment import Parity  # noqa: E402
 
 TRAININGS = {"conv": conv, "gpt": gpt}
 BF16 = torch.bfloat16
 
-Bench = Callable[[str, Kind, Knobs, ParityPlan | None], Parity]
+Bench = Callable[[str, ParityKind, Knobs, ParityPlan | None], Parity]
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +37,19 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         return run(name, Knobs(), ParityPlan(STEPS)), run(name, Knobs(), ParityPlan(STEPS))
 
     @cache
-    def noisy(name: str, kind: Kind) -> list[Run]:
+    def noisy(name: str, kind: ParityKind) -> list[Run]:
         return [run(name, Knobs(), ParityPlan(STEPS, perturb=NOISE[kind], perturb_seed=seed)) for seed in (1, 2, 3)]
 
-    def judge(name: str, kind: Kind, knobs: Knobs, plan: ParityPlan | None = None) -> Parity:
+    def judge(name: str, kind: ParityKind, knobs: Knobs, plan: ParityPlan | None = None) -> Parity:
         reference, repeat = plain(name)
         noise = [] if kind == "exact" else noisy(name, kind)
-        return judged(kind, reference, run(name, knobs, plan or ParityPlan(STEPS)), [repeat], noise)
+        return judge_parity(kind, reference, run(name, knobs, plan or ParityPlan(STEPS)), [repeat], noise)
 
     yield judge  # type: ignore[misc]
     torch.set_num_threads(threads)
 
 
-WRONG: list[tuple[str, Kind, Knobs, str]] = [
+WRONG: list[tuple[str, ParityKind, Knobs, str]] = [
     ("both", "rounding", Knobs(rate=3.03e-3), "learning rate of step 1: 0.003 -> 0.00303"),
     ("both", "low_precision", Knobs(rate=3.03e-3), "learning rate of step 1: 0.003 -> 0.00303"),
     ("both", "low_precision", Knobs(rate=3.3e-3), "learning rate of step 1"),
@@ -69,7 +69,7 @@ WRONG: list[tuple[str, Kind, Knobs, str]] = [
 ]
 
 
-def _cases(changes: list[tuple[str, Kind, Knobs, str]]) -> list[Any]:
+def _cases(changes: list[tuple[str, ParityKind, Knobs, str]]) -> list[Any]:
     found = []
     for name, kind, knobs, said in changes:
         turned = "+".join(f"{field}={getattr(knobs, field)}" for field in knobs._fields if getattr(knobs, field) != getattr(Knobs(), field))
@@ -78,13 +78,13 @@ def _cases(changes: list[tuple[str, Kind, Knobs, str]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "kind", "knobs", "said"), _cases(WRONG))
-def test_a_wrong_change_is_caught(bench: Bench, name: str, kind: Kind, knobs: Knobs, said: str) -> None:
+def test_a_wrong_change_is_caught(bench: Bench, name: str, kind: ParityKind, knobs: Knobs, said: str) -> None:
     found = bench(name, kind, knobs, None)
     assert found.verdict == "differs"
     assert said in found.reason, found.reason
 
 
-NUMBERS: list[tuple[str, Kind, Knobs, str]] = [
+NUMBERS: list[tuple[str, ParityKind, Knobs, str]] = [
     ("both", "rounding", Knobs(rate=3.03e-3), ""),
     ("both", "rounding", Knobs(decay=0.0), ""),
     ("both", "low_precision", Knobs(clear=False), ""),
@@ -96,7 +96,7 @@ NUMBERS: list[tuple[str, Kind, Knobs, str]] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "knobs", "said"), _cases(NUMBERS))
-def test_the_losses_and_gradients_alone_would_have_caught_it(bench: Bench, name: str, kind: Kind, knobs: Knobs, said: str) -> None:
+def test_the_losses_and_gradients_alone_would_have_caught_it(bench: Bench, name: str, kind: ParityKind, knobs: Knobs, said: str) -> None:
     """Settings are what torch's own classes show; a hand-written optimizer or layer shows none."""
     found = bench(name, kind, knobs, None)
     assert "yardsticks" in found.reason, found.reason
@@ -110,7 +110,7 @@ def test_dropout_that_is_left_on_in_one_arm_is_caught(bench: Bench) -> None:
         assert found.verdict == "differs", (name, found)
 
 
-RIGHT: list[tuple[str, Kind, Knobs, str]] = [
+RIGHT: list[tuple[str, ParityKind, Knobs, str]] = [
     ("both", "exact", Knobs(), ""),
     ("both", "exact", Knobs(options=(("foreach", True),)), ""),
     ("gpt", "exact", Knobs(checkpoints=True), ""),
@@ -125,7 +125,7 @@ RIGHT: list[tuple[str, Kind, Knobs, str]] = [
 
 
 @pytest.mark.parametrize(("name", "kind", "knobs", "said"), _cases(RIGHT))
-def test_a_right_change_passes(bench: Bench, name: str, kind: Kind, knobs: Knobs, said: str) -> None:
+def test_a_right_change_passes(bench: Bench, name: str, kind: ParityKind, knobs: Knobs, said: str) -> None:
     found = bench(name, kind, knobs, None)
     assert (found.verdict, found.reason, found.settings_changed, found.steps) == ("same", "", (), STEPS)
     assert found.worst_yardsticks is not None

@@ -10,9 +10,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from gpudiag.experiment.fixes.fix import NotAppliedError
-from gpudiag.experiment.trial.leaving import Leaving, StopTrial
-from gpudiag.experiment.trial.protocol import CONTROL, Control, TrialPlan, read_rows, write
-from gpudiag.experiment.trial.words import died, kind
+from gpudiag.experiment.trial.exit import StopTrial, TrialExit, classify_exception, describe_exception
+from gpudiag.experiment.trial.protocol import CONTROL, Control, TrialPlan, read_rows, write_row
 
 
 class LeftError(Exception):
@@ -27,13 +26,13 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", leave)
 
 
-def rank(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 2, clean: bool = False) -> Leaving:
+def rank(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch, *, ranks: int = 2, clean: bool = False) -> TrialExit:
     monkeypatch.setenv("RANK", str(number))
     monkeypatch.setenv("WORLD_SIZE", str(ranks))
-    return Leaving(TrialPlan(str(folder), 10, 5.0, 2, clean_exit=clean), Control(folder / CONTROL))
+    return TrialExit(TrialPlan(str(folder), 10, 5.0, 2, clean_exit=clean), Control(folder / CONTROL))
 
 
-def marks(of: Leaving, count: int) -> None:
+def marks(of: TrialExit, count: int) -> None:
     for _ in range(count):
         of.mark()
         of.look()
@@ -104,7 +103,7 @@ def test_a_full_disk_is_told_on_the_control_page(tmp_path: Path) -> None:
     (folder / "rows.jsonl").mkdir()  # no row can be written
     plan = TrialPlan(str(folder), 10, 5.0, 2)
     with pytest.raises(OSError, match="directory"):
-        write(plan, died(ValueError("x")))
+        write_row(plan, describe_exception(ValueError("x")))
     assert control.failed != 0
     assert read_rows(folder) == []
 
@@ -124,10 +123,10 @@ class OutOfMemoryError(RuntimeError):
     ],
 )
 def test_an_exception_has_its_kind(error: BaseException, expected: str) -> None:
-    assert kind(error) == expected
+    assert classify_exception(error) == expected
 
 
 def test_last_words_are_one_line_but_a_reason_is_whole() -> None:
-    assert died(ValueError("first\nsecond")).message == "ValueError: first"
-    assert died(KeyboardInterrupt()).message == "KeyboardInterrupt"
-    assert died(NotAppliedError("no convolution")).message == "no convolution"
+    assert describe_exception(ValueError("first\nsecond")).message == "ValueError: first"
+    assert describe_exception(KeyboardInterrupt()).message == "KeyboardInterrupt"
+    assert describe_exception(NotAppliedError("no convolution")).message == "no convolution"

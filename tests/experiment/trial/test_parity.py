@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from parityruns import Run, record  # noqa: E402
 from torch import nn  # noqa: E402
 
-from gpudiag.experiment.parity.compare import distance, identical  # noqa: E402
+from gpudiag.experiment.parity import is_identical, measure_distance  # noqa: E402
 from gpudiag.experiment.trial.protocol import Over, ParityPlan, read_rows  # noqa: E402
 
 SIX = ParityPlan(steps=6)
@@ -195,15 +195,15 @@ def test_two_optimizers_make_one_step_and_one_for_each_parameter_too(tmp_path: P
 def test_a_loop_without_any_optimizer_is_told_by_its_marks(tmp_path: Path) -> None:
     from gpudiag.experiment.trial import parity
 
-    made: list[parity.Recorder] = []
-    before = parity.Recorder.follow
+    made: list[parity.ParityRecorder] = []
+    before = parity.ParityRecorder.follow
 
-    def follow(recorder: parity.Recorder, *args: Any) -> None:
+    def follow(recorder: parity.ParityRecorder, *args: Any) -> None:
         made.append(recorder)
         before(recorder, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parity.Recorder, "follow", follow)
+        patch.setattr(parity.ParityRecorder, "follow", follow)
         found = record(lambda: marked_by_hand(lambda: _mark(made[0])), tmp_path / "run", SIX)
     assert [step.loss for step in found.steps] == [1, 2, 3, 4, 5, 6]
     assert [step.samples for step in found.steps] == [5] * 6
@@ -266,9 +266,9 @@ def test_two_runs_are_equal_and_noise_in_the_weights_is_seen(tmp_path: Path) -> 
         return record(train, tmp_path / name, ParityPlan(steps=6, **options))
 
     first = run("first")
-    assert identical(first, run("second"))
-    assert not identical(first, run("dropout", dropout=True))
-    noisy = distance(first, run("noisy", perturb=1e-3))
+    assert is_identical(first, run("second"))
+    assert not is_identical(first, run("dropout", dropout=True))
+    noisy = measure_distance(first, run("noisy", perturb=1e-3))
     assert noisy.first_loss is not None
     assert noisy.first_gradient is not None
     assert 1e-6 < noisy.first_loss.value < 1e-2

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.capture.patches import Patches
-from gpudiag.capture.unmodified.plan import Plan, read_journal
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.run_script.plan import Plan, read_journal
 from gpudiag.experiment.fixes.fix import Applier, NotAppliedError
 from gpudiag.experiment.trial import record
 from gpudiag.experiment.trial.record import EVIDENCE_STEPS, MORE_STEPS, RecordPlan
@@ -71,16 +71,16 @@ class Shown(Applier):
 )
 def test_each_fix_says_what_it_has_to_show(plan: RecordPlan, monkeypatch: pytest.MonkeyPatch, value: str | None, expected: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    monkeypatch.setattr("gpudiag.experiment.trial.applied.applier", lambda call: Shown(call.value))
+    monkeypatch.setattr("gpudiag.experiment.trial.applied_fixes.make_applier", lambda call: Shown(call.value))
     asked = RecordPlan(plan.plan, (FixCall("fused-optimizer", value),))
-    applied = record.put_in_place(asked)
+    applied = record.install_fixes(asked)
     if applied is not None:
-        record.tell_evidence(asked, applied)
+        record.report_evidence(asked, applied)
     assert said(plan) == [expected]
 
 
 def test_no_fix_installs_nothing(plan: RecordPlan) -> None:
-    assert record.put_in_place(RecordPlan(plan.plan)) is None
+    assert record.install_fixes(RecordPlan(plan.plan)) is None
 
 
 class Session:

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from gpudiag.capture.patches import Patches  # noqa: E402
-from gpudiag.experiment.fixes.dynamo import counts  # noqa: E402
-from gpudiag.experiment.trial.roots import QUIET_CALLS, RootFinder  # noqa: E402
+from gpudiag.capture.hooks import Patches  # noqa: E402
+from gpudiag.experiment.fixes.compile import read_dynamo_counts  # noqa: E402
+from gpudiag.experiment.trial.applied_fixes import QUIET_CALLS, RootFinder  # noqa: E402
 
 nn = torch.nn
 PLAIN = nn.Module.__call__
@@ -202,21 +202,21 @@ def test_a_program_that_compiles_has_as_many_graphs_and_none_more_at_the_end(fou
             return self.inner(x) + 1
 
     model = compile_it(Own())
-    before = counts()
+    before = read_dynamo_counts()
     model(X).sum().backward()
     model(X).sum().backward()
     assert found.modules == [model]
-    assert counts().since(before).graphs == 1
+    assert read_dynamo_counts().since(before).graphs == 1
     found.patches.restore()
     model(X).sum().backward()
-    done = counts().since(before)
+    done = read_dynamo_counts().since(before)
     assert (done.graphs, done.breaks, done.recompiles) == (1, 0, 0)
 
 
 def test_a_module_inside_of_a_compiled_function_is_none(found: Found, dynamo: None) -> None:
     net = Net()
     step = torch.compile(lambda x: net.inner(x).sum(), backend="eager")
-    before = counts()
+    before = read_dynamo_counts()
     step(X).backward()
     assert found.modules == []
-    assert counts().since(before).breaks == 0
+    assert read_dynamo_counts().since(before).breaks == 0

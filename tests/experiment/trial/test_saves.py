@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.capture.patches import Patches  # noqa: E402
-from gpudiag.experiment.trial.saves import LOGS, Saves  # noqa: E402
+from gpudiag.capture.hooks import Patches  # noqa: E402
+from gpudiag.experiment.trial.side_effects import LOGS_FOLDER, Saves  # noqa: E402
 
 
 @pytest.fixture
@@ -94,5 +94,5 @@ def test_a_logger_writes_into_the_folder_of_the_arm(patches: Patches, tmp_path: 
     monkeypatch.setitem(sys.modules, "tensorboardX.writer", module)
     saves = Saves(patches, str(tmp_path), blocked=True)
     saves.again()
-    assert FileWriter("runs/mine", 3).logdir == FileWriter(logdir="runs/mine").logdir == str(tmp_path / LOGS)
+    assert FileWriter("runs/mine", 3).logdir == FileWriter(logdir="runs/mine").logdir == str(tmp_path / LOGS_FOLDER)
     assert FileWriter("runs/mine", 3).max_queue == 3

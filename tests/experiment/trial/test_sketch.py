@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from gpudiag.experiment.trial.sketch import BUCKETS, sketch, squared_norm  # noqa: E402
+from gpudiag.experiment.trial.fingerprint import BUCKETS, compute_squared_norm, sketch_gradient  # noqa: E402
 
 
 def told(before: torch.Tensor, after: torch.Tensor) -> float:
-    return float(np.linalg.norm(sketch(after) - sketch(before)) / np.linalg.norm(sketch(before)))
+    return float(np.linalg.norm(sketch_gradient(after) - sketch_gradient(before)) / np.linalg.norm(sketch_gradient(before)))
 
 
 @pytest.mark.parametrize("relative", [1e-4, 1e-2, 1.0])
@@ -35,23 +35,23 @@ def test_regular_gradients_are_told_too(kind: str) -> None:
         "stripes": (columns % 16 == 0) * 1.0,
     }
     gradient = shapes[kind]
-    assert np.linalg.norm(sketch(gradient)) == pytest.approx(float(gradient.double().norm()), rel=0.15)
+    assert np.linalg.norm(sketch_gradient(gradient)) == pytest.approx(float(gradient.double().norm()), rel=0.15)
 
 
 def test_small_tensors_are_kept_as_they_are() -> None:
-    row = sketch(torch.tensor([[1.0, -2.0], [3.0, 4.0]]))
+    row = sketch_gradient(torch.tensor([[1.0, -2.0], [3.0, 4.0]]))
     assert row.shape == (BUCKETS,)
     assert row[:5].tolist() == [1.0, -2.0, 3.0, 4.0, 0.0]
 
 
 def test_memory_layout_and_storage_make_no_difference() -> None:
     gradient = torch.randn(16, 8, 5, 5)
-    assert np.array_equal(sketch(gradient), sketch(gradient.to(memory_format=torch.channels_last)))
+    assert np.array_equal(sketch_gradient(gradient), sketch_gradient(gradient.to(memory_format=torch.channels_last)))
     table = torch.zeros(100, 20)
     table[7] = 2.0
-    assert np.array_equal(sketch(table), sketch(table.to_sparse()))
-    assert squared_norm(table.to_sparse()) == pytest.approx(80.0)
+    assert np.array_equal(sketch_gradient(table), sketch_gradient(table.to_sparse()))
+    assert compute_squared_norm(table.to_sparse()) == pytest.approx(80.0)
 
 
 def test_a_squared_norm_does_not_overflow_the_type_of_the_gradient() -> None:
-    assert squared_norm(torch.full((1000,), 1000.0, dtype=torch.float16)) == pytest.approx(1e9)
+    assert compute_squared_norm(torch.full((1000,), 1000.0, dtype=torch.float16)) == pytest.approx(1e9)

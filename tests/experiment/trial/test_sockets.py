@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpudiag.experiment.trial.sockets import LONGEST
+from gpudiag.experiment.trial.side_effects import MAX_SOCKETS_PATH
 
 SCRIPT = """
 import multiprocessing, os, signal, sys
 from multiprocessing import util
-from gpudiag.experiment.trial.sockets import sockets_below
-sockets_below(sys.argv[1])
+from gpudiag.experiment.trial.side_effects import move_sockets
+move_sockets(sys.argv[1])
 
 def work():
     print(util.get_temp_dir(), flush=True)
@@ -40,5 +40,5 @@ def test_workers_make_their_sockets_in_the_folder_of_the_arm() -> None:
 
 
 def test_a_name_that_is_too_long_for_an_address_is_left_alone(tmp_path: Path) -> None:
-    long = str(tmp_path / ("x" * LONGEST))
+    long = str(tmp_path / ("x" * MAX_SOCKETS_PATH))
     assert all(not made.startswith(long) for made in run(tmp_path, long))

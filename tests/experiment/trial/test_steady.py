@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpudiag.experiment.trial.steady import Steadiness, truncation
+from gpudiag.experiment.trial.turns import Steadiness, find_truncation
 
 
 def steps_until_steady(walls: list[int], compiled: frozenset[int] = frozenset()) -> int | None:
@@ -13,8 +13,8 @@ def steps_until_steady(walls: list[int], compiled: frozenset[int] = frozenset())
 
 
 def test_the_slow_beginning_is_what_is_cut_off() -> None:
-    assert truncation([9.0, 7.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]) == 3
-    assert truncation([1.0, 1.1, 0.9, 1.0]) < 3
+    assert find_truncation([9.0, 7.0, 5.0, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0]) == 3
+    assert find_truncation([1.0, 1.1, 0.9, 1.0]) < 3
 
 
 def test_even_steps_are_steady_after_the_least_number() -> None:

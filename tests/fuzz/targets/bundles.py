@@ -9,15 +9,15 @@ from fuzz.targets.places import written
 from fuzz.targets.target import Target, refused
 from plantedjobs import summary
 
-from gpudiag.capture import parquet
+from gpudiag.capture import segments
 from gpudiag.capture.bundle import read_manifest
 from gpudiag.capture.recording import encode_manifest
-from gpudiag.capture.segment import NotASegmentError, decode
-from gpudiag.job import wire
-from gpudiag.model import tables
+from gpudiag.capture.segments import NotASegmentError, decode_segment
+from gpudiag.job import rank_summary
+from gpudiag.model import trace
 from gpudiag.model.bundle import Machine, Manifest, TelemetryInfo, Window
 
-STEPS = tables.schema("step_records")
+STEPS = trace.build_table_schema("step_records")
 
 
 def manifest(data: bytes) -> None:
@@ -28,12 +28,12 @@ def manifest(data: bytes) -> None:
 
 def segment(data: bytes) -> None:
     """A segment of step records: a table, or one error."""
-    refused(lambda: decode(data), NotASegmentError)
+    refused(lambda: decode_segment(data), NotASegmentError)
 
 
 def rank(data: bytes) -> None:
     """The summary of a rank."""
-    refused(lambda: wire.decode(data))
+    refused(lambda: rank_summary.decode_summary(data))
 
 
 def _manifests() -> Iterator[bytes]:
@@ -54,7 +54,7 @@ def _segments() -> Iterator[bytes]:
     rows: dict[str, list[int | float | str | None]] = {
         "step": [0, 1], "start_unix_ns": [10, 20], "wall_ns": [10, 10], "window": ["plain", "timing"],
     }  # fmt: skip
-    yield parquet.encode("step_records", {name: rows.get(name, [None, None]) for name in STEPS})
+    yield segments.encode_segment("step_records", {name: rows.get(name, [None, None]) for name in STEPS})
     for compression in ("uncompressed", "zstd", "snappy"):
         path = written("seed.parquet", b"")
         pl.DataFrame({name: rows[name] for name in rows}).write_parquet(path, compression=compression)  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def _segments() -> Iterator[bytes]:
 
 
 def _ranks() -> Iterator[bytes]:
-    yield wire.encode(summary(3, steps=[]))
+    yield rank_summary.encode_summary(summary(3, steps=[]))
 
 
 TARGETS = (
@@ -74,6 +74,6 @@ TARGETS = (
         ('"bundle_version": ', '"windows": [', '"peaks": {', "9" * 25, "1e999", "\\ud800"),
         3000,
     ),
-    Target("segment", segment, _segments, ("gpudiag.capture.segment",), ("PAR1",), 3000),
-    Target("rank", rank, _ranks, ("gpudiag.job.wire",), ("ARROW1",), 6000),
+    Target("segment", segment, _segments, ("gpudiag.capture.segments",), ("PAR1",), 3000),
+    Target("rank", rank, _ranks, ("gpudiag.job.rank_summary",), ("ARROW1",), 6000),
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fuzz.targets.target import Target, refused, text_of
 
 from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, compile_expression
-from gpudiag.diagnosis.message import MessageError, compile_message
+from gpudiag.diagnosis.rule import MessageError, compile_message
 from gpudiag.model.finding import FactValue, Missing
 
 KINDS: dict[str, Kind] = {"x": "number", "y": "number", "z": "number", "on": "bool", "word": "text"}
@@ -80,7 +80,7 @@ TARGETS = (
         "message",
         message,
         _messages,
-        ("gpudiag.diagnosis.message", "gpudiag.units"),
+        ("gpudiag.diagnosis.rule", "gpudiag.units"),
         ("{x", "{y:", ":share}", ":ns}", ":B}", ":per_step}", "{{", "}}", "!r", "{word}", "{on}"),
         longest=120,
     ),

@@ -10,15 +10,14 @@ from fuzz.targets.dice import Dice, broken, decisions
 from fuzz.targets.target import Target, refused
 from snapshots import training
 
-from gpudiag.model.memory import CATEGORIES
-from gpudiag.timeline.memory.from_snapshot import reserved_by_device, snapshot_report
-from gpudiag.trace.snapshot import decode
-from gpudiag.trace.unpickle import NotPlainDataError, plain_data
+from gpudiag.model.memory import MEMORY_CATEGORIES
+from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
+from gpudiag.trace.memory_snapshot import NotPlainDataError, decode_snapshot, load_plain_data
 
 
 def unpickle(data: bytes) -> None:
     """Plain data comes out, or one error."""
-    refused(lambda: plain_data(data), NotPlainDataError)
+    refused(lambda: load_plain_data(data), NotPlainDataError)
 
 
 def snapshot(data: bytes) -> None:
@@ -27,11 +26,13 @@ def snapshot(data: bytes) -> None:
     text = data[1:] if data[:1] < b"\x80" else pickle.dumps(broken(deepcopy(training()), dice, 12), protocol=4)  # its frames are shared
 
     def tell() -> None:
-        found = decode(text, "a snapshot")
-        devices = reserved_by_device(found)
+        found = decode_snapshot(text, "a snapshot")
+        devices = sum_reserved(found)
         if devices:
-            report = snapshot_report(found, None)
-            assert report is None or (sum(report.by_category.values()) == report.peak_bytes and set(report.by_category) <= set(CATEGORIES))
+            report = build_snapshot_report(found, None)
+            assert report is None or (
+                sum(report.by_category.values()) == report.peak_bytes and set(report.by_category) <= set(MEMORY_CATEGORIES)
+            )
 
     refused(tell)
 
@@ -71,6 +72,6 @@ _WORDS = (
 )
 
 TARGETS = (
-    Target("unpickle", unpickle, _small, ("gpudiag.trace.unpickle",), _WORDS, longest=250),
-    Target("snapshot", snapshot, _snapshots, ("gpudiag.trace", "gpudiag.timeline.memory"), _WORDS, longest=2000),
+    Target("unpickle", unpickle, _small, ("gpudiag.trace.memory_snapshot",), _WORDS, longest=250),
+    Target("snapshot", snapshot, _snapshots, ("gpudiag.trace", "gpudiag.timeline.memory_peak"), _WORDS, longest=2000),
 )

@@ -17,11 +17,11 @@ from fuzz.targets.dice import Dice, broken, decisions
 from fuzz.targets.places import written
 from fuzz.targets.target import Target, refused
 
-from gpudiag.trace import formats
-from gpudiag.trace.events import EventDecoder, repaired
-from gpudiag.trace.framing import CutShortError, Document, EventChunk, NotATraceError
-from gpudiag.trace.header import parse_header
-from gpudiag.trace.source import GZIP_MAGIC, ZSTD_MAGIC, text_blocks
+from gpudiag.trace import trace_files
+from gpudiag.trace.decompression import GZIP_MAGIC, ZSTD_MAGIC, read_text_blocks
+from gpudiag.trace.events import EventDecoder, repair_event
+from gpudiag.trace.json_framing import CutShortError, Document, EventChunk, NotATraceError
+from gpudiag.trace.kineto import parse_header
 
 SMALL = rb"""{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 2, "args": {"a": [1]}},
 {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "a\"\\b"}}], "record_shapes": 1, "deviceProperties": [{"id": 0}]}"""
@@ -50,19 +50,19 @@ def _walk(document: Document, decoder: EventDecoder) -> None:
         pass
     assert seen.total() + decoder.dropped.total() == decoder.count
     parse_header(header)
-    repaired(bytes(document._data[:200]))
+    repair_event(bytes(document._data[:200]))
 
 
 def packed(data: bytes) -> None:
     """Bytes of a compressed file, in blocks of text."""
     path = str(written("packed", data))
-    refused(lambda: sum(map(len, text_blocks(path, 1 << 16))))
+    refused(lambda: sum(map(len, read_text_blocks(path, 1 << 16))))
 
 
 def reader(data: bytes) -> None:
     """The bytes of a file as they are: JSON, compressed, SQLite, a pickle."""
     path = written("trace", data)
-    refused(lambda: formats.read(path))
+    refused(lambda: trace_files.read_trace(path))
 
 
 def document(data: bytes) -> None:
@@ -135,7 +135,7 @@ _WORDS = (
 
 TARGETS = (
     Target("framing", framing, _texts, ("gpudiag.trace",), _WORDS, 1500),
-    Target("packed", packed, _packed, ("gpudiag.trace.source",), (GZIP_MAGIC, ZSTD_MAGIC), 2000),
+    Target("packed", packed, _packed, ("gpudiag.trace.decompression",), (GZIP_MAGIC, ZSTD_MAGIC), 2000),
     Target("reader", reader, _files, ("gpudiag.trace",), _WORDS, 8000),
     Target("document", document, decisions, ("gpudiag.trace",), longest=200),
 )

@@ -7,10 +7,9 @@ from importlib.resources import files
 
 from fuzz.targets.target import Target, refused
 
-from gpudiag.diagnosis.check import make
 from gpudiag.diagnosis.rule import Rule
-from gpudiag.diagnosis.selftest import self_test
-from gpudiag.diagnosis.source import parse
+from gpudiag.diagnosis.rule_check import build_rule, self_test
+from gpudiag.diagnosis.rule_yaml import parse_rule_yaml
 
 SMALL = """schema: 1
 id: OVH-99
@@ -40,7 +39,7 @@ def rule(data: bytes) -> None:
     """The path is the name that the small rule must have."""
 
     def load() -> None:
-        found = make(parse("rules/ovh/OVH-99.yaml", data))
+        found = build_rule(parse_rule_yaml("rules/ovh/OVH-99.yaml", data))
         if isinstance(found, Rule):
             assert all(isinstance(line, str) for line in self_test([found]))
 

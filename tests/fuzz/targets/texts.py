@@ -8,15 +8,15 @@ from pathlib import Path
 
 from fuzz.targets.target import Target, refused, text_of
 
-from gpudiag.api.estimate import estimate_transformer
-from gpudiag.api.remote import is_pattern, listed
-from gpudiag.cli.config import read
-from gpudiag.diagnosis import gates_file
-from gpudiag.diagnosis.config import apply, notes
+from gpudiag.api.memory_estimate import estimate_transformer
+from gpudiag.api.ranks import is_url_pattern, list_remote_traces
+from gpudiag.cli.config import parse_config
+from gpudiag.diagnosis import gates as gates_module
+from gpudiag.diagnosis.config import apply_config, list_config_changes
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.timeline.whatif import registry
-from gpudiag.trace.folder import ranks_by_name, traces_among
+from gpudiag.trace.trace_files import filter_traces, parse_ranks
 
 CONFIG = b'rules = ["mine"]\ndisable = ["OVH-01"]\ncache = false\n[thresholds."SYN-01"]\nmin_share = 0.2\n'
 GATES = b"""[step_median_ms]
@@ -59,20 +59,20 @@ def config(data: bytes) -> None:
     """TOML as gpudiag.toml, then as pyproject.toml; what it says is laid over the rules."""
     text = data.decode("utf-8", "replace")
     for name in ("gpudiag.toml", "pyproject.toml"):
-        refused(lambda name=name: notes(apply(_rules(), read(Path(name), text)).judged))  # type: ignore[misc]
+        refused(lambda name=name: list_config_changes(apply_config(_rules(), parse_config(Path(name), text)).judged))  # type: ignore[misc]
 
 
 def gates(data: bytes) -> None:
     """TOML as a file of gates."""
-    refused(lambda: gates_file.parse("gates.toml", data.decode("utf-8", "replace"), ("SYN-01", "OVH-01")))
+    refused(lambda: gates_module.parse_gates("gates.toml", data.decode("utf-8", "replace"), ("SYN-01", "OVH-01")))
 
 
 def settings(data: bytes) -> None:
     """Each line as `--set` of what-ifs, and all of them."""
     lines = text_of(data).split("\n")
     for line in lines:
-        refused(lambda line=line: registry.parse([line]))  # type: ignore[misc]
-    refused(lambda: registry.parse(lines))
+        refused(lambda line=line: registry.parse_settings([line]))  # type: ignore[misc]
+    refused(lambda: registry.parse_settings(lines))
 
 
 def sizes(data: bytes) -> None:
@@ -83,10 +83,10 @@ def sizes(data: bytes) -> None:
 def names(data: bytes) -> None:
     """Lines as the names in a folder; the first one as a URL in memory (no other file system: those are not ours to knock at)."""
     lines = text_of(data).split("\n")
-    assert len(ranks_by_name(lines)[0]) == len(lines)
-    assert set(traces_among(lines)) <= set(lines)
-    is_pattern(lines[0])
-    refused(lambda: listed("memory://" + lines[0].rpartition("://")[2]))
+    assert len(parse_ranks(lines)[0]) == len(lines)
+    assert set(filter_traces(lines)) <= set(lines)
+    is_url_pattern(lines[0])
+    refused(lambda: list_remote_traces("memory://" + lines[0].rpartition("://")[2]))
 
 
 def _once(*seeds: bytes) -> Iterator[bytes]:
@@ -106,16 +106,16 @@ TARGETS = (
         "gates",
         gates,
         lambda: _once(GATES),
-        ("gpudiag.diagnosis.gates_file", "gpudiag.diagnosis.config"),
+        ("gpudiag.diagnosis.gates", "gpudiag.diagnosis.config"),
         ("[findings]\n", "max = ", "inf", "nan", "9" * 400, "1e999", "[[", "{", "'''"),
         400,
     ),
-    Target("settings", settings, lambda: _once(*SETTINGS), ("gpudiag.timeline.whatif",), ("=", ":", *registry.BY_NAME), 100),
+    Target("settings", settings, lambda: _once(*SETTINGS), ("gpudiag.timeline.whatif",), ("=", ":", *registry.KIND_BY_NAME), 100),
     Target(
         "sizes",
         sizes,
         lambda: _once(*SIZES),
-        ("gpudiag.api.estimate", "gpudiag.roofline.transformer"),
+        ("gpudiag.api.memory_estimate", "gpudiag.roofline.transformer"),
         ("=", ",", "batch", "layers", "hidden", "9" * 400),
         500,
     ),
@@ -123,7 +123,7 @@ TARGETS = (
         "names",
         names,
         lambda: _once(*NAMES),
-        ("gpudiag.api.remote", "gpudiag.trace.folder"),
+        ("gpudiag.api.ranks", "gpudiag.trace.trace_files"),
         ("rank", "worker", ".json", ".gz", "::", "://", "*", "[", "?", "²", "٣"),
         120,
     ),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.experiment import Outcome
-from gpudiag.report.experiment.bars import Axis
+from gpudiag.report.experiment.intervals import Axis
 
 
 def found(ratio: float, low: float, high: float) -> Outcome:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.model.experiment import Pair
-from gpudiag.report.experiment.figures import intervals, pair_ratios, ticks
+from gpudiag.report.experiment.intervals import choose_ticks, compute_pair_ratios, draw_intervals
 
 
 def test_plotly_accepts_the_figure() -> None:
-    figure = intervals(made.every_verdict())
+    figure = draw_intervals(made.every_verdict())
     assert figure is not None
     drawn = go.Figure(figure)  # validates every property
     names = {trace.name for trace in drawn.data}
@@ -27,7 +27,7 @@ def test_plotly_accepts_the_figure() -> None:
 
 
 def test_a_change_stands_at_its_ratio_with_its_interval_pairs_and_promise() -> None:
-    figure = intervals((made.outcome(),))
+    figure = draw_intervals((made.outcome(),))
     assert figure is not None
     traces = {trace["name"]: trace for trace in figure["data"]}
     point = traces["proved faster"]
@@ -41,22 +41,22 @@ def test_a_change_stands_at_its_ratio_with_its_interval_pairs_and_promise() -> N
 
 
 def test_the_ratio_of_a_pair_is_the_median_of_its_blocks() -> None:
-    assert pair_ratios([made.pair(1.5)]) == pytest.approx([1.5])  # the disturbed block has no say
+    assert compute_pair_ratios([made.pair(1.5)]) == pytest.approx([1.5])  # the disturbed block has no say
     empty = made.pair(1.5, blocks=0)
-    assert pair_ratios([empty]) == []
+    assert compute_pair_ratios([empty]) == []
     far = (Pair((1e-300,), (1e300,), "samples"), Pair((1e300,), (1e-300,), "samples"), Pair((1e-9,), (1.0,), "samples"))
-    assert pair_ratios(far) == pytest.approx([1000])
+    assert compute_pair_ratios(far) == pytest.approx([1000])
 
 
 def test_a_promise_far_away_does_not_make_the_intervals_small() -> None:
-    figure = intervals((made.outcome(ratio=1.05, interval=(1.03, 1.07), ceiling_share=0.9, measured=()),))
+    figure = draw_intervals((made.outcome(ratio=1.05, interval=(1.03, 1.07), ceiling_share=0.9, measured=()),))
     assert figure is not None
     assert 10 ** figure["layout"]["xaxis"]["range"][1] < 2
 
 
 @pytest.mark.parametrize("ratio", [1e-300, 1e-9, 5e5, 1e12, 1e300])
 def test_a_ratio_that_no_training_has_costs_neither_time_nor_memory(ratio: float) -> None:
-    figure = intervals((made.outcome(ratio=ratio, interval=(ratio / 2, ratio * 2), ceiling_share=1 - 2**-53), made.outcome()))
+    figure = draw_intervals((made.outcome(ratio=ratio, interval=(ratio / 2, ratio * 2), ceiling_share=1 - 2**-53), made.outcome()))
     assert figure is not None
     axis = figure["layout"]["xaxis"]
     assert len(axis["tickvals"]) <= 10
@@ -64,7 +64,7 @@ def test_a_ratio_that_no_training_has_costs_neither_time_nor_memory(ratio: float
 
 
 def test_the_rows_are_named_from_top_to_bottom_and_names_are_escaped() -> None:
-    figure = intervals(made.hostile(sample.HOSTILE).experiments)
+    figure = draw_intervals(made.hostile(sample.HOSTILE).experiments)
     assert figure is not None
     axis = figure["layout"]["yaxis"]
     assert axis["tickvals"] == sorted(axis["tickvals"], reverse=True)
@@ -73,13 +73,13 @@ def test_the_rows_are_named_from_top_to_bottom_and_names_are_escaped() -> None:
 
 
 def test_without_a_ratio_there_is_no_chart() -> None:
-    assert intervals((made.plain("x", verdict="failed"), made.plain("y", verdict="not_applied"))) is None
-    assert intervals(()) is None
+    assert draw_intervals((made.plain("x", verdict="failed"), made.plain("y", verdict="not_applied"))) is None
+    assert draw_intervals(()) is None
 
 
 @given(st.floats(0.0006, 0.98), st.floats(1.02, 1700))
 def test_ticks_are_few_round_and_hold_1(low: float, high: float) -> None:
-    found = ticks(low, high)
+    found = choose_ticks(low, high)
     assert 1.0 in found
     assert len(found) <= 10
     assert all(low - 1e-6 <= value <= high + 1e-6 for value in found)

@@ -16,8 +16,8 @@ from htmlpage import Page
 
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.report import html as report_html
-from gpudiag.report.experiment.html import html
-from gpudiag.report.experiment.notebook import notebook
+from gpudiag.report.html.pages import render_experiments_page
+from gpudiag.report.notebook import render_experiments_notebook
 
 HARMLESS = (
     "html head meta title style body a header main section h1 h2 h3 p div span b table thead tbody tr th td small ul li dl dt dd code pre "
@@ -29,7 +29,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     found = {"all": made.experiments(), "hostile": made.hostile(sample.HOSTILE), "nothing": ExperimentData()}
-    return {name: html(data) for name, data in found.items()}
+    return {name: render_experiments_page(data) for name, data in found.items()}
 
 
 @pytest.mark.parametrize("name", ["all", "hostile", "nothing"])
@@ -71,19 +71,19 @@ def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
 
 
 def test_a_report_page_shows_its_experiments() -> None:
-    page = report_html.render(sample.report(experiments=made.every_verdict()))
+    page = report_html.render_html(sample.report(experiments=made.every_verdict()))
     plain = Page(page).plain
     assert "Experiments changes measured against the program as it is" in plain
     assert "x1.83 [1.79, 1.87] samples/s" in plain
-    assert 'id="experiments"' not in report_html.render(sample.report())
+    assert 'id="experiments"' not in report_html.render_html(sample.report())
 
 
 def test_a_notebook_gets_a_table_without_scripts_and_styles_of_its_own() -> None:
     for data in (made.experiments(), made.hostile(sample.HOSTILE), ExperimentData()):
-        page = Page(notebook(data))
+        page = Page(render_experiments_notebook(data))
         assert {tag for tag, _ in page.tags} <= {"div", "p", "b", "small", "table", "thead", "tbody", "tr", "th", "td", "br", "pre"}
         assert [key for _, attributes in page.tags for key in attributes if key not in {"style", "scope"}] == []
-    plain = Page(notebook(made.experiments())).plain
+    plain = Page(render_experiments_notebook(made.experiments())).plain
     assert "bf16+channels-last faster x1.83 [1.79, 1.87] samples/s" in plain
     assert plain.count("failed") >= 3
 

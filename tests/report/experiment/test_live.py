@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpudiag.model.experiment import Comparison
-from gpudiag.report.experiment.live import Live, pairs_bar
+from gpudiag.report.experiment.terminal import Live, format_pairs_bar
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -125,7 +125,7 @@ def test_a_stream_that_was_closed_stops_nothing() -> None:
     ],
 )
 def test_a_bar_shows_how_many_pairs_are_measured(doing: str, bar: str) -> None:
-    assert pairs_bar(doing) == bar
+    assert format_pairs_bar(doing) == bar
     console, sink = screen(80)
     with Live(console=console) as live:
         live.tell(doing)

@@ -8,17 +8,17 @@ import outcomes as made
 import report_sample as sample
 
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.report.experiment.markdown import markdown
+from gpudiag.report.markdown import render_experiments_markdown
 
 
 def test_every_change_has_its_row_and_every_row_its_cells() -> None:
-    lines = [line for line in markdown(made.experiments()).splitlines() if line.startswith("|")]
+    lines = [line for line in render_experiments_markdown(made.experiments()).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + len(made.every_verdict())
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {8}
 
 
 def test_verdicts_figures_and_reasons() -> None:
-    plain = markdown(made.experiments()).replace("\\", "")
+    plain = render_experiments_markdown(made.experiments()).replace("\\", "")
     assert "| `bf16+channels-last` | **faster** | x1.83 [1.79, 1.87] samples/s | p<1e-5, 6 process pairs |" in plain.replace("&lt;", "<")
     assert "| `tf32` | looks faster | x1.31 [1.22, 1.41] samples/s | blocks of one process pair: not proof |" in plain
     assert "| `compile` | not applied | no result | the root is a Sequential, and nothing was compiled |  |  |  |" in plain
@@ -29,12 +29,12 @@ def test_verdicts_figures_and_reasons() -> None:
 
 def test_a_diff_is_called_one_and_backticks_end_no_block() -> None:
     changed = made.recipe(changes=("--- a\n+++ b\n@@ -1 +1 @@\n-```\n+x", "y = 1"))
-    text = markdown(made.experiments(recipe=changed))
+    text = render_experiments_markdown(made.experiments(recipe=changed))
     assert "````diff\n--- a\n+++ b\n@@ -1 +1 @@\n-```\n+x\n````" in text
 
 
 def test_hostile_names_make_no_markup() -> None:
-    text = markdown(made.hostile(sample.HOSTILE))
+    text = render_experiments_markdown(made.hostile(sample.HOSTILE))
     prose = re.sub(r"(?ms)^(`{3,})\w*\n.*?^\1$", "", text)
     prose = re.sub(r"(`+).*?\1", "", prose)
     assert not re.search(r"(?<!\\)<", prose)
@@ -43,4 +43,4 @@ def test_hostile_names_make_no_markup() -> None:
 
 
 def test_nothing_measured() -> None:
-    assert markdown(ExperimentData()) == "# gpudiag ab\n\n**Nothing was measured.**\n"
+    assert render_experiments_markdown(ExperimentData()) == "# gpudiag ab\n\n**Nothing was measured.**\n"

@@ -10,7 +10,7 @@ from gpudiag.report.experiment import summary
 
 
 def headline(**changes: object) -> str:
-    return summary.headline(made.experiments(**({"recipe": Recipe()} | changes)))
+    return summary.format_experiments_headline(made.experiments(**({"recipe": Recipe()} | changes)))
 
 
 def test_a_proved_recipe_is_the_headline() -> None:
@@ -70,17 +70,17 @@ def test_a_probe_alone_tells_of_the_program() -> None:
 
 def test_what_is_missing_stands_beside_the_headline() -> None:
     data = made.experiments(experiments=(made.outcome(seconds=95.0), made.outcome(seconds=105.0), made.outcome(seconds=None)))
-    missing, *others = summary.leads(data, "runs/a b")
+    missing, *others = summary.list_leads(data, "runs/a b")
     assert missing == "Not everything that was planned was measured: gpudiag ab --resume 'runs/a b' goes on."
     assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
-    assert "--resume BUNDLE goes on" in summary.leads(data)[0]
-    assert summary.leads(ExperimentData()) == []
+    assert "--resume BUNDLE goes on" in summary.list_leads(data)[0]
+    assert summary.list_leads(ExperimentData()) == []
 
 
 def test_why_a_change_is_slower_is_told_where_its_evidence_does_and_else_how_to_see_it() -> None:
     def told(fix: str, **changes: object) -> str:
         found = made.plain(fix, **({"verdict": "slower", "ratio": 0.8, "interval": (0.7, 0.9), "pairs": 4} | changes))
-        return " ".join(summary.leads(made.experiments(experiments=(found,), notes=(), complete=True)))
+        return " ".join(summary.list_leads(made.experiments(experiments=(found,), notes=(), complete=True)))
 
     shown = told("bf16", evidence=(f"bf16: 9 bfloat16 tensors in the forward pass of Net; {NO_INSTRUCTIONS} bfloat16",))
     assert shown == "One reason why bf16 is slower: this processor has no instructions for products in bfloat16."
@@ -93,11 +93,11 @@ def test_why_a_change_is_slower_is_told_where_its_evidence_does_and_else_how_to_
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.4, "0.4 s"), (85, "85 s"), (200, "3 min 20 s"), (3_900, "1 h 05 min")])
 def test_durations(seconds: float, expected: str) -> None:
-    assert summary.duration(seconds) == expected
+    assert summary.format_duration(seconds) == expected
 
 
 def test_the_program_as_it_is() -> None:
-    rows = dict(summary.baseline_rows(made.baseline()))
+    rows = dict(summary.build_baseline_rows(made.baseline()))
     assert rows["command"] == "python train.py --name 'a b'"
     assert rows["step"] == "35.0 ms a step, 914 samples/s (32 a step); steps are marked by the optimizer AdamW"
     assert rows["memory"] == "4.00 GB at the peak"
@@ -105,53 +105,53 @@ def test_the_program_as_it_is() -> None:
     bare = made.baseline(
         samples_per_step=None, steps_marked_by="", start_s=0.0, peak_bytes=None, side_effects=(), noise_share=None, notes=()
     )
-    assert [topic for topic, _ in summary.baseline_rows(bare)] == ["command", "device", "step"]
-    assert summary.baseline_rows(None) == []
+    assert [topic for topic, _ in summary.build_baseline_rows(bare)] == ["command", "device", "step"]
+    assert summary.build_baseline_rows(None) == []
 
 
 def test_a_recipe_without_texts_of_its_own_shows_the_known_changes() -> None:
-    (change,) = summary.changes(Recipe(fixes=(FixCall("tf32", "high"),)))
+    (change,) = summary.list_recipe_changes(Recipe(fixes=(FixCall("tf32", "high"),)))
     assert (change.fix, change.title) == ("tf32=high", "TF32 for float32 matrix products")
     assert change.code == 'torch.set_float32_matmul_precision("high")'
-    assert summary.further(made.recipe()) == []
+    assert summary.list_variant_changes(made.recipe()) == []
 
 
 def test_how_the_program_is_run_with_the_recipe() -> None:
     data = made.experiments()
-    assert summary.as_it_is(data, "runs/a b").endswith("gpudiag run --recipe 'runs/a b/recipe.toml' train.py --name 'a b'")
-    assert summary.as_it_is(made.experiments(baseline=None)).endswith("gpudiag run --recipe BUNDLE/recipe.toml train.py ARGS")
+    assert summary.build_recipe_command(data, "runs/a b").endswith("gpudiag run --recipe 'runs/a b/recipe.toml' train.py --name 'a b'")
+    assert summary.build_recipe_command(made.experiments(baseline=None)).endswith("gpudiag run --recipe BUNDLE/recipe.toml train.py ARGS")
     torchrun = made.baseline(command=("/opt/bin/torchrun", "train.py"))
-    assert summary.as_it_is(made.experiments(baseline=torchrun), "b").endswith(" b/recipe.toml /opt/bin/torchrun train.py")
-    assert summary.as_it_is(made.experiments(recipe=made.recipe(proved=False))) == ""
+    assert summary.build_recipe_command(made.experiments(baseline=torchrun), "b").endswith(" b/recipe.toml /opt/bin/torchrun train.py")
+    assert summary.build_recipe_command(made.experiments(recipe=made.recipe(proved=False))) == ""
 
 
 def test_a_variant_that_was_proved_is_the_recipe() -> None:
     variant = made.outcome("", variant="lr2")
     proved = made.recipe(fixes=(), changes=("python train.py --lr 2",))
     assert headline(experiments=(variant, *made.every_verdict()[1:]), recipe=proved).startswith("With variant lr2 the program trains 1.83")
-    assert summary.further(proved) == ["python train.py --lr 2"]
-    assert summary.as_it_is(made.experiments(recipe=proved)) == ""  # it is no fix that gpudiag could apply
+    assert summary.list_variant_changes(proved) == ["python train.py --lr 2"]
+    assert summary.build_recipe_command(made.experiments(recipe=proved)) == ""  # it is no fix that gpudiag could apply
 
 
 def test_code_keeps_its_spaces_and_loses_what_a_terminal_obeys() -> None:
-    assert summary.code_lines("if x:\n\ty  = 1 \x1b[31m\n-  old\u202e") == ["if x:", "    y  = 1", "-  old"]
+    assert summary.split_code_lines("if x:\n\ty  = 1 \x1b[31m\n-  old\u202e") == ["if x:", "    y  = 1", "-  old"]
 
 
 def test_only_figures_that_occur_are_explained() -> None:
-    told = " ".join(summary.legend(made.every_verdict()))
+    told = " ".join(summary.format_experiments_legend(made.every_verdict()))
     assert all(word in told for word in ("an interval that holds", "Not proof", "Holm", "Yardstick"))
-    assert len(summary.legend((made.plain("x", verdict="slower", ratio=0.9, interval=(0.8, 0.95), pairs=4),))) == 1
-    assert summary.legend((made.plain("x", verdict="failed"),)) == []
+    assert len(summary.format_experiments_legend((made.plain("x", verdict="slower", ratio=0.9, interval=(0.8, 0.95), pairs=4),))) == 1
+    assert summary.format_experiments_legend((made.plain("x", verdict="failed"),)) == []
 
 
 def test_an_interval_over_blocks_is_not_said_to_hold_the_ratio() -> None:
     blocks = made.outcome(over="blocks", pairs=1)
-    assert not any("95 %" in line for line in summary.legend([blocks]))
-    assert any("Not proof" in line for line in summary.legend([blocks]))
-    assert any("95 %" in line for line in summary.legend([blocks, made.outcome()]))
+    assert not any("95 %" in line for line in summary.format_experiments_legend([blocks]))
+    assert any("Not proof" in line for line in summary.format_experiments_legend([blocks]))
+    assert any("95 %" in line for line in summary.format_experiments_legend([blocks, made.outcome()]))
 
 
 def test_the_comparisons_that_are_corrected_together_are_counted() -> None:
     three = [made.outcome("a"), made.outcome("b"), made.outcome("c", screening=True), made.outcome("d", p=None)]
-    assert any("these 2 comparisons together (Holm)" in line for line in summary.legend(three))
-    assert not any("Holm" in line for line in summary.legend(three[:1]))
+    assert any("these 2 comparisons together (Holm)" in line for line in summary.format_experiments_legend(three))
+    assert not any("Holm" in line for line in summary.format_experiments_legend(three[:1]))

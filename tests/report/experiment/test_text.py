@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from gpudiag.model.experiment import ExperimentData, Recipe
 from gpudiag.report import markdown as report_markdown
 from gpudiag.report import text as report_text
-from gpudiag.report.escape import for_encoding
-from gpudiag.report.experiment.text import MISSING, SCREENED, text
+from gpudiag.report.console import replace_unencodable
+from gpudiag.report.experiment.terminal import MISSING_TITLE, SCREENED_TITLE, render_experiments_text
 
 DATA = {
     "all": made.experiments(),
@@ -28,24 +28,24 @@ SGR = re.compile(r"\x1b\[[0-9;]*m")
 @pytest.mark.parametrize("name", list(DATA))
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
-    assert [line for line in text(DATA[name], width).splitlines() if cell_len(line) > width] == []
+    assert [line for line in render_experiments_text(DATA[name], width).splitlines() if cell_len(line) > width] == []
 
 
 @pytest.mark.parametrize("name", list(DATA))
 def test_plain_text_holds_no_control_characters(name: str) -> None:
-    plain = text(DATA[name])
+    plain = render_experiments_text(DATA[name])
     assert [character for character in plain if not character.isprintable() and character != "\n"] == []
-    for_encoding(plain, "ascii").encode("ascii")
+    replace_unencodable(plain, "ascii").encode("ascii")
 
 
 def test_colours_change_no_word() -> None:
-    coloured = text(DATA["all"], color=True)
+    coloured = render_experiments_text(DATA["all"], color=True)
     assert SGR.search(coloured)
-    assert "\n".join(line.rstrip() for line in SGR.sub("", coloured).splitlines()) == text(DATA["all"]).rstrip("\n")
+    assert "\n".join(line.rstrip() for line in SGR.sub("", coloured).splitlines()) == render_experiments_text(DATA["all"]).rstrip("\n")
 
 
 def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None:
-    plain = " ".join(text(DATA["all"]).split())
+    plain = " ".join(render_experiments_text(DATA["all"]).split())
     order = [
         "With bf16+channels-last the program trains 1.83 times as fast",
         "Not everything that was planned was measured",
@@ -54,8 +54,8 @@ def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None
         "p<1e-5, 6 process pairs; losses and gradients within 1.6 bf16 yardsticks over 12 steps; peak memory -12 %; pays back",
         "Promised: at most 50 % less time a sample; measured: 45 % [44, 47].",
         "In effect: bfloat16 in the forward pass of Net",
-        SCREENED,
-        MISSING,
+        SCREENED_TITLE,
+        MISSING_TITLE,
         "compile not applied the root is a Sequential, and nothing was compiled",
         "checkpointing failed out of memory: checkpointing ended with exit code 1",
         "it said last: ValueError: sizes do not fit",
@@ -69,14 +69,14 @@ def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None
 
 
 def test_code_of_a_recipe_keeps_its_indentation() -> None:
-    lines = text(DATA["all"]).splitlines()
+    lines = render_experiments_text(DATA["all"]).splitlines()
     (first,) = [k for k, line in enumerate(lines) if line.strip().startswith("with torch.autocast")]
     indents = [len(line) - len(line.lstrip()) for line in lines[first : first + 2]]
     assert indents[1] == indents[0] + 4
 
 
 def test_figures_stand_below_each_other_where_there_is_room() -> None:
-    lines = [line for line in text(DATA["all"], 120).splitlines() if re.search(r"\] samples/s", line)]
+    lines = [line for line in render_experiments_text(DATA["all"], 120).splitlines() if re.search(r"\] samples/s", line)]
     assert len(lines) == 11
     assert len({line.index(" x") for line in lines}) == 1
     assert len({line.rindex("samples/s") for line in lines}) > 1  # intervals are not all as long
@@ -87,7 +87,7 @@ def test_figures_stand_below_each_other_where_there_is_room() -> None:
 def test_a_report_shows_its_experiments_and_none_where_there_are_none() -> None:
     outcomes = made.every_verdict()
     with_them, without = sample.report(experiments=outcomes), sample.report()
-    for render in (report_text.render, report_markdown.render):
+    for render in (report_text.render_text, report_markdown.render_markdown):
         plain = " ".join(render(with_them).split())
         assert "Experiments: changes measured against the program as it is" in plain
         assert "x1.83 [1.79, 1.87] samples/s".replace("[", "\\[").replace("]", "\\]") in plain or "x1.83 [1.79, 1.87] samples/s" in plain

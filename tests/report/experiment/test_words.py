@@ -9,25 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict, outcome_of
-from gpudiag.report.experiment import words
-from gpudiag.report.experiment.rows import tone
+from gpudiag.model.experiment import Comparison, Outcome, Parity, Verdict, make_outcome
+from gpudiag.report.experiment import verdicts
+from gpudiag.report.experiment.verdicts import choose_tone
 
 CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
 
 def test_the_line_of_the_design() -> None:
-    assert words.line(made.outcome()) == (
+    assert verdicts.format_outcome_line(made.outcome()) == (
         "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; losses and gradients within 1.6 bf16 yardsticks "
         "over 12 steps; peak memory -12 %; pays back after 240 steps (cold)"
     )
 
 
-@pytest.mark.parametrize("found", [found for found in made.every_verdict() if not words.is_proof(found)], ids=words.name)
+@pytest.mark.parametrize("found", [found for found in made.every_verdict() if not verdicts.is_proof(found)], ids=verdicts.name_outcome)
 def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
-    said = f"{words.verdict(found)}; {words.line(found)}; {words.sentence(found)}".replace("not proved", "")
+    texts = (verdicts.format_outcome_verdict(found), verdicts.format_outcome_line(found), verdicts.format_outcome_sentence(found))
+    said = "; ".join(texts).replace("not proved", "")
     assert not CLAIM.search(said), said
-    assert "not proof" in words.line(found)
+    assert "not proof" in verdicts.format_outcome_line(found)
 
 
 @pytest.mark.parametrize(
@@ -61,13 +62,13 @@ def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
     ],
 )
 def test_a_verdict_as_a_sentence(changes: dict[str, object], expected: str) -> None:
-    assert expected in words.sentence(made.outcome("bf16", **changes))
+    assert expected in verdicts.format_outcome_sentence(made.outcome("bf16", **changes))
 
 
 @given(st.floats(0.05, 20), st.floats(1e-6, 0.5), st.floats(1e-6, 0.5))
 def test_an_interval_that_leaves_1_out_is_shown_without_it(middle: float, below: float, above: float) -> None:
     low, high = middle * (1 - below), middle * (1 + above)
-    shown = words.ratio_text(middle, (low, high))
+    shown = verdicts.format_ratio(middle, (low, high))
     ends = [float(text.replace(",", "")) for text in re.findall(r"[\d.,]+\d", shown.partition("[")[2])]
     assert len(ends) == 2
     if low > 1.00001:
@@ -91,7 +92,7 @@ def test_an_interval_that_leaves_1_out_is_shown_without_it(middle: float, below:
     ],
 )
 def test_ratios(ratio: float | None, interval: tuple[float, float] | None, expected: str) -> None:
-    assert words.ratio_text(ratio, interval) == expected
+    assert verdicts.format_ratio(ratio, interval) == expected
 
 
 @pytest.mark.parametrize(
@@ -99,13 +100,13 @@ def test_ratios(ratio: float | None, interval: tuple[float, float] | None, expec
     [(None, ""), (0.5, "p=0.5"), (0.0031, "p=0.0031"), (2.4e-4, "p=2e-4"), (1e-5, "p=1e-5"), (3e-7, "p<1e-5"), (0, "p<1e-5")],
 )
 def test_p_values(p: float | None, expected: str) -> None:
-    assert words.p_text(p) == expected
+    assert verdicts.format_p_value(p) == expected
 
 
 @pytest.mark.parametrize(
     ("parity", "expected"),
     [
-        (None, words.NOT_CHECKED),
+        (None, verdicts.NOT_CHECKED),
         (Parity(kind="exact", verdict="same", worst_yardsticks=0.0, steps=12), "losses and gradients equal over 12 steps"),
         (Parity(kind="exact", verdict="same", worst_yardsticks=0.7), "losses and gradients as close as two unchanged runs"),
         (Parity(kind="rounding", verdict="same", worst_yardsticks=6.04), "losses and gradients within 6.0 rounding yardsticks"),
@@ -119,105 +120,108 @@ def test_p_values(p: float | None, expected: str) -> None:
             Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"),
             "changes what is trained on, so steps cannot be set side by side; later losses 2 % lower",
         ),
-        (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{words.NOT_CHECKED}: no loss was seen"),
+        (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{verdicts.NOT_CHECKED}: no loss was seen"),
     ],
 )
 def test_parity_in_words(parity: Parity | None, expected: str) -> None:
-    assert words.parity(made.outcome(parity=parity)) == expected
+    assert verdicts.format_parity(made.outcome(parity=parity)) == expected
 
 
 def test_a_change_that_trains_otherwise_is_never_only_faster() -> None:
     wrong = made.outcome("fp16", parity=Parity(kind="low_precision", verdict="differs", reason="weight decay 0.01 -> 0"))
-    assert not words.proved(wrong)
-    assert words.verdict(wrong) == "faster, parity fails"
-    assert "but not the same: weight decay 0.01 -> 0." in words.sentence(wrong)
+    assert not verdicts.is_proved(wrong)
+    assert verdicts.format_outcome_verdict(wrong) == "faster, parity fails"
+    assert "but not the same: weight decay 0.01 -> 0." in verdicts.format_outcome_sentence(wrong)
 
 
 def test_unknown_is_left_out_and_not_zero() -> None:
     bare = made.plain("bf16", verdict="slower", ratio=0.5, interval=(0.4, 0.6), p=None, pairs=4)
-    assert words.line(bare) == "bf16  x0.50 [0.40, 0.60] samples/s, 4 process pairs"
-    assert words.promised(bare) == ""
+    assert verdicts.format_outcome_line(bare) == "bf16  x0.50 [0.40, 0.60] samples/s, 4 process pairs"
+    assert verdicts.format_promise(bare) == ""
 
 
 def test_an_arm_that_was_not_steady_shows_no_p() -> None:
-    assert words.basis(made.outcome(verdict="unstable")) == "6 process pairs"
+    assert verdicts.format_basis(made.outcome(verdict="unstable")) == "6 process pairs"
 
 
 def test_costs() -> None:
     found = made.outcome(memory_ratio=1.002, energy_ratio=0.8, break_even_steps=1234.2, break_even_warm_steps=10.0, unit="steps")
-    assert words.memory(found) == "peak memory unchanged"
-    assert words.energy(found) == "energy per step -20 %"
-    assert words.pays_back(found) == "pays back after 1,235 steps (cold), 10 steps (warm)"
-    assert words.pays_back(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back
-    assert words.pays_back(made.outcome(verdict="slower")) == ""
-    assert words.percent(4.2) == "+320 %"
+    assert verdicts.format_peak_memory(found) == "peak memory unchanged"
+    assert verdicts.format_energy(found) == "energy per step -20 %"
+    assert verdicts.format_payback(found) == "pays back after 1,235 steps (cold), 10 steps (warm)"
+    assert verdicts.format_payback(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back
+    assert verdicts.format_payback(made.outcome(verdict="slower")) == ""
+    assert verdicts.format_percent(4.2) == "+320 %"
 
 
 def test_what_was_promised_stands_beside_what_was_measured() -> None:
     # 1 - 1 / 1.83 = 45.4 %; [1 - 1 / 1.79, 1 - 1 / 1.87] = [44.1, 46.5]
-    assert words.promised(made.outcome()) == "Promised: at most 50 % less time a sample; measured: 45 % [44, 47]."
-    beyond = words.promised(made.outcome(ceiling_share=0.4))
+    assert verdicts.format_promise(made.outcome()) == "Promised: at most 50 % less time a sample; measured: 45 % [44, 47]."
+    beyond = verdicts.format_promise(made.outcome(ceiling_share=0.4))
     assert beyond.endswith("That is more than promised: the ceiling is too low.")
-    assert "more than promised" not in words.promised(made.outcome(ceiling_share=0.45))  # within the interval
+    assert "more than promised" not in verdicts.format_promise(made.outcome(ceiling_share=0.45))  # within the interval
     worse = made.plain("x", verdict="slower", ratio=0.8, interval=(0.7, 0.9), pairs=4, ceiling_share=0.08)
-    assert words.promised(worse) == "Promised: at most 8.0 % less time a sample; measured: -25 % [-43, -11]."
+    assert verdicts.format_promise(worse) == "Promised: at most 8.0 % less time a sample; measured: -25 % [-43, -11]."
     assert (
-        words.promised(made.plain("x", verdict="failed", ceiling_share=0.3)) == "Promised: at most 30 % less time a sample; not measured."
+        verdicts.format_promise(made.plain("x", verdict="failed", ceiling_share=0.3))
+        == "Promised: at most 30 % less time a sample; not measured."
     )
-    assert "seen, not proved: 45 %" in words.promised(made.outcome(screening=True, ceiling_share=0.1))
+    assert "seen, not proved: 45 %" in verdicts.format_promise(made.outcome(screening=True, ceiling_share=0.1))
 
 
 def test_of_what_a_program_printed_the_last_line_is_told() -> None:
-    assert words.brief(made.TRACE) == "it said last: ValueError: sizes do not fit: 32 and 64"
-    assert words.brief(made.STACK) == 'it stood at File "net.py", line 12 in forward'
-    assert words.brief("one line") == "one line"
+    assert verdicts.shorten_note(made.TRACE) == "it said last: ValueError: sizes do not fit: 32 and 64"
+    assert verdicts.shorten_note(made.STACK) == 'it stood at File "net.py", line 12 in forward'
+    assert verdicts.shorten_note("one line") == "one line"
     hung = made.plain("x", verdict="failed", reason="hang", notes=("it gave no sign of life for 60 s", made.STACK))
-    assert words.why(hung) == "it gave no sign of life for 60 s"
+    assert verdicts.explain_no_result(hung) == "it gave no sign of life for 60 s"
     failed = made.plain("x", verdict="failed", reason="crash", notes=("x ended with exit code 1", made.TRACE))
-    assert words.why(failed) == "it crashed: x ended with exit code 1"
-    assert words.notes(failed) == ["it said last: ValueError: sizes do not fit: 32 and 64"]
+    assert verdicts.explain_no_result(failed) == "it crashed: x ended with exit code 1"
+    assert verdicts.list_outcome_notes(failed) == ["it said last: ValueError: sizes do not fit: 32 and 64"]
 
 
 def test_proved_changes_stand_first_and_those_without_a_result_last() -> None:
-    measured, screened, missing = words.groups(made.every_verdict())
-    assert words.name(measured[0]) == "bf16+channels-last"
-    assert [words.name(found) for found in screened] == ["malloc"]
+    measured, screened, missing = verdicts.group_outcomes(made.every_verdict())
+    assert verdicts.name_outcome(measured[0]) == "bf16+channels-last"
+    assert [verdicts.name_outcome(found) for found in screened] == ["malloc"]
     assert {found.verdict for found in missing} == {"not_applied", "failed"}
     assert len(measured) + len(screened) + len(missing) == len(made.every_verdict())
-    proofs = [words.proved(found) for found in measured]
+    proofs = [verdicts.is_proved(found) for found in measured]
     assert proofs == sorted(proofs, reverse=True)
 
 
 def test_a_comparison_that_goes_on_is_shown_like_an_outcome() -> None:
     found = Comparison(verdict="inconclusive", ratio=1.1, interval=(0.9, 1.3), p=0.2, pairs=4, notes=("a",))
-    shown = outcome_of("bf16", found)
-    assert words.throughput(shown) == "x1.10 [0.90, 1.30] samples/s"
+    shown = make_outcome("bf16", found)
+    assert verdicts.format_throughput(shown) == "x1.10 [0.90, 1.30] samples/s"
     assert (shown.pairs, shown.notes, shown.screening) == (4, ("a",), False)
 
 
 def test_names() -> None:
-    assert words.name(made.plain("", variant="lr2", verdict="failed")) == "variant lr2"
-    assert words.name(made.plain("bf16", variant="lr2", verdict="failed")) == "bf16, variant lr2"
-    assert words.name(made.plain("", verdict="failed")) == "unchanged"
+    assert verdicts.name_outcome(made.plain("", variant="lr2", verdict="failed")) == "variant lr2"
+    assert verdicts.name_outcome(made.plain("bf16", variant="lr2", verdict="failed")) == "bf16, variant lr2"
+    assert verdicts.name_outcome(made.plain("", verdict="failed")) == "unchanged"
 
 
 @pytest.mark.parametrize("verdict", ["faster", "slower", "no_difference", "inconclusive", "too_noisy", "unstable"])
 def test_one_pair_of_a_search_has_no_verdict_in_words(verdict: Verdict) -> None:
     screened = made.outcome(verdict=verdict, screening=True, pairs=1)
-    assert words.verdict(screened) == "screened"
+    assert verdicts.format_outcome_verdict(screened) == "screened"
     assert screened.verdict == verdict, "the contract's own verdict stays in the JSON"
-    assert words.verdict(made.outcome(verdict="failed", screening=True)) == "failed"
+    assert verdicts.format_outcome_verdict(made.outcome(verdict="failed", screening=True)) == "failed"
 
 
 def test_nothing_pays_back_that_is_not_proved() -> None:
-    assert words.pays_back(made.outcome())
-    assert not words.pays_back(made.outcome(over="blocks", pairs=1))
-    assert not words.pays_back(made.outcome(screening=True))
+    assert verdicts.format_payback(made.outcome())
+    assert not verdicts.format_payback(made.outcome(over="blocks", pairs=1))
+    assert not verdicts.format_payback(made.outcome(screening=True))
 
 
 def test_what_there_was_no_time_for_has_not_failed() -> None:
     late = made.outcome("bf16", verdict="failed", reason="timeout", ratio=None, notes=("the budget was spent (bf16)",))
-    assert words.sentence(late) == "bf16: not measured: the budget was spent (bf16)."
-    assert tone(late) == "weak"
-    assert tone(made.outcome("bf16", verdict="failed", reason="crash", ratio=None)) == "bad"
-    assert words.why(made.outcome("bf16", verdict="failed", reason="timeout", ratio=None, notes=())) == "it ran out of time"
+    assert verdicts.format_outcome_sentence(late) == "bf16: not measured: the budget was spent (bf16)."
+    assert choose_tone(late) == "weak"
+    assert choose_tone(made.outcome("bf16", verdict="failed", reason="crash", ratio=None)) == "bad"
+    assert (
+        verdicts.explain_no_result(made.outcome("bf16", verdict="failed", reason="timeout", ratio=None, notes=())) == "it ran out of time"
+    )

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature, parse_signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature, parse_signature
+from gpudiag.roofline.costs import estimate_cost
 
 TORCH_NAMES = {
     "fp64": "double",
@@ -65,7 +64,7 @@ def cost(recorded: Callable[..., Signature]) -> Callable[..., Cost]:
     """Returns the cost of a call with these arguments; fails where there is none."""
 
     def of(name: str, *arguments: Any, concrete: bool = True) -> Cost:
-        found = cost_of(name, recorded(*arguments, concrete=concrete))
+        found = estimate_cost(name, recorded(*arguments, concrete=concrete))
         assert isinstance(found, Cost), found
         return found
 

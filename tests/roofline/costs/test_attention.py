@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of
-from gpudiag.roofline.costs.attention_shapes import pairs_twice, window_keys
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost
+from gpudiag.roofline.costs.attention import count_pairs_twice, count_window_keys
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]
@@ -24,21 +23,21 @@ def test_causal_pairs_counted_one_by_one(queries: int, keys: int) -> None:
     top = sum(key <= query for query in range(queries) for key in range(keys))
     bottom = sum(key <= query + keys - queries for query in range(queries) for key in range(keys))
     if queries == keys:  # convention: exactly half, the diagonal's other half is left out
-        assert pairs_twice(queries, keys, "top_left") == pairs_twice(queries, keys, "bottom_right") == queries * keys
+        assert count_pairs_twice(queries, keys, "top_left") == count_pairs_twice(queries, keys, "bottom_right") == queries * keys
         assert top == bottom == (queries * keys + queries) / 2
     else:
-        assert pairs_twice(queries, keys, "top_left") == 2 * top
-        assert pairs_twice(queries, keys, "bottom_right") == 2 * bottom
-    assert pairs_twice(queries, keys, "none") == 2 * queries * keys
+        assert count_pairs_twice(queries, keys, "top_left") == 2 * top
+        assert count_pairs_twice(queries, keys, "bottom_right") == 2 * bottom
+    assert count_pairs_twice(queries, keys, "none") == 2 * queries * keys
 
 
 def test_window() -> None:
-    assert window_keys(127, 0, causal=True) == 128
-    assert window_keys(-1, 0, causal=True) is None
-    assert window_keys(64, 64, causal=False) == 129
-    assert window_keys(64, -1, causal=False) is None
-    assert pairs_twice(1000, 1000, "bottom_right", 128) == 2 * 1000 * 128
-    assert pairs_twice(100, 100, "bottom_right", 128) == 100 * 100  # wider than the sequence: plain causal
+    assert count_window_keys(127, 0, causal=True) == 128
+    assert count_window_keys(-1, 0, causal=True) is None
+    assert count_window_keys(64, 64, causal=False) == 129
+    assert count_window_keys(64, -1, causal=False) is None
+    assert count_pairs_twice(1000, 1000, "bottom_right", 128) == 2 * 1000 * 128
+    assert count_pairs_twice(100, 100, "bottom_right", 128) == 100 * 100  # wider than the sequence: plain causal
 
 
 def _flash(cost: CostOf, queries: int, keys: int, causal: bool, heads: int = 8, kv_heads: int = 8) -> Cost:
@@ -161,6 +160,6 @@ def test_sliding_window(cost: CostOf) -> None:
 @pytest.mark.parametrize("concrete", [True, False])
 def test_unknown_causality_has_no_cost(concrete: bool, recorded: Callable[..., Signature]) -> None:
     q = ("bf16", (1, 8, 128, 64))
-    found = cost_of("aten::_scaled_dot_product_flash_attention", recorded(q, q, q, 0.0, None, False, None, concrete=concrete))
+    found = estimate_cost("aten::_scaled_dot_product_flash_attention", recorded(q, q, q, 0.0, None, False, None, concrete=concrete))
     assert isinstance(found, Missing)
     assert "is_causal" in found.reason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.roofline.costs.collectives import bandwidths, bus_factor
+from gpudiag.roofline.bus_bandwidth import compute_bandwidths, find_bus_factor
 
 EXAMPLES = [
     ("all_reduce", 1_073_741_824, 8, 5_000, 214.748, 375.81),
@@ -15,7 +15,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize(("name", "moved", "ranks", "time_us", "algorithm", "bus"), EXAMPLES)
 def test_worked_examples(name: str, moved: int, ranks: int, time_us: int, algorithm: float, bus: float) -> None:
-    found = bandwidths(name, moved, ranks, time_us * 1000)
+    found = compute_bandwidths(name, moved, ranks, time_us * 1000)
     assert found is not None
     assert found[0] / 1e9 == pytest.approx(algorithm, rel=1e-5)
     assert found[1] / 1e9 == pytest.approx(bus, rel=1e-5)
@@ -23,7 +23,7 @@ def test_worked_examples(name: str, moved: int, ranks: int, time_us: int, algori
 
 def test_least_time_of_a_gradient_all_reduce_and_of_a_sharded_step() -> None:
     """28 GB of fp32 gradients over 8 ranks at 450 GB/s: 108.89 ms. FSDP: two bf16 gathers and an fp32 reduce-scatter: 49 GB."""
-    reduce, part = bus_factor("allreduce", 8), bus_factor("_allgather_base", 8)
+    reduce, part = find_bus_factor("allreduce", 8), find_bus_factor("_allgather_base", 8)
     assert reduce is not None
     assert part is not None
     assert 28e9 * reduce / 450e9 * 1e3 == pytest.approx(108.89, rel=1e-4)
@@ -41,13 +41,13 @@ def test_least_time_of_a_gradient_all_reduce_and_of_a_sharded_step() -> None:
     ],
 )
 def test_spellings(names: tuple[str, ...], factor: float) -> None:
-    assert {name: bus_factor(name, 4) for name in names} == dict.fromkeys(names, factor)
+    assert {name: find_bus_factor(name, 4) for name in names} == dict.fromkeys(names, factor)
 
 
 def test_what_is_not_known_is_not_a_number() -> None:
-    assert bus_factor("barrier", 8) is None
-    assert bus_factor("all_reduce", 0) is None
-    assert bus_factor("all_reduce", 1) == 0.0  # nothing leaves the rank
-    assert bandwidths("all_reduce", None, 8, 10) is None
-    assert bandwidths("all_reduce", 10, None, 10) is None
-    assert bandwidths("all_reduce", 10, 8, 0) is None
+    assert find_bus_factor("barrier", 8) is None
+    assert find_bus_factor("all_reduce", 0) is None
+    assert find_bus_factor("all_reduce", 1) == 0.0  # nothing leaves the rank
+    assert compute_bandwidths("all_reduce", None, 8, 10) is None
+    assert compute_bandwidths("all_reduce", 10, None, 10) is None
+    assert compute_bandwidths("all_reduce", 10, 8, 0) is None

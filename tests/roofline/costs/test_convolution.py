@@ -7,10 +7,9 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost
 
 CostOf = Callable[..., Cost]
 SMALL = st.integers(1, 6)
@@ -68,7 +67,7 @@ def test_bias_gradient_adds_only_its_bytes(cost: CostOf) -> None:
 def test_forward_without_arguments_has_no_cost(recorded: Callable[..., Signature]) -> None:
     """Old traces have no 'Concrete Inputs': the output's size is unknown, and a guess by sizes would call it memory bound."""
     signature = recorded(("fp32", (2, 3, 8, 8)), ("fp32", (4, 3, 3, 3)), None, None, None, None, None, None, None, concrete=False)
-    found = cost_of("aten::cudnn_convolution", signature)
+    found = estimate_cost("aten::cudnn_convolution", signature)
     assert isinstance(found, Missing)
     assert "Concrete Inputs" in found.reason
 
@@ -81,7 +80,7 @@ def test_backward_without_arguments_comes_from_the_gradient(cost: CostOf, record
     assert (old.matrix_flops, old.bytes, old.provenance) == (known.matrix_flops, known.bytes, "derived")
     half = cost("aten::cudnn_convolution_backward_input", None, grad, weight, *[None] * 7, concrete=False)
     assert (2 * half.matrix_flops, half.provenance) == (known.matrix_flops, "derived")
-    other = cost_of("aten::cudnn_convolution_backward_weight", recorded(None, grad, x, *[None] * 7, concrete=False))
+    other = estimate_cost("aten::cudnn_convolution_backward_weight", recorded(None, grad, x, *[None] * 7, concrete=False))
     assert isinstance(other, Missing)
     sized = cost("aten::cudnn_convolution_backward_weight", [1024, 256, 1, 1], grad, x, [0, 0], [1, 1], [1, 1], 1, False, False, True)
     assert (sized.matrix_flops, sized.provenance) == (half.matrix_flops, "exact")
@@ -94,4 +93,4 @@ def test_transposed_is_recognised_by_channels(cost: CostOf, recorded: Callable[.
     down = cost("aten::convolution_backward", small, large, ("fp32", (8, 4, 2, 2)), *[None] * 8, concrete=False)
     assert down.matrix_flops == up.matrix_flops
     both = recorded(("fp32", (2, 8, 10, 10)), small, ("fp32", (8, 8, 2, 2)), *[None] * 8, concrete=False)
-    assert isinstance(cost_of("aten::convolution_backward", both), Missing)
+    assert isinstance(estimate_cost("aten::convolution_backward", both), Missing)

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import ITEM_BYTES, Input, Signature, parse_signature
-from gpudiag.roofline.costs import FORMULAS, cost_of, is_modelled, kind_of, told
-from gpudiag.roofline.costs.kinds import VIEWS, WRAPPERS
-from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, NotModelledError, costs
+from gpudiag.model.ops import ITEM_BYTES, Cost, Input, Signature, parse_signature
+from gpudiag.roofline.costs import FORMULAS, estimate_cost, find_kind, gradients, is_modelled
+from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS, VIEWS, WRAPPERS, NotModelledError, costs
 
 KINDS = {
     "work": ("aten::addmm", "aten::cudnn_convolution", "aten::add_", "aten::_foreach_add_", "aten::_fused_adamw_"),
@@ -38,7 +36,7 @@ KINDS = {
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
 def test_kind(kind: str | None, name: str) -> None:
-    assert kind_of(name) == kind
+    assert find_kind(name) == kind
     assert is_modelled(name) == (kind in ("work", "view"))
 
 
@@ -73,65 +71,67 @@ def test_a_second_formula_for_a_name_fails() -> None:
 
 
 def test_views_are_free_even_without_shapes() -> None:
-    assert cost_of("aten::transpose", None) == Cost()
-    assert cost_of("aten::view", Signature((Input(dtype="fp32", shape=(4, 4)),))) == Cost()
+    assert estimate_cost("aten::transpose", None) == Cost()
+    assert estimate_cost("aten::view", Signature((Input(dtype="fp32", shape=(4, 4)),))) == Cost()
 
 
 @pytest.mark.parametrize("name", ["aten::mm", "aten::add", "mylib::op"])
 def test_without_shapes_there_is_a_reason(name: str) -> None:
     for signature in (None, Signature(()), Signature((Input(), Input(value=3)))):
-        found = cost_of(name, signature)
+        found = estimate_cost(name, signature)
         assert isinstance(found, Missing)
         assert "recorded" in found.reason
 
 
 def test_generic_reads_inputs_and_writes_their_broadcast(recorded: Callable[..., Signature]) -> None:
     signature = recorded(("bf16", (64, 1, 32)), ("bf16", (16, 32)), ("bf16", (1,)), 0.5)
-    assert cost_of("mylib::op", signature) == Cost(
+    assert estimate_cost("mylib::op", signature) == Cost(
         vector_flops=64 * 16 * 32, bytes=2 * (64 * 32 + 16 * 32 + 1 + 64 * 16 * 32), provenance="generic"
     )
-    unfit = cost_of("mylib::op", recorded(("fp32", (5, 7)), ("fp32", (3,))))
+    unfit = estimate_cost("mylib::op", recorded(("fp32", (5, 7)), ("fp32", (3,))))
     assert unfit == Cost(vector_flops=35, bytes=4 * (35 + 3 + 35), provenance="generic")
 
 
 def test_generic_in_place_writes_self(recorded: Callable[..., Signature]) -> None:
-    found = cost_of("mylib::op_", recorded(("bf16", (8,)), ("fp32", (4, 8))))
+    found = estimate_cost("mylib::op_", recorded(("bf16", (8,)), ("fp32", (4, 8))))
     assert found == Cost(vector_flops=8, bytes=2 * 8 + 4 * 32 + 2 * 8, provenance="generic")
 
 
 def test_triton_arguments_hold_the_results(recorded: Callable[..., Signature]) -> None:
-    found = cost_of("triton_poi_fused_add_0", recorded(("bf16", (64,)), ("bf16", (64,)), ("bf16", (64,)), 64))
+    found = estimate_cost("triton_poi_fused_add_0", recorded(("bf16", (64,)), ("bf16", (64,)), ("bf16", (64,)), 64))
     assert found == Cost(vector_flops=64, bytes=3 * 128, provenance="derived")
 
 
 def test_tensor_lists_are_never_exact(recorded: Callable[..., Signature]) -> None:
     """torch does not record the dtype of a tensor list."""
     lists = [(4, 4), (8,)]
-    assert cost_of("aten::cat", recorded(lists, 0)) == Cost(bytes=2 * 24 * 4, provenance="derived")
-    assert cost_of("aten::_foreach_add_", recorded(lists, lists, 1)) == Cost(vector_flops=24, bytes=3 * 24 * 4, provenance="derived")
-    assert cost_of("aten::_foreach_sqrt", recorded(lists)) == Cost(vector_flops=24, bytes=2 * 24 * 4, provenance="derived")
-    assert cost_of("aten::_fused_sgd_", recorded(lists, lists, None, 0.0)) == Cost(vector_flops=48, bytes=3 * 24 * 4, provenance="derived")
+    assert estimate_cost("aten::cat", recorded(lists, 0)) == Cost(bytes=2 * 24 * 4, provenance="derived")
+    assert estimate_cost("aten::_foreach_add_", recorded(lists, lists, 1)) == Cost(vector_flops=24, bytes=3 * 24 * 4, provenance="derived")
+    assert estimate_cost("aten::_foreach_sqrt", recorded(lists)) == Cost(vector_flops=24, bytes=2 * 24 * 4, provenance="derived")
+    assert estimate_cost("aten::_fused_sgd_", recorded(lists, lists, None, 0.0)) == Cost(
+        vector_flops=48, bytes=3 * 24 * 4, provenance="derived"
+    )
 
 
 def test_reduction_without_dimensions_counts_the_read(recorded: Callable[..., Signature]) -> None:
     """The largest possible result decides: at least 32 elements to one is little beside the read, 2 to one is not."""
     small = recorded(("fp32", (64, 32)), None, None, None, concrete=False)
-    assert cost_of("aten::sum", small) == Cost(vector_flops=2048, bytes=8192, provenance="derived")
+    assert estimate_cost("aten::sum", small) == Cost(vector_flops=2048, bytes=8192, provenance="derived")
     large = recorded(("fp32", (64, 2)), None, None, None, concrete=False)
-    assert cost_of("aten::sum", large) == Cost(vector_flops=128, bytes=512, provenance="generic")
+    assert estimate_cost("aten::sum", large) == Cost(vector_flops=128, bytes=512, provenance="generic")
     wider = recorded(("int32", (64, 12)), None, None, None, concrete=False)  # the sum of integers is int64
-    assert cost_of("aten::sum", wider) == Cost(vector_flops=768, bytes=3072, provenance="generic")
+    assert estimate_cost("aten::sum", wider) == Cost(vector_flops=768, bytes=3072, provenance="generic")
 
 
 def test_batch_norm_training_flag_decides_flops(recorded: Callable[..., Signature]) -> None:
     """The flag is parsed by type: the text 'False' is no truth."""
     x, c = ("fp32", (2, 4, 8, 8)), ("fp32", (4,))
-    training, evaluation = (cost_of("aten::native_batch_norm", recorded(x, c, c, c, c, flag, 0.1, 1e-5)) for flag in (True, False))
+    training, evaluation = (estimate_cost("aten::native_batch_norm", recorded(x, c, c, c, c, flag, 0.1, 1e-5)) for flag in (True, False))
     assert isinstance(training, Cost)
     assert isinstance(evaluation, Cost)
     assert (training.vector_flops, evaluation.vector_flops) == (8 * 512, 2 * 512)
     assert training.bytes - evaluation.bytes == 2 * 4 * 4
-    unknown = cost_of("aten::cudnn_batch_norm", recorded(x, c, c, c, c, True, 0.1, 1e-5, concrete=False))
+    unknown = estimate_cost("aten::cudnn_batch_norm", recorded(x, c, c, c, c, True, 0.1, 1e-5, concrete=False))
     assert isinstance(unknown, Cost)
     assert (unknown.bytes, unknown.provenance) == (training.bytes, "derived")
 
@@ -140,7 +140,7 @@ def test_batch_norm_gradients_follow_the_mask(recorded: Callable[..., Signature]
     x, c = ("bf16", (2, 4, 8, 8)), ("fp32", (4,))
     for name in ("aten::native_batch_norm_backward", "aten::batch_norm_backward"):
         every, frozen = (
-            cost_of(name, recorded(x, x, c, c, c, c, c, True, 1e-5, mask)) for mask in ([True, True, True], [True, False, False])
+            estimate_cost(name, recorded(x, x, c, c, c, c, c, True, 1e-5, mask)) for mask in ([True, True, True], [True, False, False])
         )
         assert every == Cost(vector_flops=14 * 512, bytes=3 * 1024 + 5 * 16)
         assert frozen == Cost(vector_flops=14 * 512, bytes=3 * 1024 + 3 * 16)
@@ -158,14 +158,14 @@ def test_optimizer_passes(recorded: Callable[..., Signature]) -> None:
         "aten::_foreach_clone": (2, recorded(lists)),
     }
     for name, (passes, signature) in moved.items():
-        found = cost_of(name, signature)
+        found = estimate_cost(name, signature)
         assert isinstance(found, Cost)
         assert (found.bytes, found.provenance) == (passes * 20 * 4, "derived"), name
 
 
 def test_indexing_by_tensors_is_unknown(recorded: Callable[..., Signature]) -> None:
     """The index tensors' shapes are not recorded: looking up ten rows or a million looks the same."""
-    found = cost_of("aten::index", recorded(("fp32", (1000, 64)), None))
+    found = estimate_cost("aten::index", recorded(("fp32", (1000, 64)), None))
     assert isinstance(found, Missing)
 
 
@@ -186,7 +186,7 @@ def test_no_input_makes_it_raise(inputs: list[Input]) -> None:
     """A trace is untrusted: whatever stands in a signature, every formula gives a cost that is not negative, or a reason."""
     signature = Signature(tuple(inputs))
     for name in FORMULAS:
-        found = cost_of(name, signature)
+        found = estimate_cost(name, signature)
         if isinstance(found, Cost):
             assert found.matrix_flops >= 0, name
             assert found.vector_flops >= 0, name
@@ -203,7 +203,7 @@ def test_no_input_makes_a_backward_raise(inputs: list[Input], node: list[Input])
     """A backward's cost from its forward is not negative either, or says why there is none; so with what the node's gradient tells."""
     signature, gradient = Signature(tuple(inputs)), Signature(tuple(node))
     calls = [partial(formula, signature) for formula in BACKWARD_FORMULAS.values()]
-    calls += [partial(told.forward_from_gradient, name, signature, gradient) for name in told.TELLING]
+    calls += [partial(gradients.estimate_forward_from_gradient, name, signature, gradient) for name in gradients.TOLD_BY_GRADIENT]
     for call in calls:
         try:
             found = call()
@@ -217,7 +217,7 @@ def test_no_input_makes_a_backward_raise(inputs: list[Input], node: list[Input])
 @given(shapes=st.text(max_size=30), dtypes=st.text(max_size=30), args=st.text(max_size=30))
 def test_malformed_text_gives_a_reason(shapes: str, dtypes: str, args: str) -> None:
     signature = parse_signature(shapes, dtypes, None, args)
-    assert isinstance(cost_of("aten::convolution", signature), Missing)
+    assert isinstance(estimate_cost("aten::convolution", signature), Missing)
 
 
 @settings(max_examples=30, deadline=None)
@@ -230,4 +230,4 @@ def test_plausible_calls_never_raise(shape: tuple[int, ...], data: st.DataObject
     )
     signature = Signature((x, x, x, *data.draw(st.lists(arguments, max_size=13))))
     for name in FORMULAS:
-        assert isinstance(cost_of(name, signature), (Cost, Missing))
+        assert isinstance(estimate_cost(name, signature), (Cost, Missing))

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]
@@ -44,7 +43,7 @@ def test_the_width_comes_from_the_recorded_total(cost: CostOf) -> None:
 
 
 def test_without_either_there_is_a_reason(recorded: Callable[..., Signature]) -> None:
-    found = cost_of(ADAGRAD, recorded(*lookup(None, ROWS * WIDTH)))
+    found = estimate_cost(ADAGRAD, recorded(*lookup(None, ROWS * WIDTH)))
     assert isinstance(found, Missing)
     assert "total_D" in found.reason
 
@@ -65,7 +64,7 @@ def test_dense_tables_write_a_gradient_as_large_as_they_are(recorded: Callable[.
     signature = recorded(*arguments, ("int64", (10,)), ("int64", (TABLES * BATCH + 1,)), 0, None, None)
     name = "fbgemm::dense_embedding_codegen_lookup_function"
     read = 8 * 10 + 8 * (TABLES * BATCH + 1)
-    assert cost_of(name, signature) == Cost(vector_flops=10 * WIDTH, bytes=4 * 10 * WIDTH + read + POOLED, provenance="derived")
+    assert estimate_cost(name, signature) == Cost(vector_flops=10 * WIDTH, bytes=4 * 10 * WIDTH + read + POOLED, provenance="derived")
     assert BACKWARD_FORMULAS[name](signature).bytes == POOLED + read + 4 * ROWS * WIDTH
 
 

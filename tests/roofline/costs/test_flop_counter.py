@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from torchcalls import record_all
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of, is_modelled
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost, is_modelled
 
 torch = pytest.importorskip("torch", reason="the cross-check runs real torch ops on the CPU")
 counter = pytest.importorskip("torch.utils.flop_counter")
@@ -35,7 +34,7 @@ def _ours(calls: Calls, names: set[str]) -> int:
     total = 0
     for name, signature in calls:
         if name.removeprefix("aten::") in names:
-            found = cost_of(name, signature)
+            found = estimate_cost(name, signature)
             assert isinstance(found, Cost), found
             assert found.provenance == "exact"
             total += found.matrix_flops
@@ -114,7 +113,7 @@ def test_output_mask_without_input_gradient(tmp_path: Path) -> None:
 def test_every_level_of_a_convolution_has_the_same_cost(arguments: dict[str, Any], tmp_path: Path) -> None:
     """conv2d, convolution, _convolution and the backend's op have their arguments in different places."""
     calls = record_all(lambda: F.conv2d(_tensor(2, 4, 9, 7), _tensor(6, 2, 3, 3), _tensor(6), groups=2, **arguments), tmp_path)
-    costs = {name: cost_of(name, signature) for name, signature in calls if "conv" in name}
+    costs = {name: estimate_cost(name, signature) for name, signature in calls if "conv" in name}
     assert len(costs) >= 4, costs.keys()
     assert len({found.matrix_flops for found in costs.values() if isinstance(found, Cost)}) == 1
     assert len({found.bytes for found in costs.values() if isinstance(found, Cost)}) == 1
@@ -150,7 +149,7 @@ META = [
 def test_attention_on_meta_tensors(name: str, rest: tuple[Any, ...], keywords: dict[str, Any], recorded: Callable[..., Signature]) -> None:
     tensors = [torch.empty(2, 4, 32, 64, device="meta", dtype=torch.bfloat16) for _ in range(3)]
     counted = _count(lambda: getattr(torch.ops.aten, name)(*tensors, *rest, **keywords))
-    found = cost_of(f"aten::{name}", recorded(*[("bf16", (2, 4, 32, 64))] * 3, *rest, None))
+    found = estimate_cost(f"aten::{name}", recorded(*[("bf16", (2, 4, 32, 64))] * 3, *rest, None))
     assert isinstance(found, Cost)
     assert (found.matrix_flops, found.dtype) == (counted, "bf16")
 
@@ -176,8 +175,8 @@ def test_a_training_step_is_modelled(tmp_path: Path) -> None:
     """Every op of a transformer and CNN step that owns work has a formula that applies to what torch records."""
     _training_step()
     calls = record_all(_training_step, tmp_path)
-    worked = {name: cost_of(name, signature) for name, signature in calls if is_modelled(name)}
+    worked = {name: estimate_cost(name, signature) for name, signature in calls if is_modelled(name)}
     assert len(worked) > 60
     failed = {name: found for name, found in worked.items() if not isinstance(found, Cost) or found.provenance == "generic"}
     assert set(failed) <= {"aten::cat", "aten::stack", "aten::arange", "aten::randperm"}, failed
-    assert {name for name, _ in calls if cost_of(name, None) == Cost() and not is_modelled(name)} == set()
+    assert {name for name, _ in calls if estimate_cost(name, None) == Cost() and not is_modelled(name)} == set()

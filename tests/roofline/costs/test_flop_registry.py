@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Input, Signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs import estimate_cost
 
 torch = pytest.importorskip("torch", reason="compares with torch's own formulas")
 counter = pytest.importorskip("torch.utils.flop_counter")
@@ -43,7 +42,7 @@ def as_input(value: Any) -> Input:
 
 
 def ours(name: str, arguments: Arguments) -> Cost:
-    found = cost_of(name, Signature(tuple(as_input(value) for value in arguments)))
+    found = estimate_cost(name, Signature(tuple(as_input(value) for value in arguments)))
     assert isinstance(found, Cost), (name, found)
     assert found.provenance == "exact"
     return found

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost
 
 CostOf = Callable[..., Cost]
 SIZE = st.integers(1, 300)
@@ -99,15 +98,15 @@ def test_vectors(cost: CostOf) -> None:
 
 
 def test_complex_products_are_four_real_ones() -> None:
-    from gpudiag.model.signature import Input
+    from gpudiag.model.ops import Input
 
     a = Input(dtype="complex64", shape=(4, 8))
-    found = cost_of("aten::mm", Signature((a, Input(dtype="complex64", shape=(8, 2)))))
+    found = estimate_cost("aten::mm", Signature((a, Input(dtype="complex64", shape=(8, 2)))))
     assert found == Cost(matrix_flops=8 * 4 * 8 * 2, bytes=8 * (32 + 16 + 8), dtype="fp32")
 
 
 @pytest.mark.parametrize("shapes", [((4, 8), (9, 2)), ((), (8, 2)), ((4, 3, 8), (2, 8, 2))])
 def test_operands_that_do_not_fit_have_no_cost(shapes: tuple[tuple[int, ...], ...], recorded: Callable[..., Signature]) -> None:
-    found = cost_of("aten::bmm", recorded(*(("fp32", shape) for shape in shapes)))
+    found = estimate_cost("aten::bmm", recorded(*(("fp32", shape) for shape in shapes)))
     assert isinstance(found, Missing)
     assert "do not fit" in found.reason

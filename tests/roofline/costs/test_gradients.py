@@ -8,9 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs.gradients import FUSED_ATTENTION, PRODUCTS
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs.gradients import FUSED_ATTENTION, MATRIX_PRODUCTS
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]
@@ -53,6 +52,6 @@ def test_fused_attention_forms_five_products(
 
 
 def test_every_matrix_op_has_a_backward() -> None:
-    assert set(PRODUCTS) | set(FUSED_ATTENTION) | {"aten::conv2d", "aten::cudnn_convolution", "aten::conv_transpose1d"} <= set(
+    assert set(MATRIX_PRODUCTS) | set(FUSED_ATTENTION) | {"aten::conv2d", "aten::cudnn_convolution", "aten::conv_transpose1d"} <= set(
         BACKWARD_FORMULAS
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
+from gpudiag.model.ops import Cost, Signature
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]

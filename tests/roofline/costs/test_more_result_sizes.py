@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torchcalls import assert_bytes_are_the_tensors, distinct, record, record_all, tensors
 
-from gpudiag.model.cost import Cost
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost
+from gpudiag.roofline.costs import estimate_cost
 
 torch = pytest.importorskip("torch", reason="compares with real torch results")
 aten = torch.ops.aten
@@ -128,7 +128,7 @@ def test_bytes_are_the_tensors_read_and_written(name: str, tmp_path: Path) -> No
 def test_derived_bytes_are_the_tensors_but_for_small_extras(name: str, tmp_path: Path) -> None:
     function, arguments = DERIVED[name]
     op, signature, result = record(lambda: function(*arguments), tmp_path)
-    found = cost_of(op, signature)
+    found = estimate_cost(op, signature)
     assert isinstance(found, Cost), found
     assert found.provenance == "derived"
     moved = sum(map(distinct, tensors(arguments))) + sum(item.nbytes for item in tensors(result))
@@ -140,20 +140,20 @@ def test_a_range_is_as_long_as_its_numbers_say(length: tuple[float, ...], tmp_pa
     """Its result is resized only after its shape was recorded as 0."""
     expected = torch.arange(*length).nbytes
     inner = [signature for name, signature in record_all(lambda: torch.arange(*length), tmp_path) if name == "aten::arange"][-1]
-    assert cost_of("aten::arange", inner) == Cost(bytes=expected)
+    assert estimate_cost("aten::arange", inner) == Cost(bytes=expected)
 
 
 def test_in_place_updates_touch_what_the_index_names(tmp_path: Path) -> None:
     target, index = torch.zeros(9, 16), torch.tensor([1, 4, 4])
     ones = torch.ones(3)
     op, signature, _ = record(lambda: target.index_fill_(0, index, 1.0), tmp_path)
-    assert cost_of(op, signature) == Cost(bytes=3 * 16 * 4 + index.nbytes)
+    assert estimate_cost(op, signature) == Cost(bytes=3 * 16 * 4 + index.nbytes)
     op, signature, _ = record(lambda: target.put_(index, ones), tmp_path)
-    assert cost_of(op, signature) == Cost(bytes=3 * 4 + 3 * 4 + index.nbytes)
+    assert estimate_cost(op, signature) == Cost(bytes=3 * 4 + 3 * 4 + index.nbytes)
 
 
 def test_what_depends_on_the_data_counts_the_read(tmp_path: Path) -> None:
     op, signature, _ = record(lambda: aten.nonzero.default(MASK), tmp_path)
-    assert cost_of(op, signature) == Cost(vector_flops=192, bytes=192, provenance="derived")
+    assert estimate_cost(op, signature) == Cost(vector_flops=192, bytes=192, provenance="derived")
     op, signature, _ = record(lambda: aten.masked_select.default(X, MASK), tmp_path)
-    assert cost_of(op, signature) == Cost(vector_flops=192, bytes=X.nbytes + MASK.nbytes, provenance="derived")
+    assert estimate_cost(op, signature) == Cost(vector_flops=192, bytes=X.nbytes + MASK.nbytes, provenance="derived")

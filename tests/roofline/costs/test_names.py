@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpudiag.roofline.costs import kind_of
+from gpudiag.roofline.costs import find_kind
 
 torch = pytest.importorskip("torch", reason="compares with torch's own list of operators")
 
@@ -65,7 +65,7 @@ def test_no_operator_is_forgotten() -> None:
     left = set()
     for schema in torch._C._jit_get_all_schemas():
         tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-        if schema.name.startswith("aten::") and tensors and kind_of(schema.name) is None:
+        if schema.name.startswith("aten::") and tensors and find_kind(schema.name) is None:
             left.add(schema.name.removeprefix("aten::"))
     forgotten = {name for name in left if not any(re.fullmatch(pattern, name) for pattern in PATTERNS)}
     assert not forgotten
@@ -84,4 +84,4 @@ def test_no_operator_is_forgotten() -> None:
     ],
 )  # fmt: skip
 def test_what_training_loops_call_has_a_formula(name: str) -> None:
-    assert kind_of(f"aten::{name}") == "work"
+    assert find_kind(f"aten::{name}") == "work"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpudiag.model.cost import Cost
+from gpudiag.model.ops import Cost
 
 CostOf = Callable[..., Cost]
 M, K, N = 32, 256, 128

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature, parse_signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature, parse_signature
+from gpudiag.roofline.costs import estimate_cost
 
 Row = dict[str, Any]
 FAMILIES = ("GEMM", "CONV_fwd", "CONV_bwd", "SDPA_fwd")
@@ -110,7 +109,7 @@ def test_rows(name: str, traces: Path) -> None:
     assert rows
     for family, row in rows:
         for signature in _matching(row, calls) or _from_row(family, row):
-            found = cost_of(row["op"], signature)
+            found = estimate_cost(row["op"], signature)
             where = f"{row['op']} {row['input_dims']}"
             assert isinstance(found, Cost), f"{where}: {found}"
             assert found.provenance == "exact", where

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torchcalls import assert_bytes_are_the_tensors, record
 
-from gpudiag.model.cost import Cost
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost
+from gpudiag.roofline.costs import estimate_cost
 
 torch = pytest.importorskip("torch", reason="compares with real torch results")
 aten = torch.ops.aten
@@ -96,28 +96,28 @@ def test_in_place_reads_and_writes_self_once(tmp_path: Path) -> None:
     target, other = torch.zeros(4, 8, dtype=torch.float64), torch.zeros(8)
     op, signature, _ = record(lambda: target.add_(other), tmp_path)
     assert op == "aten::add_"
-    assert cost_of(op, signature) == Cost(vector_flops=32, bytes=2 * target.nbytes + other.nbytes)
+    assert estimate_cost(op, signature) == Cost(vector_flops=32, bytes=2 * target.nbytes + other.nbytes)
 
 
 def test_an_out_tensor_is_written_not_read(tmp_path: Path) -> None:
     x, out = torch.zeros(4, 8), torch.zeros(4, 8, dtype=torch.float64)
     op, signature, _ = record(lambda: torch.mul(x, x, out=out), tmp_path)
-    assert cost_of(op, signature) == Cost(vector_flops=32, bytes=2 * x.nbytes + out.nbytes)
+    assert estimate_cost(op, signature) == Cost(vector_flops=32, bytes=2 * x.nbytes + out.nbytes)
 
 
 def test_overwriting_does_not_read(tmp_path: Path) -> None:
     op, signature, _ = record(lambda: aten.fill_.Scalar(Y, 1.0), tmp_path)
-    assert cost_of(op, signature) == Cost(bytes=Y.nbytes)
+    assert estimate_cost(op, signature) == Cost(bytes=Y.nbytes)
 
 
 def test_gather_and_scatter(tmp_path: Path) -> None:
     table = torch.randn(4, 16)
     op, signature, rows = record(lambda: torch.index_select(table, 0, INDEX), tmp_path)
     # five rows are looked up in a table of four: no more than the table needs to be read
-    assert cost_of(op, signature) == Cost(bytes=table.nbytes + INDEX.nbytes + rows.nbytes)
+    assert estimate_cost(op, signature) == Cost(bytes=table.nbytes + INDEX.nbytes + rows.nbytes)
     target = torch.zeros(9, 16)
     op, signature, _ = record(lambda: target.index_add_(0, INDEX, rows), tmp_path)
-    assert cost_of(op, signature) == Cost(vector_flops=80, bytes=3 * rows.nbytes + INDEX.nbytes)
+    assert estimate_cost(op, signature) == Cost(vector_flops=80, bytes=3 * rows.nbytes + INDEX.nbytes)
 
 
 def test_slices_along_a_dimension_that_was_not_recorded_are_rows_of_a_table(cost: Callable[..., Cost]) -> None:

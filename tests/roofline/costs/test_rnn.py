@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from torchcalls import record_all
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
 CostOf = Callable[..., Cost]
@@ -31,7 +30,7 @@ def test_the_composite_op_has_the_flops_of_its_layers(kind: str, layers: int, bo
     torch = pytest.importorskip("torch")
     module = getattr(torch.nn, kind)(8, 16, layers, bidirectional=both)
     calls = record_all(lambda: module(torch.randn(5, 3, 8)), tmp_path)
-    found = next(cost_of(name, signature) for name, signature in calls if name in ("aten::lstm", "aten::gru", "aten::rnn_tanh"))
+    found = next(estimate_cost(name, signature) for name, signature in calls if name in ("aten::lstm", "aten::gru", "aten::rnn_tanh"))
     assert isinstance(found, Cost), found
     assert found.matrix_flops == counted(kind, 5, 3, 8, 16, layers, both)
     weights = sum(item.numel() for item in module.parameters())
@@ -44,7 +43,7 @@ def test_a_packed_sequence_counts_its_own_lengths(tmp_path: Path) -> None:
     module = torch.nn.LSTM(8, 16)
     packed = torch.nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 8), [5, 3, 1])
     calls = record_all(lambda: module(packed), tmp_path)
-    found = next(cost_of(name, signature) for name, signature in calls if name == "aten::lstm")
+    found = next(estimate_cost(name, signature) for name, signature in calls if name == "aten::lstm")
     assert isinstance(found, Cost), found
     assert found.matrix_flops == counted("LSTM", 1, 5 + 3 + 1, 8, 16, 1, both=False)
 
@@ -58,7 +57,7 @@ def test_onednn_layers_add_up_to_the_whole(tmp_path: Path) -> None:
     calls = record_all(lambda: module(x)[0].sum().backward(), tmp_path)
     sums: dict[str, int] = {}
     for name, signature in calls:
-        found = cost_of(name, signature)
+        found = estimate_cost(name, signature)
         if "mkldnn_rnn" in name and isinstance(found, Cost):
             sums[name] = sums.get(name, 0) + found.matrix_flops
     if not sums:

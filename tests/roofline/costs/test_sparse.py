@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.model.signature import Input, Signature, parse_signature
+from gpudiag.model.ops import Input, Signature, parse_signature
 from gpudiag.roofline.costs.arguments import is_sparse, is_sparse_tensor
+from gpudiag.roofline.costs.indexing import HeldRows, count_rows_inside, estimate_sparse_cost, find_sparse_size
 from gpudiag.roofline.costs.registry import NotModelledError
-from gpudiag.roofline.costs.sparse import Held, represented, rows_inside, sparse_cost
 
 SPARSE = Input(dtype="fp32", shape=(1000, 64), strides=())
 
@@ -49,27 +49,27 @@ def test_a_tensor_packed_by_a_library_is_dense() -> None:
     ],
 )
 def test_rows_inside(inside: tuple[Input, ...], expected: tuple[int | None, bool]) -> None:
-    assert rows_inside((1000, 64), "aten::mul", Signature(inside)) == expected
+    assert count_rows_inside((1000, 64), "aten::mul", Signature(inside)) == expected
 
 
 def test_a_cut_tells_its_length_and_a_tensor_without_a_size_nothing() -> None:
     cut = Signature((tensor(1, 700, dtype="int64"), Input(value=1), Input(value=0), Input(value=423)))
-    assert rows_inside((1000, 64), "aten::narrow", cut) == (423, False)
-    assert rows_inside((1000, 64), "aten::resize_", Signature((tensor(1, 0, dtype="int64"),))) == (None, False)
+    assert count_rows_inside((1000, 64), "aten::narrow", cut) == (423, False)
+    assert count_rows_inside((1000, 64), "aten::resize_", Signature((tensor(1, 0, dtype="int64"),))) == (None, False)
 
 
 def test_sizes_that_no_tensor_has_tell_nothing() -> None:
-    assert rows_inside((1 << 70, 64), "aten::mul", Signature((tensor(1 << 70, 64), tensor(1 << 65, 64)))) == (None, False)
+    assert count_rows_inside((1 << 70, 64), "aten::mul", Signature((tensor(1 << 70, 64), tensor(1 << 65, 64)))) == (None, False)
     cut = Signature((tensor(1, 700, dtype="int64"), Input(value=1), Input(value=0), Input(value=-5)))
-    assert rows_inside((1000, 64), "aten::narrow", cut) == (700, False)
+    assert count_rows_inside((1000, 64), "aten::narrow", cut) == (700, False)
 
 
 def test_values_of_a_sparse_tensor_have_a_dimension_besides_its_rows() -> None:
-    assert represented(Signature((tensor(4), SPARSE))) == (1000, 64)
-    assert represented(Signature((Input(dtype="fp32", shape=(1000,), strides=()),))) is None
-    assert represented(Signature((tensor(4),))) is None
+    assert find_sparse_size(Signature((tensor(4), SPARSE))) == (1000, 64)
+    assert find_sparse_size(Signature((Input(dtype="fp32", shape=(1000,), strides=()),))) is None
+    assert find_sparse_size(Signature((tensor(4),))) is None
 
 
 def test_a_product_is_none_of_the_ops_on_rows() -> None:
     with pytest.raises(NotModelledError):
-        sparse_cost("aten::mm", Signature((SPARSE, tensor(64, 32))), Held(200, 200, 200))
+        estimate_sparse_cost("aten::mm", Signature((SPARSE, tensor(64, 32))), HeldRows(200, 200, 200))

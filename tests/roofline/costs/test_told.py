@@ -9,24 +9,23 @@ from typing import Any
 import pytest
 from torchcalls import record_all
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import Signature
-from gpudiag.roofline.costs import cost_of, told
+from gpudiag.model.ops import Cost, Signature
+from gpudiag.roofline.costs import estimate_cost, gradients
 from gpudiag.roofline.costs.registry import FORMULAS, NotModelledError
 
 
 def test_a_join_without_recorded_sizes_is_as_large_as_its_gradient(recorded: Callable[..., Signature]) -> None:
     """torch before 1.13 recorded no sizes of tensor lists."""
     own, node = recorded(None, None), recorded(("bf16", (1024, 300)))
-    assert not isinstance(cost_of("aten::cat", own), Cost)
-    assert told.forward_from_gradient("aten::cat", own, node) == Cost(bytes=2 * 2 * 1024 * 300, provenance="derived")
+    assert not isinstance(estimate_cost("aten::cat", own), Cost)
+    assert gradients.estimate_forward_from_gradient("aten::cat", own, node) == Cost(bytes=2 * 2 * 1024 * 300, provenance="derived")
 
 
 def test_a_reduction_and_an_indexing_know_their_results(recorded: Callable[..., Signature]) -> None:
     x = ("fp32", (64, 2))
     unknown = recorded(x, None, None, None, concrete=False)
-    assert told.forward_from_gradient("aten::sum", unknown, recorded(("fp32", (64,)))).bytes == 4 * (128 + 64)
-    rows = told.forward_from_gradient("aten::index", recorded(("fp32", (1000, 64)), None), recorded(("fp32", (10, 64))))
+    assert gradients.estimate_forward_from_gradient("aten::sum", unknown, recorded(("fp32", (64,)))).bytes == 4 * (128 + 64)
+    rows = gradients.estimate_forward_from_gradient("aten::index", recorded(("fp32", (1000, 64)), None), recorded(("fp32", (10, 64))))
     assert (rows.bytes, rows.provenance) == (2 * 4 * 640, "derived")
 
 
@@ -34,24 +33,24 @@ def test_a_look_up_knows_the_width_of_its_rows(recorded: Callable[..., Signature
     name = "fbgemm::dense_embedding_codegen_lookup_function"
     ends, offsets = ("int64", (3,)), ("int64", (33,))
     own = recorded(("fp32", (112,)), ("int64", (2,)), ends, None, None, ends, None, ("int64", (32,)), offsets, None, None)
-    assert not isinstance(cost_of(name, own), Cost)
-    found = told.forward_from_gradient(name, own, recorded(("fp32", (16, 32))))
+    assert not isinstance(estimate_cost(name, own), Cost)
+    found = gradients.estimate_forward_from_gradient(name, own, recorded(("fp32", (16, 32))))
     assert found.bytes == 4 * 112 + 8 * (32 + 33) + 4 * 32 * 16  # tables of 112 elements, 32 bags of 16
-    assert told.backward_inputs(name, own, recorded(("fp32", (16, 32)))).value(3) == 32
+    assert gradients.complete_backward_inputs(name, own, recorded(("fp32", (16, 32)))).value(3) == 32
 
 
 def test_what_was_recorded_or_is_not_told_stays(recorded: Callable[..., Signature]) -> None:
     own = recorded(("fp32", (4,)))
     with pytest.raises(NotModelledError):
-        told.told("aten::cat", own, recorded(None))
+        gradients.complete_inputs("aten::cat", own, recorded(None))
     with pytest.raises(NotModelledError):
-        told.told("aten::mm", own, own)
-    assert told.backward_inputs("aten::mm", own, own) is own
-    assert told.backward_inputs("fbgemm::dense_embedding_codegen_lookup_function", own, None) is own
+        gradients.complete_inputs("aten::mm", own, own)
+    assert gradients.complete_backward_inputs("aten::mm", own, own) is own
+    assert gradients.complete_backward_inputs("fbgemm::dense_embedding_codegen_lookup_function", own, None) is own
 
 
 def test_names_exist() -> None:
-    assert set(told.TELLING) <= set(FORMULAS)
+    assert set(gradients.TOLD_BY_GRADIENT) <= set(FORMULAS)
 
 
 @pytest.mark.parametrize("name", ["cat", "sum", "index", "mean"])
@@ -72,4 +71,4 @@ def test_the_gradient_that_torch_records_has_the_size_of_the_result(name: str, t
     gradient = node.tensor(0)
     assert gradient is not None
     assert gradient.shape == tuple(size)
-    assert told.forward_from_gradient(f"aten::{name}", own, node).bytes > 0
+    assert gradients.estimate_forward_from_gradient(f"aten::{name}", own, node).bytes > 0

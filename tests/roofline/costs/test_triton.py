@@ -12,11 +12,10 @@ from realtraces import reference
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
-from gpudiag.model.cost import Cost
 from gpudiag.model.finding import Missing
-from gpudiag.model.signature import parse_signature
-from gpudiag.roofline.costs import cost_of, kind_of
-from gpudiag.roofline.costs.fused import MAX_NAME, operations, parse_name, split_ops
+from gpudiag.model.ops import Cost, parse_signature
+from gpudiag.roofline.costs import estimate_cost, find_kind
+from gpudiag.roofline.costs.inductor import MAX_NAME, count_operations, parse_kernel_name, split_ops
 
 BF16 = "c10::BFloat16"
 
@@ -24,7 +23,7 @@ BF16 = "c10::BFloat16"
 def cost(name: str, shapes: list[list[int]], sizes: list[int], dtypes: list[str] | str = "float", **kwargs: Any) -> Cost | Missing:
     """Return the cost of a call with tensors of `shapes` and the plain integers `sizes` behind them, as torch records it."""
     kinds = [dtypes] * len(shapes) if isinstance(dtypes, str) else dtypes
-    return cost_of(
+    return estimate_cost(
         name,
         parse_signature(
             json.dumps(shapes + [[]] * len(sizes)),
@@ -56,12 +55,12 @@ def cost(name: str, shapes: list[list[int]], sizes: list[int], dtypes: list[str]
     ],
 )
 def test_a_name_splits_into_its_ops(name: str, category: str, ops: list[str]) -> None:
-    assert parse_name(name) == (category, tuple(ops))
+    assert parse_kernel_name(name) == (category, tuple(ops))
 
 
 @pytest.mark.parametrize("name", ["triton_", "triton_mm_3", "my_kernel", "triton_poi_fused_" + "a_" * MAX_NAME])
 def test_other_names_say_nothing(name: str) -> None:
-    assert parse_name(name) is None
+    assert parse_kernel_name(name) is None
 
 
 def test_an_unknown_word_costs_no_more_than_itself() -> None:
@@ -70,7 +69,7 @@ def test_an_unknown_word_costs_no_more_than_itself() -> None:
 
 
 def test_operations_by_op() -> None:
-    found = {op: operations(op) for op in ("view", "_to_copy", "add", "gelu", "native_layer_norm", "mean", "frobnicate")}
+    found = {op: count_operations(op) for op in ("view", "_to_copy", "add", "gelu", "native_layer_norm", "mean", "frobnicate")}
     assert found == {"view": 0, "_to_copy": 0, "add": 1, "gelu": 10, "native_layer_norm": 8, "mean": 1, "frobnicate": 1}
 
 
@@ -187,7 +186,7 @@ def test_foreach_kernels_count_all_their_tensors() -> None:
 
 
 def test_a_generated_kernel_owns_its_work() -> None:
-    assert kind_of("triton_poi_fused_add_0") == "work"
+    assert find_kind("triton_poi_fused_add_0") == "work"
 
 
 def test_the_real_trace_agrees_with_the_reference(traces: Path) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gpudiag.model.cost import Cost
-from gpudiag.model.signature import ITEM_BYTES
-from gpudiag.roofline.costs.collectives import bandwidths, bus_factor
+from gpudiag.model.ops import ITEM_BYTES, Cost
+from gpudiag.roofline.bus_bandwidth import compute_bandwidths, find_bus_factor
 
 Example = dict[str, Any]
 CostOf = Callable[..., Cost]
@@ -335,20 +334,20 @@ def _host_copy(cost: CostOf, i: Example, expect: Example) -> None:
 
 
 def _collective(cost: CostOf, i: Example, expect: Example) -> None:
-    found = bandwidths(expect["op"], i.get("bytes") or i["total_bytes"], i["ranks"], i["time_us"] * 1000)
+    found = compute_bandwidths(expect["op"], i.get("bytes") or i["total_bytes"], i["ranks"], i["time_us"] * 1000)
     assert found is not None
     assert found == (pytest.approx(expect["algbw_gbs"] * 1e9, rel=1e-4), pytest.approx(expect["busbw_gbs"] * 1e9, rel=1e-4))
 
 
 def _gradient_sum(cost: CostOf, i: Example, expect: Example) -> None:
-    moved, factor = i["params"] * i["bytes_per_param"], bus_factor("all_reduce", i["ranks"])
+    moved, factor = i["params"] * i["bytes_per_param"], find_bus_factor("all_reduce", i["ranks"])
     assert factor is not None
     assert moved == expect["bytes"]
     assert moved * factor / (i["link_gbs"] * 1e9) * 1e3 == pytest.approx(expect["min_time_ms"], rel=1e-4)
 
 
 def _sharded_step(cost: CostOf, i: Example, expect: Example) -> None:
-    gather, scatter = bus_factor("all_gather", i["ranks"]), bus_factor("reduce_scatter", i["ranks"])
+    gather, scatter = find_bus_factor("all_gather", i["ranks"]), find_bus_factor("reduce_scatter", i["ranks"])
     assert gather is not None
     assert scatter is not None
     wire = i["params"] * (2 * gather * ITEM_BYTES["bf16"] + scatter * ITEM_BYTES["fp32"])

@@ -10,17 +10,17 @@ import pytest
 from snapshots import BASE, FORWARD, MIB, alloc, block, entry, frame, free, segment, training
 
 from gpudiag.model.memory import MemoryReport, PoolRow
-from gpudiag.timeline.memory.from_snapshot import NO_HISTORY, origin, snapshot_report
-from gpudiag.timeline.memory.pools import inactive_split
-from gpudiag.trace.snapshot import Snapshot, decode
+from gpudiag.timeline.memory_blocks import measure_inactive_split
+from gpudiag.timeline.memory_snapshot import NO_HISTORY, build_snapshot_report, find_origin
+from gpudiag.trace.memory_snapshot import Snapshot, decode_snapshot
 
 
 def read(found: Any) -> Snapshot:
-    return decode(pickle.dumps(found), "x")
+    return decode_snapshot(pickle.dumps(found), "x")
 
 
 def told(found: Any, **options: Any) -> MemoryReport:
-    made = snapshot_report(read(found), **options)
+    made = build_snapshot_report(read(found), **options)
     assert made is not None
     assert sum(made.by_category.values()) == made.peak_bytes
     return made
@@ -89,7 +89,7 @@ def test_the_device_with_the_most_reserved_is_told() -> None:
     assert found.device == "cuda:1"
     assert found.notes[0].startswith("cuda:1 only; not analysed: cuda:0 (")
     assert told({"segments": [small, large]}, device=0).peak_bytes == 512
-    assert snapshot_report(Snapshot(segments=())) is None
+    assert build_snapshot_report(Snapshot(segments=())) is None
 
 
 def test_out_of_memory_errors_are_counted() -> None:
@@ -102,13 +102,13 @@ def test_out_of_memory_errors_are_counted() -> None:
 def test_free_parts_count_as_split_only_beside_used_ones() -> None:
     half = segment(BASE, block(BASE, MIB), block(BASE + MIB, 3 * MIB, used=False))
     empty = segment(BASE + 9 * MIB, block(BASE + 9 * MIB, 5 * MIB, used=False))
-    assert inactive_split(read([half, empty]).segments) == 3 * MIB
+    assert measure_inactive_split(read([half, empty]).segments) == 3 * MIB
 
 
 def test_the_user_s_line_is_the_first_outside_torch() -> None:
-    assert origin(FORWARD).site == "model.py(12): forward"
-    assert origin(FORWARD).phase == "forward"
-    assert origin(None) == (None, None)
+    assert find_origin(FORWARD).site == "model.py(12): forward"
+    assert find_origin(FORWARD).phase == "forward"
+    assert find_origin(None) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_user_s_line_is_the_first_outside_torch() -> None:
     ],
 )
 def test_a_path_is_told_by_its_end_without_the_user_s_name(path: str, shown: str) -> None:
-    assert origin([frame(path, 7, "f")]).site == f"{shown}(7): f"
+    assert find_origin([frame(path, 7, "f")]).site == f"{shown}(7): f"
 
 
 def test_without_a_sign_of_a_backward_pass_nothing_is_kept_for_one() -> None:

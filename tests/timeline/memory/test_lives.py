@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.timeline.memory.lives import BEFORE, lives
+from gpudiag.timeline.memory_blocks import BEFORE_RECORDING, build_lives
 
 
 def _array(*values: int) -> np.ndarray:
@@ -14,7 +14,7 @@ def _array(*values: int) -> np.ndarray:
 
 
 def test_a_free_ends_the_block_at_its_address() -> None:
-    found = lives(_array(10, 20, -10, 5, -20), _array(100, 200, 100, 100, 200))
+    found = build_lives(_array(10, 20, -10, 5, -20), _array(100, 200, 100, 100, 200))
     assert sorted(zip(found.address.tolist(), found.size.tolist(), found.born.tolist(), found.died.tolist(), strict=True)) == [
         (100, 5, 3, 5),
         (100, 10, 0, 2),
@@ -24,22 +24,22 @@ def test_a_free_ends_the_block_at_its_address() -> None:
 
 
 def test_a_free_without_an_allocation_was_there_before() -> None:
-    found = lives(_array(-7, 3, -7), _array(100, 100, 300))
-    assert found.born.tolist().count(BEFORE) == 2
+    found = build_lives(_array(-7, 3, -7), _array(100, 100, 300))
+    assert found.born.tolist().count(BEFORE_RECORDING) == 2
     assert found.before(0) == 7
     assert found.before(2) == 14
     assert found.in_use().tolist() == [-7, -4, -11]
 
 
 def test_a_second_allocation_at_an_address_ends_the_first() -> None:
-    found = lives(_array(4, 6), _array(100, 100))
+    found = build_lives(_array(4, 6), _array(100, 100))
     assert found.in_use().tolist() == [4, 6]
 
 
 def test_without_addresses_the_youngest_block_of_a_size_ends() -> None:
-    found = lives(_array(8, 8, -8, -8, -8), None)
+    found = build_lives(_array(8, 8, -8, -8, -8), None)
     pairs = dict(zip(found.born.tolist(), found.died.tolist(), strict=True))
-    assert pairs == {0: 3, 1: 2, BEFORE: 4}
+    assert pairs == {0: 3, 1: 2, BEFORE_RECORDING: 4}
 
 
 @settings(max_examples=100, deadline=None)
@@ -55,7 +55,7 @@ def test_what_is_alive_and_was_before_sums_to_what_is_in_use(moves: list[tuple[i
             live[place] = size
     if not sizes:
         return
-    found = lives(_array(*sizes), _array(*addresses) if addressed else None)
+    found = build_lives(_array(*sizes), _array(*addresses) if addressed else None)
     base = found.before(len(sizes))
     in_use = found.in_use()
     for event in range(len(sizes)):

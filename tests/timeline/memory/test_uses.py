@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.memory import MemoryReport, Owner, Owners
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.memory.peak import memory
+from gpudiag.timeline.memory_peak import measure_memory
 
 A, B, C, D, E = 0x1000, 0x2000, 0x3000, 0x4000, 0x5000
 NODE = "autograd::engine::evaluate_function: MmBackward0"
@@ -41,7 +41,7 @@ def step(*memory_events: Event) -> Trace:
 
 
 def told(trace: Trace, **options: Any) -> MemoryReport:
-    found = memory(trace, find_steps(trace).table, **options)
+    found = measure_memory(trace, find_steps(trace).table, **options)
     assert found is not None
     assert sum(found.by_category.values()) == found.peak_bytes
     return found
@@ -151,7 +151,7 @@ def test_the_parts_sum_to_the_peak_whatever_happened(moves: Any, owned: Any, tot
     owners = Owners(window=1, device=name, owners=tuple(owner("parameters", "w", place, size, name) for place, size in owned))
     events = [moved(at, place, size, total=abs(size) if totals else None, cpu=cpu) for at, place, size in moves if size]
     trace = step(*events)
-    found = memory(trace, find_steps(trace).table, owners=owners)
+    found = measure_memory(trace, find_steps(trace).table, owners=owners)
     if found is not None:
         assert sum(found.by_category.values()) == found.peak_bytes
         assert all(value > 0 for value in found.by_category.values())
@@ -164,4 +164,4 @@ def test_damaged_sizes_are_left_out() -> None:
 
 def test_a_trace_without_allocations_has_no_memory() -> None:
     trace = step()
-    assert memory(trace, find_steps(trace).table) is None
+    assert measure_memory(trace, find_steps(trace).table) is None

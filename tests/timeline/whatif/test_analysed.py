@@ -8,12 +8,12 @@ import polars as pl
 import pytest
 import smallgraphs as small
 
-from gpudiag.timeline.whatif.analysed import study_of
-from gpudiag.timeline.whatif.registry import parse
+from gpudiag.timeline.whatif.registry import parse_settings
+from gpudiag.timeline.whatif.study import build_study
 
 
 def test_without_graphs_there_is_no_study() -> None:
-    assert study_of(f.analysis(steps=2)) is None
+    assert build_study(f.analysis(steps=2)) is None
 
 
 def test_a_rare_slow_step_counts_for_itself_alone() -> None:
@@ -23,10 +23,10 @@ def test_a_rare_slow_step_counts_for_itself_alone() -> None:
     fast = msgspec.structs.replace(small.launch_bound(), step=0, duration_ns=small.launch_bound().duration_ns.copy())
     fast.duration_ns[1] = 0
     made = f.analysis(steps=spans, wall=2400)
-    study = study_of(msgspec.structs.replace(made, trace=small.launch_bound_trace(), graphs=(fast, slow)))
+    study = build_study(msgspec.structs.replace(made, trace=small.launch_bound_trace(), graphs=(fast, slow)))
     assert study is not None
     assert study.weights == (9, 1)
-    found = study.what_if(parse(["loader=0"]))
+    found = study.what_if(parse_settings(["loader=0"]))
     assert found.step_ns == pytest.approx(240_000)
     assert found.share == pytest.approx(10 / 240)
 
@@ -34,6 +34,6 @@ def test_a_rare_slow_step_counts_for_itself_alone() -> None:
 def test_the_batch_size_is_the_one_that_most_steps_had() -> None:
     records = pl.DataFrame({"samples": [10, 10, None, 7]}, schema={"samples": pl.Int64})
     made = msgspec.structs.replace(f.analysis(), graphs=(small.launch_bound(),), step_records=records)
-    study = study_of(made)
+    study = build_study(made)
     assert study is not None
     assert study.context.samples == 10

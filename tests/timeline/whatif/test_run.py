@@ -13,7 +13,7 @@ import simulator as s
 from replayed import study
 from simulator import Hardware, Recording, Simulation, simulate
 
-from gpudiag.timeline.whatif.registry import parse
+from gpudiag.timeline.whatif.registry import parse_settings
 
 STEPS, SETTLED, LAYERS = 42, 21, 12
 """The first and the last step are not analysed: 40 hold every pattern a whole number of times, and so do the last twenty of them."""
@@ -48,19 +48,19 @@ def test_a_rare_cost_gains_what_the_run_without_it_gains(name: str) -> None:
     setting, every, cost, rest, layer_us = RARE[name]
     bad, good = _run(every, cost, layer_us, []), _run(every, rest, layer_us, [])
     true = 1 - _settled_ns(good) / _settled_ns(bad)
-    found = study(bad.trace()).what_if(parse([setting]))
+    found = study(bad.trace()).what_if(parse_settings([setting]))
     assert found.share == pytest.approx(true, abs=0.02)
 
 
 @pytest.mark.parametrize("wait", [s.item, lambda: s.sync("device")], ids=["item", "sync"])
 def test_the_unchanged_run_has_its_measured_length(wait: Callable[[], s.Instruction]) -> None:
     bad = _run(4, [s.loader(4000)], 80, [wait()])
-    found = study(bad.trace()).what_if(parse(["loader=0"]))
+    found = study(bad.trace()).what_if(parse_settings(["loader=0"]))
     assert found.step_ns == pytest.approx(sum(bad.step_ns[1:-1]) / (STEPS - 2), rel=0.01)
 
 
 def test_what_each_representative_step_gives_is_told_beside() -> None:
-    found = study(_run(4, [s.loader(6000)], 80, []).trace()).what_if(parse(["loader=0"]))
+    found = study(_run(4, [s.loader(6000)], 80, []).trace()).what_if(parse_settings(["loader=0"]))
     assert 1 < len(found.per_step_ns) <= 3
     before = [unchanged for _, unchanged, _ in found.per_step_ns]
     assert min(before) <= found.step_ns <= max(before)
@@ -70,5 +70,5 @@ def test_python_between_the_steps_is_in_no_cuda_graph() -> None:
     """20 kernels of 5 us and 2 ms of Python behind them: a graph takes what issuing them took, 20 x (10 + 4) us at most, not the 2 ms."""
     small = [s.op("aten::mm", [s.python(10), s.launch("mm_kernel", 5)]) for _ in range(20)]
     run = simulate([part for _ in range(8) for part in (s.step(), *small, s.item(), s.python(2000))] + [s.step()])
-    found = study(run.trace()).what_if(parse(["launch=0"]))
+    found = study(run.trace()).what_if(parse_settings(["launch=0"]))
     assert 2_000_000 < found.changed_ns < found.step_ns - 100_000

@@ -16,10 +16,9 @@ from gpudiag.errors import InputError
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device
 from gpudiag.timeline.replay import steady_step_ns
-from gpudiag.timeline.whatif.context import Context
-from gpudiag.timeline.whatif.registry import KINDS, parse
-from gpudiag.timeline.whatif.study import Study, kernel_times
-from gpudiag.timeline.whatif.times import unchanged, with_kernels
+from gpudiag.timeline.whatif.base import WhatIfContext, read_times, set_kernel_times
+from gpudiag.timeline.whatif.registry import KINDS, parse_settings
+from gpudiag.timeline.whatif.study import Study, replay_kernel_times
 
 TENTH_OF_A_GB = Device(id="d", name="d", kind="gpu", provenance="datasheet", source="test", bandwidth_byte_per_s=1e9)
 """A device that moves 1,000 bytes in 1 us."""
@@ -27,12 +26,12 @@ TENTH_OF_A_GB = Device(id="d", name="d", kind="gpu", provenance="datasheet", sou
 
 def study(*graphs: Graph, trace: small.Trace | None = None) -> Study:
     graphs = graphs or (small.launch_bound(),)
-    context = Context(trace or small.launch_bound_trace(), on_cpu=False, device=TENTH_OF_A_GB, syncs=small.launch_bound_syncs())
+    context = WhatIfContext(trace or small.launch_bound_trace(), on_cpu=False, device=TENTH_OF_A_GB, syncs=small.launch_bound_syncs())
     return Study(graphs, {0: "ProfilerStep#1"}, context)
 
 
 def step_us(*texts: str, of: Study | None = None) -> float:
-    return (of or study()).what_if(parse(texts)).changed_ns / 1000
+    return (of or study()).what_if(parse_settings(texts)).changed_ns / 1000
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_what_facts_asked_for_is_not_replayed_again_for_the_table() -> None:
     with mock.patch("gpudiag.timeline.whatif.study.steady_step_ns", replayed):
         first = [one for one in asked.standard() if one.name.startswith("sync")]
         count = replayed.call_count
-        assert asked.saved_share(parse(["sync=0"])) == pytest.approx(first[0].share)
+        assert asked.saved_share(parse_settings(["sync=0"])) == pytest.approx(first[0].share)
         assert replayed.call_count == count
 
 
@@ -81,13 +80,13 @@ def test_several_changes_at_once_give_at_least_as_much_as_the_best_alone() -> No
 
 
 def test_the_order_in_which_they_are_named_changes_nothing() -> None:
-    one, other = study().what_if(parse(["sync=0", "fused", "roof"])), study().what_if(parse(["roof", "sync=0", "fused"]))
+    one, other = study().what_if(parse_settings(["sync=0", "fused", "roof"])), study().what_if(parse_settings(["roof", "sync=0", "fused"]))
     assert one == other
     assert one.name == "roof, fused, sync=0"
 
 
 def test_the_result_says_what_was_assumed_step_by_step() -> None:
-    found = study().what_if(parse(["loader=0"]))
+    found = study().what_if(parse_settings(["loader=0"]))
     assert found.step_ns == 330_000
     assert found.share == pytest.approx(100 / 330)
     assert found.per_step_ns == (("ProfilerStep#1", 330_000.0, 230_000.0),)
@@ -97,7 +96,7 @@ def test_the_result_says_what_was_assumed_step_by_step() -> None:
 def test_a_larger_batch_is_judged_by_time_per_sample() -> None:
     # both kernels work on the batch of 10. k0 (memory) takes 80 us, its queue is free; k1 (overhead) could take its 40 us still, but its
     # roof is 160 us then: it doubles; the loader takes 100 us more: k1 begins at 375 and lasts until 455, then 10 us and 5 us
-    found = study().what_if(parse(["batch=2"]))
+    found = study().what_if(parse_settings(["batch=2"]))
     assert found.changed_ns == pytest.approx(470_000)
     assert found.share == pytest.approx(1 - 470 / 2 / 330)
     assert found.notes == ("gain per sample: a step has 2 x the samples",)
@@ -119,15 +118,15 @@ def test_work_on_weights_alone_and_of_the_optimizer_does_not_grow() -> None:
     shapes = tables.signatures.vstack(tables.signatures.with_columns(id=pl.lit(1, pl.Int64), shapes=pl.lit("[[768, 100], [768, 100]]")))
     for phase in ("forward", "optimizer"):
         ops = tables.ops.with_columns(signature=pl.Series([0, 1]), phase=pl.Series(["forward", phase]))
-        context = Context(msgspec.structs.replace(doubled, ops=ops, signatures=shapes), on_cpu=False, samples=10)
-        assert Study([small.launch_bound()], {}, context).what_if(parse(["batch=2"])).changed_ns == pytest.approx(430_000)
+        context = WhatIfContext(msgspec.structs.replace(doubled, ops=ops, signatures=shapes), on_cpu=False, samples=10)
+        assert Study([small.launch_bound()], {}, context).what_if(parse_settings(["batch=2"])).changed_ns == pytest.approx(430_000)
 
 
 def test_where_shapes_are_not_known_nothing_is_said_of_the_batch() -> None:
     tables = small.launch_bound_trace()
     blind = msgspec.structs.replace(tables, ops=tables.ops.with_columns(signature=pl.lit(None, pl.Int64)))
     with pytest.raises(InputError, match="shapes of most of the kernel time are not known"):
-        study(trace=blind).what_if(parse(["batch=2"]))
+        study(trace=blind).what_if(parse_settings(["batch=2"]))
 
 
 def _with_copy() -> tuple[Graph, small.Trace]:
@@ -180,8 +179,8 @@ def test_a_step_is_not_shorter_than_what_was_moved_to_a_lane_of_its_own() -> Non
 def test_kernel_times_replays_the_step_with_other_kernels() -> None:
     graph = small.launch_bound()
     measured = np.array([40_000.0, 40_000.0])
-    assert kernel_times(graph, np.array([np.nan, 10_000.0]), measured) == 300_000
-    assert kernel_times(graph, np.array([np.nan, np.nan]), measured) == 330_000
+    assert replay_kernel_times(graph, np.array([np.nan, 10_000.0]), measured) == 300_000
+    assert replay_kernel_times(graph, np.array([np.nan, np.nan]), measured) == 330_000
     named = study().kernels(np.array([np.nan, 10_000.0]), "faster", "kernel 1 takes 10 us")
     assert (named.changed_ns, named.name) == (300_000, "faster")
 
@@ -211,7 +210,7 @@ def test_kernel_times_replays_the_step_with_other_kernels() -> None:
 )
 def test_what_does_not_exist_or_does_not_apply_is_one_clear_line(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
-        study().what_if(parse([text]))
+        study().what_if(parse_settings([text]))
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
@@ -222,12 +221,12 @@ def test_what_does_not_exist_or_does_not_apply_is_one_clear_line(text: str, mess
 )
 def test_one_thing_has_one_value(texts: tuple[str, str]) -> None:
     with pytest.raises(InputError, match=r"^\S+ is given more than once"):
-        parse(texts)
+        parse_settings(texts)
 
 
 def test_several_kernels_and_several_places_may_be_changed_at_once() -> None:
     texts = ["kernel:gemm=0.5", "kernel:relu=0.5", "sync=train.py:42", "sync=aten::item"]
-    assert [str(setting) for setting in parse(texts)] == texts
+    assert [str(setting) for setting in parse_settings(texts)] == texts
 
 
 def test_the_standard_table_holds_what_applies_largest_gain_first() -> None:
@@ -304,13 +303,13 @@ def test_removing_costs_never_lengthens_and_more_of_it_never_gives_less(seed: in
     usable = []
     for text in texts:
         try:
-            shares.append(of.what_if(parse([text])).changed_ns)
+            shares.append(of.what_if(parse_settings([text])).changed_ns)
         except InputError:
             continue
         usable.append(text)
         assert shares[-1] <= before + 1
     if usable:
-        assert of.what_if(parse(usable)).changed_ns <= min(shares) + 1
+        assert of.what_if(parse_settings(usable)).changed_ns <= min(shares) + 1
 
 
 @pytest.mark.parametrize("text", ["launch=0", "fused", "host=0"])
@@ -327,10 +326,10 @@ def test_what_changes_of_the_part_of_a_kernel_that_the_next_one_leaves_changes_o
     """Programmatic dependent launch: of 40 us the next kernel overlaps 8. At half of its time it is 16 us until then, not 20 of 32."""
     graph = small.launch_bound()
     cut = msgspec.structs.replace(graph, duration_ns=np.where(graph.kernel == 1, 32_000, graph.duration_ns))
-    times = with_kernels(cut, unchanged(cut), np.array([np.nan, 20_000.0]), np.array([40_000.0, 40_000.0]))
+    times = set_kernel_times(cut, read_times(cut), np.array([np.nan, 20_000.0]), np.array([40_000.0, 40_000.0]))
     assert times.duration_ns[graph.kernel == 1].tolist() == [16_000]
     # twice changed: the second goes on from the first
-    again = with_kernels(cut, times, np.array([np.nan, 10_000.0]), np.array([40_000.0, 40_000.0]))
+    again = set_kernel_times(cut, times, np.array([np.nan, 10_000.0]), np.array([40_000.0, 40_000.0]))
     assert again.duration_ns[graph.kernel == 1].tolist() == [8_000]
 
 
@@ -345,13 +344,13 @@ def test_impossible_peaks_give_no_nonsense(roof: float) -> None:
         assert step_us("roof=0.8", of=of) == pytest.approx(290)
     else:
         with pytest.raises(InputError, match="no kernel has a known roofline"):
-            of.what_if(parse(["roof=0.8"]))
+            of.what_if(parse_settings(["roof=0.8"]))
 
 
 def test_where_nothing_matches_in_one_of_the_steps_that_step_stays() -> None:
     plain = small.launch_bound()
     quiet = msgspec.structs.replace(plain, step=1, kind=np.where(plain.kind == plain.kind[1], 0, plain.kind).astype(np.int8))
-    found = study(plain, quiet).what_if(parse(["loader=0"]))
+    found = study(plain, quiet).what_if(parse_settings(["loader=0"]))
     assert [after for _, _, after in found.per_step_ns] == [230_000.0, 330_000.0]
     assert found.per_step_ns[1][0] == "1"
 
@@ -360,9 +359,9 @@ def test_a_run_of_the_cpu_has_no_launches_to_remove() -> None:
     cpu = small.graph(
         [small.node("host", 0, 50, kernel=0), small.node("host", 50, 60)], [small.edge(0, 1), small.edge(1, 2)], end=60, last_host=2
     )
-    of = Study([cpu], {}, Context(small.launch_bound_trace(), on_cpu=True))
+    of = Study([cpu], {}, WhatIfContext(small.launch_bound_trace(), on_cpu=True))
     with pytest.raises(InputError, match="no launch was recorded"):
-        of.what_if(parse(["launch=0"]))
-    assert of.what_if(parse(["host=0.5"])).changed_ns == 55_000  # the op is work, not host time
-    assert of.what_if(parse(["kernel:aten::add=0.5"])).changed_ns == 35_000
+        of.what_if(parse_settings(["launch=0"]))
+    assert of.what_if(parse_settings(["host=0.5"])).changed_ns == 55_000  # the op is work, not host time
+    assert of.what_if(parse_settings(["kernel:aten::add=0.5"])).changed_ns == 35_000
     assert pl.Series(of.step_ns).to_list() == [60_000.0]

@@ -1,0 +1,300 @@
+"""Recordings measured step by step: two of them compared, one checked against gates."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from gpudiag.api import AnyPath, Rendered
+from gpudiag.api.pipeline import AnalysedRecording, ReportOptions, diagnose_window
+from gpudiag.api.result_cache import load_or_make_measured
+from gpudiag.attribution import intervals
+from gpudiag.diagnosis.loader import load_active_rules
+from gpudiag.errors import InputError, UsageError
+from gpudiag.files import open_file, read_file
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.bundle import UNREADABLE
+from gpudiag.model.comparison import CheckData, Gates, Measured, OpKey, StepComparison, encode_check, encode_comparison
+from gpudiag.model.report import REPORT_SCHEMA_VERSION, ReportData, Source, decode_report
+from gpudiag.roofline.op_table import build_op_steps
+from gpudiag.timeline.history import SETTLED_AFTER
+
+if TYPE_CHECKING:
+    from gpudiag.diagnosis.config import Config
+
+Progress = Callable[[str], None]
+
+MAX_REPORT_BYTES = 256 << 20
+"""Largest report that is read: a thousand times a usual one."""
+
+_OP_KEYS = ("name", "phase", "module", "signature")
+
+
+def measure_recording(
+    path: AnyPath, *, rank: int | None = None, modules: bool = False, config: Config | None = None, progress: Progress | None = None
+) -> Measured:
+    """Return the report on a bundle, a trace or a folder of ranks with the times of its steps, or the report in a .json file alone.
+
+    Raises InputError where nothing can be read.
+    """
+    from gpudiag.api.inputs import resolve_input
+
+    tell, name = progress or (lambda _: None), os.fspath(path)
+    if _may_be_report(name):
+        found = read_report(Path(name))
+        if found is not None:
+            if rank is not None:
+                raise UsageError(f"{name}: --rank chooses from a folder or a bundle, this is a report", "leave --rank out")
+            return Measured(report=found)
+
+    def make() -> Measured:
+        """Return it, measured now."""
+        chosen = resolve_input(name, rank)
+        found = measure_analysed(diagnose_window(chosen, load_active_rules([], config), tell, ReportOptions(modules=modules)))
+        return msgspec.structs.replace(found, rank=min(chosen.source.ranks, default=None) if rank is None else rank)
+
+    return load_or_make_measured(make, name, (rank, modules), config=config)
+
+
+def measure_analysed(opened: AnalysedRecording) -> Measured:
+    """Return what a recording that was opened already holds, step by step."""
+    analysis = opened.analysis
+    plain = _select_plain_steps(analysis)
+    steps = analysis.steps.filter("analysed").sort("id")
+    starts, ends = (steps[name].to_numpy().astype(np.int64) for name in ("start_ns", "end_ns"))
+    idle = intervals.measure_covered(intervals.build_spans(analysis.idle), starts, ends)
+    return Measured(
+        report=opened.report,
+        plain_ns=tuple(plain["wall_ns"].to_list()),
+        plain_samples=tuple(plain["samples"].to_list()),
+        analysed_ns=tuple((ends - starts).tolist()),
+        idle_ns=tuple(idle.tolist()),
+        ops=_sum_kernel_time_by_step(opened.report, analysis, steps["id"]),
+    )
+
+
+def _select_plain_steps(analysis: Analysis) -> pl.DataFrame:
+    """Return the records of the steps outside windows, in their order, without the first ones of the run, which settle."""
+    if analysis.step_records is None:
+        return pl.DataFrame(schema={"wall_ns": pl.Int64, "samples": pl.Int64})
+    records = analysis.step_records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain"))
+    return records.sort("step").select("wall_ns", "samples")
+
+
+def _sum_kernel_time_by_step(report: ReportData, analysis: Analysis, steps: pl.Series) -> dict[OpKey, tuple[int, ...]]:
+    """Return the kernel time of each op by analysed step; 0 in a step without the op. Rows with the same text are added up."""
+    place = {step: number for number, step in enumerate(steps.to_list())}
+    rows = analysis.op_rows.select(*_OP_KEYS).with_row_index("row")
+    found = build_op_steps(analysis.trace, analysis.steps).join(rows, on=list(_OP_KEYS), nulls_equal=True)
+    sums: defaultdict[OpKey, list[int]] = defaultdict(lambda: [0] * len(place))
+    for row, step, busy in found.select("row", "step", "busy_ns").iter_rows():
+        named = report.ops[row]  # the rows of a report stand in the order of the analysis
+        sums[OpKey(named.name, named.phase, named.module, named.signature)][place[step]] += busy
+    return {key: tuple(values) for key, values in sums.items()}
+
+
+# -- reports that were written before -----------------------------------------------------------------------------------------
+
+
+class _ReportHead(msgspec.Struct):
+    """What tells a report from a trace: both are .json."""
+
+    schema_version: int | None = None
+    source: Source | None = None
+
+
+def _may_be_report(name: str) -> bool:
+    return name.lower().endswith(".json") and "://" not in name and os.path.isfile(name)
+
+
+def read_report(path: Path) -> ReportData | None:
+    """Return the report in a file; None where it is something else, such as a trace. Raises InputError for one that cannot be read."""
+    try:
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            return None
+        data = read_file(path, MAX_REPORT_BYTES)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "give a bundle, a trace or a report") from None
+    try:
+        head = msgspec.json.decode(data, type=_ReportHead)
+    except UNREADABLE:
+        return None
+    if head.schema_version is None or head.source is None:
+        return None
+    if head.schema_version > REPORT_SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: a report of version {head.schema_version}, this gpudiag knows {REPORT_SCHEMA_VERSION}", "upgrade gpudiag"
+        )
+    try:
+        return decode_report(data)
+    except UNREADABLE as error:
+        raise InputError(f"{path}: a report that cannot be read: {error}", "write it anew: gpudiag report PATH -o report.json") from None
+
+
+class Comparison(Rendered):
+    """What changed from A to B: `data` is its JSON, version 1; the methods are its renderings."""
+
+    def __init__(self, data: StepComparison) -> None:
+        self.data = data
+
+    def text(self, width: int | None = None, top: int = 15, color: bool = False) -> str:
+        """Return it for a terminal of `width` columns (default 100) with the `top` ops that changed most."""
+        from gpudiag.report import comparison
+
+        return comparison.render_comparison_text(self.data, width=100 if width is None else width, top=top, color=color)
+
+    def markdown(self, top: int = 30) -> str:
+        """Return it as GitHub Markdown with the `top` ops that changed most."""
+        from gpudiag.report import comparison
+
+        return comparison.render_comparison_markdown(self.data, top=top)
+
+    def html(self) -> str:
+        """Return it as one self-contained HTML page."""
+        from gpudiag.report.html import pages
+
+        return pages.render_comparison_page(self.data)
+
+    def json(self) -> bytes:
+        """Return it as JSON (schema: `gpudiag schema compare`)."""
+        return encode_comparison(self.data)
+
+
+def compare_recordings(
+    a: AnyPath | AnalysedRecording | Measured,
+    b: AnyPath | AnalysedRecording | Measured,
+    *,
+    rank: int | None = None,
+    modules: bool = False,
+    fail_if_slower: float | None = None,
+    config: Config | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Return what changed from `a` to `b`: bundles, traces, folders of ranks, reports (.json), or what was opened or measured before.
+
+    `modules`: ops are told apart by nn.Module where Python stacks tell it; `fail_if_slower`: a share, such as 0.03, for a gate in the
+    result. Raises InputError where one cannot be read. Not for a program that goes on training: see `gpudiag.api.diagnose`.
+    """
+    from gpudiag.diagnosis.comparison import compare_runs
+
+    def side(one: AnyPath | AnalysedRecording | Measured, name: str) -> Measured:
+        if isinstance(one, Measured):
+            return one
+        if isinstance(one, tuple):
+            return measure_analysed(one)
+        told = (lambda text: progress(f"{name}: {text}")) if progress else None
+        return measure_recording(one, rank=rank, modules=modules, config=config, progress=told)
+
+    return Comparison(compare_runs(side(a, "A"), side(b, "B"), fail_if_slower=fail_if_slower))
+
+
+MAX_GATES_BYTES = 1_000_000
+"""Largest file of gates that is read: a thousand times a usual one."""
+
+
+class CheckResult:
+    """What was found of each gate: `data` is its JSON, version 1; the methods are its renderings."""
+
+    def __init__(self, data: CheckData) -> None:
+        self.data = data
+
+    @property
+    def passed(self) -> bool:
+        """Return whether no gate failed."""
+        return self.data.passed
+
+    def text(self, width: int | None = None, color: bool = False) -> str:
+        """Return it for a terminal of `width` columns (default 100)."""
+        from gpudiag.report import checks
+
+        return checks.render_gates_text(self.data, width=100 if width is None else width, color=color)
+
+    def github(self, width: int | None = None) -> str:
+        """Return it for GitHub Actions: the text, in which no line counts as a command, then an annotation for each gate not passed."""
+        from gpudiag.report import checks
+
+        return checks.fence_commands(self.text(width), secrets.token_hex(16)) + checks.render_gates_github(self.data)
+
+    def junit(self) -> bytes:
+        """Return it as JUnit XML: a test case for each gate."""
+        from gpudiag.report import checks
+
+        return checks.render_gates_junit(self.data)
+
+    def json(self) -> bytes:
+        """Return it as JSON (schema: `gpudiag schema check`)."""
+        return encode_check(self.data)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def check_gates(
+    path: AnyPath | Measured,
+    *,
+    budget: AnyPath | Gates | None = None,
+    baseline: AnyPath | Measured | None = None,
+    rank: int | None = None,
+    config: Config | None = None,
+    progress: Progress | None = None,
+) -> CheckResult:
+    """Return what was found of each gate of `budget` (a TOML file) on a bundle, a trace or a report.
+
+    With a `baseline` alone the gates are gpudiag.diagnosis.gates.DEFAULT_GATES. Raises UsageError where neither is given, or gates need
+    a baseline that is not; InputError with file, line and key for a file of gates that is wrong, and where something cannot be read.
+    """
+    from gpudiag.diagnosis.comparison import describe_ranks, list_comparison_warnings
+    from gpudiag.diagnosis.gates import DEFAULT_GATES, judge_gates
+
+    if budget is None and baseline is None:
+        raise UsageError("nothing to check against", "give --budget gates.toml, --baseline BUNDLE, or both")
+    gates = DEFAULT_GATES if budget is None else budget if isinstance(budget, Gates) else read_gates(budget)
+    if gates.needs_baseline and baseline is None:
+        raise UsageError(f"{gates.path or 'a gate'}: tolerance_share and new_at compare with a baseline", "give --baseline BUNDLE")
+
+    def side(one: AnyPath | Measured, name: str) -> Measured:
+        told = (lambda text: progress(f"{name}: {text}")) if progress else None
+        return one if isinstance(one, Measured) else measure_recording(one, rank=rank, config=config, progress=told)
+
+    run = side(path, "run")
+    before = None if baseline is None else side(baseline, "baseline")
+    results = judge_gates(gates, run, before)
+    return CheckResult(
+        CheckData(
+            path=run.report.source.path,
+            budget=gates.path,
+            baseline=before.report.source.path if before else "",
+            results=results,
+            warnings=list_comparison_warnings(before, run, names=("the baseline", "the run"))
+            if before
+            else tuple(describe_ranks([run], ["the run"])),
+            passed=not any(result.fails for result in results),
+        )
+    )
+
+
+def read_gates(path: AnyPath) -> Gates:
+    """Return the gates of a TOML file. Raises InputError with file, line and key for one that is wrong."""
+    from gpudiag.diagnosis.gates import parse_gates
+    from gpudiag.diagnosis.loader import load_active_rules
+
+    target = Path(os.fspath(path))
+    try:
+        with open_file(target) as file:
+            data = file.read(MAX_GATES_BYTES + 1)
+        text = data.decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{target}: {error.strerror}", "give a file of gates, such as gates.toml") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{target}: no text in UTF-8", "give a file of gates, such as gates.toml") from None
+    if len(data) > MAX_GATES_BYTES:
+        raise InputError(f"{target}: larger than {MAX_GATES_BYTES} bytes, this is no file of gates")
+    return parse_gates(target.as_posix(), text, [rule.id for rule in load_active_rules([], None).judged])

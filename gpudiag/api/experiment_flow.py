@@ -1,0 +1,391 @@
+"""The flow of an experiment: probe the baseline, compare each variant within the time budget, check parity, sum up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.api import experiment_store
+from gpudiag.api import recipe as recipe_module
+from gpudiag.api.candidates import Candidate
+from gpudiag.api.experiment_store import BaselineRow, ComparisonRow, Options, PairRow, ParityRow, Planned, Store
+from gpudiag.experiment import parity, probe, runner
+from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.power import forecast_effects, format_forecast
+from gpudiag.experiment.stats import compute_spread, is_decided, judge_pairs
+from gpudiag.experiment.variants import Variant
+from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
+from gpudiag.report.experiment.summary import AS_IS
+
+Tell = Callable[[str, Comparison], None]
+"""Is told the name of a comparison and what its pairs say so far, after each pair."""
+
+Done = Callable[[Outcome], None]
+"""Is told each outcome as soon as it stands."""
+
+Progress = Callable[[str], None]
+
+MIN_COMPARISON_S = 5.0
+"""Less time than this is not worth a start."""
+
+
+SHOWN_BEFORE = "shown when its pairs were measured, before the interruption"
+"""An arm without evidence has no pairs."""
+
+
+class Budget:
+    """The time that all experiments together may take; None: as much as they need."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end_s = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def left_s(self) -> float:
+        """Return the seconds that are left; infinite without a budget."""
+        return math.inf if self._end_s is None else max(0.0, self._end_s - time.monotonic())
+
+    @property
+    def spent(self) -> bool:
+        """Return whether there is no time left to begin anything."""
+        return self.left_s < MIN_COMPARISON_S
+
+    def deadline(self, share: float = 1.0) -> float | None:
+        """Return the moment (time.monotonic()) at which `share` of what is left will be spent; None without a budget."""
+        return None if self._end_s is None else time.monotonic() + share * self.left_s
+
+
+class Bench:
+    """Compares arms with `base`. `left` names what the budget did not allow."""
+
+    def __init__(self, store: Store, base: Arm, design: Design, budget: Budget, *, progress: Progress, tell: Tell) -> None:
+        self.base, self.design, self.budget = base, design, budget
+        self.left: list[str] = []
+        self.running = ""
+        """The comparison that runs now: after an interruption its pairs are in the store."""
+        self._store, self._progress, self._tell = store, progress, tell
+
+    def compare(self, stage: str, arm: Arm, design: Design | None = None, *, share: float = 1.0) -> ComparisonRow | None:
+        """Return the comparison of `arm` in `stage`, with at most `share` of the time that is left; None: there was none left.
+
+        Raises GpudiagError for what cannot be measured at all.
+        """
+        of, chosen = f"{stage}:{arm.name}", design or self.design
+        kept = self._store.comparison(of)
+        if kept is not None:
+            return kept
+        if self.budget.spent:
+            self.left.append(arm.name)
+            return None
+        self.running = of
+        row = self._measured(of, arm, msgspec.structs.replace(chosen, deadline=self.budget.deadline(share)))
+        self.running = ""
+        return row
+
+    def _measured(self, of: str, arm: Arm, design: Design) -> ComparisonRow:
+        begun_s, pairs = time.monotonic(), list(self._store.pairs(of))
+
+        def on_pair(pair: Pair) -> None:
+            self._store.append(PairRow(of, pair))
+            pairs.append(pair)
+            if design.looks[-1] > 1:  # the only pair of a screening is its result
+                self._tell(arm.name, judge_pairs(pairs, design))
+
+        found = runner.compare_arms(
+            self.base,
+            arm,
+            design,
+            progress=lambda text: self._progress(f"{arm.name}: {text}"),
+            on_pair=on_pair,
+            done=tuple(pairs),
+        )
+        if not found.evidence and found.pairs and found.verdict not in ("failed", "not_applied"):
+            found = msgspec.structs.replace(found, evidence=tuple(f"{call}: {SHOWN_BEFORE}" for call in arm.fixes))
+        row = ComparisonRow(of, found, time.monotonic() - begun_s)
+        if _is_cut_short(found, design):
+            most = design.looks[-1]
+            self.left.append(f"{arm.name} ({found.pairs} of {'up to ' * (most > 1)}{most} pair{'s' * (most > 1)})")
+        else:
+            self._store.append(msgspec.structs.replace(row, found=msgspec.structs.replace(found, measured=())))
+        return row
+
+    def broken_off(self) -> Comparison | None:
+        """Return what the comparison that was interrupted has shown until then; None where it has no pair."""
+        pairs = self._store.pairs(self.running) if self.running else ()
+        if not pairs:
+            return None
+        return judge_pairs(pairs, self.design, notes=(f"broken off after {len(pairs)} pair{'s' * (len(pairs) > 1)}",))
+
+
+def _is_cut_short(found: Comparison, design: Design) -> bool:
+    """Return whether the time was up before the comparison was: it is not kept as complete, so that it can go on later."""
+    late = design.deadline is not None and time.monotonic() >= design.deadline
+    undecided = not is_decided(found) or found.over == "blocks" or found.reason == "timeout"  # of few pairs no verdict is one
+    return late and undecided and found.verdict != "not_applied" and found.pairs < design.looks[-1]
+
+
+AA_CANDIDATE = Candidate((), Variant("A/A", (), "exact"))
+"""The program against itself."""
+
+NOISE_PAIRS = 3
+"""Pairs of the program with itself from which --probe-only foretells what can be shown."""
+
+TIMING_SHARE = 0.7
+"""Of what is left of a budget; the rest is for parity runs."""
+
+SLACK = 1.5
+"""Times what pairs of the program as it is take, that those of a change may take."""
+
+QUALITY_UNKNOWN = "whether it learns as well is not known"
+
+MALLOC = FixCall("malloc")
+
+
+def build_design(options: Options) -> Design:
+    """Return the design of a comparison with these options."""
+    given = options.design or Design(looks=options.looks, min_effect=options.min_effect)
+    return msgspec.structs.replace(
+        given,
+        block_saves=options.sandbox != "off",
+        sandbox=options.sandbox,
+        shared_ok=options.shared_ok,
+        clean_exit=options.clean_exit,
+    )
+
+
+def build_base_arm(planned: Planned) -> Arm:
+    """Return the program as it is. With steady_malloc host memory is kept in both arms: that changes the program too, and is said."""
+    environ = dict(make_applier(MALLOC).environ) if planned.options.steady_malloc else {}
+    return Arm(name=AS_IS, command=planned.command, environ=environ)
+
+
+class Flow:
+    """What was found so far, and how to find more. `tried`: the changes in their order, each with its outcome."""
+
+    def __init__(
+        self, store: Store, planned: Planned, scratch: Path, budget: Budget, *, progress: Progress, tell: Tell, done: Done
+    ) -> None:
+        self.store, self.planned, self.scratch, self.budget = store, planned, scratch, budget
+        self.options, self.progress, self._tell_done = planned.options, progress, done
+        self.design = build_design(self.options)
+        self.base = build_base_arm(planned)
+        self.bench = Bench(store, self.base, self.design, budget, progress=progress, tell=tell)
+        self.baseline: Baseline | None = None
+        self.tried: list[tuple[Candidate, Outcome]] = []
+        self.screened: list[Outcome] = []
+        self.notes: list[str] = []
+        self._arms: dict[str, Arm] = {}
+        self._candidates: dict[str, Candidate] = {}
+        self._waiting: list[tuple[Candidate, Outcome]] = []
+        """Measured, but not checked for parity yet."""
+
+    @property
+    def limited(self) -> Design:
+        """Return the design of something that may take all the time that is left."""
+        return msgspec.structs.replace(self.design, deadline=self.budget.deadline())
+
+    # -- the program as it is ------------------------------------------------------------------------------------------
+
+    def probe(self) -> Baseline:
+        """Return what the program is like without any change. Raises GpudiagError where it does not train."""
+        kept = self.store.found(BaselineRow)
+        if kept is None:
+            self.progress("one run of the program as it is")
+            kept = BaselineRow(probe.probe_program(self.base, self.limited, progress=self.progress))
+            self.store.append(kept)
+        self.baseline = kept.baseline
+        if self.options.steady_malloc:
+            self.notes.append("host memory is kept in all arms (--steady-malloc): the program as it is may train at another speed")
+        return kept.baseline
+
+    def noise(self, *, claims: bool) -> None:
+        """Compare the program with itself: how large an effect can be shown here. `claims`: as many pairs as for a change (--aa)."""
+        design = self.design if claims else msgspec.structs.replace(self.design, looks=(NOISE_PAIRS,))
+        row = self.bench.compare("noise", self.arm(AA_CANDIDATE), design)
+        if row is None:
+            return
+        if claims:
+            self._try(AA_CANDIDATE, recipe_module.decide_outcome(AA_CANDIDATE, row.found, seconds=row.seconds))
+        elif row.found.verdict == "failed":
+            self.notes.extend(row.found.notes)
+        self._foretell(row)
+
+    def _foretell(self, row: ComparisonRow) -> None:
+        deviation, pairs = compute_spread(row.found.measured), row.found.pairs
+        if deviation is None or self.baseline is None:
+            return
+        self.baseline = msgspec.structs.replace(self.baseline, noise_share=deviation)
+        forecast = forecast_effects(deviation, self.design, measured=pairs)
+        self.notes.append(f"pairs of the program with itself differ by {deviation:.1%}: {format_forecast(forecast)}")
+        low, high = self.design.looks[0], self.design.looks[-1]
+        self.notes.append(
+            f"one comparison takes {_format_minutes(row.seconds / pairs * low)} to {_format_minutes(row.seconds / pairs * high)}"
+        )
+
+    # -- changes ---------------------------------------------------------------------------------------------------------
+
+    def arm(self, candidate: Candidate) -> Arm:
+        """Return the arm of a change; a revision is laid out once. Raises InputError."""
+        if candidate.name not in self._arms:
+            self._candidates[candidate.name] = candidate
+            self._arms[candidate.name] = candidate.arm(self.base, self.scratch)
+        return self._arms[candidate.name]
+
+    def measure(self, candidate: Candidate, stage: str, *, share: float = TIMING_SHARE, end_s: float | None = None) -> Outcome | None:
+        """Return the outcome of comparing a change; None where no time was left for it."""
+        row = self._compared(stage, candidate, self.design, share, end_s)
+        return None if row is None else recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds)
+
+    def screen(self, candidate: Candidate, design: Design, *, share: float, end_s: float | None = None) -> float | None:
+        """Return the log ratio of a change by a few pairs, which claim nothing; None where there is none."""
+        row = self._compared("screen", candidate, design, share, end_s)
+        if row is None:
+            return None
+        self.screened.append(recipe_module.decide_outcome(candidate, row.found, seconds=row.seconds, screening=True))
+        self._tell_done(self.screened[-1])
+        usable = row.found.verdict not in ("failed", "not_applied") and row.found.ratio
+        return math.log(row.found.ratio) if usable and row.found.ratio else None
+
+    def _compared(self, stage: str, candidate: Candidate, design: Design, share: float, end_s: float | None) -> ComparisonRow | None:
+        """Return a comparison in its `share` of what is left; None where none was left.
+
+        It has the time for the first look also where its share is less: pairs that are cut off tell nothing, and of several changes some
+        are judged, instead of none. None is begun of which no pair would come to its end before `end_s` (time.monotonic()).
+        """
+        needs, left_s = self._pair_s(), max(self.budget.left_s, 1.0)
+        share = max(share, SLACK * design.looks[0] * needs / left_s)
+        if end_s is not None:
+            rest_s = end_s - time.monotonic()
+            if rest_s < needs and self.store.comparison(f"{stage}:{candidate.name}") is None:
+                self.bench.left.append(candidate.name)
+                return None
+            share = min(share, max(rest_s, 0.0) / left_s)
+        return self.bench.compare(stage, self.arm(candidate), design, share=min(share, 1.0))
+
+    def _pair_s(self) -> float:
+        """Return how long a pair takes if its second arm is like the program as it is: two starts at once, and the blocks of both."""
+        if self.baseline is None:
+            return 0.0
+        block_s = max(self.design.block_s, self.design.block_steps * self.baseline.step_ns * 1e-9)
+        return 2 * self.baseline.start_s + 2 * self.design.blocks * block_s
+
+    def compare_all(self, chosen: Sequence[Candidate], stage: str = "compare") -> None:
+        """Compare each of `chosen` with the program as it is, withdraw the claims that do not stand together, then check parity."""
+        end_s = self.budget.deadline(TIMING_SHARE)
+        for place, candidate in enumerate(chosen):
+            found = self.measure(candidate, stage, share=TIMING_SHARE / (len(chosen) - place), end_s=end_s)
+            if found is not None:
+                self._waiting.append((candidate, found))
+        self._uphold()
+        while self._waiting:
+            candidate, one = self._waiting[0]
+            one = self.checked(candidate, one)
+            del self._waiting[0]
+            self._try(candidate, one)
+
+    def _uphold(self) -> None:
+        standing = experiment_store.uphold_claims([one for _, one in self._waiting])
+        self._waiting[:] = [(candidate, one) for (candidate, _), one in zip(self._waiting, standing, strict=True)]
+
+    def _try(self, candidate: Candidate, one: Outcome) -> None:
+        self.tried.append((candidate, one))
+        self._tell_done(one)
+
+    # -- parity ----------------------------------------------------------------------------------------------------------
+
+    def checked(self, candidate: Candidate, one: Outcome) -> Outcome:
+        """Return the outcome with its parity, where it was measured and is not slower: nobody will make that change."""
+        if not self.options.parity or one.verdict in ("failed", "not_applied", "slower"):
+            return one
+        return recipe_module.add_parity(one, self.parity(candidate))
+
+    def parity(self, candidate: Candidate) -> Parity:
+        """Return whether a change trains the same, by runs of their own."""
+        kept = self.store.parity(candidate.name)
+        if kept is not None:
+            return kept
+        if self.budget.spent:
+            found = Parity(kind=candidate.kind, verdict="not_checked", reason="no time was left")
+        else:
+            self.progress(f"{candidate.name}: does it train the same?")
+            found = self._parity(candidate)
+        if self.budget.spent and _is_open(found):  # so that it is checked when the experiments go on
+            self.bench.left.append(f"parity of {candidate.name}")
+        else:
+            self.store.append(ParityRow(candidate.name, found))
+        return found
+
+    def _parity(self, candidate: Candidate) -> Parity:
+        folder = self.scratch / f"parity-{len(list(self.scratch.iterdir()))}"
+        folder.mkdir()
+        design, arm = self.limited, self.arm(candidate)
+        found = parity.check_parity(self.base, arm, candidate.kind, design, folder, progress=self.progress)
+        if self.options.quality and found.verdict == "not_comparable":
+            found = msgspec.structs.replace(found, quality=self._quality(arm, design, folder))
+        return found
+
+    def _quality(self, arm: Arm, design: Design, folder: Path) -> str:
+        try:
+            return parity.check_quality(self.base, arm, design, folder, progress=self.progress)
+        except ArmError as error:
+            return f"{QUALITY_UNKNOWN}: {error.message}"
+
+    def parity_alone(self, chosen: Sequence[Candidate]) -> None:
+        """Check parity without measuring any speed (--parity-only)."""
+        note = "speed was not measured (--parity-only)"
+        for candidate in chosen:
+            found = Outcome(
+                fix="+".join(map(str, candidate.fixes)),
+                variant=candidate.variant.name if candidate.variant else None,
+                verdict="inconclusive",
+                parity=self.parity(candidate),
+                notes=(note,),
+            )
+            self._try(candidate, found)
+
+    # -- the result ------------------------------------------------------------------------------------------------------
+
+    def broken_off(self) -> None:
+        """Keep what was measured when the experiments were interrupted: what waits for its parity, and the comparison that ran."""
+        self._uphold()
+        self.tried.extend(self._waiting)
+        found, (stage, _, name) = self.bench.broken_off(), self.bench.running.partition(":")
+        if found is not None and name in self._candidates:
+            candidate = self._candidates[name]
+            self.tried.append((candidate, recipe_module.decide_outcome(candidate, found, screening=stage == "screen")))
+
+    def result(self, *, complete: bool = True) -> ExperimentData:
+        """Return all that was found."""
+        left = list(dict.fromkeys(self.bench.left))
+        notes = [*self.notes, *([f"not measured, the budget was spent: {', '.join(left)}"] if left else [])]
+        recipe = recipe_module.choose_recipe(self.tried, self.planned.command, checked=self.options.parity)
+        if complete:
+            notes.extend(recipe_module.list_unchecked(self.tried) if self.options.parity else ())
+        notes.extend(self._wanting() if left else ())
+        return ExperimentData(
+            baseline=self.baseline,
+            experiments=(*(one for _, one in self.tried), *self.screened),
+            recipe=recipe,
+            complete=complete and not left,
+            notes=tuple(dict.fromkeys(notes)),
+        )
+
+    def _wanting(self) -> Iterator[str]:
+        """Yield what one change takes up to its first look, so that a larger budget can be chosen; nothing where that is not known."""
+        least_s = SLACK * self.design.looks[0] * self._pair_s() / TIMING_SHARE
+        if least_s > 0:
+            yield f"one change may take {_format_minutes(least_s)} until anything can be said of it: --budget should allow that for each"
+
+
+def _is_open(found: Parity) -> bool:
+    """Return whether a check has not come to a result."""
+    return found.verdict == "not_checked" or (found.quality or "").startswith(QUALITY_UNKNOWN)
+
+
+def _format_minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,324 @@
+"""The experiments of a bundle on disk: pairs as they come (`experiments/<id>.jsonl`), results (`<id>.json`), and which claims stand
+together."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from gpudiag.errors import InputError
+from gpudiag.experiment.design import Design
+from gpudiag.experiment.stats import apply_holm
+from gpudiag.experiment.variants import Variant
+from gpudiag.files import read_file
+from gpudiag.model.bundle import UNREADABLE
+from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
+from gpudiag.report.files import write_file
+
+CLAIMS = ("faster", "slower")
+
+AT_ONCE = "were tested at once"
+
+
+def uphold_claims(outcomes: Sequence[Outcome], tested: str = AT_ONCE) -> tuple[Outcome, ...]:
+    """Return the outcomes with those claims withdrawn that do not stand when all are claimed together (Holm 1979).
+
+    One that is withdrawn is `inconclusive`, with a note: 'N changes' and `tested`. Screening claims nothing, and takes no part; nor does
+    what was not measured. What was withdrawn before takes part by its p, so that doing this twice changes nothing.
+    """
+    tests = [place for place, one in enumerate(outcomes) if not one.screening and one.p is not None and one.over == "pairs"]
+    stands = dict(zip(tests, apply_holm([outcomes[place].p or 0.0 for place in tests]), strict=True))
+    return tuple(_uphold_claim(one, stands.get(place, True), f"{len(tests)} changes {tested}") for place, one in enumerate(outcomes))
+
+
+def _uphold_claim(one: Outcome, stands: bool, tested: str) -> Outcome:
+    if stands or one.verdict not in CLAIMS:
+        return one
+    note = f"not claimed: it looks {one.verdict} by itself, but {tested}, and p is too large for that (Holm)"
+    return msgspec.structs.replace(one, verdict="inconclusive", break_even_steps=None, break_even_warm_steps=None, notes=(*one.notes, note))
+
+
+def uphold_together(found: Sequence[ExperimentData]) -> tuple[ExperimentData, ...]:
+    """Return the results of several runs as they are shown side by side: a claim has to stand among those of all of them.
+
+    Whoever tries until something comes out is told so: of five runs of one change, the best p has to be a fifth. The recipe of a run
+    whose proof is withdrawn is no longer proved.
+    """
+    if len(found) < 2:
+        return tuple(found)
+    held = iter(uphold_claims([one for data in found for one in data.experiments], f"were tested in the {len(found)} runs of this bundle"))
+    return tuple(_replace_outcomes(data, tuple(next(held) for _ in data.experiments)) for data in found)
+
+
+def _replace_outcomes(data: ExperimentData, experiments: tuple[Outcome, ...]) -> ExperimentData:
+    before = find_proof(data)
+    lost = before is not None and before.verdict == "faster" and experiments[data.experiments.index(before)].verdict != "faster"
+    recipe = msgspec.structs.replace(data.recipe, proved=False) if lost else data.recipe
+    return msgspec.structs.replace(data, experiments=experiments, recipe=recipe)
+
+
+def find_proof(data: ExperimentData) -> Outcome | None:
+    """Return the experiment that proves the recipe; None for an empty one."""
+    wanted = "+".join(map(str, data.recipe.fixes))
+    return next((one for one in data.experiments if one.fix == wanted and one.ratio == data.recipe.ratio and not one.screening), None)
+
+
+EXPERIMENTS_FOLDER = "experiments"
+
+MAX_RESULT_BYTES = 256 << 20
+"""Largest file of rows or result that is read: a thousand times what hours of experiments write."""
+
+MAX_RESULT_FILES = 1000
+"""Newest results of a bundle that are read."""
+
+
+def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
+    """Return the results of a bundle in their order, and warnings about those that cannot be read.
+
+    They are shown side by side: a claim stands among those of all runs (claims.together), whatever its own run made of it.
+    """
+    found: list[ExperimentData] = []
+    warnings: list[str] = []
+    for path in sorted((bundle / EXPERIMENTS_FOLDER).glob("*.json"), key=lambda path: path.stem)[-MAX_RESULT_FILES:]:
+        try:
+            if path.is_symlink():
+                raise OSError
+            found.append(msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData))
+        except (OSError, *UNREADABLE):
+            warnings.append(f"{EXPERIMENTS_FOLDER}/{path.name} could not be read and is left out")
+    return uphold_together(found), tuple(warnings)
+
+
+_MOST_SUFFIXES = 1000
+
+
+Sandbox = Literal["auto", "overlay", "block", "off"]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How experiments are made; the options of `gpudiag ab`. Shares and seconds are plain numbers."""
+
+    output: str = ""
+    """Bundle to write to; '' for runs/<time>."""
+    resume: str = ""
+    """Bundle whose interrupted experiments go on."""
+    report: str = ""
+    """Report or bundle whose findings name the fixes and their ceilings."""
+    combine: bool = False
+    """All that was given is tested together, as one change."""
+    search: Literal["ordered", "fractional"] = "ordered"
+    """Of `auto`."""
+    budget_s: float | None = None
+    looks: tuple[int, ...] = (4, 6, 8, 12)
+    min_effect: float = 0.01
+    quality: bool = False
+    sandbox: Sandbox = "auto"
+    steady_malloc: bool = False
+    shared_ok: bool = False
+    wait: bool = False
+    """For the end of another experiment on this machine, instead of refusing."""
+    clean_exit: bool = False
+    parity: bool = True
+    parity_only: bool = False
+    probe_only: bool = False
+    aa: bool = False
+    design: Design | None = None
+    """A whole design in place of looks and min_effect, for callers that need other lengths of blocks and warm-up."""
+    command_shown: tuple[str, ...] = ()
+    """The command as a person typed it; () for the one that is run."""
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    """What was asked for: the first row of a file."""
+
+    command: tuple[str, ...]
+    fixes: tuple[FixCall, ...] = ()
+    variants: tuple[Variant, ...] = ()
+    auto: bool = False
+    options: Options = Options()
+    tool_version: str = ""
+    cwd: str = ""
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A fix that a finding has named, and the most that it can save as a share of the step; None: not known."""
+
+    fix: FixCall
+    ceiling_share: float | None = None
+
+
+class NamedRow(msgspec.Struct, frozen=True, tag="named"):
+    """What a search chooses from, in its order, and why others are left out."""
+
+    named: tuple[Named, ...]
+    notes: tuple[str, ...] = ()
+
+
+class BaselineRow(msgspec.Struct, frozen=True, tag="baseline"):
+    """What the probe found."""
+
+    baseline: Baseline
+
+
+class PairRow(msgspec.Struct, frozen=True, tag="pair"):
+    """One pair of the comparison `of`."""
+
+    of: str
+    pair: Pair
+
+
+class ComparisonRow(msgspec.Struct, frozen=True, tag="comparison"):
+    """A comparison that has come to its end; its pairs stand in rows of their own."""
+
+    of: str
+    found: Comparison
+    seconds: float
+
+
+class ParityRow(msgspec.Struct, frozen=True, tag="parity"):
+    """Whether the change `of` trains the same."""
+
+    of: str
+    parity: Parity
+
+
+Row = Planned | NamedRow | BaselineRow | PairRow | ComparisonRow | ParityRow
+
+RowT = TypeVar("RowT", NamedRow, BaselineRow)
+
+
+class Store:
+    """The rows of one `gpudiag ab`. What is appended is on disk when append() returns; `bundle` is the folder that it lies in."""
+
+    def __init__(self, bundle: Path, name: str, rows: Sequence[Row]) -> None:
+        self.bundle, self.name = bundle, name
+        self._rows = list(rows)
+
+    @property
+    def path(self) -> Path:
+        """Return the file of the rows."""
+        return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.jsonl"
+
+    @property
+    def result_path(self) -> Path:
+        """Return the file of the result."""
+        return self.bundle / EXPERIMENTS_FOLDER / f"{self.name}.json"
+
+    def append(self, row: Row) -> None:
+        """Keep a row. Raises InputError where it cannot be written."""
+        try:
+            with open(self.path, "ab") as file:
+                file.write(msgspec.json.encode(row) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror}", f"make room, then {self.going_on}") from None
+        self._rows.append(row)
+
+    def finish(self, data: ExperimentData) -> None:
+        """Write the result, the whole file or none of it. Raises InputError where it cannot be written."""
+        try:
+            write_file(self.result_path, msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n")
+        except InputError as error:
+            raise InputError(error.message, f"make room, then {self.going_on}") from None
+
+    @property
+    def going_on(self) -> str:
+        """Return the command that goes on with what was begun here."""
+        return f"gpudiag ab --resume {shlex.quote(str(self.bundle))}"
+
+    # -- what is there already -------------------------------------------------------------------------------------------
+
+    def found(self, kind: type[RowT]) -> RowT | None:
+        """Return the row of this kind; None where that was not done yet."""
+        return next((row for row in self._rows if isinstance(row, kind)), None)
+
+    def pairs(self, of: str) -> tuple[Pair, ...]:
+        """Return the pairs of a comparison so far."""
+        return tuple(row.pair for row in self._rows if isinstance(row, PairRow) and row.of == of)
+
+    def comparison(self, of: str) -> ComparisonRow | None:
+        """Return a comparison that is complete, with its pairs; None where it is not."""
+        for row in self._rows:
+            if isinstance(row, ComparisonRow) and row.of == of:
+                return msgspec.structs.replace(row, found=msgspec.structs.replace(row.found, measured=self.pairs(of)))
+        return None
+
+    def parity(self, of: str) -> Parity | None:
+        """Return what was found of a change; None where it was not checked yet."""
+        return next((row.parity for row in self._rows if isinstance(row, ParityRow) and row.of == of), None)
+
+
+def begin_store(bundle: Path, planned: Planned) -> Store:
+    """Return a new store in `bundle`, which is made where it does not exist. Raises InputError where it cannot be written."""
+    folder = bundle / EXPERIMENTS_FOLDER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = _take_new_name(folder)
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror}", "choose another place with -o") from None
+    store = Store(bundle, name, ())
+    try:
+        store.append(planned)
+    except InputError as error:
+        store.path.unlink(missing_ok=True)
+        raise InputError(error.message, "choose another place with -o") from None
+    return store
+
+
+def _take_new_name(folder: Path) -> str:
+    """Return an id that is not taken, and take it. Raises OSError."""
+    base = time.strftime("%Y%m%d-%H%M%S")
+    for suffix in range(1, _MOST_SUFFIXES):
+        name = base if suffix == 1 else f"{base}-{suffix:03d}"
+        with suppress(FileExistsError):
+            os.close(os.open(folder / f"{name}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+            return name
+    raise FileExistsError(17, "too many experiments of this second")
+
+
+def resume_store(bundle: Path) -> tuple[Store, Planned]:
+    """Return the newest store of `bundle` that was not completed, and what it was to do. Raises InputError where there is none."""
+    complete = False
+    for path in sorted((bundle / EXPERIMENTS_FOLDER).glob("*.jsonl"), key=lambda path: path.stem, reverse=True):
+        if _is_complete(path.with_suffix(".json")):
+            complete = True
+            continue
+        rows = _read_rows(path)
+        if rows and isinstance(rows[0], Planned):
+            return Store(bundle, path.stem, rows), rows[0]
+    there = "all experiments in it are complete" if complete else "it holds no experiments"  # or none with a plan, when it was killed
+    inside = bundle.name == EXPERIMENTS_FOLDER and any(bundle.glob("*.jsonl"))
+    wanted = f"name the bundle that it lies in: --resume {bundle.parent}" if inside else "start anew: gpudiag ab -o BUNDLE ... train.py"
+    raise InputError(f"nothing to resume in {bundle}: {there}", wanted)
+
+
+def _is_complete(path: Path) -> bool:
+    try:
+        return msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData).complete
+    except (OSError, *UNREADABLE):
+        return False
+
+
+def _read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file; one that was cut off when the process was killed is taken out of it. Raises InputError."""
+    try:
+        if path.stat().st_size > MAX_RESULT_BYTES:
+            raise InputError(f"{path}: larger than {MAX_RESULT_BYTES >> 20} MB, these are no experiments")
+        data = read_file(path, MAX_RESULT_BYTES)
+        whole, _, cut = data.rpartition(b"\n")
+        rows: list[Row] = [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
+        if cut:
+            write_file(path, whole + b"\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UNREADABLE as error:
+        raise InputError(f"{path}: not the rows of an experiment of this version ({error})", "start anew without --resume") from None
+    return rows

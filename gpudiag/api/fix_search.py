@@ -1,0 +1,256 @@
+"""Searches of an experiment: the fastest set of the fixes that findings name (--auto), and the largest batch sizes that fit."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.api import experiment_store, recipe
+from gpudiag.api.candidates import Candidate, find_named_fixes, load_report, select_tryable
+from gpudiag.api.experiment_flow import MIN_COMPARISON_S, Flow
+from gpudiag.api.experiment_store import Named, NamedRow
+from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.errors import GpudiagError
+from gpudiag.experiment import memory, probe, search
+from gpudiag.experiment.arm import BudgetError
+from gpudiag.experiment.memory import reserve_bytes, spare_bytes
+from gpudiag.experiment.probe import record_arm
+from gpudiag.model.experiment import Baseline, FixCall
+from gpudiag.model.report import ReportData
+
+BATCH_SIZE_FIX = "batch-size"
+
+_SIZE = re.compile(rf"{BATCH_SIZE_FIX}=x(\d+)")
+
+SEARCH_SHARE = 0.3
+"""Of what is left of a budget, for finding out what fits: the rest compares what was found, and checks its parity."""
+
+LARGEST_FACTOR = 64
+"""Times the program's own batch, beyond which nothing is tried."""
+
+WARM_STEPS = 5
+"""Steps of the run that tries a size: the peak of memory is there after the first update."""
+
+
+def add_batch_sizes(flow: Flow, chosen: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """Return `chosen` with a search for the largest batches in place of a batch size that was not named."""
+    found: list[Candidate] = []
+    for candidate in chosen:
+        if candidate.fixes == (FixCall(BATCH_SIZE_FIX),) and candidate.variant is None:
+            found.extend(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),), None, candidate.ceiling_share) for factor in _find_sizes(flow))
+        else:
+            found.append(candidate)
+    return tuple(found)
+
+
+def compare_smaller(flow: Flow, chosen: Sequence[Candidate]) -> None:
+    """Compare ever smaller batches where the script was over before the trial of each that the search has found: too few steps were left.
+
+    `chosen`: what was asked for, before the search.
+    """
+    if not any(candidate.fixes == (FixCall(BATCH_SIZE_FIX),) and candidate.variant is None for candidate in chosen):
+        return
+    while (factor := _choose_next_smaller(flow)) is not None:
+        before = len(flow.tried)
+        flow.compare_all([Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),))])
+        if len(flow.tried) == before:  # no time was left for it
+            return
+        standing = experiment_store.uphold_claims([one for _, one in flow.tried])
+        flow.tried[:] = [(candidate, one) for (candidate, _), one in zip(flow.tried, standing, strict=True)]
+
+
+def _choose_next_smaller(flow: Flow) -> int | None:
+    """Return the factor below the smallest that was compared; None where one was measured or failed otherwise, or none is left."""
+    sizes = [(int(found[1]), one) for candidate, one in flow.tried if (found := _SIZE.fullmatch(candidate.name))]
+    if not sizes or not all(one.verdict == "failed" and one.reason == "ended" for _, one in sizes):
+        return None
+    smaller = min(factor for factor, _ in sizes) // memory.BATCH_FACTOR
+    return smaller if smaller > 1 else None
+
+
+def _find_sizes(flow: Flow) -> tuple[int, ...]:
+    """Return the factors to compare, the two largest that fit; what ended the search is noted."""
+    peak = flow.baseline.peak_bytes if flow.baseline else None
+    trying = _SizeSearch(flow, peak)
+    found = memory.find_largest_batch(trying.peak, 1, limit_bytes=_find_limit_bytes(flow.baseline), largest=LARGEST_FACTOR)
+    sizes = tuple(size for size in found.best if size > 1)
+    if sizes or trying.late:
+        return sizes or (memory.BATCH_FACTOR,)  # no time to find out what fits: the first that would have been tried
+    flow.notes.append(
+        "no larger batch fits into memory" if peak is not None else "the memory of a step is not known: no larger batch was tried"
+    )
+    return ()
+
+
+class _SizeSearch:
+    """Runs sizes one after the other, within their share of the budget. `late`: that was not enough for all."""
+
+    def __init__(self, flow: Flow, peak: int | None) -> None:
+        self.late = False
+        self._flow, self._peak, self._deadline = flow, peak, flow.budget.deadline(SEARCH_SHARE)
+        self._design = msgspec.structs.replace(flow.design, warm_steps=WARM_STEPS, deadline=self._deadline)
+
+    def peak(self, factor: int) -> int | None:
+        """Return the most memory that a step takes with a batch `factor` times as large, in bytes; None where it does not run."""
+        if factor == 1:
+            return self._peak
+        flow = self._flow
+        if self._deadline is not None and time.monotonic() + MIN_COMPARISON_S > self._deadline:
+            self._over(factor)
+            return None
+        flow.progress(f"does a batch {factor} times as large fit?")
+        arm = flow.arm(Candidate((FixCall(BATCH_SIZE_FIX, f"x{factor}"),)))
+        try:
+            return probe.probe_program(arm, self._design, progress=flow.progress).peak_bytes
+        except GpudiagError as error:
+            if isinstance(error, BudgetError):
+                self._over(factor)
+            else:
+                flow.notes.append(f"a batch {factor} times as large does not run: {error.message}")
+            return None
+
+    def _over(self, factor: int) -> None:
+        self.late = True
+        self._flow.notes.append(
+            f"whether a batch {factor} times as large fits was not found out: the search may take {SEARCH_SHARE:.0%} of the budget"
+        )
+
+
+def _find_limit_bytes(baseline: Baseline | None) -> int | None:
+    """Return what an arm may take of the host's memory; None on a GPU: there the allocator says when a size does not fit."""
+    spare = spare_bytes()
+    if spare is None or baseline is None or not baseline.device.startswith("cpu"):
+        return None
+    return max(0, spare - reserve_bytes())
+
+
+SCREEN_SHARE = 0.5
+"""Of a budget, for the search; the rest confirms what it finds."""
+
+MEASUREMENTS_A_FIX = 2
+"""Sets that a search measures for each fix, as a rule."""
+
+
+def search_and_confirm(flow: Flow) -> None:
+    """Find the fastest set of the fixes that the findings name, compare it on fresh pairs, and check its parity."""
+    named = _load_named_fixes(flow)
+    flow.notes.extend(named.notes)
+    if not named.named:
+        flow.notes.append("no finding names a fix that can be tried here")
+        return
+    best = _search_fastest_set(flow, named.named)
+    if best:
+        _confirm(flow, _build_candidate(best, named.named))
+    else:
+        flow.notes.append(_format_nothing_found(flow, named.named))
+
+
+def _format_nothing_found(flow: Flow, named: Sequence[Named]) -> str:
+    """Return what a search has come to that found nothing: of what was not screened it says nothing."""
+    told = {fix for one in flow.screened if one.ratio is not None for fix in one.fix.split("+")}
+    screened = ", ".join(str(one.fix) for one in named if str(one.fix) in told)
+    if not screened:
+        return "nothing could be screened: the program stays as it is"
+    return f"none of {screened} made it faster when it was screened: the program stays as it is"
+
+
+def _build_candidate(calls: Sequence[FixCall], named: Sequence[Named]) -> Candidate:
+    """Return the change that applies `calls`; ceilings of several causes do not add up, so that only one fix by itself has one."""
+    ceiling = next((one.ceiling_share for one in named if (one.fix,) == tuple(calls)), None)
+    return Candidate(tuple(calls), None, ceiling)
+
+
+# -- what is named ------------------------------------------------------------------------------------------------------
+
+
+def _load_named_fixes(flow: Flow) -> NamedRow:
+    kept = flow.store.found(NamedRow)
+    if kept is None:
+        report = load_report(flow.options.report) if flow.options.report else _record_program(flow)
+        on_gpu = report.device is not None and report.device.kind == "gpu"
+        kept = NamedRow(*select_tryable(find_named_fixes(report), on_gpu=on_gpu, quality=flow.options.quality))
+        flow.store.append(kept)
+    return kept
+
+
+def read_ceilings(path: str) -> dict[str, float | None]:
+    """Return the most that each fix can save by the findings of the report at `path`, as shares of a step. Raises InputError."""
+    return {one.fix.id: one.ceiling_share for one in find_named_fixes(load_report(path))}
+
+
+def _record_program(flow: Flow) -> ReportData:
+    """Return the report on a fresh recording, which becomes part of the bundle unless that has one already. Raises GpudiagError."""
+    from gpudiag.api.run import write_bundle_report
+
+    flow.progress("recording the program")
+    recorded = record_arm(flow.base, flow.limited, flow.scratch / "recording", flow.scratch, flow.planned.options.command_shown)
+    bundle = flow.store.bundle
+    if not is_bundle(bundle):
+        _move_recording(recorded, bundle)
+        recorded = bundle
+    return write_bundle_report(recorded, measure=True, progress=flow.progress).data
+
+
+def _move_recording(recorded: Path, bundle: Path) -> None:
+    for entry in recorded.iterdir():
+        shutil.move(str(entry), str(bundle / entry.name))
+
+
+def refresh_report(bundle: Path) -> None:
+    """Write the report of a bundle anew, with its experiments; a bundle without a recording has none."""
+    from gpudiag.api.run import write_bundle_report
+
+    if is_bundle(bundle):
+        with suppress(Exception):  # what was measured is kept already
+            write_bundle_report(bundle, measure=False)
+
+
+# -- the search ---------------------------------------------------------------------------------------------------------
+
+
+def _search_fastest_set(flow: Flow, named: Sequence[Named]) -> tuple[FixCall, ...]:
+    """Return the set that was fastest by one pair each; () where none was faster by more than what counts as an effect."""
+    design = msgspec.structs.replace(flow.design, looks=(1,))
+    expected, end_s = MEASUREMENTS_A_FIX * len(named), flow.budget.deadline(SCREEN_SHARE)
+
+    def measure(calls: tuple[FixCall, ...]) -> float | None:
+        left = max(1, expected - len(flow.screened))
+        return flow.screen(_build_candidate(calls, named), design, share=SCREEN_SHARE / left, end_s=end_s)
+
+    method = search.search_fractional if flow.options.search == "fractional" else search.search_ordered
+    margin = math.log1p(flow.design.min_effect)
+    return method([one.fix for one in named], search.DESCRIBED_CONFLICTS, measure, margin=margin)
+
+
+# -- confirmation -------------------------------------------------------------------------------------------------------
+
+
+def _confirm(flow: Flow, winner: Candidate) -> None:
+    """Compare the winner on fresh pairs. Where it does not train the same, the fixes at fault are left out, and the rest is confirmed."""
+    flow.compare_all([winner], "confirm")
+    rest = _drop_faulty_fixes(flow, winner)
+    if rest is not None:
+        flow.compare_all([rest], "confirm")
+        _uphold_both_claims(flow)
+
+
+def _drop_faulty_fixes(flow: Flow, winner: Candidate) -> Candidate | None:
+    """Return the winner without the fixes that do not train the same by themselves; None where none is at fault, or nothing is left."""
+    if len(winner.fixes) < 2 or not flow.tried or not recipe.is_different(flow.tried[-1][1]):
+        return None
+    kept = tuple(call for call in winner.fixes if flow.parity(Candidate((call,))).verdict != "differs")
+    faulty = [str(call) for call in winner.fixes if call not in kept]
+    flow.notes.append(f"{winner.name} does not train the same" + (f": {', '.join(faulty)} left out" if faulty else ""))
+    return Candidate(kept) if kept and faulty else None
+
+
+def _uphold_both_claims(flow: Flow) -> None:
+    standing = experiment_store.uphold_claims([one for _, one in flow.tried])
+    flow.tried[:] = [(candidate, one) for (candidate, _), one in zip(flow.tried, standing, strict=True)]

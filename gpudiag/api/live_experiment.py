@@ -1,0 +1,216 @@
+"""The experiments of a bundle while they run: results, and the pairs so far of those that have none yet. Nothing is written or mended."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpudiag.api.experiment_flow import build_design
+from gpudiag.api.experiment_store import (
+    EXPERIMENTS_FOLDER,
+    MAX_RESULT_BYTES,
+    MAX_RESULT_FILES,
+    BaselineRow,
+    ComparisonRow,
+    NamedRow,
+    Options,
+    PairRow,
+    ParityRow,
+    Planned,
+    Row,
+)
+from gpudiag.errors import MissingDependencyError
+from gpudiag.experiment.stats import judge_pairs
+from gpudiag.files import open_file, read_file
+from gpudiag.model.bundle import UNREADABLE
+from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, Pair, Parity, make_outcome
+
+NO_SCIPY = "scipy is not installed here: pairs are shown, their interval is not computed (pip install 'gpudiag[train]')"
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One change: what its pairs say until now. While it is not `over` its verdict is none to be told."""
+
+    outcome: Outcome
+    over: bool
+
+
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of `gpudiag ab`. `data`: its result, or what there is of it."""
+
+    name: str
+    """Its file's name, the time at which it began: '20250131-120000'."""
+    command: tuple[str, ...] = ()
+    """As a person typed it, where that is known."""
+    fixes: tuple[str, ...] = ()
+    """What was asked for."""
+    data: ExperimentData = ExperimentData()
+    trials: tuple[Trial, ...] = ()
+    """The changes in their order."""
+    ended: bool = False
+    """Whether its result was written: it came to its end, or was stopped in order."""
+    changed_unix_ns: int = 0
+    """When a row or the result was last written."""
+
+
+class _RowFile:
+    """The rows of one file; what was appended is read, what is there is not read again."""
+
+    def __init__(self) -> None:
+        self._inode, self._offset = 0, 0
+        self.rows: list[Row] = []
+        self.damaged = False
+
+    def read(self, path: Path) -> None:
+        """Read what is new. Raises OSError."""
+        state = path.stat()
+        if state.st_ino != self._inode or state.st_size < self._offset:  # written anew
+            self._inode, self._offset, self.rows, self.damaged = state.st_ino, 0, [], False
+        if self.damaged or state.st_size > MAX_RESULT_BYTES:
+            self.damaged = True
+            return
+        with open_file(path) as file:
+            file.seek(self._offset)
+            data = file.read(MAX_RESULT_BYTES)
+        whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
+        try:
+            self.rows += [msgspec.json.decode(line, type=Row) for line in whole.split(b"\n") if line]
+            self._offset += len(whole)
+        except UNREADABLE:
+            self.damaged = True
+
+
+class Trials:
+    """Reads the experiments of the bundle at `path` again and again. One object serves many threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._folder = path / EXPERIMENTS_FOLDER
+        self._files: dict[str, _RowFile] = {}
+        self._made: dict[str, tuple[tuple[int, ...], Series]] = {}
+        self._lock = threading.Lock()
+
+    def read(self) -> tuple[tuple[Series, ...], tuple[str, ...]]:
+        """Return the experiments, newest first, and warnings about files that cannot be read and are left out."""
+        with self._lock:
+            found, warnings = [], []
+            for name in _list_series(self._folder):
+                made = self._series(name)
+                if made is None:
+                    warnings.append(f"{EXPERIMENTS_FOLDER}/{name} could not be read and is left out")
+                else:
+                    found.append(made)
+            return tuple(found), tuple(warnings)
+
+    def _series(self, name: str) -> Series | None:
+        rows, result = self._folder / f"{name}.jsonl", self._folder / f"{name}.json"
+        stamp = (*_read_stamp(rows), *_read_stamp(result))
+        kept = self._made.get(name)
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        made = self._read(name, rows, result)
+        if made is not None:
+            self._made[name] = stamp, made
+        return made
+
+    def _read(self, name: str, rows: Path, result: Path) -> Series | None:
+        """Return one series; None where it cannot be read."""
+        data, changed = _read_result(result), max(_read_stamp(rows)[0], _read_stamp(result)[0])
+        file = self._files.setdefault(name, _RowFile())
+        try:
+            file.read(rows)
+        except OSError:
+            file.damaged = True
+        planned = next((row for row in file.rows if isinstance(row, Planned)), None)
+        command, fixes = _describe_plan(planned)
+        asked = Series(name=name, command=command, fixes=fixes, changed_unix_ns=changed)
+        written_after = data is not None and _read_stamp(result)[0] >= _read_stamp(rows)[0]
+        if data is not None and (data.complete or written_after or file.damaged):  # else it was resumed, and runs
+            trials = tuple(Trial(outcome, over=True) for outcome in data.experiments)
+            return msgspec.structs.replace(asked, data=data, trials=trials, ended=True)
+        if file.damaged or planned is None:
+            return None
+        try:
+            return _build_running_series(asked, planned, file.rows)
+        except (ArithmeticError, LookupError, ValueError):  # figures and plans that no experiment of ours writes
+            return None
+
+
+def _list_series(folder: Path) -> list[str]:
+    """Return the names of the newest series, newest first. Never a link: where it leads is nobody's business."""
+    try:
+        there = [path for path in folder.iterdir() if path.suffix in (".json", ".jsonl") and not path.is_symlink()]
+    except OSError:
+        return []
+    return sorted({path.stem for path in there}, reverse=True)[:MAX_RESULT_FILES]
+
+
+def _read_stamp(path: Path) -> tuple[int, int]:
+    """Return time of change and size, zeros where there is no such file."""
+    try:
+        state = path.lstat()
+    except OSError:
+        return 0, 0
+    return state.st_mtime_ns, state.st_size
+
+
+def _read_result(path: Path) -> ExperimentData | None:
+    """Return a result; None where there is none, or it cannot be read."""
+    try:
+        return None if path.is_symlink() else msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _describe_plan(planned: Planned | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the command as a person typed it, and the names of the changes; empty where they are not known."""
+    if planned is None:
+        return (), ()
+    variants = tuple(variant.name for variant in planned.variants)
+    return planned.options.command_shown or planned.command, (*map(str, planned.fixes), *variants)
+
+
+# -- what has no result yet -----------------------------------------------------------------------------------------------
+
+
+def _build_running_series(asked: Series, planned: Planned, rows: Sequence[Row]) -> Series:
+    """Return a series that has no result yet, from its rows."""
+    ceilings = {str(one.fix): one.ceiling_share for row in rows if isinstance(row, NamedRow) for one in row.named}
+    baseline = next((row.baseline for row in rows if isinstance(row, BaselineRow)), None)
+    checked = {row.of: row.parity for row in rows if isinstance(row, ParityRow)}
+    pairs: dict[str, list[Pair]] = {}
+    ended: dict[str, ComparisonRow] = {}
+    for row in rows:
+        if isinstance(row, PairRow):
+            pairs.setdefault(row.of, []).append(row.pair)
+        elif isinstance(row, ComparisonRow):
+            ended[row.of] = row
+    order = list(dict.fromkeys((*pairs, *ended)))
+    trials = tuple(_build_trial(of, pairs.get(of, []), ended.get(of), planned.options, ceilings, checked) for of in order)
+    outcomes = tuple(trial.outcome for trial in trials)
+    return msgspec.structs.replace(asked, data=ExperimentData(baseline=baseline, experiments=outcomes, complete=False), trials=trials)
+
+
+def _build_trial(
+    of: str, pairs: Sequence[Pair], ended: ComparisonRow | None, options: Options, ceilings: dict[str, float | None],
+    parity: dict[str, Parity],
+) -> Trial:  # fmt: skip
+    stage, _, name = of.partition(":")
+    found = _compare_so_far(pairs, options) if ended is None else ended.found
+    outcome = msgspec.structs.replace(
+        make_outcome(name, found, screening=stage == "screen"),
+        ceiling_share=ceilings.get(name),
+        parity=parity.get(name),
+        measured=tuple(pairs),
+        seconds=None if ended is None else ended.seconds,
+    )
+    return Trial(outcome, ended is not None)
+
+
+def _compare_so_far(pairs: Sequence[Pair], options: Options) -> Comparison:
+    try:
+        return judge_pairs(pairs, build_design(options))
+    except MissingDependencyError:
+        return Comparison(verdict="inconclusive", pairs=len(pairs), unit=pairs[0].unit, notes=(NO_SCIPY,))

@@ -1,0 +1,325 @@
+"""A bundle while it is being recorded: its steps and telemetry so far, its pace, and whether it still lives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from gpudiag.api.devices import select_device_samples
+from gpudiag.attribution import intervals
+from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_segment
+from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, is_bundle, list_ranks, manifest_name
+from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
+from gpudiag.errors import InputError
+from gpudiag.model import trace
+from gpudiag.model.bundle import Manifest, Moment, WatchStatus, Window
+from gpudiag.model.hardware import Energy, Telemetry
+from gpudiag.model.timeline import StepHistory
+from gpudiag.timeline.energy import measure_energy
+from gpudiag.timeline.history import build_history
+from gpudiag.timeline.telemetry import summarise_telemetry
+
+_ORDER = {"telemetry": "t_ns", "step_records": "step", "host_marks": "start_unix_ns"}
+
+STALE_AFTER_S = 60.0
+"""A run that has written nothing for a minute, six times as long as it needs for a segment, was probably killed."""
+
+Stamp = tuple[int, int]
+"""Time of change in ns, and size."""
+
+
+class RecordedSoFar(NamedTuple):
+    """What a bundle holds now. The frames are the tables of model.tables, in their order."""
+
+    version: int
+    """Another number wherever anything has changed since."""
+    manifest: Manifest
+    ranks: tuple[int, ...]
+    telemetry: pl.DataFrame
+    steps: pl.DataFrame
+    marks: pl.DataFrame
+    segments: int
+    """Files that the tables were read from."""
+    changed_unix_ns: int
+    """When the newest file of the recording was written."""
+    warnings: tuple[str, ...] = ()
+
+
+def estimate_patience_s(begun_unix_ns: int, newest_unix_ns: int) -> float:
+    """Return for how many seconds a run may write nothing before it is taken for ended; `newest_unix_ns`: of its newest file.
+
+    A run writes every 10 s, a long one after 1 % of the time that it has taken, every 10 minutes at least (capture.telemetry.part). Three
+    times that is waited for, a minute at least: a step may take long.
+    """
+    run_ns = max(0, newest_unix_ns - begun_unix_ns)
+    return max(STALE_AFTER_S, 3e-9 * min(LONGEST_SEGMENT_NS, max(SEGMENT_NS, LOST_SHARE * run_ns)))
+
+
+def measure_silence_s(now: RecordedSoFar, unix_ns: int) -> float | None:
+    """Return for how many seconds an unfinished recording has been silent, where that is longer than one that runs is; else None."""
+    silent = (unix_ns - now.changed_unix_ns) / 1e9
+    patient = silent < estimate_patience_s(now.manifest.created_unix_ns, now.changed_unix_ns)
+    return None if now.manifest.finished or patient else silent
+
+
+class RunSummary(NamedTuple):
+    """What is to be said of all steps so far; None: nothing was sampled, no step was recorded."""
+
+    telemetry: Telemetry | None
+    energy: Energy | None
+    history: StepHistory | None
+
+
+class _SegmentTable:
+    """The segments of one table in `folder`; a file is read once, and again only where it has changed."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._read: dict[str, Stamp] = {}
+        self.frame = trace.build_empty_table(name)
+        self.damaged: tuple[str, ...] = ()
+
+    @property
+    def segments(self) -> int:
+        """Return how many files were read."""
+        return len(self._read)
+
+    @property
+    def newest_ns(self) -> int:
+        """Return when the newest of them was written (Unix ns), 0 where there is none."""
+        return max((changed for changed, _ in self._read.values()), default=0)
+
+    def read(self) -> bool:
+        """Return whether there was anything new, which `frame` then holds too."""
+        there = _read_stamps(self._folder)
+        if any(there.get(name) != stamp for name, stamp in self._read.items()):  # merged, or another recording
+            self._read, self.frame, self.damaged = {}, trace.build_empty_table(self._name), ()
+        new = sorted(there.keys() - self._read.keys())
+        frames = [self._segment(name) for name in new]
+        self._read.update({name: there[name] for name in new})
+        if new:
+            order = _ORDER[self._name]
+            known = [frame for frame in (self.frame, *frames) if frame is not None]
+            self.frame = pl.concat(known).sort(order, maintain_order=True)
+        return bool(new)
+
+    def _segment(self, name: str) -> pl.DataFrame | None:
+        found = read_segment(self._folder / name, trace.build_table_schema(self._name))
+        if found is None:
+            self.damaged += (f"{self._folder.parent.name}/{self._folder.name}/{name} could not be read and is left out",)
+        return found
+
+
+def _read_stamps(folder: Path) -> dict[str, Stamp]:
+    """Return the closed segments in `folder`; none where there is no such folder. One that is being written begins with a dot."""
+    found = {}
+    try:
+        for entry in folder.iterdir():
+            if entry.suffix == ".parquet" and not entry.name.startswith(".") and entry.is_file() and not entry.is_symlink():
+                state = entry.stat()
+                found[entry.name] = (state.st_mtime_ns, state.st_size)
+    except OSError:
+        return {}
+    return found
+
+
+class GrowingRecording:
+    """Reads the bundle at `path` again and again, each time only what is new. One object serves many threads.
+
+    >>> growing = Growing(Path("runs/today"))
+    >>> growing.read().steps.height
+    """
+
+    def __init__(self, path: Path, rank: int | None = None) -> None:
+        """`rank`: default the lowest. Raises InputError where there is no such rank."""
+        self._path = path
+        try:
+            ranks = list_ranks(path)
+        except OSError:
+            ranks = ()
+        chosen = rank if rank is not None else min(ranks, default=0)
+        if chosen not in ranks:
+            raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks)) or 'none'}")
+        self.rank, self._ranks = chosen, ranks
+        self._tables = {name: _SegmentTable(path / folder / f"rank{chosen}", name) for name, folder in SEGMENT_FOLDERS.items()}
+        self._manifest: tuple[Stamp, Manifest] | None = None
+        self._version = 0
+        self._told: tuple[int, RunSummary] | None = None
+        self._lock = threading.Lock()
+
+    def read(self) -> RecordedSoFar:
+        """Return what the bundle holds now. Raises InputError where its manifest cannot be read."""
+        with self._lock:
+            return self._now()
+
+    def _now(self) -> RecordedSoFar:
+        # the manifest first: one that says "finished" was written after the last segment
+        stamp, manifest = self._told_by_manifest()
+        changed = self._manifest is None or self._manifest[0] != stamp
+        self._manifest = stamp, manifest
+        grown = [table.read() for table in self._tables.values()]
+        self._version += changed or any(grown)
+        newest = [table.newest_ns for table in self._tables.values()]
+        return RecordedSoFar(
+            version=self._version,
+            manifest=manifest,
+            ranks=self._ranks,
+            telemetry=self._tables["telemetry"].frame,
+            steps=self._tables["step_records"].frame,
+            marks=self._tables["host_marks"].frame,
+            segments=sum(table.segments for table in self._tables.values()),
+            changed_unix_ns=max(stamp[0], *newest),
+            warnings=tuple(text for table in self._tables.values() for text in table.damaged),
+        )
+
+    def _told_by_manifest(self) -> tuple[Stamp, Manifest]:
+        path = self._path / manifest_name(self.rank)
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise InputError(f"{path.name}: cannot be read ({error.strerror})", "the recording was removed or moved") from None
+        stamp = (state.st_mtime_ns, state.st_size)
+        if self._manifest is not None and self._manifest[0] == stamp:
+            return self._manifest
+        return stamp, read_manifest(path)
+
+    def told(self) -> RunSummary:
+        """Return what all steps so far say; computed once for each state of the bundle. Raises InputError as read() does."""
+        with self._lock:
+            now = self._now()
+            if self._told is None or self._told[0] != now.version:
+                self._told = now.version, _summarise(self._opened(now))
+            return self._told[1]
+
+    def _opened(self, now: RecordedSoFar) -> OpenedBundle:
+        return OpenedBundle(self._path, self.rank, self._ranks, (), now.manifest, now.steps, now.marks, now.telemetry)
+
+
+def _summarise(bundle: OpenedBundle) -> RunSummary:
+    samples, _ = select_device_samples(bundle, None)
+    info, steps = bundle.manifest.telemetry, bundle.step_records
+    start = pl.col("start_unix_ns")
+    every = intervals.build_spans(steps.select(start_ns=start, end_ns=start + pl.col("wall_ns")))
+    none = steps.clear().select("start_unix_ns", "wall_ns")
+    spent = None if samples.is_empty() else measure_energy(info, samples, steps, none)
+    return RunSummary(summarise_telemetry(info, samples, intervals.NO_SPANS, every), spent, build_history(steps, bundle.host_marks))
+
+
+LATEST = 200
+"""Steps that the pace is over: enough that one slow step says nothing, few enough that a change is seen soon."""
+
+GONE_AFTER_S = 600.0
+"""A run writes at its steps alone; one that has written nothing for ten minutes is taken for dead (an evaluation, or a compilation, may
+take a few)."""
+
+BEGUN_WITHIN_S = 300.0
+"""How long a bundle may take to appear: importing the libraries and loading a model come before the first step."""
+
+SAMPLES = ("gpu_util_pct", "sm_clock_mhz", "power_w", "temperature_c", "mem_used_bytes", "cpu_util_pct", "rss_bytes")
+
+SWITCHED_OFF = "recording was switched off"
+"""How a session's note begins that training goes on without it (capture.session)."""
+
+
+class Watch:
+    """Looks at the bundle at `path` (one rank, default the lowest) again and again; each look reads what is new."""
+
+    def __init__(self, path: str, rank: int | None = None, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix time in seconds. Raises InputError where something else than a bundle stands there."""
+        folder = Path(path)
+        if folder.is_file():
+            raise InputError(f"{path}: this is a file, and only a bundle that is being recorded can be watched", "leave --watch out")
+        self._path, self._rank, self._clock = folder, rank, clock
+        self._begun_s = clock()
+        self._growing: GrowingRecording | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """Return the rank that is followed; None where none was asked for and there is but one, or no bundle yet."""
+        if self._rank is None and self._growing is not None and len(list_ranks(self._path)) > 1:
+            return self._growing.rank
+        return self._rank
+
+    def look(self) -> Moment:
+        """Return what is known now.
+
+        Raises InputError where the bundle was removed, cannot be read, has no such rank, or was not begun within BEGUN_WITHIN_S.
+        """
+        if self._growing is None:
+            if not is_bundle(self._path):
+                return self._not_begun()
+            self._growing = GrowingRecording(self._path, self._rank)
+        return self._seen(self._growing.read())
+
+    def _not_begun(self) -> Moment:
+        waited_s = self._clock() - self._begun_s
+        if waited_s > BEGUN_WITHIN_S:
+            raise InputError(
+                f"{self._path}: no bundle was begun there within {waited_s:.0f} s", "start the run first: gpudiag run -o BUNDLE"
+            )
+        return Moment(version=0, status="waiting", reason=f"{self._path} is not begun yet; a run writes it at its first steps")
+
+    def _seen(self, grown: RecordedSoFar) -> Moment:
+        silent_s = max(0.0, self._clock() - grown.changed_unix_ns * 1e-9)
+        status, reason = _describe_status(grown.manifest, silent_s)
+        plain = grown.steps.filter(pl.col("window") == "plain").tail(LATEST)
+        return Moment(
+            version=grown.version,
+            status=status,
+            reason=reason,
+            silent_s=silent_s,
+            steps=max(grown.manifest.steps, grown.steps.height),
+            step_ns=_find_median(plain["wall_ns"]),
+            over=plain.height,
+            loader_share=_find_time_share(plain, "loader_wait_ns"),
+            samples_per_s=_estimate_steps_per_s(plain),
+            sampled=_find_latest(grown),
+            windows=tuple(_name_window(window) for window in grown.manifest.windows),
+            warnings=(*grown.manifest.warnings, *grown.warnings),
+        )
+
+
+def _describe_status(manifest: Manifest, silent_s: float) -> tuple[WatchStatus, str]:
+    if manifest.finished:
+        return "finished", ""
+    off = next((text for text in manifest.warnings if text.startswith(SWITCHED_OFF)), "")
+    if off:
+        return "stopped", off
+    if silent_s < STALE_AFTER_S:
+        return "recording", ""
+    return ("silent" if silent_s < GONE_AFTER_S else "gone"), "it was killed, hangs, or is in a step that takes this long"
+
+
+def _name_window(window: Window) -> str:
+    last = window.first_step + max(window.steps, 1) - 1
+    span = f"step {last}" if window.steps <= 1 else f"steps {window.first_step} to {last}"
+    return f"{span} with stacks" if window.kind == "sites" else span
+
+
+def _find_median(values: pl.Series) -> float | None:
+    found = values.median()
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _find_time_share(plain: pl.DataFrame, column: str) -> float | None:
+    """Return the share of the steps' time in `column`, over the steps that know it."""
+    known = plain.filter(pl.col(column).is_not_null())
+    wall = int(known["wall_ns"].sum())
+    return int(known[column].sum()) / wall if wall else None
+
+
+def _estimate_steps_per_s(plain: pl.DataFrame) -> float | None:
+    known = plain.filter(pl.col("samples").is_not_null())
+    wall = int(known["wall_ns"].sum())
+    return int(known["samples"].sum()) / (wall * 1e-9) if wall else None
+
+
+def _find_latest(grown: RecordedSoFar) -> dict[str, float]:
+    """Return the last known value of each column; what a machine does not tell is left out."""
+    found = ((name, grown.telemetry[name].drop_nulls().tail(1)) for name in SAMPLES)
+    return {name: float(value.item()) for name, value in found if len(value)}

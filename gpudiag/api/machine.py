@@ -1,0 +1,316 @@
+"""The machine as `gpudiag doctor` sees it: system files and answers of child processes; what a check is; checks of the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.model.bundle import UNREADABLE
+from gpudiag.units import format_bytes
+
+Status = Literal["ok", "missing", "limited", "not applicable", "unknown"]
+Need = Literal["core", "train", "gpu", "compile", "telemetry", "dashboard", "cluster"]
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one check."""
+
+    name: str
+    status: Status
+    found: str
+    """Version, path or figure; why, where it is not known or does not apply."""
+    costs: str = ""
+    """What does not work, or is not known, because of it."""
+    fix: str = ""
+    """One command or sentence."""
+    needs: tuple[Need, ...] = ()
+    """What fails with it: where it is missing; where it was asked for, also where it is not known or does not apply."""
+
+
+def build_ok(name: str, found: str) -> Check:
+    """Return that nothing is to be done."""
+    return Check(name=name, status="ok", found=found)
+
+
+def build_missing(name: str, found: str, costs: str, fix: str, *needs: Need) -> Check:
+    """Return that something is not there, or does not work."""
+    return Check(name=name, status="missing", found=found, costs=costs, fix=fix, needs=needs)
+
+
+def build_limited(name: str, found: str, costs: str, fix: str) -> Check:
+    """Return that something works, but not as well as it could."""
+    return Check(name=name, status="limited", found=found, costs=costs, fix=fix)
+
+
+def build_not_applicable(name: str, why: str, *needs: Need) -> Check:
+    """Return that there is nothing to check."""
+    return Check(name=name, status="not applicable", found=why, needs=needs)
+
+
+def build_unknown(name: str, why: str, fix: str = "", *needs: Need) -> Check:
+    """Return that it could not be found out."""
+    return Check(name=name, status="unknown", found=why, fix=fix, needs=needs)
+
+
+LIMIT_S = 30.0
+"""A child that says nothing for longer is ended: importing torch from a slow network disk takes 20 s, a driver that hangs for ever."""
+
+MAX_TEXT = 1 << 16
+
+
+class ProbeAnswers(msgspec.Struct, frozen=True):
+    """What a child said."""
+
+    stages: Mapping[str, Mapping[str, Any]] = {}
+    """Stage -> facts, as far as it came."""
+    end: str = ""
+    """How it ended, in words; '' where it said everything."""
+
+    def get(self, stage: str, fact: str) -> Any:
+        """Return a fact; None where it is not known."""
+        return self.stages.get(stage, {}).get(fact)
+
+    def why(self, stage: str) -> str:
+        """Return why a stage said nothing."""
+        return str(self.get(stage, "error") or self.end or "nothing was said")
+
+
+class ObservedMachine:
+    """The machine as `gpudiag doctor` sees it; `root` stands before the paths of system files."""
+
+    def __init__(self, root: Path = Path("/"), limit_s: float = LIMIT_S, environ: Mapping[str, str] = os.environ) -> None:
+        self._root, self._limit_s = root, limit_s
+        self.environ = environ
+
+    def path(self, name: str) -> Path:
+        """Return a system file."""
+        return self._root / name.lstrip("/")
+
+    def text(self, name: str) -> str | None:
+        """Return the content of a small system file; None where it cannot be read."""
+        try:
+            with open(self.path(name), encoding="utf-8", errors="replace") as file:
+                return file.read(MAX_TEXT).strip()
+        except OSError:
+            return None
+
+    def number(self, name: str) -> int | None:
+        """Return the number in a system file; None where there is none."""
+        found = self.text(name) or ""
+        return int(found) if found.lstrip("-").isdecimal() and len(found) < 20 else None
+
+    def disk(self, name: str | Path) -> tuple[int, int] | None:
+        """Return (bytes in all, bytes free) of the file system of a folder; None where it cannot be told."""
+        try:
+            usage = shutil.disk_usage(name)
+        except OSError:
+            return None
+        return usage.total, usage.free
+
+    @property
+    def nvidia(self) -> bool:
+        """Return whether the driver of NVIDIA is loaded."""
+        return self.path("/proc/driver/nvidia/version").exists() or self.path("/dev/nvidiactl").exists()
+
+    @property
+    def amd(self) -> bool:
+        """Return whether the driver of AMD is loaded."""
+        return self.path("/dev/kfd").exists()
+
+    @cached_property
+    def children(self) -> Mapping[str, ProbeAnswers]:
+        """Return what the children said; all are started at once, when first asked for."""
+        with ThreadPoolExecutor(2, "gpudiag-doctor") as pool:
+            found = {name: pool.submit(run_probe, name, self._limit_s) for name in ("torch", "nvml")}
+            return {name: future.result() for name, future in found.items()}
+
+    @property
+    def torch(self) -> ProbeAnswers:
+        """Return what torch says of itself."""
+        return self.children["torch"]
+
+    @property
+    def nvml(self) -> ProbeAnswers:
+        """Return what NVML says."""
+        return self.children["nvml"]
+
+
+def run_probe(probe: str, limit_s: float) -> ProbeAnswers:
+    """Return what `python -m gpudiag.capture.probes PROBE` says within `limit_s` seconds."""
+    command = [sys.executable, "-m", "gpudiag.capture.probes", probe]
+    with tempfile.TemporaryFile() as said:  # a pipe would lose what was said before the end
+        try:
+            child = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            return ProbeAnswers(end=f"no process could be started: {error.strerror}")
+        try:
+            code = child.wait(limit_s)
+            end = "" if code == 0 else f"the probe ended with signal {-code}" if code < 0 else f"the probe ended with code {code}"
+        except subprocess.TimeoutExpired:
+            end = f"no answer within {limit_s:.0f} s"
+        finally:
+            _stop_child(child)
+        said.seek(0)
+        return ProbeAnswers(_read_stages(said.read()), end)
+
+
+def _stop_child(child: subprocess.Popen[bytes]) -> None:
+    """End a child; one that hangs in the kernel is left behind."""
+    if child.poll() is None:
+        with contextlib.suppress(OSError):
+            child.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)
+
+
+def _read_stages(said: bytes) -> dict[str, dict[str, Any]]:
+    found = {}
+    for line in said.splitlines():
+        with contextlib.suppress(*UNREADABLE, AttributeError):
+            answer = msgspec.json.decode(line, type=dict[str, Any])
+            found[str(answer.pop("stage", ""))] = answer
+    return found
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
+
+MIN_SHM_BYTES = 1 << 30
+"""Batches of a few workers take some hundred MB; Docker's default is 64 MB."""
+
+MIN_FILES = 4096
+"""A worker holds a descriptor for each tensor that it hands over (file_descriptor sharing of torch.multiprocessing)."""
+
+_SLOW_CLOCKS = ("hpet", "acpi_pm", "refined-jiffies", "jiffies")
+_SHOWN_UNLIMITED = 1 << 60
+"""cgroup 1 writes 2^63, rounded to a page, for no limit."""
+
+
+def check_processors(seen: ObservedMachine) -> Check:
+    """Return how many cores there are, and how much of them may be used."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read_cpu_quota(seen)
+    threads = seen.torch.get("versions", "threads")
+    granted = cores if quota is None else min(quota, float(cores))
+    told = (
+        f"{cores} cores"
+        + ("" if quota is None else f", of which the container grants {quota:g}")
+        + (f"; torch uses {threads} threads" if threads else "")
+    )
+    if threads and threads > granted + 0.5:
+        halts = "threads wait for each other" if quota is None else "the container is halted for parts of each 100 ms"
+        costs = f"more threads than cores: {halts}, and every host time scatters"
+        return build_limited("processors", told, costs, f"export OMP_NUM_THREADS={max(1, int(granted))}, or grant more cores")
+    return build_ok("processors", told)
+
+
+def _read_cpu_quota(seen: ObservedMachine) -> float | None:
+    """Return the cores' worth of time that the control group grants (version 2, else 1); None: no limit."""
+    words = (seen.text("/sys/fs/cgroup/cpu.max") or "").split()
+    if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+        return int(words[0]) / int(words[1])
+    quota, period = (seen.number(f"/sys/fs/cgroup/cpu/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return quota / period if quota is not None and period and quota > 0 else None
+
+
+def check_memory(seen: ObservedMachine) -> Check:
+    """Return the memory that may be used."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    limits = [seen.number(name) for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    granted = min((limit for limit in limits if limit is not None and limit < _SHOWN_UNLIMITED), default=total)
+    if granted < total:
+        return build_ok("memory", f"{format_bytes(granted)}, granted to the container of {format_bytes(total)}")
+    return build_ok("memory", format_bytes(total))
+
+
+def check_shared_memory(seen: ObservedMachine) -> Check:
+    """Return whether loader workers have room to hand batches over."""
+    found = seen.disk(seen.path(SHARED_MEMORY))
+    if found is None:
+        return build_not_applicable(SHARED_MEMORY, "this system has none")
+    total, free = found
+    if total < MIN_SHM_BYTES:
+        costs = "DataLoader workers hand batches over in it: 'Bus error' where it is full"
+        return build_limited(
+            SHARED_MEMORY, f"{format_bytes(total)}, {format_bytes(free)} free", costs, "docker run --shm-size=8g (or --ipc=host)"
+        )
+    return build_ok(SHARED_MEMORY, f"{format_bytes(total)}, {format_bytes(free)} free")
+
+
+def check_open_files(_: ObservedMachine) -> Check:
+    """Return how many files a process may hold open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return build_not_applicable("open files", "this system has no such limit")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= MIN_FILES:
+        return build_ok("open files", "no limit" if soft == resource.RLIM_INFINITY else f"up to {soft:,}")
+    top = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    costs = "DataLoader workers fail with 'Too many open files' where batches hold many tensors"
+    return build_limited(
+        "open files", f"up to {soft:,}", costs, f"ulimit -n {top}" if top > soft else "raise the limit in /etc/security/limits.conf"
+    )
+
+
+def check_frequency(seen: ObservedMachine) -> Check:
+    """Return what decides about the frequency of the cores."""
+    governor = seen.text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+    if not governor:
+        return build_not_applicable("CPU frequency", "the system does not tell, as in a virtual machine")
+    turbo = ", turbo off" if seen.number("/sys/devices/system/cpu/intel_pstate/no_turbo") == 1 else ""
+    if governor == "performance":
+        return build_ok("CPU frequency", f"governor {governor}{turbo}")
+    costs = "cores slow down between steps: launches take longer, and host times scatter"
+    return build_limited("CPU frequency", f"governor {governor}{turbo}", costs, "sudo cpupower frequency-set -g performance")
+
+
+def check_clock(seen: ObservedMachine) -> Check:
+    """Return what time is read from."""
+    name = seen.text("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not name:
+        return build_not_applicable("clock", "the system does not tell")
+    if name in _SLOW_CLOCKS:
+        costs = "reading the time takes about a microsecond: recordings slow the host down more"
+        return build_limited("clock", name, costs, "boot with clocksource=tsc, or ask whoever runs the machine")
+    return build_ok("clock", name)
+
+
+def check_numa(seen: ObservedMachine) -> Check:
+    """Return whether memory is nearer to some cores than to others."""
+    nodes = seen.text("/sys/devices/system/node/online")
+    if not nodes:
+        return build_not_applicable("NUMA", "the system does not tell")
+    if nodes == "0":
+        return build_ok("NUMA", "one node")
+    return build_ok("NUMA", f"nodes {nodes}: bind each rank to the node of its GPU (numactl, torchrun --numa-binding)")
+
+
+def check_tracing(seen: ObservedMachine) -> Check:
+    """Return whether debuggers and perf may look into a process; gpudiag needs neither."""
+    scope, perf = seen.number("/proc/sys/kernel/yama/ptrace_scope"), seen.number("/proc/sys/kernel/perf_event_paranoid")
+    if scope is None and perf is None:
+        return build_not_applicable("debuggers", "the system does not tell who may use them; gpudiag needs neither gdb nor perf")
+    told = f"ptrace_scope {'not there' if scope is None else scope}, perf_event_paranoid {'not there' if perf is None else perf}"
+    if scope is not None and scope >= 2:
+        return build_limited(
+            "debuggers",
+            told,
+            "py-spy and gdb show a training that hangs to root only; gpudiag does not need them",
+            "sudo sysctl kernel.yama.ptrace_scope=1",
+        )
+    return build_ok("debuggers", f"{told} (gpudiag needs neither)")

@@ -1,0 +1,184 @@
+"""The flow of one report: open a recording, analyse it, judge it, build the report; on a cluster, where its trace can be read."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import polars as pl
+
+from gpudiag.api.analysis import analyse
+from gpudiag.api.inputs import Input, open_rank, select_rank
+from gpudiag.api.ranks import RankInput, find_ranks
+from gpudiag.api.result_cache import find_version
+from gpudiag.diagnosis import judge
+from gpudiag.diagnosis.config import Config
+from gpudiag.diagnosis.loader import RULE_SUFFIX, load_active_rules
+from gpudiag.diagnosis.rule import RuleBase
+from gpudiag.errors import InputError
+from gpudiag.facts import Facts
+from gpudiag.files import read_file
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.experiment import ExperimentData
+from gpudiag.model.job import Job
+from gpudiag.model.report import ReportData, Source, Tool, encode_report
+from gpudiag.report.report_data import build_report_data
+
+Progress = Callable[[str], None]
+
+
+class AnalysedRecording(NamedTuple):
+    """One analysed window."""
+
+    report: ReportData
+    analysis: Analysis
+    """The tables of the trace (ops, kernels, ...) with costs, steps, gaps and causes."""
+    sites: pl.Series | None = None
+    """Call site of each op ('file.py(line): function', null where not known)."""
+
+
+class ReportOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a recording besides which rank and window. Small: it is answered on another machine as well."""
+
+    modules: bool = False
+    """One op row for each nn.Module."""
+    gpu_hour_price: float | None = None
+    planned_steps: int | None = None
+    graph_capture: str | None = None
+    """A trace of the pass that captured the graphs which the recording replays, or a folder of such."""
+
+
+def open_recording(
+    path: str | Sequence[str], *, rank: int | None = None, window: int | None = None, progress: Progress | None = None
+) -> AnalysedRecording:
+    """Return the report on `path` and the analysis behind it, judged by the built-in rules.
+
+    Several ranks are one job, and the analysis is that of its shown rank; `rank`: that one alone. `progress` is told what is being done.
+    Raises InputError where nothing can be read.
+    """
+    paths = [path] if isinstance(path, str) else list(path)
+    return diagnose_paths(paths, load_active_rules([], None), progress or (lambda _: None), rank=rank, window=window)
+
+
+def diagnose_paths(
+    paths: Sequence[str], base: RuleBase, tell: Progress, question: ReportOptions | None = None, *, rank: int | None = None,
+    window: int | None = None, report_only: bool = False,
+) -> AnalysedRecording:  # fmt: skip
+    """Return what the rules of `base` say of all ranks that `paths` name, or of `rank` alone. Raises InputError, UsageError.
+
+    `report_only`: nobody asks for the tables, see `diagnosed`.
+    """
+    recording = find_ranks(paths, window)
+    if rank is not None or len(recording.numbers) < 2:
+        return diagnose_window(select_rank(recording, rank, window), base, tell, question, report_only=report_only)
+    from gpudiag.api import jobs
+
+    job = jobs.compare_recorded_ranks(recording, tell)
+    return diagnose_window(jobs.open_shown_rank(recording, job), base, tell, question, job=job, report_only=report_only)
+
+
+def diagnose_window(
+    chosen: Input,
+    base: RuleBase,
+    tell: Progress,
+    question: ReportOptions | None = None,
+    *,
+    job: Job | None = None,
+    report_only: bool = False,
+) -> AnalysedRecording:
+    """Return what the rules of `base` say of one window; `job`: all ranks compared, where it is one of several. Raises InputError.
+
+    `report_only`: nobody asks for the tables; see `analyse` for what is not kept then, unless the SQL of a rule asks for it.
+    """
+    asked = question or ReportOptions()
+    if asked.graph_capture is not None:
+        chosen = chosen._replace(graph_capture=Path(asked.graph_capture))
+    tell("reading")
+    keep_frames = not report_only or any("frames" in fact.sql.lower() for rule in base.judged for fact in rule.file.facts.values())
+    analysis, sites = analyse(chosen, tell, modules=asked.modules, keep_frames=keep_frames)
+    experiments, unread = _read_experiments(chosen)
+    analysis = msgspec.structs.replace(
+        analysis, experiments=experiments, gpu_hour_price=asked.gpu_hour_price, planned_steps=asked.planned_steps, job=job
+    )
+    tell("judging")
+    facts = Facts(analysis)
+    judgement = judge(analysis, base.judged, facts)
+    failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
+    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *unread, *failed))
+    data = build_report_data(
+        analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", find_version("gpudiag") or "unknown"), source=chosen.source,
+        sites=sites.site, site_match_share=sites.match_share, facts=facts,
+    )  # fmt: skip
+    return AnalysedRecording(data, analysis, sites.site)
+
+
+def _read_experiments(chosen: Input) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
+    """Return the experiments that the bundle holds, and warnings about those that cannot be read."""
+    if chosen.bundle is None:
+        return (), ()
+    from gpudiag.api.experiment_store import read_results  # here: a trace file has none
+
+    return read_results(chosen.bundle.path)
+
+
+MAX_RULE_BYTES = 1 << 20
+"""A rule is a few kB."""
+
+
+class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the report on the shown rank of a job is made from, but for its trace."""
+
+    item: RankInput
+    job: Job | None
+    source: Source
+    warnings: tuple[str, ...] = ()
+    """What the machine that asks has to say of the recording, first."""
+    question: ReportOptions = ReportOptions()
+    rules: tuple[dict[str, str], ...] = ()
+    """Folders of further rules: file -> text. They are the user's, and nowhere but on his machine."""
+    config: Config | None = None
+
+
+def answer_report_request(request: bytes) -> bytes:
+    """Return the report (JSON) that a request asks for: a ReportRequest as JSON. Raises InputError where the rank cannot be read."""
+    asked = msgspec.json.decode(request, type=ReportRequest)
+    with _unpack_rules(asked.rules) as folders:
+        base = load_active_rules(folders, asked.config)
+        chosen = open_rank(asked.item)
+        chosen = chosen._replace(source=asked.source, warnings=(*asked.warnings, *chosen.warnings))
+        return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
+
+
+# -- rules that travel --------------------------------------------------------------------------------------------------------
+
+
+def pack_rules(folders: Sequence[str]) -> tuple[dict[str, str], ...]:
+    """Return the rule files of `folders`. Raises InputError where one cannot be read."""
+    found = [(folder, sorted(Path(folder).rglob(f"*{RULE_SUFFIX}"))) for folder in folders]
+    return tuple({path.relative_to(folder).as_posix(): _read_rule_file(path) for path in paths} for folder, paths in found)
+
+
+def _read_rule_file(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_RULE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_RULE_BYTES >> 20} MB, this is no rule", "leave it out of the folder of rules")
+        return read_file(path, MAX_RULE_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({type(error).__name__})", "check its access rights, and that it is UTF-8") from None
+
+
+@contextmanager
+def _unpack_rules(packed: Sequence[dict[str, str]]) -> Iterator[list[str]]:
+    """Yield folders with these rule files; gone afterwards."""
+    with ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpudiag-rules-"))) for _ in packed]
+        for folder, files in zip(folders, packed, strict=True):
+            for number, (name, text) in enumerate(files.items()):  # a folder each: a name that travelled is no path
+                own = folder / f"{number:06d}"
+                own.mkdir()
+                (own / Path(name).name).write_text(text, encoding="utf-8")
+        yield [str(folder) for folder in folders]

@@ -1,0 +1,169 @@
+"""What is asked of one analysed recording: rows by SQL, what-ifs, its tables and time line as files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from gpudiag.api.analysis import analyse
+from gpudiag.api.devices import select_device_samples
+from gpudiag.api.inputs import resolve_input
+from gpudiag.errors import InputError
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.timeline import ReplayTrust, WhatIf
+from gpudiag.model.trace import TRACE_TABLES
+from gpudiag.report import exports, files
+from gpudiag.timeline.whatif.registry import parse_settings
+from gpudiag.timeline.whatif.study import build_study
+from gpudiag.trace.kineto import insert_events
+from gpudiag.trace.trace_files import is_sqlite
+
+if TYPE_CHECKING:
+    from gpudiag.api import Progress
+
+
+def run_query(
+    path: str, text: str, *, rank: int | None = None, window: int | None = None, progress: Progress | None = None
+) -> pl.DataFrame:
+    """Return the rows of the SELECT `text` over the tables of `path` (facts.sql.TABLES; columns: model.tables).
+
+    Raises InputError for a query that is not allowed, or names what is not there; it is tried on tables without rows first.
+    """
+    from gpudiag.api.analysis import analyse
+    from gpudiag.api.inputs import resolve_input
+    from gpudiag.facts import sql
+
+    tell = progress or (lambda _: None)
+    try:
+        sql.run_query(text, {})
+        chosen = resolve_input(path, rank, window)
+        tell("reading")
+        analysis, _ = analyse(chosen, tell)
+        tell("asking")
+        return sql.run_query(text, sql.list_analysis_tables(analysis))
+    except sql.QueryError as error:
+        raise InputError(f"the query: {error}{_suggest_name(error)}", "gpudiag sql --help lists the tables") from None
+
+
+def list_columns() -> pl.DataFrame:
+    """Return every column that a query can name: its table, name, unit and meaning."""
+    import polars as pl
+
+    from gpudiag.facts.sql import QUERY_TABLES
+    from gpudiag.model import trace
+
+    rows = [(name, column.name, column.unit, column.doc) for name in QUERY_TABLES for column in trace.TABLES[name]]
+    return pl.DataFrame(rows, schema=["table", "column", "unit", "what it is"], orient="row")
+
+
+def _suggest_name(error: Exception) -> str:
+    from gpudiag.errors import suggest_nearest
+
+    return suggest_nearest(getattr(error, "name", ""), dict.fromkeys(getattr(error, "known", ())))
+
+
+NOT_REPLAYED = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
+WHATIF_SCHEMA_VERSION = 1
+
+
+class WhatIfs(msgspec.Struct, frozen=True):
+    """What-ifs of one recording, largest gain first, and how far the replay can be trusted."""
+
+    source: str
+    what_ifs: tuple[WhatIf, ...]
+    trust: ReplayTrust | None
+    reason: str = ""
+    """Why there is no replay; '' where there is one."""
+    schema_version: int = WHATIF_SCHEMA_VERSION
+
+
+def build_whatif_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `gpudiag whatif PATH --json FILE` writes."""
+    return msgspec.json.schema(WhatIfs)
+
+
+def run_what_ifs(
+    path: str, settings: Sequence[str] = (), *, rank: int | None = None, progress: Callable[[str], None] | None = None
+) -> WhatIfs:
+    """Return the steps of `path` (trace, bundle or folder of ranks) with all `settings` at once, as `gpudiag whatif --set` takes them.
+
+    Without settings: every standard what-if that applies. Raises InputError where `path` cannot be read, a setting does not exist, has
+    a wrong value, or is about nothing that the steps hold.
+    """
+    chosen = parse_settings(settings)
+    tell = progress or (lambda _: None)
+    analysis, _ = analyse(resolve_input(path, rank), tell)
+    tell("replaying")
+    study = build_study(analysis)
+    if study is None:
+        return WhatIfs(path, (), None, _explain_no_replay(analysis))
+    return WhatIfs(path, (study.what_if(chosen),) if chosen else study.standard(), analysis.replay)
+
+
+def _explain_no_replay(analysis: Analysis) -> str:
+    return next((warning for warning in analysis.warnings if "replay" in warning), NOT_REPLAYED)
+
+
+_DERIVED_TABLES = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")
+
+
+def export_perfetto(
+    path: str, target: Path, *, overlay_only: bool = False, rank: int | None = None, window: int | None = None, progress: Progress
+) -> None:
+    """Write the recording of `path` with the overlay of gpudiag.report.exports to `target`; gzipped for '.gz'.
+
+    Its own events are passed on byte for byte; `overlay_only` leaves them out. Beside the analysis nothing but a few blocks is in memory.
+    Raises InputError where reading or writing fails.
+    """
+    chosen = resolve_input(path, rank, window)
+    if not overlay_only and is_sqlite(str(chosen.trace)):
+        raise InputError(f"{path} is an export of Nsight Systems, which Perfetto does not read", "write the overlay alone: --overlay-only")
+    analysis, _ = analyse(chosen, progress)
+    progress(f"writing {target}")
+    samples = None if chosen.bundle is None else select_device_samples(chosen.bundle, analysis.device_index)[0]
+    events = exports.build_overlay(analysis, samples)
+    pieces = exports.format_trace_document(events) if overlay_only else insert_events(str(chosen.trace), events)
+    files.write_file_pieces(target, exports.compress_gzip(pieces) if target.suffix.lower() == ".gz" else pieces)
+
+
+def export_tables(
+    path: str, folder: Path, form: exports.TableFormat, *, rank: int | None = None, window: int | None = None, progress: Progress
+) -> list[Path]:
+    """Write every table of the analysis of `path` that has rows to a file of its own in `folder` (made where missing); return the files.
+
+    Columns are named with their unit; `columns.csv`, the last of the files, says what each of them is. Raises InputError.
+    """
+    analysis, _ = analyse(resolve_input(path, rank, window), progress)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {folder}: {error.strerror}", "choose another place") from None
+    written, shown = [], {}
+    for name, frame in _list_tables(analysis):
+        progress(f"writing {name}")
+        shown[name] = exports.add_units(name, frame)
+        written.append(_write_table(folder / f"{name}.{form}", shown[name], form))
+    return [*written, _write_table(folder / f"{exports.COLUMNS_TABLE}.csv", exports.explain_columns(shown), "csv")]
+
+
+def _write_table(target: Path, frame: pl.DataFrame, form: exports.TableFormat) -> Path:
+    files.write_file_with(target, lambda file: exports.write_table(frame, file, form))
+    return target
+
+
+def _list_tables(analysis: Analysis) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield the tables that have rows, each under its name in model.tables."""
+    recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
+    derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
+    for name, frame in {
+        **recorded,
+        **derived,
+        "telemetry": analysis.samples,
+        exports.THREADS_TABLE: exports.build_threads_table(analysis.trace),
+    }.items():
+        if frame is not None and frame.height:
+            yield name, frame

@@ -1,0 +1,256 @@
+"""What a folder holds that can be looked at: bundles, traces, folders of ranks; told from manifests and first bytes alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from gpudiag.api.cache import IN_BUNDLE
+from gpudiag.api.live_recording import estimate_patience_s
+from gpudiag.capture.bundle import read_manifest
+from gpudiag.capture.bundle_folder import MANIFEST_PATTERN, is_bundle
+from gpudiag.capture.segments import NotASegmentError, count_rows
+from gpudiag.errors import InputError
+from gpudiag.model.bundle import Manifest
+from gpudiag.trace.decompression import read_text_blocks
+
+RecordingStatus = Literal["live", "finished", "damaged", "unreadable"]
+RecordingKind = Literal["bundle", "trace", "folder"]
+
+MOST_DEPTH = 5
+"""Folders below the one that was given: bundles lie in runs/<time>, at most a few deeper."""
+
+MOST_ENTRIES = 1_000
+"""Recordings listed; whoever has more names a folder further down."""
+
+HEAD_BYTES = 1 << 16
+"""Text of a file that is looked at to tell whether it is a trace."""
+
+KILLED = "the run was killed, or stopped writing: what it had written until then can be read"
+
+_TRACE_NAME = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
+_RANK_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d{1,9})", re.IGNORECASE)
+_SIGNS = (b'"traceEvents"', b'"deviceProperties"', b'"schemaVersion"')
+"""One of these stands at the head of what Kineto and other writers of Chrome traces write as an object."""
+_SQLITE = b"SQLite format 3\0"
+_SKIPPED = {"node_modules", "__pycache__", "site-packages"}
+_CHANGING = ("trace", "memory", "inductor", "experiments")
+"""Folders of a bundle whose files a report rests on; telemetry and steps grow all the time while a run records."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One recording. Unknown is None, and `note` says why where something is wrong."""
+
+    name: str
+    """Path below the folder, with '/' on every system; '.' where that folder is the recording itself."""
+    kind: RecordingKind
+    status: RecordingStatus
+    steps: int | None = None
+    """All steps of the run, also the unprofiled; of a bundle only."""
+    device: str | None = None
+    created_unix_ns: int | None = None
+    size_bytes: int = 0
+    ranks: int = 1
+    note: str = ""
+
+
+Stamp = tuple[int, int]
+"""Time of the last change in ns, and size: what changes when a file does."""
+
+
+class Lister:
+    """Lists a folder; what was read of a file is kept until the file changes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+        self._known: dict[Path, tuple[Stamp, object]] = {}
+        self._finished: dict[Path, tuple[Path, Stamp, Stamp, Entry]] = {}
+        """Of each finished bundle its first manifest, the stamps of that and of the folder, and what was found: nothing is read again."""
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Return the recordings below the folder, the newest first; at most MOST_ENTRIES. Links are not followed."""
+        found = list(islice(self._below(self.root, MOST_DEPTH), MOST_ENTRIES))
+        return tuple(sorted(found, key=lambda entry: (-(entry.created_unix_ns or 0), entry.name)))
+
+    def _below(self, folder: Path, depth: int) -> Iterator[Entry]:
+        """Yield the recordings in `folder`, or the one that it is."""
+        kept = self._kept(folder)
+        if kept is not None:
+            yield kept
+            return
+        if is_bundle(folder):
+            yield from self._told([folder])
+            return
+        inside = _list_children(folder)
+        traces = _select_traces(inside)
+        yield from self._told([folder] if _are_ranks(traces) else traces)
+        if depth:
+            for child in inside:
+                if child.is_dir() and not child.name.startswith(".") and child.name not in _SKIPPED:
+                    yield from self._below(child, depth - 1)
+
+    def _told(self, paths: list[Path]) -> Iterator[Entry]:
+        yield from (entry for path in paths if (entry := self._entry(path)) is not None)
+
+    def _kept(self, folder: Path) -> Entry | None:
+        """Return what was found of a finished bundle, None where it has changed since. Its size may have grown by experiments."""
+        if folder not in self._finished:
+            return None
+        manifest, *stamps, entry = self._finished[folder]
+        try:
+            return entry if [_read_stamp(manifest), _read_stamp(folder)] == stamps else None
+        except OSError:
+            return None
+
+    def _entry(self, path: Path) -> Entry | None:
+        """Return what is known of one recording; None where the file turns out to be something else, or is gone."""
+        name = path.relative_to(self.root).as_posix()
+        try:
+            name.encode("utf-8")
+            if not path.is_dir():
+                return self._trace(path, name)
+            return self._bundle(path, name) if is_bundle(path) else self._folder(path, name)
+        except UnicodeEncodeError:  # no address of a page could name it
+            return Entry(name, "trace", "unreadable", note="its name is no valid UTF-8: rename it")
+        except OSError as error:
+            return Entry(name, "trace", "unreadable", note=f"cannot be read ({error.strerror})")
+
+    def _trace(self, path: Path, name: str) -> Entry | None:
+        stat = path.stat()
+        told = self._remembered(path, _find_fault)
+        if told is None:
+            return None
+        return Entry(name, "trace", "unreadable" if told else "finished", None, None, stat.st_mtime_ns, stat.st_size, note=str(told))
+
+    def _folder(self, path: Path, name: str) -> Entry:
+        stats = [child.stat() for child in _list_trace_files(path)]
+        newest = max(stat.st_mtime_ns for stat in stats)
+        return Entry(name, "folder", "finished", None, None, newest, sum(stat.st_size for stat in stats), len(stats))
+
+    def _bundle(self, path: Path, name: str) -> Entry:
+        manifests = sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name))
+        stamps = (_read_stamp(manifests[0]), _read_stamp(path))  # taken before anything is read
+        size, newest = _measure_bundle(path)
+        found = self._remembered(manifests[0], _read_manifest_or_error)
+        if not isinstance(found, Manifest):
+            return Entry(name, "bundle", "unreadable", created_unix_ns=newest, size_bytes=size, ranks=len(manifests), note=str(found))
+        status, note = _find_status(found, newest)
+        device = (found.device.name if found.device else "") or (found.machine.cpu if found.device_kind == "cpu" else "")
+        steps = found.steps if found.finished else max(found.steps, _count_steps(path, found.rank))
+        created = found.created_unix_ns or newest
+        entry = Entry(name, "bundle", status, steps, device or None, created, size, len(manifests), note)
+        if found.finished and len(manifests) >= found.world_size:
+            self._finished[path] = (manifests[0], *stamps, entry)
+        return entry
+
+    def _remembered(self, path: Path, read: Callable[[Path], object]) -> object:
+        """Return what `read` makes of a file; read again when the file has changed."""
+        stamp = _read_stamp(path)
+        known = self._known.get(path)
+        if known is None or known[0] != stamp:
+            known = self._known[path] = (stamp, read(path))
+        return known[1]
+
+
+def read_version_stamp(path: Path) -> tuple[tuple[str, int, int], ...]:
+    """Return what changes when a report on `path` would: names, times and sizes of the files that it rests on."""
+    if not path.is_dir():
+        files = [path]
+    elif is_bundle(path):
+        inside = [child for folder in _CHANGING for child in sorted((path / folder).glob("*")) if child.suffix != ".jsonl"]
+        files = [*sorted(child for child in path.iterdir() if MANIFEST_PATTERN.fullmatch(child.name)), *inside]
+    else:
+        files = _list_trace_files(path)
+    return tuple((file.name, stat.st_mtime_ns, stat.st_size) for file in files for stat in (file.stat(),))
+
+
+def _read_stamp(path: Path) -> Stamp:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _list_children(folder: Path) -> list[Path]:
+    """Return what lies in a folder, without links: they may lead out of it."""
+    try:
+        with os.scandir(folder) as found:
+            return sorted(Path(entry.path) for entry in found if not entry.is_symlink())
+    except OSError:
+        return []
+
+
+def _list_trace_files(folder: Path) -> list[Path]:
+    return _select_traces(_list_children(folder))
+
+
+def _select_traces(paths: list[Path]) -> list[Path]:
+    return [path for path in paths if _TRACE_NAME.search(path.name) and path.is_file()]
+
+
+def _are_ranks(traces: list[Path]) -> bool:
+    """Return whether the traces of a folder are the ranks of one run: several, each named by another rank, and nothing else beside them."""
+    numbers = [found.group(1) for path in traces if (found := _RANK_NAME.search(path.name))]
+    stems = {_RANK_NAME.sub("", path.name) for path in traces}
+    return len(traces) > 1 and len(set(numbers)) == len(traces) and len(stems) == 1
+
+
+def _find_fault(path: Path) -> str | None:
+    """Return '' for a trace, what is wrong with one that cannot be read, None for a file that is no trace."""
+    compressed = not path.name.lower().endswith((".json", ".sqlite"))
+    try:
+        if path.name.lower().endswith(".sqlite"):
+            with path.open("rb") as file:
+                return "" if file.read(len(_SQLITE)) == _SQLITE else None
+        with closing(read_text_blocks(str(path), HEAD_BYTES)) as blocks:
+            head = next(blocks, b"")[:HEAD_BYTES]
+    except InputError as error:
+        return error.message.removeprefix(str(path)).strip() if compressed else None
+    is_list = head.lstrip()[:1] == b"[" and b'"ph"' in head and b'"ts"' in head
+    return "" if is_list or any(sign in head for sign in _SIGNS) else None
+
+
+def _read_manifest_or_error(path: Path) -> Manifest | str:
+    try:
+        return read_manifest(path)
+    except InputError as error:
+        return str(error).removeprefix(str(path)).lstrip(": ")
+
+
+def _find_status(manifest: Manifest, newest_ns: int) -> tuple[RecordingStatus, str]:
+    if manifest.finished:
+        return "finished", ""
+    silent_s = time.time() - newest_ns / 1e9
+    return ("live", "") if silent_s < estimate_patience_s(manifest.created_unix_ns, newest_ns) else ("damaged", KILLED)
+
+
+def _measure_bundle(bundle: Path) -> tuple[int, int]:
+    """Return the size of a bundle in bytes and the time of its newest file (Unix ns); what is kept in it by reports does not count."""
+    inside = (path for path in bundle.iterdir() if path.name != IN_BUNDLE)
+    files = [path for top in inside for path in _list_files(top)]
+    stats = [path.lstat() for path in files]
+    return sum(stat.st_size for stat in stats), max((stat.st_mtime_ns for stat in stats), default=0)
+
+
+def _list_files(top: Path) -> list[Path]:
+    """Return the files below a folder, or the file itself."""
+    if top.is_symlink() or not top.is_dir():
+        return [top]
+    return [Path(folder, name) for folder, _, names in os.walk(top) for name in names]
+
+
+def _count_steps(bundle: Path, rank: int) -> int:
+    """Return the steps that a run which still records has written; rows are counted from the ends of the files."""
+    count = 0
+    for path in (bundle / "steps" / f"rank{rank}").glob("[!.]*.parquet"):
+        try:
+            count += 0 if path.is_symlink() else count_rows(path)
+        except (NotASegmentError, OSError):
+            continue  # being written, or damaged
+    return count

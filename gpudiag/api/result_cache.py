@@ -1,0 +1,300 @@
+"""Cached results: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
+
+Digests of what a result was made from: files by content, the program by its sources, measured peaks.
+
+Two equal digests mean an equal result. Whoever is not sure gets None, and nothing is kept.
+
+Results that are kept beside large recordings: a whole report, what one rank tells of itself, the steps of a side of a comparison.
+
+    >>> data = kept(Key("rank", (trace,), asked=("window 0",), rank=3), lambda: encode(summarise(...)))
+
+makes the bytes at the first call and reads them at the next ones, for as long as nothing of what they were made from changes: the content
+of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import msgspec
+
+from gpudiag.api import cache as cache_module
+from gpudiag.api.cache import BESIDE, IN_BUNDLE, EntryKind, allow_cache
+from gpudiag.capture.bundle_folder import is_bundle
+from gpudiag.hardware.peaks_cache import find_peaks_folder
+from gpudiag.model.comparison import Measured
+from gpudiag.model.report import ReportData
+
+if TYPE_CHECKING:
+    from gpudiag.diagnosis.config import Config
+
+
+def find_version(package: str) -> str | None:
+    """Return the version of an installed package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+QUICK_ABOVE_BYTES = 1 << 30
+"""Files of more than this together are told by size, times and their first and last MiB: reading all of them would take seconds."""
+
+TEXT_PER_BYTE = 15
+"""Uncompressed bytes of a byte of .gz or .zst, about (real traces: 9 to 30). Only decides whether keeping is worth while."""
+
+_END_BYTES = 1 << 20
+_PIECE_BYTES = 1 << 20
+_SETTLED_S = 2.0
+"""A file that changed less than this before it was read may change again without a new time stamp (git: racy-git documentation)."""
+_MOST_FILES = 20_000
+_TRACE = re.compile(r"\.(json|json\.gz|json\.zst|sqlite)$", re.IGNORECASE)
+_COMPRESSED = re.compile(r"\.(gz|zst)$", re.IGNORECASE)
+_OF_RANK = re.compile(r"rank(\d{1,9})")
+_REPORT = re.compile(r"report\.(json|html|md)")
+"""What reports are saved as in a bundle; no report is made from them."""
+
+_KNOWN_DIGESTS: dict[tuple[str, int, int, int, int, int], str] = {}
+"""Digests of this process by path, device, inode, size, and times of change: a file is read once however often it is asked for."""
+
+
+def digest_file(path: Path, *, quick: bool = False) -> str | None:
+    """Return the digest of a file's bytes; None where it cannot be read or is no regular file.
+
+    `quick`, and beyond QUICK_ABOVE_BYTES always: of its size, its times of change and its first and last MiB.
+    """
+    try:
+        before = path.stat()
+        if not stat.S_ISREG(before.st_mode):
+            return None
+        times = (before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+        with path.open("rb") as file:
+            if quick or before.st_size > QUICK_ABOVE_BYTES:
+                head = file.read(_END_BYTES)
+                file.seek(max(0, before.st_size - _END_BYTES))
+                return digest_values("quick", *times, head, file.read(_END_BYTES))
+            name = (os.path.abspath(path), before.st_dev, before.st_ino, *times)
+            if name not in _KNOWN_DIGESTS:
+                found = _digest_bytes(iter(lambda: file.read(_PIECE_BYTES), b""))
+                if time.time() - max(before.st_mtime_ns, before.st_ctime_ns) / 1e9 < _SETTLED_S:
+                    return found
+                _KNOWN_DIGESTS[name] = found
+            return _KNOWN_DIGESTS[name]
+    except (OSError, ValueError):  # ValueError: a name with a zero byte
+        return None
+
+
+def _digest_bytes(pieces: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        found.update(piece)
+    return found.hexdigest()
+
+
+def digest_values(*parts: object) -> str:
+    """Return the digest of values, told apart by kind and length: bytes as they are, all else by its repr()."""
+    pieces = [b"b" + part if isinstance(part, bytes) else repr(part).encode("utf-8", "surrogatepass") for part in parts]
+    return _digest_bytes(piece for each in pieces for piece in (len(each).to_bytes(8, "little"), each))
+
+
+def digest_recordings(paths: Iterable[Path], rank: int | None = None) -> str | None:
+    """Return the digest of recordings: files, bundles, folders of ranks; None where one of them cannot be read.
+
+    `rank`: files of a bundle whose names say that they are of another rank do not count.
+    """
+    try:
+        found = [(str(index), *each) for index, path in enumerate(paths) for each in _list_report_inputs(path, rank)]
+        quick = sum(path.stat().st_size for _, _, path in found) > QUICK_ABOVE_BYTES
+    except (OSError, ValueError):
+        return None
+    if not found or len(found) > _MOST_FILES:
+        return None
+    return _digest_named_files((index, name, digest_file(path, quick=quick)) for index, name, path in found)
+
+
+def _digest_named_files(found: Iterable[tuple[str, str, str | None]]) -> str | None:
+    """Return the digest of files with their names; None where one of them could not be read."""
+    entries = sorted(found)
+    return None if any(content is None for *_, content in entries) else digest_values(entries)
+
+
+def _list_report_inputs(path: Path, rank: int | None) -> list[tuple[str, Path]]:
+    """Return the files that a report on `path` rests on, each with its name in there."""
+    if not path.is_dir():
+        return [(path.name, path)] if path.exists() or not glob.has_magic(str(path)) else _match_files(str(path))
+    if is_bundle(path):
+        inside = [(child.relative_to(path).as_posix(), child) for child in _walk_bundle(path)]
+        return [(name, child) for name, child in inside if not _REPORT.fullmatch(name) and _is_of_rank(name, rank)]
+    return [(child.name, child) for child in path.iterdir() if _TRACE.search(child.name) and child.is_file()]
+
+
+def _match_files(pattern: str) -> list[tuple[str, Path]]:
+    return [(name, Path(name)) for name in glob.glob(pattern, recursive=True) if os.path.isfile(name)]
+
+
+def _is_of_rank(name: str, rank: int | None) -> bool:
+    return rank is None or all(int(found) == rank for found in _OF_RANK.findall(name))
+
+
+def _walk_bundle(bundle: Path) -> Iterator[Path]:
+    """Yield the files of a bundle but for what is kept in it. Links are not followed, as its readers do not follow them."""
+    for folder, below, names in os.walk(bundle):
+        if Path(folder) == bundle:
+            below[:] = [name for name in below if name != IN_BUNDLE]
+        below[:] = [name for name in below if name != BESIDE]
+        yield from (path for name in names if not (path := Path(folder, name)).is_symlink())
+
+
+def estimate_text_bytes(paths: Iterable[Path]) -> int:
+    """Return about how much text the traces of recordings hold, in bytes, from their sizes alone; 0 where they cannot be read."""
+    total = 0
+    for path in paths:
+        try:
+            for name, file in _list_report_inputs(path, None):
+                if _TRACE.search(name):
+                    total += file.stat().st_size * (TEXT_PER_BYTE if _COMPRESSED.search(name) else 1)
+        except (OSError, ValueError):
+            continue
+    return total
+
+
+def digest_rule_files(folders: Iterable[str]) -> str | None:
+    """Return the digest of the rule files below `folders`; None where one cannot be read."""
+    found = [(folder, path.as_posix(), path) for folder in folders if folder.strip() for path in sorted(Path(folder).rglob("*.yaml"))]
+    return _digest_named_files((folder, name, digest_file(path)) for folder, name, path in found)
+
+
+@cache
+def digest_code() -> str:
+    """Return the digest of what computes: versions of gpudiag, Python and libraries; names, sizes and times of gpudiag's own files.
+
+    Versions as installed: to import polars and numpy for them would take most of the time in which a kept report is shown.
+    """
+    libraries = (sys.version, *(find_version(name) for name in ("gpudiag", "polars", "numpy", "msgspec")))
+    return digest_values(
+        libraries, sorted(entry for package in ("gpudiag", "gpudiag_rules") for entry in _list_sources(str(files(package))))
+    )
+
+
+def _list_sources(folder: str) -> Iterator[tuple[str, int, int]]:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            if not name.endswith(".pyc"):
+                found = os.stat(os.path.join(place, name))
+                yield os.path.relpath(os.path.join(place, name), folder), found.st_size, found.st_mtime_ns
+
+
+def digest_peaks() -> str | None:
+    """Return the digest of all measured peaks that are kept for reports on this machine; None where one cannot be read."""
+    folder = find_peaks_folder()
+    found = sorted(folder.glob("*.json")) if folder is not None else []
+    return _digest_named_files((path.name, "", digest_file(path)) for path in found)
+
+
+Result = TypeVar("Result")
+
+_DATA_FILE = "data"
+
+
+class ResultKey(NamedTuple):
+    """What a result was made from."""
+
+    kind: cache_module.EntryKind
+    paths: tuple[str | Path, ...]
+    """Everything that was read: traces, bundles, folders of ranks. The result is kept beside the first one."""
+    asked: tuple[object, ...] = ()
+    """Whatever else the result depends on, told apart by its repr()."""
+    rank: int | None = None
+    """Of bundles: files whose names say that they are of another rank do not count. None: all files count."""
+    rules: tuple[str, ...] = ()
+    """Folders of rules besides the built-in ones."""
+
+
+def load_or_make_bytes(key: ResultKey, make: Callable[[], bytes]) -> bytes:
+    """Return the bytes that `make` returns, from the cache where they are kept there.
+
+    Nothing is looked up or kept for small recordings, for URLs, and where the recording changes while `make` runs.
+    """
+    return load_or_make(key, make, bytes, bytes)
+
+
+def load_or_make(
+    key: ResultKey, make: Callable[[], Result], encode: Callable[[Result], bytes], decode: Callable[[bytes], Result],
+    sure: Callable[[Result], bool] = lambda _: True,
+) -> Result:  # fmt: skip
+    """Return what `make` returns, as `kept` does, with its way to bytes and back; `sure`: whether it would be the same next time."""
+    slot = _find_slot(key)
+    files = None if slot is None else cache_module.load_entry(slot)
+    if files is not None:
+        with suppress(KeyError, ValueError, RecursionError, msgspec.MsgspecError):  # written by somebody else
+            return decode(files[_DATA_FILE])
+    found = make()
+    if slot is not None and sure(found) and _find_slot(key) == slot:
+        cache_module.store_entry(slot, [(_DATA_FILE, encode(found))])
+    return found
+
+
+def _find_slot(key: ResultKey) -> cache_module.Slot | None:
+    """Return where the result lies; None where nothing is kept. Small recordings are told by sizes alone, before anything is read."""
+    if cache_module.is_switched_off() or not key.paths or any("://" in str(path) for path in key.paths):
+        return None
+    paths = [Path(path) for path in key.paths]
+    place = cache_module.find_cache_folder(paths[0])
+    if place is None or estimate_text_bytes(paths) < cache_module.MIN_TEXT_BYTES:
+        return None
+    made_from = (digest_recordings(paths, key.rank), digest_rule_files(key.rules), digest_peaks(), digest_code())
+    if None in made_from:
+        return None
+    asked = (*key.asked, key.rank, *((str(path), os.path.abspath(path)) for path in paths))  # results may name where they were read
+    return cache_module.Slot(place, key.kind, _name_subject(paths[0]), digest_values(*made_from, *asked))
+
+
+def _name_subject(path: Path) -> str:
+    """Return the name under which results are kept: that of a file; for a folder or a pattern cache.WHOLE."""
+    return path.name if path.is_file() else cache_module.WHOLE_FOLDER
+
+
+def load_or_make_report(
+    make: Callable[[], ReportData], paths: tuple[str, ...], asked: tuple[object, ...], *, capture: str | None = None,
+    rules_dirs: tuple[str, ...] = (), config: Config | None = None,
+) -> ReportData:  # fmt: skip
+    """Return the report that `make` returns, or the one that is kept of the same recordings, rules, options, peaks and gpudiag.
+
+    `paths`: the recordings as the user gave them, since a report names them; `asked`: every option that changes the report.
+    """
+    given = paths if capture is None else (*paths, capture)
+    return _load_or_make_struct("report", make, ReportData, given, asked, _is_complete, rules_dirs=rules_dirs, config=config)
+
+
+def _load_or_make_struct(
+    kind: EntryKind, make: Callable[[], Result], of: type[Result], paths: tuple[str, ...], asked: tuple[object, ...],
+    sure: Callable[[Result], bool], *, rules_dirs: tuple[str, ...] = (), config: Config | None = None,
+) -> Result:  # fmt: skip
+    """Return what `make` returns, a struct of type `of`, as `kept_report` does; `sure`: see cached_result.kept_as."""
+    folders = rules_dirs if config is None else (*config.rules, *rules_dirs)
+    with allow_cache(config is None or config.cache):
+        key = ResultKey(kind, paths, (*asked, config), rules=folders)
+        return load_or_make(key, make, msgspec.msgpack.encode, lambda data: msgspec.msgpack.decode(data, type=of), sure)
+
+
+def load_or_make_measured(make: Callable[[], Measured], path: str, asked: tuple[object, ...], *, config: Config | None = None) -> Measured:
+    """Return the side of a comparison that `make` returns, or the one that is kept, as `kept_report` does."""
+    return _load_or_make_struct("measured", make, Measured, (path,), asked, lambda found: _is_complete(found.report), config=config)
+
+
+def _is_complete(report: ReportData) -> bool:
+    """Return whether every rank could be read: one that could not, such as on a worker that was killed, may be readable next time."""
+    return not any(row.unread for row in report.ranks or ())

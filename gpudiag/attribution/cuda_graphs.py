@@ -1,0 +1,515 @@
+"""Replayed CUDA graphs -> the ops of their capture pass: the order in which launches were captured is the order of the graph's nodes.
+
+Which of several captured graphs was replayed, by the grids of the replayed kernels: a server captures one graph for each batch size,
+with the same ops and kernels, and the number of blocks follows the size. Pure: no tables.
+
+Replayed graphs -> ops of their capture pass. A graph launch starts its kernels without any op; while the graph was captured, the same
+launches were issued one by one under their ops, and no kernel ran. Their order is the order of the nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.names import decode_column
+from gpudiag.model.ops import Shape, parse_signature
+from gpudiag.model.trace import Trace
+from gpudiag.trace import kernel_names
+from gpudiag.units import format_share
+
+Rows = npt.NDArray[np.int64]
+
+ACCEPT_FROM = 0.9
+"""Share of the decided pairs that have to agree. A graph of another model reaches about a half (products and element-wise work are in
+all of them); the right one, 1.0, less where a library starts helper kernels that its op's name does not tell."""
+
+DECIDED_FROM = 0.25
+"""Share of the pairs that names have to decide: below, an agreement says little. Custom ops decide nothing: in a decoding step of
+vLLM a third of the ops are PyTorch's own or compiled ones."""
+
+LOOK_AHEAD = 8
+"""Nodes that either side may have more than the other at one place: an op starts one to a few kernels."""
+
+
+class ReplayedNode(NamedTuple):
+    """A node of a replayed graph: what ran."""
+
+    kind: str
+    name: str
+    kernel_class: str | None
+
+
+class CapturedNode(NamedTuple):
+    """A node of a captured graph: what was issued."""
+
+    kind: str
+    op: str | None
+    kernel: str | None
+    """Kernel that the launch itself names (ROCm)."""
+
+
+class Fit(NamedTuple):
+    """Which replayed node belongs to which captured one, and how far names agree."""
+
+    replayed: Rows
+    captured: Rows
+    score: float
+    agreeing: int
+
+
+# What the kernels of an op may be, by the op's name. Helpers count: a product may reduce its split K and copy its bias, a sort copies.
+_KINDS_OF_OPS: tuple[tuple[str, str], ...] = (
+    (r"(?i).*(attention|sdpa|flash|fmha)", "attention gemm softmax elementwise reduction copy random"),
+    (r"aten::(rand|normal|uniform|bernoulli|exponential|random|multinomial|native_dropout|dropout)", "random elementwise sort"),
+    (r"aten::.*conv", "convolution gemm copy elementwise fft norm reduction"),
+    (r"aten::.*norm|(?i:.*(rms|layer|group|batch)_?norm)", "norm reduction elementwise copy"),
+    (r"aten::_?(mm|addmm|bmm|baddbmm|addbmm|linear|matmul|mv|addmv|dot|inner|scaled_mm|grouped_mm|int_mm|weight_int\w+)", "gemm copy"),
+    (r".*(rotary|rope|silu_and_mul|gelu_and_mul|swiglu)", "elementwise copy"),
+    (r"aten::.*softmax", "softmax reduction elementwise copy"),
+    (r"aten::.*embedding", "embedding index sort reduction copy elementwise"),
+    (r"aten::.*(lstm|gru|rnn)", "rnn gemm elementwise copy"),
+    (r"aten::.*fft", "fft elementwise copy"),
+    (r"aten::(_foreach|_fused|_amp)_", "optimizer elementwise reduction copy"),
+    (
+        r"aten::(topk|sort|argsort|unique|kthvalue|median|searchsorted|bucketize|nonzero|index|gather|scatter|take|put|masked_select|roll|flip"
+        r"|masked_scatter|tril|triu|arange|linspace|one_hot)",
+        "sort index reduction copy elementwise",
+    ),
+    (
+        r"aten::(sum|mean|amax|amin|max|min|argmax|argmin|prod|var|std|any|all|cumsum|cumprod|logsumexp|nll_loss|count_nonzero|.*pool)",
+        "reduction elementwise copy norm",
+    ),
+    (
+        r"aten::(copy_|clone|contiguous|_to_copy|to|cat|stack|fill_|zero_|zeros|ones|full|repeat|constant_pad_nd|narrow_copy|split_with_sizes)",
+        "copy elementwise index",
+    ),
+    (
+        r"aten::(add|sub|rsub|mul|div|pow|neg|abs|exp|log|sqrt|rsqrt|reciprocal|sin|cos|tanh|sigmoid|silu|gelu|relu|clamp|where|eq|ne|lt|le|gt|ge"
+        r"|logical_\w+|bitwise_\w+|threshold\w*|masked_fill|lerp|addcmul|addcdiv|maximum|minimum|floor|ceil|round|sign|isnan|isinf|leaky_relu"
+        r"|hardtanh|hardswish|mse_loss|l1_loss|smooth_l1_loss|binary_cross_entropy|erf|softplus|elu|glu|mish)",
+        "elementwise copy",
+    ),
+)
+_COMPILED = tuple((re.compile(pattern), frozenset(words.split())) for pattern, words in _KINDS_OF_OPS)
+
+
+@lru_cache(maxsize=4096)
+def find_op_kinds(name: str) -> frozenset[str] | None:
+    """Return the kernel classes that an op called `name` may start, None where its name does not tell."""
+    return next((kinds for pattern, kinds in _COMPILED if pattern.match(name)), None)
+
+
+def compare_nodes(ran: ReplayedNode, issued: CapturedNode) -> int:
+    """Return 1 where the names say that `ran` was issued by `issued`, -1 where they say that it was not, 0 where they do not tell."""
+    if issued.kind != "kernel" or ran.kind != "kernel":
+        return 1 if ran.kind == issued.kind or (issued.kind != "kernel" and ran.kernel_class == "copy") else -1
+    if issued.kernel is not None and issued.kernel.startswith("_Z") == ran.name.startswith("_Z"):
+        return 1 if issued.kernel == ran.name else -1
+    if issued.op is None:
+        return 0
+    if issued.op.startswith("triton_") or (ran.kernel_class or "").startswith("triton_"):
+        return 1 if issued.op == ran.name else -1
+    kinds = find_op_kinds(issued.op)
+    if kinds is None or ran.kernel_class in (None, "other"):
+        return 0
+    return 1 if ran.kernel_class in kinds else -1
+
+
+class NodeComparer:
+    """Verdicts on pairs of distinct nodes; each pair is judged once."""
+
+    def __init__(self, replayed: list[ReplayedNode], captured: list[CapturedNode]) -> None:
+        self._replayed = replayed
+        self._captured = captured
+        self._known: dict[int, int] = {}
+
+    def one(self, ran: int, issued: int) -> int:
+        """Return the verdict on the distinct nodes `ran` and `issued`."""
+        key = ran * len(self._captured) + issued
+        found = self._known.get(key)
+        if found is None:
+            self._known[key] = found = compare_nodes(self._replayed[ran], self._captured[issued])
+        return found
+
+    def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
+        """Return the verdict on each pair of two equally long sequences."""
+        distinct, inverse = np.unique(ran * len(self._captured) + issued, return_inverse=True)
+        verdicts = [self.one(*divmod(int(key), len(self._captured))) for key in distinct]
+        return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
+
+    def is_kernel(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
+        """Return the places of kernels in both sequences (copies and memsets may be left out of a recording)."""
+        first = [place for place, code in enumerate(ran.tolist()) if self._replayed[code].kind == "kernel"]
+        second = [place for place, code in enumerate(issued.tolist()) if self._captured[code].kind == "kernel"]
+        return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
+
+
+def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
+    """Return how the replayed sequence `ran` fits the captured `issued` (both of distinct nodes), None where it does not.
+
+    By place where both have as many nodes, or as many kernels; else by the names, one after the other.
+    """
+    if len(ran) == len(issued):
+        everything = np.arange(len(ran))
+        return _accept_fit(judge, ran, issued, everything, everything)
+    kernels, launches = judge.is_kernel(ran, issued)
+    if len(kernels) == len(launches):
+        return _accept_fit(judge, ran, issued, kernels, launches)
+    if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
+        return None
+    return _accept_fit(judge, ran, issued, *_align_nodes(judge, ran.tolist(), issued.tolist()), skipped=True)
+
+
+def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, second: Rows, *, skipped: bool = False) -> Fit | None:
+    verdicts = judge.many(ran[first], issued[second])
+    agreeing, against = int((verdicts > 0).sum()), int((verdicts < 0).sum())
+    if skipped:
+        against += len(ran) + len(issued) - 2 * len(first)
+    if not agreeing or agreeing + against < DECIDED_FROM * len(first):
+        return None
+    kept = verdicts >= 0
+    score = agreeing / (agreeing + against)
+    return Fit(first[kept], second[kept], score, agreeing) if score >= ACCEPT_FROM else None
+
+
+def _align_nodes(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[Rows, Rows]:
+    """Return the places of pairs, found from the front: where names contradict, the nearest later place where they fit again.
+
+    Gives up after as many contradictions as an acceptable fit can have, so that its cost stays proportional to the lengths.
+    """
+    first, second, here, there, contradictions = [], [], 0, 0, 0
+    while here < len(ran) and there < len(issued):
+        if judge.one(ran[here], issued[there]) < 0:
+            contradictions += 1
+            if contradictions > (1 - ACCEPT_FROM) * len(ran) + 1:
+                break
+            ahead = _resume(judge, ran[here : here + 2 * LOOK_AHEAD], issued[there : there + 2 * LOOK_AHEAD])
+            here, there = here + ahead[0], there + ahead[1]
+            continue
+        first.append(here)
+        second.append(there)
+        here, there = here + 1, there + 1
+    return np.array(first, dtype=np.int64), np.array(second, dtype=np.int64)
+
+
+def _resume(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[int, int]:
+    """Return how many nodes to leave out on both sides so that the following ones agree; one on both where there is no such place."""
+    for total in range(1, LOOK_AHEAD + 1):
+        for here in range(total + 1):
+            pairs = list(zip(ran[here : here + 3], issued[total - here : total - here + 3], strict=False))
+            if pairs and all(judge.one(*pair) >= 0 for pair in pairs) and any(judge.one(*pair) > 0 for pair in pairs):
+                return here, total - here
+    return 1, 1
+
+
+_BLOCK_OF_ELEMENTS = re.compile(r"\b(?:index_)?elementwise_kernel(?:_manual_unroll)?<(\d{1,5}), ?(\d{1,5}),")
+"""ATen's element-wise loops that state threads a block and elements a thread (aten/src/ATen/native/cuda/CUDALoops.cuh)."""
+
+CLEAR_FACTOR = 2
+"""How many times as many nodes the best candidate has to explain as the second."""
+
+
+def count_explained_grids(names: Sequence[str], grids: Sequence[int | None], shapes: Sequence[Shape | None]) -> int:
+    """Return how many nodes have a grid that follows from the first operand of the captured op.
+
+    One block a row (norms, softmax, activations, rotary embedding), or as many as an element-wise loop needs.
+    """
+    return sum(_follows_shape(*node) for node in zip(names, grids, shapes, strict=True))
+
+
+def _follows_shape(name: str, grid: int | None, shape: Shape | None) -> bool:
+    if not shape or not grid:
+        return False
+    match = _BLOCK_OF_ELEMENTS.search(name)
+    if match:
+        work = int(match.group(1)) * int(match.group(2))
+        return work > 0 and grid == -(-prod(shape) // work)
+    return grid == prod(shape[:-1])
+
+
+def find_clear_winner(counts: Sequence[int]) -> int | None:
+    """Return the place of the count that is at least twice the second and more than one, None where there is none."""
+    order = sorted(range(len(counts)), key=lambda place: -counts[place])
+    if len(order) < 2 or counts[order[0]] < CLEAR_FACTOR * max(1, counts[order[1]]):
+        return None
+    return order[0]
+
+
+MAX_ANCESTORS = 16
+"""Ops around a captured launch that are kept; the owner of a cost lies a few levels up (aten::linear > aten::addmm)."""
+
+MAX_COMPARISONS = 5_000_000
+"""Pairs of nodes looked at in one file, about four seconds; only a hostile file or thousands of captured sizes reach it."""
+
+MAX_COPIED_OPS = 5_000_000
+"""Rows added to the ops; each replay has its own, so that every replay counts its work."""
+
+
+class CapturedGraph(NamedTuple):
+    """A captured graph: which launches (rows of its trace) in the order of issue, and the code of each distinct node."""
+
+    source: Trace
+    launches: Rows
+    nodes: Rows
+
+
+def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace, tuple[str, ...]]:
+    """Return `trace` (stage 'link') with the replayed kernels mapped to copies of the ops of their capture pass, and warnings.
+
+    The capture pass lies in the trace itself or in one of `recordings` (also at stage 'link'). A replay is mapped where the kernel names
+    agree with the captured ops in at least 90 % of the nodes that names decide, and no other captured graph with other sizes fits as
+    well. The copies have no step, thread or duration: they are no work of the host in the analysed steps.
+    """
+    if not trace.kernels["replay"].any():
+        return trace, ()
+    captured = _Codes()
+    graphs = [graph for source in (trace, *recordings) for graph in _read_captures(source, captured)]
+    if not graphs:
+        return trace, ()
+    replays = _Replays(trace.kernels)
+    found, notes = _match_replays(replays, graphs, captured)
+    return (_map_kernels(trace, replays, found), notes) if found else (trace, notes)
+
+
+class _Codes(dict[CapturedNode, int]):
+    """Code of each distinct captured node."""
+
+    def __missing__(self, node: CapturedNode) -> int:
+        self[node] = code = len(self)
+        return code
+
+
+def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
+    """Yield the captured graphs of `trace`: what was issued between begin and end of a capture and has no device work of its own."""
+    launches = trace.launches.with_columns(decode_column("api").alias("call"))
+    windows = _find_capture_windows(launches)
+    if not windows:
+        return
+    ran = trace.kernels["correlation"].unique().implode()
+    issued = launches.with_columns(_classify_call().alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
+    issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
+    ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))
+    issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(decode_column("kernel"))
+    rows, starts, threads = (issued[name].to_numpy() for name in ("id", "start_ns", "thread"))
+    what = ["kind", "op_name", "kernel"]
+    distinct = issued.select(what).unique(maintain_order=True)
+    distinct = distinct.with_columns(pl.Series("node", [codes[CapturedNode(*node)] for node in distinct.iter_rows()], dtype=pl.Int64))
+    nodes = issued.join(distinct, on=what, how="left", maintain_order="left", nulls_equal=True)["node"].to_numpy()
+    for begin, end, thread, alone in windows:
+        first, last = np.searchsorted(starts, [begin, end])
+        own = slice(first, last) if alone else first + np.flatnonzero(threads[first:last] == thread)
+        if len(nodes[own]):
+            yield CapturedGraph(trace, rows[own], nodes[own])
+
+
+def _classify_call() -> pl.Expr:
+    """Return what a runtime call adds to a graph that is being captured; null: nothing that runs on the device."""
+    call = pl.col("call")
+    return (
+        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
+        .then(pl.lit("kernel"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
+        .then(pl.lit("memcpy"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
+        .then(pl.lit("memset"))
+        .otherwise(None)
+    )
+
+
+def _find_capture_windows(launches: pl.DataFrame) -> list[tuple[int, int, int, bool]]:
+    """Return (begin, end, thread, alone) of every capture; alone: no other thread captures meanwhile.
+
+    Autograd issues the backward pass from threads of its own, into the same capture, so that all threads count where it is alone.
+    """
+    calls = launches.filter(pl.col("call").str.contains(kernel_names.CAPTURE_BEGIN) | pl.col("call").str.contains(kernel_names.CAPTURE_END))
+    opened: dict[int, int] = {}
+    found: list[tuple[int, int, int]] = []
+    for thread, start, end, call in calls.select(pl.col("thread").fill_null(-1), "start_ns", "end_ns", "call").iter_rows():
+        if "Begin" in call:
+            opened[thread] = end
+        elif thread in opened:
+            found.append((opened.pop(thread), start, thread))
+    found.sort()
+    latest = np.maximum.accumulate(np.array([end for _, end, _ in found], dtype=np.int64))
+    alone = [
+        (place == 0 or latest[place - 1] <= begin) and (place + 1 == len(found) or found[place + 1][0] >= end)
+        for place, (begin, end, _) in enumerate(found)
+    ]
+    return [(*window, apart) for window, apart in zip(found, alone, strict=True)]
+
+
+class _Replays:
+    """The graph launches of a trace: their kernels in the order of the nodes, and the launches that replay the same kernels."""
+
+    def __init__(self, kernels: pl.DataFrame) -> None:
+        frame = kernels.filter("replay").with_columns(decode_column("name").alias("text"))
+        node = pl.when(pl.col("graph_node").is_null().any().over("launch")).then(None).otherwise("graph_node")
+        self.frame = frame.sort("launch", node, "start_ns", "stream", maintain_order=True)
+        distinct = self.frame.select("kind", "text", "kernel_class").unique(maintain_order=True).with_row_index("code")
+        self.nodes = [ReplayedNode(*row) for row in distinct.select("kind", "text", "kernel_class").iter_rows()]
+        codes = self.frame.join(distinct, on=["kind", "text", "kernel_class"], how="left", maintain_order="left", nulls_equal=True)
+        self.codes = codes["code"].cast(pl.Int64).to_numpy()
+        launches = self.frame["launch"].to_numpy()
+        edges = np.flatnonzero(np.diff(launches, prepend=-1, append=-1)) if len(launches) else np.empty(0, dtype=np.int64)
+        self.spans = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+    def distinct(self) -> dict[bytes, list[tuple[int, int]]]:
+        """Return the spans of `frame` by their sequence of kernels: replays of one graph share it."""
+        found: dict[bytes, list[tuple[int, int]]] = {}
+        for first, last in self.spans:
+            found.setdefault(self.codes[first:last].tobytes(), []).append((first, last))
+        return found
+
+
+_Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
+
+
+def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[str, ...]]:
+    """Return the captured graph and the fit of each distinct replay that has one, and warnings about those that have none."""
+    graphs = _drop_duplicates(graphs)
+    judge = NodeComparer(replays.nodes, list(codes))
+    left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
+    for sequence, spans in replays.distinct().items():
+        ran = np.frombuffer(sequence, dtype=np.int64)
+        tried = [graph for graph in graphs if min(len(graph.nodes), len(ran)) >= ACCEPT_FROM * max(len(graph.nodes), len(ran)) / 2]
+        left -= len(ran) * len(tried)
+        if left < 0:
+            unseen += len(spans)
+            continue
+        fits = [(graph, done) for graph in tried if (done := fit_nodes(judge, ran, graph.nodes))]
+        best = max((done.score * done.agreeing for _, done in fits), default=0.0)
+        chosen = [(graph, done) for graph, done in fits if done.score * done.agreeing == best]
+        if len(chosen) > 1:
+            chosen = _choose_by_size(replays.frame.slice(spans[0][0], len(ran)), chosen)
+        nowhere += len(spans) * (not chosen)
+        many += len(spans) * (len(chosen) > 1)
+        if len(chosen) == 1:
+            found.append((*chosen[0], spans))
+    return found, tuple(_list_warnings(len(replays.spans), len(graphs), unseen, nowhere, many, found))
+
+
+def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
+    """Return the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
+    counts = []
+    for graph, done in chosen:
+        ran = kernels[done.replayed]
+        shapes = [_parse_first_shape(text) for text in _read_sizes(graph, done.captured)]
+        counts.append(count_explained_grids(ran["text"].to_list(), ran["grid"].to_list(), shapes))
+    place = find_clear_winner(counts)
+    return chosen if place is None else [chosen[place]]
+
+
+def _parse_first_shape(text: str | None) -> Shape | None:
+    inputs = parse_signature(text, None, None, None).inputs if text else ()
+    return next((item.shape for item in inputs if item.shape), None)
+
+
+def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:
+    """Return one of each kind: captured graphs with the same ops on the same sizes say the same."""
+    found: dict[tuple[bytes, tuple[str | None, ...]], CapturedGraph] = {}
+    for graph in graphs:
+        found.setdefault((graph.nodes.tobytes(), _read_sizes(graph, np.arange(len(graph.launches)))), graph)
+    return list(found.values())
+
+
+def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
+    """Return the recorded shapes of the op of each of `nodes`, as text."""
+    ops = graph.source.launches["op"].gather(graph.launches[nodes])
+    signature = graph.source.ops["signature"].gather(ops)
+    return tuple(graph.source.signatures["shapes"].gather(signature).to_list())
+
+
+def _list_warnings(replays: int, graphs: int, unseen: int, nowhere: int, many: int, found: list[_Match]) -> Iterator[str]:
+    recorded = f"{graphs} captured graph{'s' if graphs > 1 else ''}"
+    if unseen:
+        yield f"{unseen} of {replays} graph launches were not compared with the {recorded}: there are too many of both"
+    if nowhere:
+        yield (
+            f"{nowhere} of {replays} graph launches fit none of the {recorded} that were recorded (kernel names agree with the captured "
+            f"ops in less than {format_share(ACCEPT_FROM)} of the nodes): their kernels are not modelled"
+        )
+    if many:
+        yield (
+            f"{many} of {replays} graph launches fit several of the {recorded} equally well, with the same kernels on other sizes: "
+            "which of them was replayed was not recorded, so their kernels are not modelled"
+        )
+    worst = min((done.score for _, done, _ in found), default=1.0)
+    if worst < 1:
+        agree = format_share(worst, 1)
+        yield f"replayed kernels were matched to captured ops by order; names agree in {agree} of the nodes of the least certain graph"
+
+
+def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:
+    """Return `trace` with a copy of the captured ops for each replay, and its kernels pointing at them."""
+    height, signatures, copies = trace.ops.height, trace.signatures, list[pl.DataFrame]()
+    op, mapped = trace.kernels["op"].fill_null(-1).to_numpy().copy(), np.zeros(trace.kernels.height, dtype=bool)
+    ids, times = replays.frame["id"].to_numpy(), trace.launches["start_ns"].to_numpy()[replays.frame["launch"].to_numpy()]
+    for graph, done, spans in found:
+        captured = graph.source.launches["op"].gather(graph.launches[done.captured]).fill_null(-1).to_numpy()
+        chosen, local = _add_ancestors(graph.source.ops, captured)
+        if not len(chosen):
+            continue
+        copied, signatures = (trace.ops[chosen], signatures) if graph.source is trace else _import_ops(graph.source, chosen, signatures)
+        firsts = np.array([first for first, _ in spans[: max(0, MAX_COPIED_OPS - height) // len(chosen)]], dtype=np.int64)
+        rows = ids[firsts[:, None] + done.replayed[local >= 0]]
+        op[rows] = height + np.arange(len(firsts))[:, None] * len(chosen) + local[local >= 0]
+        mapped[rows] = True
+        copies.append(_copy_ops(copied, chosen, height, times[firsts]).select(trace.ops.columns))
+        height += len(chosen) * len(firsts)
+    kernels = trace.kernels.with_columns(pl.Series("op", op).replace(-1, None), pl.Series("mapped", mapped))
+    return msgspec.structs.replace(trace, ops=pl.concat([trace.ops, *copies]), kernels=kernels, signatures=signatures)
+
+
+def _add_ancestors(ops: pl.DataFrame, rows: Rows) -> tuple[Rows, Rows]:
+    """Return `rows` (-1: none) with the ops around them, ascending, and the place of each of `rows` there (-1: none)."""
+    parent = ops["parent"].fill_null(-1).to_numpy()
+    level = np.unique(rows[rows >= 0])
+    levels = [level]
+    for _ in range(MAX_ANCESTORS):
+        level = np.unique(parent[level])
+        level = level[level >= 0]
+        levels.append(level)
+    chosen = np.unique(np.concatenate(levels))
+    return chosen, np.where(rows >= 0, np.searchsorted(chosen, rows), -1)
+
+
+def _import_ops(source: Trace, chosen: Rows, signatures: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the ops `chosen` of another trace, and `signatures` with theirs; its sequence numbers mean nothing here."""
+    copied = source.ops[chosen]
+    wanted = copied["signature"].drop_nulls().unique().sort()
+    places = pl.DataFrame({"signature": wanted}).with_row_index("place", offset=signatures.height)
+    copied = copied.join(places, on="signature", how="left", maintain_order="left")
+    copied = copied.with_columns(pl.col("place").cast(pl.Int64).alias("signature"), pl.lit(None, dtype=pl.Int64).alias("sequence"))
+    added = source.signatures[wanted].with_columns(pl.int_range(pl.len(), dtype=pl.Int64).alias("id") + signatures.height)
+    return copied, pl.concat([signatures, added.select(signatures.columns)])
+
+
+def _copy_ops(ops: pl.DataFrame, chosen: Rows, first: int, times_ns: Rows) -> pl.DataFrame:
+    """Return `ops` (rows `chosen` of their trace) once for each of `times_ns`, as rows from `first` on: no step, thread or duration.
+
+    A forward op keeps no sequence number: the one of the capture pass stays the only one that a backward op finds.
+    """
+    parent = ops["parent"].fill_null(-1).to_numpy()
+    place = np.minimum(np.searchsorted(chosen, parent), len(chosen) - 1)
+    offsets = first + np.arange(len(times_ns)).repeat(len(chosen)) * len(chosen)
+    known = np.tile(chosen[place] == parent, len(times_ns))
+    repeated = ops[np.tile(np.arange(len(chosen)), len(times_ns))]
+    nothing = pl.lit(None, dtype=pl.Int64)
+    return repeated.with_columns(
+        pl.int_range(first, first + pl.len(), dtype=pl.Int64).alias("id"),
+        pl.Series("parent", np.where(known, offsets + np.tile(place, len(times_ns)), -1), dtype=pl.Int64).replace(-1, None),
+        nothing.alias("thread"),
+        nothing.alias("step"),
+        pl.Series("start_ns", times_ns.repeat(len(chosen))),
+        pl.Series("end_ns", times_ns.repeat(len(chosen))),
+        pl.when(pl.col("fwd_thread").fill_null(0) > 0).then("sequence").otherwise(nothing).alias("sequence"),
+    )

@@ -1,0 +1,419 @@
+"""Patterns that recur with the steps: calls of optimizers, ops by name, kernels in the order of their launch and their period.
+
+The period of a sequence of names: where a training step begins when nothing but its kernels (CPU: ops) was recorded.
+
+A name that occurs once a step recurs at the distance of a step; steps may differ a little in length (logging, dynamic shapes), so the
+sequence is cut where such a name occurs and the pieces are compared, rather than the sequence with itself at a fixed lag.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution import intervals
+from gpudiag.attribution.autograd import find_autograd_nodes
+from gpudiag.attribution.device import find_busiest_device
+from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.model.trace import Trace
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+MIN_PERIODS = 3
+MIN_COVER = 0.8
+"""Share of the sequence that the repetitions span, and of the pieces that must be alike."""
+MIN_EQUAL = 0.95
+"""Share of the entries of a piece that the piece before it has too."""
+MIN_RECURRING = 0.8
+"""Share of the distinct names (of those that occur MIN_PERIODS times) that occur in most pieces. A layer inside a step fails: the
+embedding, the loss, the optimizer recur too, but not in each layer. A print every tenth step passes: it is few names of many."""
+
+REGULAR = 0.2
+"""Distance of a gap from the median gap, as a share, up to which a name counts as regular."""
+
+_SHORTEST = 3
+"""Entries of the shortest period: two names in turn are no step."""
+_LAYERS = 4
+"""A period that holds this many repetitions of a shorter one is a step of layers and no layer."""
+_CLUSTERS = 12
+"""Lengths that are tried; more occur only in sequences without a period."""
+_ANCHORS = 64
+_NO_IDS: Ids = np.empty(0, dtype=np.int64)
+_RUN = 4
+"""Where no single name occurs once a step, runs of this many names are tried."""
+
+
+class Period(NamedTuple):
+    """Where the period begins: positions in the sequence, the median length, and how alike the pieces are."""
+
+    cuts: Ids
+    length: int
+    equal_share: float
+    within: int
+    """How many times a shorter period recurs inside this one; 1: none was found."""
+
+
+class _Names(NamedTuple):
+    """Names that recur at regular distances: their code, how often, and the median distance."""
+
+    code: Ids
+    calls: Ids
+    distance: npt.NDArray[np.float64]
+
+
+def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
+    """Return the periods of `codes` (small numbers, one per entry), shortest first; each passes all the thresholds of this module.
+
+    `gap_ns`: time before each entry; of the names that could begin a piece the one after the longest pause is taken. O(n log n).
+    """
+    for sequence in (codes, _code_runs(codes)):
+        found = _search_periods(codes, sequence, gap_ns)
+        if found:
+            return found
+    return []
+
+
+def is_step_of_layers(period: Period) -> bool:
+    """Return whether the period holds so many repetitions of a shorter one that it can be no layer itself."""
+    return period.within >= _LAYERS
+
+
+def _search_periods(codes: Ids, sequence: Ids, gap_ns: Ids) -> list[Period]:
+    order = np.argsort(sequence, kind="stable")
+    names = _find_regular_names(sequence, order)
+    found, shorter = list[Period](), 0
+    for chosen in _cluster_names(names):
+        cuts = _find_cuts(sequence, order, names.code[chosen], gap_ns)
+        length = int(np.median(np.diff(cuts)))
+        if length < _SHORTEST:
+            continue
+        pieces = _count_pieces(codes, cuts)
+        equal = _measure_equal_share(pieces, np.diff(cuts))
+        if equal is None:
+            continue
+        if _measure_recurring_share(pieces, codes) >= MIN_RECURRING:
+            found.append(Period(cuts, length, equal, length // shorter if shorter else 1))
+        else:
+            shorter = shorter or length
+    return found
+
+
+def _code_runs(codes: Ids) -> Ids:
+    """Return a code for each run of _RUN names, by where it begins."""
+    if len(codes) < _RUN:
+        return codes
+    key = np.zeros(len(codes), dtype=np.uint64)
+    padded = np.concatenate((codes, np.full(_RUN - 1, -1)))
+    for step in range(_RUN):  # a polynomial hash modulo 2**64: that two runs collide only costs a candidate
+        key = key * np.uint64(0x9E3779B97F4A7C15) + padded[step : step + len(codes)].astype(np.uint64) + np.uint64(1)
+    result: Ids = np.unique(key, return_inverse=True)[1].astype(np.int64)
+    return result
+
+
+def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
+    """Return the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
+    first = np.flatnonzero(np.diff(sequence[order], prepend=-1))
+    counts = np.diff(first, append=len(order))
+    often = counts >= MIN_PERIODS
+    gaps = np.diff(order, append=0)
+    name = np.repeat(np.arange(len(first)), counts)
+    inner = np.ones(len(order), dtype=bool)
+    inner[first + counts - 1] = False  # the last occurrence has no gap after it
+    inner &= often[name]
+    gaps, name = gaps[inner], name[inner]
+    if not len(gaps):
+        return _Names(_NO_IDS, _NO_IDS, np.empty(0))
+    middle = gaps[np.lexsort((gaps, name))]
+    number = np.unique(name)
+    begins = np.searchsorted(name, number)
+    median = middle[begins + (counts[number] - 2) // 2].astype(np.float64)
+    near = np.abs(gaps - np.repeat(median, counts[number] - 1)) <= REGULAR * np.repeat(median, counts[number] - 1)
+    steady = np.add.reduceat(near, begins) >= MIN_COVER * (counts[number] - 1)
+    reach = order[first[number] + counts[number] - 1] - order[first[number]] + median
+    kept = steady & (reach >= MIN_COVER * len(order))
+    return _Names(sequence[order[first[number[kept]]]], counts[number[kept]], median[kept])
+
+
+def _cluster_names(names: _Names) -> list[Ids]:
+    """Return the rows of `names` in groups of like distance, shortest distance first; of too many groups the largest."""
+    if not len(names.code):
+        return []
+    order = np.argsort(names.distance, kind="stable")
+    ratio = names.distance[order][1:] / names.distance[order][:-1]
+    groups = np.split(order, np.flatnonzero(ratio > 1 + REGULAR / 2) + 1)
+    kept = sorted(range(len(groups)), key=lambda row: -len(groups[row]))[:_CLUSTERS]
+    return [groups[row] for row in sorted(kept)]
+
+
+def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
+    """Return the occurrences of that one of `codes` which comes after the longest pauses."""
+    best, longest = np.empty(0, dtype=np.int64), -1.0
+    sorted_codes = sequence[order]
+    for code in codes[:_ANCHORS].tolist():
+        begin, end = np.searchsorted(sorted_codes, [code, code + 1])
+        pause = float(np.median(gap_ns[order[begin:end]]))
+        if pause > longest:
+            best, longest = order[begin:end], pause
+    return best
+
+
+class _Pieces(NamedTuple):
+    """How often each name occurs in each whole piece between the cuts, sorted by piece and code."""
+
+    number: int
+    piece: Ids
+    code: Ids
+    calls: Ids
+
+
+def _count_pieces(codes: Ids, cuts: Ids) -> _Pieces:
+    inside = codes[cuts[0] : cuts[-1]]
+    piece = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+    width = int(codes.max()) + 1
+    key, count = np.unique(piece * width + inside, return_counts=True)
+    return _Pieces(len(cuts) - 1, key // width, key % width, count)
+
+
+def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:
+    """Return the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
+    width = int(pieces.code.max()) + 1
+    key = pieces.piece * width + pieces.code
+    before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
+    common = np.where(key[before] == key - width, np.minimum(pieces.calls, pieces.calls[before]), 0)
+    sums = np.bincount(pieces.piece, common, pieces.number)[1:]
+    share = sums / np.maximum(lengths[1:], lengths[:-1])
+    alike = share >= MIN_EQUAL
+    return float(share[alike].mean()) if len(share) and alike.mean() >= MIN_COVER else None
+
+
+def _measure_recurring_share(pieces: _Pieces, codes: Ids) -> float:
+    """Return the share of the distinct names, of those that occur often enough to tell, which occur in most pieces."""
+    often = np.bincount(codes) >= MIN_PERIODS
+    held = np.bincount(pieces.code, minlength=len(often))
+    return float((held[often] >= MIN_COVER * pieces.number).mean())
+
+
+MAX_TOGETHER = 16
+"""Most optimizers (loaders, ...) that make up one step."""
+ENOUGH_ALIKE = 0.03
+"""How much more alike the intervals of a longer cycle must be to be preferred over those of a shorter one."""
+UNEXPLAINED = 0.5
+"""Share of the difference from one interval to the next that a longer cycle may leave: what varies by chance differs at any distance."""
+MAX_INTERVALS = 256
+"""Intervals that are compared; the cycle of the first ones is that of all."""
+_MAX_NAMES = 4096
+"""Names that are told apart when intervals are compared; only broken files have more."""
+EVIDENCE_SHARE = 0.8
+"""Share of the repetitions that must show what only a step has."""
+
+# Ops of torch's own optimizers: fused ones, and the lists of foreach ones (aten/src/ATen/native/native_functions.yaml).
+OPTIMIZER_OP = (
+    r"^aten::_fused_(adam|adamw|sgd|adagrad|rmsprop)|^aten::_foreach_(add|addcdiv|addcmul|div|lerp|mul|sqrt|sub|maximum|neg|sign)"
+)
+# torch/optim/optimizer.py wraps each step(); schedulers step too, and are none.
+_OPTIMIZER_FRAME = r"(?i)optim[\w./-]*\.py\(\d+\): step$"
+_NO_OPTIMIZER_FRAME = r"lr_scheduler|swa_utils|grad_scaler"
+# Kernels of a backward pass or an optimizer; no forward layer launches them.
+_TRAINING_KERNEL = r"(?i)backward|[^a-z]bwd|_bwd|wgrad|dgrad|wrw|multi_tensor_apply|fused_?adam|adam_|optimizer"
+TO_DEVICE = r"(?i)HtoD|HostToDevice|H2D"
+_TO_HOST = r"(?i)DtoH|DeviceToHost|D2H"
+
+
+class LaunchSequence(NamedTuple):
+    """Kernels (or ops) in the order in which the host issued them. Empty: none."""
+
+    codes: Ids
+    """Small numbers that stand for name and size."""
+    starts_ns: Ids
+    ends_ns: Ids
+    """Of the launch (op)."""
+    evidence: tuple[Mask, ...]
+    """What only a whole step holds: entries of each of these kinds."""
+
+
+def find_training_thread(trace: Trace) -> int:
+    """Return the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
+    ops = trace.ops.filter(~pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
+    numbered = ops.filter(pl.col("sequence").is_not_null())
+    for table in (numbered, ops, trace.launches, trace.marks):
+        counts = table["thread"].drop_nulls().value_counts().sort("count", "thread", descending=[True, False])
+        if counts.height:
+            return int(counts["thread"][0])
+    return -1
+
+
+def measure_extent(trace: Trace) -> tuple[int, int]:
+    """Return first start and last end of ops, runtime calls and device work, in ns."""
+    frames = [frame for frame in (trace.ops, trace.launches, trace.kernels) if frame.height] or [trace.marks, trace.frames]
+    starts = [frame["start_ns"].min() for frame in frames if frame.height]
+    ends = [frame["end_ns"].max() for frame in frames if frame.height]
+    return (min(starts), max(ends)) if starts else (0, 0)  # type: ignore[type-var, return-value]
+
+
+def find_optimizer_bursts(trace: Trace) -> pl.DataFrame:
+    """Return (id, thread, name, start_ns, end_ns): runs of an optimizer's ops with no forward or backward work in between.
+
+    Gradient clipping and averaged weights use the same ops next to the optimizer: they fall into its run.
+    """
+    node = pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean)
+    ops = trace.ops.with_columns(decode_column("name"))
+    silent = ops["sequence"].is_null() & ~node
+    found = ops.filter(silent & ops["name"].str.contains(OPTIMIZER_OP) & (ops["thread"] == find_training_thread(trace)).fill_null(False))
+    work = np.sort(ops.filter(~silent)["start_ns"].to_numpy())
+    found = found.sort("start_ns", "id").with_columns(pl.Series("burst", np.searchsorted(work, found["start_ns"].sort().to_numpy())))
+    bursts = found.group_by("burst", maintain_order=True).agg(
+        pl.col("id").first(),
+        pl.col("thread").first(),
+        pl.lit("optimizer ops").alias("name"),
+        pl.col("start_ns").min(),
+        pl.col("end_ns").max(),
+    )
+    return bursts.drop("burst")
+
+
+def find_optimizer_frames(trace: Trace) -> pl.DataFrame:
+    """Return (id, thread, name, start_ns, end_ns): the calls of step() in files of optimizers, of the thread that has most."""
+    named = trace.frames.select("id", "thread", decode_column("name"), "start_ns", "end_ns").drop_nulls("thread")
+    named = named.filter(pl.col("name").str.contains(_OPTIMIZER_FRAME) & ~pl.col("name").str.contains(_NO_OPTIMIZER_FRAME))
+    return drop_nested(keep_busiest_thread(named))
+
+
+def keep_busiest_thread(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of the thread that has most."""
+    counts = table["thread"].value_counts().sort("count", "thread", descending=[True, False])
+    return table.filter(pl.col("thread") == counts["thread"][0]) if counts.height else table
+
+
+def drop_nested(table: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows in time order that begin when all before them are over: a wrapper's step holds that of the optimizer itself."""
+    ordered = table.sort("start_ns", "end_ns", descending=[False, True])
+    kept, reached = [], None
+    for start, end in ordered.select("start_ns", "end_ns").iter_rows():
+        kept.append(reached is None or start >= reached)
+        reached = end if kept[-1] else reached
+    return ordered.filter(pl.Series(kept, dtype=pl.Boolean))
+
+
+def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
+    """Return after how many of the moments the same begins anew: 1, or 2 for a GAN whose two optimizers take turns.
+
+    By the backward passes between them: the shortest cycle whose intervals are as alike as those of any other, and 1 unless it explains
+    most of what differs from one to the next. Evaluation, logging or a checkpoint every few steps adds work of other kinds and changes no
+    backward pass. Without autograd nodes the ops with a number of autograd's are compared; without these all ops, and an interval that
+    holds all of another and more is like it.
+    """
+    count = min(len(moments), MAX_INTERVALS)
+    numbered = trace.ops["sequence"].is_not_null().to_numpy()
+    training = (_count_ops(trace, moments[:count], chosen) for chosen in (_find_backward_ops(trace), numbered))
+    found = next((tables for tables in training if tables.any()), None)
+    trains, tables = found is not None, _count_ops(trace, moments[:count]) if found is None else found
+    best = {}
+    for length in range(1, min(count // 2, MAX_TOGETHER) + 1):
+        same = [names[row] == names[row + length] for row in range(1, count - length)]
+        alike = _measure_likeness(tables, length, of_smaller=not trains)
+        best[length] = float(np.mean(alike * same)) if same else 0.0
+    most = max(best.values(), default=0.0)
+    if 1 - most > UNEXPLAINED * (1 - best.get(1, 1.0)):
+        return 1
+    return next((length for length, alike in best.items() if alike >= most - ENOUGH_ALIKE), 1)
+
+
+def measure_similarity(trace: Trace, moments: Ids) -> float:
+    """Return the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
+    tables = _count_ops(trace, moments[:MAX_INTERVALS])
+    most, _, common = _count_common(tables, 1)
+    return float(common.sum() / most.sum()) if most.sum() else 0.0
+
+
+def _find_backward_ops(trace: Trace) -> Mask:
+    """Return the autograd nodes and the ops that begin inside one on their own thread."""
+    found = find_autograd_nodes(trace.ops)
+    threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
+    for thread in np.unique(threads[found]):
+        own = np.flatnonzero(threads == thread)
+        spans = intervals.build_spans(trace.ops[own].filter(pl.Series(found[own])))
+        found[own] |= intervals.measure_covered(spans, starts[own], starts[own] + 1) > 0
+    return found
+
+
+def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
+    """Return how often each op name (of the `chosen` ops) begins in each interval between the moments; row 0: before the second moment.
+
+    Where no ops were recorded (Nsight Systems without emit_nvtx) the runtime calls stand for them.
+    """
+    silent = chosen is None and not trace.ops.height
+    ops = (trace.launches.rename({"api": "name"}) if silent else trace.ops).select(
+        "start_ns", pl.col("name").to_physical().rank("dense").cast(pl.Int64) - 1
+    )
+    starts, names = ops["start_ns"].to_numpy(), ops["name"].to_numpy() % _MAX_NAMES
+    row = np.searchsorted(moments, starts, side="right") - 1
+    inside = (row >= 0) & (row < len(moments) - 1) & (True if chosen is None else chosen)
+    width = int(names.max()) + 1 if len(names) else 1
+    counts = np.bincount(row[inside] * width + names[inside], minlength=(len(moments) - 1) * width)
+    return counts.reshape(len(moments) - 1, width)
+
+
+def _measure_likeness(tables: Ids, distance: int, *, of_smaller: bool) -> npt.NDArray[np.float64]:
+    """Return for each interval what it shares with the one `distance` later: common ops over the ops of the larger (the smaller)."""
+    most, least, common = _count_common(tables, distance)
+    size = least if of_smaller else most
+    return np.where(size > 0, common / np.maximum(size, 1), 1.0)
+
+
+def _count_common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
+    """Return for each interval and the one `distance` later the ops of the larger, of the smaller, and those that both have."""
+    first, later = tables[:-distance], tables[distance:]
+    sums = first.sum(axis=1), later.sum(axis=1)
+    return np.maximum(*sums), np.minimum(*sums), np.minimum(first, later).sum(axis=1)
+
+
+def build_kernel_sequence(trace: Trace) -> LaunchSequence:
+    """Return the kernels and copies of the busiest device in the order of their launch; those without a launch record are left out.
+
+    Where no runtime calls were recorded the order and the moments are the device's own.
+    """
+    device = find_busiest_device(trace.kernels)[0]
+    kernels = trace.kernels.filter(pl.col("device").eq_missing(device)).select("name", "grid", "correlation", "start_ns", "end_ns")
+    calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
+    calls = calls.select("correlation", pl.col("start_ns").alias("from_ns"), pl.col("end_ns").alias("to_ns"))
+    linked = kernels.join(calls, on="correlation", how="inner")
+    table = linked if linked.height else kernels.with_columns(from_ns="start_ns", to_ns="end_ns")
+    table = table.sort("from_ns", "start_ns")
+    name = decode_names(table["name"])
+    seen = [name.str.contains(pattern).to_numpy() for pattern in (_TRAINING_KERNEL, TO_DEVICE, _TO_HOST)]
+    codes = table.select(pl.struct("name", "grid").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    return LaunchSequence(codes, table["from_ns"].to_numpy(), table["to_ns"].to_numpy(), tuple(seen))
+
+
+def build_op_sequence(trace: Trace) -> LaunchSequence:
+    """Return the ops of the training thread in time order."""
+    ops = trace.ops.with_columns(pl.Series("node", find_autograd_nodes(trace.ops)))
+    ops = ops.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns", "id")
+    codes = ops.select(pl.struct(pl.col("name").to_physical(), "signature").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
+    none = np.zeros(len(codes), dtype=bool)
+    return LaunchSequence(codes, ops["start_ns"].to_numpy(), ops["end_ns"].to_numpy(), (ops["node"].to_numpy(), none, none))
+
+
+def find_step_period(sequence: LaunchSequence) -> Period | None:
+    """Return the shortest period that is a step: it trains, or is fed and read by the host, or is made of layers itself.
+
+    A forward pass of equal layers has a period too; without such evidence nothing tells it from steps, and None is returned.
+    """
+    if not len(sequence.codes):
+        return None
+    gaps = np.diff(sequence.starts_ns, prepend=sequence.starts_ns[0])
+    for period in find_periods(sequence.codes, gaps):
+        training, to_device, to_host = (_measure_share(period, mask) for mask in sequence.evidence)
+        if is_step_of_layers(period) or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
+            return period
+    return None
+
+
+def _measure_share(period: Period, mask: Mask) -> float:
+    """Return the share of the repetitions in which an entry of `mask` occurs."""
+    sums = np.concatenate(([0], np.cumsum(mask)))[period.cuts]
+    return float((np.diff(sums) > 0).mean())

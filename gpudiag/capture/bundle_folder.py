@@ -1,0 +1,241 @@
+"""Where a bundle is written: the launch it belongs to, its folder, and the names of the files in it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from gpudiag.files import read_file
+from gpudiag.model.bundle import MANIFEST_NAME, UNREADABLE, Manifest, RankState
+
+_NAMELESS = ("", "none")
+"""torchrun's --rdzv-id without a value of its own is 'none' (torch/distributed/run.py)."""
+
+TRIAL_VARIABLE = "GPUDIAG_TRIAL"
+"""Environment variable of each process that `gpudiag ab` measures (MARK of experiment/guard.py, which imports nothing)."""
+
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+def _find_launcher() -> tuple[int, float] | None:
+    """Return (process id, Unix time of its start) of torchrun: the nearest ancestor that is no worker; None where nobody says."""
+    import psutil
+
+    try:
+        for parent in psutil.Process().parents():
+            if _RUN_ID not in parent.environ():
+                return parent.pid, parent.create_time()
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
+def read_launch_id(environ: Mapping[str, str] | None = None) -> str:
+    """Return a digest that is the same for all ranks of one launch and another for every other launch; '' where nobody says.
+
+    torchrun: its run id and restart count, and, where all workers have one parent, which process that is
+    (TORCHELASTIC_*, https://docs.pytorch.org/docs/stable/elastic/run.html). Slurm: its job, step and restart count.
+    """
+    env = os.environ if environ is None else environ
+    if _RUN_ID in env:
+        run, restart = env[_RUN_ID], env.get("TORCHELASTIC_RESTART_COUNT", "0")
+        parent = _find_launcher() if env.get("LOCAL_WORLD_SIZE") == env.get("WORLD_SIZE") else None
+        if run in _NAMELESS and parent is None:
+            return ""
+        said: tuple[str, ...] = ("torchrun", run, restart, repr(parent))
+    elif "SLURM_STEP_ID" in env:
+        said = ("slurm", *(env.get(name, "") for name in _SLURM))
+    else:
+        return ""
+    return hashlib.sha256("\0".join(said).encode()).hexdigest()[:16]
+
+
+def choose_default_path(environ: Mapping[str, str] | None = None) -> Path:
+    """Return runs/<time>; under torchrun runs/<run id>, or runs/<time at which torchrun started>: the same for all ranks."""
+    env = os.environ if environ is None else environ
+    run = env.get(_RUN_ID)
+    if run is None:
+        return Path("runs", time.strftime("%Y%m%d-%H%M%S"))
+    restart = env.get("TORCHELASTIC_RESTART_COUNT", "0")
+    suffix = f"-restart{restart}" if restart.isdigit() and restart != "0" else ""
+    if run not in _NAMELESS:
+        return Path("runs", (re.sub(r"[^\w.-]+", "-", run).strip(".-")[:64] or "run") + suffix)
+    parent = _find_launcher()
+    return Path("runs", time.strftime("%Y%m%d-%H%M%S", time.localtime(parent[1] if parent else None)) + suffix)
+
+
+SEGMENT_FOLDERS = {"step_records": "steps", "host_marks": "marks", "telemetry": "telemetry"}
+
+MAX_SUFFIX = 1000
+"""`<path>-2` ... `<path>-1000` are tried before giving up."""
+
+SAME_RUN_NS = 600 * 10**9
+"""An unfinished bundle begun by rank 0 within this time is taken for the run that another rank is joining, where no launcher says more."""
+
+MAX_MANIFEST_BYTES = 16 << 20
+"""A manifest is a few kB; more than this is no manifest."""
+
+MANIFEST_PATTERN = re.compile(r"manifest(?:-rank(\d{1,9}))?\.json")
+
+CLAIM_NAME = ".recording"
+"""Holds the launch that writes into the folder, until its rank 0 has finished."""
+
+UNKNOWN_LAUNCH = "?"
+
+CLAIM_READS, CLAIM_WAIT_S = 20, 0.025
+"""How often, and how far apart, an empty claim is read again: between making and filling it lie microseconds, or a slow file server."""
+
+
+class _FinishedFlag(msgspec.Struct):
+    finished: bool = False
+
+
+def manifest_name(rank: int) -> str:
+    """Return the file name of a rank's manifest: rank 0 writes the bundle's own."""
+    return MANIFEST_NAME if rank == 0 else f"manifest-rank{rank}.json"
+
+
+def trace_name(rank: int, window: int) -> str:
+    """Return the path of a window's trace, relative to the bundle."""
+    return f"trace/rank{rank}-w{window}.json.gz"
+
+
+def inductor_name(rank: int) -> str:
+    """Return the path of what is known of a rank's compiled code, relative to the bundle."""
+    return f"inductor/rank{rank}.json"
+
+
+def segment_name(table: str, rank: int, sequence: int) -> str:
+    """Return the path of a segment of `table` (step_records, host_marks or telemetry), relative to the bundle."""
+    return f"{SEGMENT_FOLDERS[table]}/rank{rank}/{sequence:06d}.parquet"
+
+
+class Claim(NamedTuple):
+    """Who wants a folder: one rank of a launch (`launch`: see launch.py; '' where the launcher does not say)."""
+
+    rank: int = 0
+    world_size: int = 1
+    launch: str = ""
+
+
+def _claim(path: Path, who: Claim) -> bool:
+    """Return whether the folder is now ours: the first who writes the claim has it, also of two runs that begin at the same moment."""
+    try:
+        descriptor = os.open(path / CLAIM_NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    with os.fdopen(descriptor, "w") as file:
+        file.write(who.launch or UNKNOWN_LAUNCH)
+    return True
+
+
+def _read_claimant(path: Path) -> str | None:
+    """Return the launch that claimed the folder ('' unknown); None where there is no claim, or it stays empty."""
+    for _ in range(CLAIM_READS):
+        try:
+            found = (path / CLAIM_NAME).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        if found:
+            return "" if found == UNKNOWN_LAUNCH else found
+        time.sleep(CLAIM_WAIT_S)  # another rank is about to write it
+    return None
+
+
+def _read_begun_manifest(path: Path) -> Manifest | None:
+    try:
+        return msgspec.json.decode(read_file(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), type=Manifest)
+    except (OSError, *UNREADABLE):
+        return None
+
+
+def _is_same_run(path: Path, who: Claim) -> bool:
+    """Return whether `path` is the bundle that other ranks of the same run have just begun."""
+    if who.world_size == 1 or (path / manifest_name(who.rank)).exists():
+        return False
+    begun, claimant = _read_begun_manifest(path), _read_claimant(path)
+    launch = claimant if claimant is not None else begun.launch if begun is not None else None
+    if launch or (who.launch and launch is not None):
+        return launch == who.launch
+    if begun is not None:
+        return not begun.finished and abs(time.time_ns() - begun.created_unix_ns) < SAME_RUN_NS
+    if (path / MANIFEST_NAME).exists():
+        return False  # one that cannot be read
+    return claimant is not None or any(path.glob("manifest-rank*.json"))  # rank 0 comes later
+
+
+def _take(path: Path, who: Claim) -> bool:
+    """Return whether the folder is ours to write into; it is made where it does not exist. Raises OSError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        return False  # a file
+    if next(path.iterdir(), None) is None and _claim(path, who):
+        return True
+    return _is_same_run(path, who)
+
+
+def choose_folder(path: Path, who: Claim) -> Path:
+    """Return `path`, or `<path>-2`, `-3`, ... where it already holds something: a finished recording is never overwritten.
+
+    Ranks of one launch get the same folder. It is made, and claimed against other runs. Raises OSError where no folder can be used.
+    """
+    for suffix in range(1, MAX_SUFFIX + 1):
+        candidate = path if suffix == 1 else path.with_name(f"{path.name}-{suffix}")
+        if _take(candidate, who):
+            return candidate
+    raise FileExistsError(f"{path} and {path}-2 ... -{MAX_SUFFIX} already exist")
+
+
+def release_claim(path: Path) -> None:
+    """Remove the claim: the finished manifest now says whose the folder is."""
+    with suppress(OSError):
+        (path / CLAIM_NAME).unlink()
+
+
+def list_ranks(path: Path) -> tuple[int, ...]:
+    """Return the ranks that have a manifest in the folder `path`. Raises OSError."""
+    names = (MANIFEST_PATTERN.fullmatch(entry.name) for entry in path.iterdir() if entry.is_file())
+    return tuple(sorted(int(match.group(1) or 0) for match in names if match))
+
+
+def is_bundle(path: Path) -> bool:
+    """Return whether `path` is a folder with a bundle's manifest (of any rank)."""
+    try:
+        return path.is_dir() and bool(list_ranks(path))
+    except OSError:
+        return False
+
+
+def list_other_ranks(path: Path, rank: int) -> tuple[RankState, ...]:
+    """Return the ranks that record or recorded beside `rank`, and whether their manifests are finished."""
+    found = []
+    for entry in path.iterdir():
+        match = MANIFEST_PATTERN.fullmatch(entry.name)
+        if match and int(match.group(1) or 0) != rank:
+            found.append(RankState(int(match.group(1) or 0), _is_finished(entry)))
+    return tuple(sorted(found, key=lambda state: state.rank))
+
+
+def _is_finished(path: Path) -> bool:
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            return False
+        return msgspec.json.decode(read_file(path, MAX_MANIFEST_BYTES), type=_FinishedFlag).finished
+    except (OSError, *UNREADABLE):
+        return False
+
+
+def create_folders(path: Path, rank: int) -> None:
+    """Make the folders of one rank's files. Raises OSError."""
+    for folder in (path / "trace", *(path / name / f"rank{rank}" for name in SEGMENT_FOLDERS.values())):
+        folder.mkdir(parents=True, exist_ok=True)

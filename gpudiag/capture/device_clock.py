@@ -1,0 +1,136 @@
+"""Times on the device: events recorded in a stream, and the copies from host to device that the training thread asks for.
+
+The device's own clock: CUDA events (HIP's through the same names) recorded on the current stream and read when they have answered.
+
+Nothing here waits: `torch.cuda.Event.query()` (cudaEventQuery) tells whether an event was reached, and `elapsed_time` is asked only then.
+Neither is called, and no event is recorded, while the current stream captures a graph: a capture forbids them. An event goes back to a
+pool when its stamp is dropped, so that a long run needs as many events as are waiting for an answer at one time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from gpudiag.capture.hooks import Patches
+
+
+class Stamp:
+    """A moment of the device: an event recorded on `stream` of `device` (numbers as torch counts them)."""
+
+    __slots__ = ("_pool", "device", "event", "stream")
+
+    def __init__(self, event: Any, device: int, stream: int, pool: list[Any]) -> None:
+        self.event, self.device, self.stream, self._pool = event, device, stream, pool
+
+    def __del__(self) -> None:
+        self._pool.append(self.event)
+
+
+class DeviceClock:
+    """Takes stamps. A failure of the driver ends it for good (`broken`); it never raises. `cuda`: torch.cuda, or what stands for it."""
+
+    def __init__(self, cuda: Any = None) -> None:
+        self._cuda = cuda
+        self._pools: dict[int, list[Any]] = {}
+        self.broken: Exception | None = None
+
+    @property
+    def cuda(self) -> Any:
+        """Return the module that makes events."""
+        if self._cuda is None:
+            import torch
+
+            self._cuda = torch.cuda
+        return self._cuda
+
+    @property
+    def usable(self) -> bool:
+        """Return whether this process uses a device; asking does not initialise one."""
+        return self.broken is None and bool(self.cuda.is_initialized())
+
+    def stamp(self) -> Stamp | None:
+        """Return a stamp on the current stream; None where it captures a graph or the driver has failed."""
+        if self.broken is not None:
+            return None
+        try:
+            if self._cuda.is_current_stream_capturing():
+                return None
+            stream = self._cuda.current_stream()
+            pool = self._pools.setdefault(stream.device_index, [])
+            event = pool.pop() if pool else self._cuda.Event(enable_timing=True)
+            event.record(stream)
+            return Stamp(event, stream.device_index, stream.stream_id, pool)
+        except Exception as error:  # noqa: BLE001 - the training run meets the driver's error itself, if it is one
+            self.broken = error
+            return None
+
+    def answered(self, stamps: Iterable[Stamp]) -> bool:
+        """Return whether the device has reached all `stamps`; False while the current stream captures a graph."""
+        try:
+            return not self._cuda.is_current_stream_capturing() and all(stamp.event.query() for stamp in stamps)
+        except Exception as error:  # noqa: BLE001
+            self.broken = error
+            return False
+
+    def between(self, begin: Stamp, end: Stamp) -> int | None:
+        """Return the device's time in ns from `begin` to `end`, both answered; None where they are of two devices."""
+        if begin.device != end.device:
+            return None
+        try:
+            milliseconds = float(begin.event.elapsed_time(end.event))
+            return max(0, round(milliseconds * 1e6))
+        except Exception as error:  # noqa: BLE001
+            self.broken = error
+            return None
+
+
+class CopyTimer(Protocol):
+    """Whoever times the copies; neither method raises."""
+
+    def copy_begins(self) -> Any:
+        """Return a token, or None where this copy is not to be timed."""
+
+    def copy_ended(self, token: Any) -> None:
+        """The copy to the device that began with `token` was issued."""
+
+
+def install_copy_hooks(patches: Patches, watch: CopyTimer) -> None:
+    """Put the clocks in place; they are taken away with the other patches."""
+    import torch
+
+    plain = (torch.Tensor, torch.nn.Parameter)  # subclasses, fake tensors among them, have ways of their own
+
+    def moving(original: Any) -> Callable[..., Any]:
+        def move(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) not in plain or not tensor.is_cpu or (args and isinstance(args[0], torch.dtype)):
+                return original(tensor, *args, **kwargs)
+            token = _begin_copy(watch)
+            moved = original(tensor, *args, **kwargs)
+            if token is not None and moved.is_cuda:
+                watch.copy_ended(token)
+            return moved
+
+        return move
+
+    def filling(original: Any) -> Callable[..., Any]:
+        def fill(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if type(tensor) not in plain or not tensor.is_cuda or not (args and type(args[0]) in plain and args[0].is_cpu):
+                return original(tensor, *args, **kwargs)
+            token = _begin_copy(watch)
+            filled = original(tensor, *args, **kwargs)
+            if token is not None:
+                watch.copy_ended(token)
+            return filled
+
+        return fill
+
+    for name, make in (("to", moving), ("cuda", moving), ("copy_", filling)):
+        patches.wrap_method(torch.Tensor, name, make)
+
+
+def _begin_copy(watch: CopyTimer) -> Any:
+    """Return the token of a copy that begins; None inside torch.compile, whose tracing must see nothing of this."""
+    import torch
+
+    return None if torch.compiler.is_compiling() else watch.copy_begins()

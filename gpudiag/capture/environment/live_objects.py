@@ -1,0 +1,225 @@
+"""What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
+
+What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
+
+Nothing is hooked: models are wrapped before the recording begins. Looks at every object that Python's collector knows, so it is done once,
+after the loop; only the types of objects are looked at, and attributes of torch's own classes.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from gpudiag.capture.environment.process import MAX_NAME, as_count, as_dtype_name, as_flag, as_name, try_read
+from gpudiag.model.bundle import CompileCall, Compiled, DistributedData, ShardedData, Wrappers
+
+_CLASSES = {
+    "ddp": ("torch.nn.parallel.distributed", "DistributedDataParallel"),
+    "data_parallel": ("torch.nn.parallel.data_parallel", "DataParallel"),
+    "fsdp1": ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"),
+    "fsdp2": ("torch.distributed.fsdp._fully_shard._fully_shard", "FSDPModule"),
+    "fsdp2_old": ("torch.distributed._composable.fsdp.fully_shard", "FSDPModule"),
+    "deepspeed": ("deepspeed.runtime.engine", "DeepSpeedEngine"),
+    "scaler": ("torch.amp.grad_scaler", "GradScaler"),
+    "compile": ("torch._dynamo.eval_frame", "OptimizeContext"),
+    "generated": ("torch._inductor.output_code", "CompiledFxGraph"),
+    "generated_old": ("torch._inductor.codecache", "CompiledFxGraph"),
+    "checkpointed": ("torch.distributed.algorithms._checkpoint.checkpoint_wrapper", "CheckpointWrapper"),
+    "module": ("torch.nn.modules.module", "Module"),
+}
+"""Kind -> the class (module, name); subclasses are of the kind too. The first that fits counts, so Module stands last."""
+
+_OLD = {"fsdp2_old": "fsdp2", "generated_old": "generated"}
+"""Where classes lived before torch 2.6."""
+
+LiveObjects = dict[str, list[Any]]
+
+
+def find_live_objects() -> LiveObjects | None:
+    """Return the living objects of each kind of _CLASSES; None where the collector does not know them (gc.freeze)."""
+    if gc.get_freeze_count():
+        return None
+    wanted = {
+        cls: _OLD.get(kind, kind) for kind, (home, name) in _CLASSES.items() if isinstance(cls := _find_loaded_class(home, name), type)
+    }
+    kinds: dict[type, str | None] = {}
+    found: LiveObjects = defaultdict(list)
+    for item in gc.get_objects():
+        cls = type(item)
+        if cls not in kinds:
+            kinds[cls] = next((kind for base, kind in wanted.items() if base in type.__dict__["__mro__"].__get__(cls)), None)
+        kind = kinds[cls]
+        if kind is not None:
+            found[kind].append(item)
+    return found
+
+
+def _find_loaded_class(home: str, name: str) -> Any:
+    """Return the class `name` of the module `home` if that is imported already."""
+    module = sys.modules.get(home)
+    return None if module is None else vars(module).get(name)
+
+
+def uses_checkpointing(found: LiveObjects) -> bool:
+    """Return whether a living module is set up for activation checkpointing: wrapped for it, or with transformers' switch on."""
+    return bool(found.get("checkpointed")) or any(vars(item).get("gradient_checkpointing") is True for item in found.get("module", ()))
+
+
+MAX_WRAPPED = 16
+"""Wrappers round a backend that are looked through."""
+
+_KERNEL = re.compile(r"^\s*\w+ = async_compile\.\w+\(", re.MULTILINE)
+"""How Inductor's source defines a kernel (torch/_inductor/codegen/wrapper.py): `triton_poi_fused_add_0 = async_compile.triton(`."""
+
+
+def read_compiled(found: LiveObjects | None) -> Compiled | None:
+    """Return the counts, and from `found` (alive.alive()) the calls and the generated code; None where torch.compile was not used."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counters = getattr(utils, "counters", None) or {}
+    calls = _list_calls(found) if found else ()
+    graphs = int((counters.get("stats") or {}).get("unique_graphs", 0))
+    if not graphs and not calls:
+        return None
+    generated = None if found is None else found.get("generated", [])
+    return Compiled(
+        calls=calls,
+        graphs=graphs,
+        graph_breaks=sum((counters.get("graph_break") or {}).values()),
+        recompiles=_count_recompiles(),
+        generated_graphs=None if generated is None else len(generated),
+        generated_kernels=None if generated is None else sum(map(_count_kernels, generated)),
+    )
+
+
+def _count_recompiles() -> int:
+    """Return the compilations beyond the first of each frame (torch/_dynamo/convert_frame.py counts them by frame)."""
+    counts = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None) or {}
+    return sum(times - 1 for times in dict(counts).values() if times > 1)
+
+
+def _count_kernels(graph: Any) -> int:
+    source = getattr(graph, "source_code", None)
+    return len(_KERNEL.findall(source)) if isinstance(source, str) else 0
+
+
+def _list_calls(found: LiveObjects) -> tuple[CompileCall, ...]:
+    alike = Counter(call for context in found.get("compile", ()) if (call := try_read(partial(_read_call, context))) is not None)
+    return tuple(msgspec.structs.replace(call, count=times) for call, times in alike.most_common())
+
+
+def _read_call(context: Any) -> CompileCall | None:
+    """Return the arguments of the torch.compile behind an OptimizeContext; None for one that compiles nothing."""
+    backend = context.callback
+    for _ in range(MAX_WRAPPED):
+        inner = getattr(backend, "_torchdynamo_orig_backend", None) or getattr(backend, "_torchdynamo_orig_callable", None)
+        if inner is None:
+            break
+        backend = inner
+    if not callable(backend):
+        return None
+    return CompileCall(
+        backend=_name_backend(backend),
+        mode=_find_mode(backend),
+        dynamic=as_flag(getattr(context, "_dynamic", None)),
+        fullgraph=as_flag(getattr(context, "fullgraph", None)),
+    )
+
+
+def _name_backend(backend: Any) -> str:
+    """Return the registered name of a backend, else that of the function or class that was given as one."""
+    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
+    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
+    return next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME])
+
+
+def _find_mode(backend: Any) -> str | None:
+    """Return the mode whose options the backend holds; 'options' where no mode has these, None where it is not Inductor's."""
+    config, inductor = getattr(backend, "config", None), sys.modules.get("torch._inductor")
+    if type(backend).__name__ != "_TorchCompileInductorWrapper" or not isinstance(config, dict) or inductor is None:
+        return None
+    modes = inductor.list_mode_options(dynamic=getattr(backend, "dynamic", None))
+    return next((mode for mode, options in modes.items() if options == config), "options")
+
+
+def read_wrappers(found: LiveObjects) -> Wrappers:
+    """Return the wrappers and loss scalers among the living objects."""
+    devices = [len(getattr(item, "device_ids", ()) or ()) for item in found.get("data_parallel", ())]
+    return Wrappers(
+        ddp=tuple(dict.fromkeys(known for item in found.get("ddp", ()) if (known := try_read(partial(_read_ddp, item))) is not None)),
+        fsdp=(*_count_units(_read_fsdp1, found.get("fsdp1", ())), *_count_units(_read_fsdp2, found.get("fsdp2", ()))),
+        data_parallel_devices=max(devices, default=None),
+        deepspeed_zero_stage=_find_zero_stage(found.get("deepspeed", ())),
+        grad_scaler=any(vars(item).get("_enabled") is True for item in found.get("scaler", ())),
+    )
+
+
+def _read_ddp(model: Any) -> DistributedData:
+    """Return the arguments of a DistributedDataParallel (attributes of torch/nn/parallel/distributed.py, 2.4 to 2.13)."""
+    precision = getattr(model, "mixed_precision", None)
+    own = vars(model)  # attributes, not properties: the older name of a setting warns in newer torch
+    buffers = own.get("forward_sync_buffers", own.get("broadcast_buffers"))
+    hooks = (as_name(getattr(hook[0], "__name__", None)) for hook in getattr(model, "_comm_hooks", ()))
+    return DistributedData(
+        world_size=as_count(try_read(lambda: model.process_group.size())),
+        bucket_cap_bytes=as_count(getattr(model, "bucket_bytes_cap", None)),
+        **{key: as_flag(getattr(model, key, None)) for key in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view")},
+        broadcast_buffers=as_flag(buffers),
+        param_dtype=as_dtype_name(getattr(precision, "param_dtype", None)),
+        comm_hooks=tuple(hook for hook in hooks if hook),
+    )
+
+
+def _read_fsdp1(module: Any) -> ShardedData:
+    """Return the settings of one FullyShardedDataParallel (torch/distributed/fsdp/_init_utils.py)."""
+    precision = getattr(module, "mixed_precision", None)
+    replicas = as_count(try_read(lambda: module._inter_node_pg.size()))  # hybrid strategies only
+    shards = as_count(getattr(module, "world_size", None))
+    return ShardedData(
+        version=1,
+        units=1,
+        sharding=as_name(try_read(lambda: module.sharding_strategy.name)),
+        world_size=shards,
+        mesh=() if shards is None else (shards,) if replicas is None else (replicas, shards),
+        param_dtype=as_dtype_name(getattr(precision, "param_dtype", None)),
+        reduce_dtype=as_dtype_name(getattr(precision, "reduce_dtype", None)),
+        cpu_offload=as_flag(try_read(lambda: module.cpu_offload.offload_params)),
+    )
+
+
+def _read_fsdp2(module: Any) -> ShardedData | None:
+    """Return the settings of one module under fully_shard; None where it holds no parameters of its own."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # since 2.12; before, at most one
+    group = next(iter(groups), None) if groups is not None else getattr(state, "_fsdp_param_group", None)
+    if group is None:
+        return None
+    after = getattr(group, "post_forward_mesh_info", None)
+    first = next(iter(getattr(group, "fsdp_params", ())), None)
+    policy = getattr(group, "mp_policy", None) or getattr(first, "mp_policy", None)  # each parameter has its own since 2.15
+    return ShardedData(
+        version=2, units=1, sharding="no reshard after forward" if after is None else "reshard after forward",
+        world_size=as_count(try_read(lambda: group.mesh_info.shard_mesh_size)),
+        mesh=tuple(try_read(lambda: [int(size) for size in group.mesh_info.mesh.shape]) or ()),
+        param_dtype=as_dtype_name(getattr(policy, "param_dtype", None)), reduce_dtype=as_dtype_name(getattr(policy, "reduce_dtype", None)),
+        cpu_offload=type(getattr(group, "offload_policy", None)).__name__ == "CPUOffloadPolicy",
+    )  # fmt: skip
+
+
+def _count_units(describe: Any, modules: Iterable[Any]) -> tuple[ShardedData, ...]:
+    """Return the settings that occur, each with the number of modules that have them, the most frequent first."""
+    alike = Counter(known for module in modules if (known := try_read(partial(describe, module))) is not None)
+    return tuple(msgspec.structs.replace(known, units=times) for known, times in alike.most_common())
+
+
+def _find_zero_stage(engines: Iterable[Any]) -> int | None:
+    """Return the ZeRO stage of the first engine that tells (deepspeed/runtime/engine.py: zero_optimization_stage)."""
+    stages = (as_count(try_read(partial(type(engine).zero_optimization_stage, engine))) for engine in engines)
+    return next((stage for stage in stages if stage is not None), None)

@@ -1,0 +1,322 @@
+"""The settings of torch that change speed or numerics: precision, switches, optimizers and data loaders. Reads only.
+
+Which precision fp32 products and convolutions may have. Two generations of switches in torch; the older refuses to answer where a
+program used both.
+
+Since torch 2.9 (torch/backends/__init__.py) each backend and operation has its own `fp32_precision`, and the older getters warn once, or
+raise, where the new switches were used. The new ones never do, and tell what the old setters did too. So they are asked first.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+
+from gpudiag.capture.environment.process import MAX_NAME, as_count, as_flag, as_name, parse_allocator_options, try_read
+from gpudiag.capture.hooks import Patches
+from gpudiag.model.bundle import LoaderSettings, OptimizerSettings, Settings
+
+_OPERATIONS = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"), ("mkldnn", "conv"))
+"""Pairs for torch._C._get_fp32_precision_getter; operations 'conv' and 'rnn' of backend 'cuda' are cuDNN's (backends/cudnn)."""
+
+_BLOCKED = "0"
+"""NVIDIA_TF32_OVERRIDE=0: NVIDIA's libraries never use TF32, whatever the program says (cuBLAS documentation, "TF32")."""
+
+
+def read_fp32_precision() -> dict[str, str]:
+    """Return 'cuda.matmul', 'cudnn.conv', ... -> 'ieee' | 'tf32' | 'bf16' | 'none'; empty before torch 2.9."""
+    import torch
+
+    getter = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if getter is None:
+        return {}
+    found = {}
+    for backend, operation in _OPERATIONS:
+        value = try_read(partial(getter, backend, operation))
+        if isinstance(value, str):
+            found[f"{'cudnn' if backend == 'cuda' and operation != 'matmul' else backend}.{operation}"] = value
+    return found
+
+
+def read_precision_settings() -> dict[str, Any]:
+    """Return the fields of model.bundle.Settings about fp32 precision.
+
+    The two booleans say what NVIDIA's libraries do: False under NVIDIA_TF32_OVERRIDE=0.
+    """
+    found = read_fp32_precision()
+    product, convolution, precision = _read_new_switches(found) if found else _read_old_switches()
+    if os.environ.get("NVIDIA_TF32_OVERRIDE") == _BLOCKED:
+        product = convolution = False
+    return {
+        "float32_matmul_precision": precision,
+        "cuda_matmul_allow_tf32": product,
+        "cudnn_allow_tf32": convolution,
+        "fp32_precision": found,
+    }
+
+
+def _read_new_switches(found: dict[str, str]) -> tuple[bool | None, bool | None, str]:
+    """Return (TF32 in products, TF32 in cuDNN, the older word for both).
+
+    'medium' is bf16 in oneDNN and TF32 in cuBLAS, 'high' TF32 (torch.set_float32_matmul_precision).
+    """
+    product, host = found.get("cuda.matmul"), found.get("mkldnn.matmul")
+    precision = "medium" if host == "bf16" else "high" if "tf32" in (product, host) else "highest"
+    convolution = found.get("cudnn.conv")
+    return None if product is None else product == "tf32", None if convolution is None else convolution == "tf32", precision
+
+
+def _read_old_switches() -> tuple[bool | None, bool | None, str | None]:
+    import torch
+
+    return (
+        as_flag(try_read(lambda: torch._C._get_cublas_allow_tf32())),
+        as_flag(try_read(lambda: torch._C._get_cudnn_allow_tf32())),
+        try_read(torch.get_float32_matmul_precision),
+    )
+
+
+_SDP = ("flash", "mem_efficient", "cudnn", "math")
+"""Kernels of scaled_dot_product_attention with a switch in torch.backends.cuda."""
+
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""In the order in which torch asks for them (c10/core/AllocatorConfig.cpp)."""
+
+
+def read_settings(
+    autocast: tuple[str, ...] = (), optimizers: tuple[OptimizerSettings, ...] = (), loader: LoaderSettings | None = None
+) -> Settings:
+    """Return the switches and threads in force now, with what was seen of autocast, optimizers and the loader."""
+    import torch
+
+    return Settings(
+        **read_precision_settings(),
+        **_read_cudnn(),
+        deterministic=try_read(torch.are_deterministic_algorithms_enabled),
+        autocast=autocast,
+        threads=try_read(torch.get_num_threads),
+        interop_threads=try_read(torch.get_num_interop_threads),
+        optimizers=optimizers,
+        loader=loader,
+        compiled=try_read(_is_compiled),
+        reduced_precision_reduction=_read_reductions(),
+        sdp_backends=read_sdp_backends(),
+        anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
+        allocator=_read_allocator(),
+    )
+
+
+def combine_settings(then: Settings, now: Settings) -> Settings:
+    """Return the switches as they stood `then`, with what is learnt on the way (autocast, optimizers, loader, compiled) as of `now`."""
+    return msgspec.structs.replace(then, autocast=now.autocast, optimizers=now.optimizers, loader=now.loader, compiled=now.compiled)
+
+
+def _read_cudnn() -> dict[str, Any]:
+    import torch
+
+    names = ("benchmark", "deterministic", "enabled")
+    getters = {name: getattr(torch._C, f"_get_cudnn_{name}", None) for name in names}
+    return {f"cudnn_{name}": None if getter is None else as_flag(try_read(getter)) for name, getter in getters.items()}
+
+
+def _read_reductions() -> dict[str, bool]:
+    """Return 'bf16', 'fp16' -> whether cuBLAS may reduce in that type. Newer torch answers with a pair: (this, split-K allowed)."""
+    import torch
+
+    found = {}
+    for kind in ("bf16", "fp16"):
+        getter = getattr(torch._C, f"_get_cublas_allow_{kind}_reduced_precision_reduction", None)
+        value = None if getter is None else try_read(getter)
+        value = as_flag(value[0] if isinstance(value, tuple) and value else value)
+        if value is not None:
+            found[kind] = value
+    return found
+
+
+def read_sdp_backends() -> tuple[str, ...] | None:
+    """Return the kernels that scaled_dot_product_attention may choose from now; None where torch does not say."""
+    import torch
+
+    getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}
+    states = {name: as_flag(try_read(getter)) for name, getter in getters.items() if getter is not None}
+    return tuple(name for name, on in states.items() if on) if states else None
+
+
+def _read_allocator() -> dict[str, str]:
+    """Return the options of the caching allocator: those in force where torch tells them, else those of the environment."""
+    import torch
+
+    told = try_read(lambda: torch._C._accelerator_getAllocatorSettings())  # since torch 2.9; also knows what the program has set
+    if not isinstance(told, str) or not told:
+        told = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
+    return parse_allocator_options(told)
+
+
+def _is_compiled() -> bool:
+    """Return whether torch.compile produced code in this process, without importing the compiler."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and utils.counters["stats"]["unique_graphs"] > 0
+
+
+_ENTERED = ("_cur_sdpa_kernel_backends", "math_sdp_enabled")
+"""What torch.nn.attention.sdpa_kernel calls when it is entered, to know what to put back; the second is that of torch 2.4."""
+
+
+class WindowSettings:
+    """Settings as of the end of the first timing window, or of now until then. A mark stands outside the regions of a step.
+
+    So anomaly detection is asked about where a backward pass begins. Which kernels attention may use is known there too, where
+    the region spans forward and backward passes; where it spans less, it is unknown.
+    """
+
+    def __init__(self) -> None:
+        self._frozen: Settings | None = None
+        self._anomaly = self._chosen = False
+        self._inside: set[tuple[str, ...] | None] = set()
+
+    def install(self, patches: Patches) -> None:
+        """Hear of sdpa_kernel regions. Where this torch has none there is nothing to hear of."""
+        from torch.nn import attention
+
+        for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
+            patches.wrap(attention, name, self._entered)
+
+    def backward_began(self) -> None:
+        """Look inside a step."""
+        import torch
+
+        if self._frozen is None:
+            self._anomaly = self._anomaly or as_flag(try_read(torch.is_anomaly_enabled)) is True
+            if self._chosen:
+                self._inside.add(read_sdp_backends())
+
+    def freeze(self) -> None:
+        """Keep the settings as they are now; only the first call does."""
+        if self._frozen is None:
+            self._frozen = self.now()
+
+    def now(self) -> Settings:
+        """Return the settings."""
+        if self._frozen is not None:
+            return self._frozen
+        found = read_settings()
+        anomaly = True if self._anomaly else found.anomaly_detection
+        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._attention(found.sdp_backends))
+
+    def _attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """Return the kernels allowed: those in every backward pass where they are others than between steps, else unknown."""
+        if not self._chosen:
+            return outside
+        return next(iter(self._inside)) if len(self._inside) == 1 and outside not in self._inside else None
+
+    def _entered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def entered(*args: Any, **kwargs: Any) -> Any:
+            self._chosen = True
+            return original(*args, **kwargs)
+
+        return entered
+
+
+Implementation = Literal["fused", "foreach", "for-loop"]
+
+
+def read_optimizer_settings(optimizer: Any) -> OptimizerSettings:
+    """Return what the optimizer is, how many parameters it updates and how. Called once for each optimizer: about 1 us a tensor."""
+    groups = optimizer.param_groups
+    tensors = [tensor for group in groups for tensor in group["params"]]
+    ways = set(try_read(lambda: [_find_implementation(optimizer, group) for group in groups]) or [None])
+    return OptimizerSettings(
+        name=type(optimizer).__name__[:MAX_NAME],
+        parameters=sum(tensor.numel() for tensor in tensors),
+        tensors=len(tensors),
+        **{name: as_flag(optimizer.defaults.get(name)) for name in ("fused", "foreach", "capturable")},
+        implementation=ways.pop() if len(ways) == 1 else "mixed",
+        channels_last=try_read(lambda: _is_channels_last(tensors)),
+    )
+
+
+def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Implementation | None:
+    """Return how torch runs the step of `group`: the decision at the head of torch/optim/adam.py, sgd.py and the others."""
+    if not type(optimizer).__module__.startswith("torch.optim") or "foreach" not in group:
+        return None  # of a library: what its flags mean is not known
+    fused, foreach = group.get("fused"), group["foreach"]
+    if fused:
+        return "fused"
+    if foreach is None and fused is None:
+        foreach = _is_foreach_default(group)
+    return "foreach" if foreach else "for-loop"
+
+
+def _is_foreach_default(group: Mapping[str, Any]) -> bool:
+    """Return whether torch takes the foreach form where the user has not said."""
+    from torch import Tensor
+    from torch.optim import optimizer as module
+
+    _, foreach = module._default_to_fused_or_foreach(group["params"], bool(group.get("differentiable")), use_fused=False)
+    unsupported = isinstance(group.get("lr"), Tensor) and "capturable" in group and not group["capturable"]
+    return bool(foreach) and not unsupported
+
+
+def _is_channels_last(tensors: Iterable[Any]) -> bool | None:
+    """Return whether most weights of convolutions lie in channels_last.
+
+    Only a 4-D tensor with several channels and more than one place tells: others are both layouts at once.
+    """
+    import torch
+    from torch.nn import Parameter
+
+    votes = [0, 0]
+    for tensor in tensors:
+        if tensor.ndim == 4 and type(tensor) in (Parameter, torch.Tensor):
+            plain = tensor.is_contiguous()
+            if plain != tensor.is_contiguous(memory_format=torch.channels_last):
+                votes[not plain] += 1
+    return votes[1] > votes[0] if any(votes) else None
+
+
+def read_loader_settings(loader: object) -> LoaderSettings | None:
+    """Return the settings of a DataLoader, or of an iterator of one; None for any other iterable."""
+    under = next((prefix for prefix in ("", "_") if as_count(getattr(loader, f"{prefix}num_workers", None)) is not None), None)
+    if under is None:
+        return None
+
+    def get(wanted: str) -> Any:
+        return getattr(loader, f"{under}{wanted}", None)
+
+    index_sampler = try_read(lambda: loader._index_sampler)  # type: ignore[attr-defined]  # BatchSampler, or the sampler itself
+    size = get("batch_size") if not under else None
+    kind = _find_dataset_kind(loader)
+    return LoaderSettings(
+        num_workers=get("num_workers"),
+        pin_memory=bool(get("pin_memory")),
+        persistent_workers=bool(get("persistent_workers")),
+        prefetch_factor=as_count(get("prefetch_factor")),
+        batch_size=as_count(size if size is not None else getattr(index_sampler, "batch_size", None)),
+        drop_last=as_flag(get("drop_last")),
+        in_order=as_flag(get("in_order")),
+        sampler=None if kind != "map" else as_name(type(getattr(index_sampler, "sampler", index_sampler)).__name__),
+        dataset=kind,
+        start_method=try_read(lambda: _find_start_method(loader)) if get("num_workers") else None,
+        pin_memory_device=as_name(get("pin_memory_device")),
+    )
+
+
+def _find_dataset_kind(loader: object) -> Literal["map", "iterable"] | None:
+    """Return the kind of dataset (torch.utils.data.dataloader._DatasetKind: 0 map, 1 iterable)."""
+    kind = as_count(getattr(loader, "_dataset_kind", None))
+    return None if kind not in (0, 1) else "iterable" if kind else "map"
+
+
+def _find_start_method(loader: Any) -> str | None:
+    """Return how the workers start; where the program has not chosen, Python's default once it is fixed."""
+    context = getattr(loader, "multiprocessing_context", None)
+    workers = getattr(loader, "_workers", None)
+    chosen = context.get_start_method(allow_none=True) if context is not None else None
+    chosen = chosen or (getattr(workers[0], "_start_method", None) if workers else None)
+    return as_name(chosen or multiprocessing.get_start_method(allow_none=True))

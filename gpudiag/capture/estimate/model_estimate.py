@@ -1,0 +1,409 @@
+"""The memory of one training: what is given, or what FILE.py:FUNCTION makes, is made fake, run for two steps, and added up."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpudiag.capture.estimate.fake_tensors import disable_compilation, is_fake, make_fake, use_cuda_kernels, use_fake_tensors, use_foreach
+from gpudiag.capture.estimate.ledger import HOST, Ledger, Storages, make_tracker_class
+from gpudiag.errors import GpudiagError, InputError, MissingDependencyError, UsageError, suggest_nearest
+from gpudiag.model.memory import EstimatePhase, ModelEstimate, PhasePeak
+
+RESULT_KEYS = ("model", "batch", "loss", "optimizer", "autocast", "device", "accumulate")
+"""What a function may return by name."""
+
+_MAX_SHOWN = 6
+
+
+def load_function(text: str) -> tuple[Callable[[], Any], str]:
+    """Return the function that FILE.py:FUNCTION names, and its name; the file is executed. Raises InputError for what is not there."""
+    file, _, name = text.rpartition(":")
+    path = Path(file)
+    if not file.endswith(".py") or not name:
+        raise UsageError(f"{text}: no function is named", "write FILE.py:FUNCTION; the function returns (model, batch), or a dict")
+    if not path.is_file():
+        raise InputError(f"{file}: no such file")
+    module = _execute_file(path)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = [known for known, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == module.__name__]
+        hint = f"it has {', '.join(own[:_MAX_SHOWN])}" if own else "it has no functions"
+        raise InputError(f"{file}: no function {name!r}{suggest_nearest(name, own)}", hint)
+    return function, name
+
+
+def _execute_file(path: Path) -> ModuleType:
+    """Return the module of `path`, which imports what stands beside it as it would when run."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path}: cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(path.stem)
+    sys.path.insert(0, str(path.resolve().parent))
+    sys.modules[path.stem] = module  # dataclasses and pickles look their module up by name
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # the file may raise anything
+        at = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = at[-1] if at else getattr(error, "lineno", None)
+        raise InputError(f"{path}{f':{line}' if line else ''}: {type(error).__name__}: {str(error).strip() or 'no message'}") from error
+    finally:
+        if before is not None:
+            sys.modules[path.stem] = before
+    return module
+
+
+def name_results(found: Any, name: str) -> dict[str, Any]:
+    """Return what a function returned, by the names of KEYS. Raises InputError where it is not what was asked for."""
+    if isinstance(found, Mapping):
+        values = {str(key): value for key, value in found.items()}
+        values = {"batch" if key == "example_batch" else key: value for key, value in values.items()}
+        unknown = [key for key in values if key not in RESULT_KEYS]
+        if unknown or not {"model", "batch"} <= values.keys():
+            what = f"has {unknown[0]!r}" if unknown else "has no 'model' or no 'batch'"
+            raise InputError(f"{name}() returns a dict that {what}", f"its keys: model, batch, and any of {', '.join(RESULT_KEYS[2:])}")
+        return values
+    if isinstance(found, tuple) and len(found) == 2:
+        return {"model": found[0], "batch": found[1]}
+    raise InputError(
+        f"{name}() returns a {type(found).__name__}", "return (model, batch), or a dict with these and loss, optimizer, autocast"
+    )
+
+
+STEPS = 2
+"""The first step makes the optimizer's states, at its end; from the second on they are there throughout."""
+
+
+class Training(NamedTuple):
+    """What is trained, on fake tensors."""
+
+    model: Any
+    batch: Any
+    loss: Callable[..., Any] | None
+    optimizer: Any
+    """None: there is none."""
+    autocast: str | None
+    accumulate: bool
+    cuda: bool
+
+
+def run_steps(training: Training, ledger: Ledger) -> None:
+    """Run STEPS steps and tell `ledger` of every storage."""
+    from torch.utils._pytree import tree_iter
+
+    known = Storages(ledger)
+    for parameter in training.model.parameters():
+        known.see(parameter, "", "parameters")
+    for buffer in training.model.buffers():
+        known.see(buffer, "", "buffers")
+    for value in tree_iter(training.batch):
+        if _is_tensor(value):
+            known.see(value, "")
+    with make_tracker_class()(known), _track_modules(training.model, known.modules):
+        for index in range(STEPS):
+            _run_step(training, ledger, known, index)
+        ledger.close()
+
+
+def _run_step(training: Training, ledger: Ledger, known: Storages, index: int) -> None:
+    """Run one step, in which the output is held to the end as a variable of the loop would hold it."""
+    if not training.accumulate:
+        (training.optimizer or training.model).zero_grad()
+    ledger.begin("forward", index)
+    with _enter_autocast(training.autocast):
+        output = run_forward(training)
+        loss = compute_loss(training, output)
+    ledger.begin("backward", index)
+    loss.backward()
+    _mark_tensors(known, [parameter.grad for parameter in training.model.parameters()], "gradients")
+    ledger.begin("optimizer", index)
+    if training.optimizer is not None:
+        training.optimizer.step()
+        _mark_states(known, training.optimizer, training.cuda)
+    del output, loss
+
+
+def run_forward(training: Training) -> Any:
+    """Return what the model makes of the batch: a mapping gives keywords; of a sequence the first is the input and the rest the loss's.
+
+    Without a loss the model makes it, and takes the whole sequence.
+    """
+    model, batch = training.model, training.batch
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    parts = _split_batch(batch)
+    return model(*parts) if training.loss is None else model(parts[0])
+
+
+def compute_loss(training: Training, output: Any) -> Any:
+    """Return the loss: loss(output, *rest of the batch); without one `output.loss`, output["loss"] or the only single number in the output.
+
+    Raises UsageError where there is none.
+    """
+    if training.loss is not None:
+        rest = [training.batch] if isinstance(training.batch, Mapping) else _split_batch(training.batch)[1:]
+        found = training.loss(output, *rest)
+        if not _is_single_number(found):
+            raise UsageError(f"no loss: loss= returns {_describe_value(found)}, not one number", "take the mean, for example")
+        return found
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    for value in (named, *(_split_batch(output) if not isinstance(output, Mapping) else ())):
+        if _is_single_number(value):
+            return value
+    raise UsageError(
+        f"no loss: the model returns {_describe_value(output)}", "give loss=, which is called with the output and the rest of the batch"
+    )
+
+
+def _split_batch(batch: Any) -> list[Any]:
+    return list(batch) if isinstance(batch, (list, tuple)) else [batch]
+
+
+def _is_single_number(value: Any) -> bool:
+    return _is_tensor(value) and value.numel() == 1
+
+
+def _describe_value(value: Any) -> str:
+    return f"a tensor of {'x'.join(map(str, value.shape))}" if _is_tensor(value) else f"a {type(value).__name__}"
+
+
+def _mark_tensors(known: Storages, tensors: Sequence[Any], purpose: str) -> None:
+    for tensor in tensors:
+        if tensor is not None:
+            known.see(tensor, "", purpose)
+
+
+def _mark_states(known: Storages, optimizer: Any, cuda: bool) -> None:
+    """Say what the optimizer holds; the counters of steps stay on the host unless they are asked to be on the device (torch.optim)."""
+    for group in optimizer.param_groups:
+        on_host = cuda and not group.get("capturable") and not group.get("fused")
+        for parameter in group["params"]:
+            for name, value in optimizer.state.get(parameter, {}).items():
+                if _is_tensor(value):
+                    known.see(value, "", HOST if on_host and name == "step" else "optimizer_state")
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _enter_autocast(kind: str | None) -> AbstractContextManager[Any]:
+    import torch
+
+    return nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind))
+
+
+@contextmanager
+def _track_modules(model: Any, stack: list[str]) -> Iterator[None]:
+    """Keep the names of the modules that are under way in `stack`."""
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            text = f"{name} ({kind})" if name.rpartition(".")[2].isdigit() else name or kind  # numbers alone do not tell layers apart
+
+            def enter(_module: Any, _inputs: Any, text: str = text) -> None:
+                stack.append(text)
+
+            def leave(_module: Any, _inputs: Any, _output: Any) -> None:
+                stack.pop()
+
+            hooks.callback(module.register_forward_pre_hook(enter).remove)
+            hooks.callback(module.register_forward_hook(leave, always_call=True).remove)
+        yield
+
+
+CUDA_BLOCK_BYTES = 512
+"""Every allocation is a multiple of it (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+
+LEARNING_RATE = 1e-3
+"""For an optimizer given by name; memory does not depend on it."""
+
+DEVICES = ("cuda", "cpu")
+AUTOCAST = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16", "half": "float16"}
+_PHASES: tuple[EstimatePhase, ...] = ("forward", "backward", "optimizer")
+_PASS_NAMES = {None: "first pass", "forward": "forward pass", "backward": "backward pass", "optimizer": "optimizer step"}
+
+
+class EstimateInput(msgspec.Struct, kw_only=True):
+    """What is to be estimated. See gpudiag.api.memory_estimate.estimate_memory."""
+
+    model: Any
+    batch: Any
+    loss: Callable[..., Any] | None = None
+    optimizer: Any = "AdamW"
+    autocast: Any = None
+    device: Any = "cuda"
+    accumulate: bool = False
+
+
+def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimate:
+    """Return the memory of training what `make` makes, on fake tensors; `making`: what a failure of it is called.
+
+    Raises InputError where the code fails or needs the values of a tensor, UsageError for what does not fit.
+    """
+    _require_torch()
+    with use_fake_tensors():
+        training = _run_explained(lambda: making, lambda: _make_training(make()))
+        ledger = Ledger(CUDA_BLOCK_BYTES if training.cuda else 1)
+        with use_cuda_kernels(training.cuda), disable_compilation():
+            _run_explained(lambda: f"the {_PASS_NAMES[ledger.phases[-1].name]}", lambda: run_steps(training, ledger))
+    return _summarise(training, ledger)
+
+
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
+
+
+def _make_training(given: EstimateInput) -> Training:
+    """Return all of it on fake tensors, what is shared between them still shared."""
+    device = str(given.device).partition(":")[0]
+    if device not in DEVICES:
+        raise UsageError(f"device={given.device!r} is not known", f"one of {', '.join(DEVICES)}")
+    model, batch, loss, optimizer = _make_all_fake(given)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{type(model).__name__} has no parameter to train", "set requires_grad where it is to learn")
+    chosen = _make_optimizer(optimizer, model)
+    if device == "cuda" and chosen is not None:
+        use_foreach(chosen)
+    return Training(model, batch, loss, chosen, _parse_autocast(given.autocast), given.accumulate, device == "cuda")
+
+
+def _make_all_fake(given: EstimateInput) -> Any:
+    """Return model, batch, loss and optimizer; a function that was given for one of the first two is called."""
+    import torch
+
+    model, batch = (
+        value() if callable(value) and not isinstance(value, torch.nn.Module) else value for value in (given.model, given.batch)
+    )
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}", "give a torch.nn.Module, or a function that makes one")
+    model = getattr(model, "_orig_mod", model)  # what torch.compile was given
+    if isinstance(model, (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)):
+        raise UsageError(f"the model is wrapped in {type(model).__name__}, and one device is estimated", "give its .module")
+    if all(map(is_fake, model.parameters())):
+        return model, make_fake(batch), given.loss, given.optimizer
+    return make_fake((model, batch, given.loss, given.optimizer))
+
+
+def _make_optimizer(given: Any, model: Any) -> Any:
+    """Return the optimizer: of that name in torch.optim, or what a function makes of the parameters. None: no optimizer."""
+    import torch
+
+    if given is None or isinstance(given, torch.optim.Optimizer):
+        return given
+    if callable(given):
+        return given(model.parameters())
+    names = [name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type) and name != "Optimizer"]
+    name = {known.lower(): known for known in names}.get(str(given).lower())
+    if name is None:
+        hint = "a name in torch.optim, or a function that makes it of the parameters"
+        raise UsageError(f"there is no optimizer {given!r} in torch.optim{suggest_nearest(str(given), names)}", hint)
+    return getattr(torch.optim, name)(model.parameters(), lr=LEARNING_RATE)
+
+
+def _parse_autocast(given: Any) -> str | None:
+    """Return the name of the type in torch; None: no autocast."""
+    name = str(given).removeprefix("torch.").lower()
+    if given is None or name in ("none", "no", "fp32", "float32"):
+        return None
+    if name not in AUTOCAST:
+        raise UsageError(f"autocast={given!r} is not known", "one of bf16, fp16, none")
+    return AUTOCAST[name]
+
+
+def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
+    """Return what `action` does; its failure becomes one line that says what failed, how and where. Raises InputError."""
+    from torch._subclasses import fake_tensor
+
+    by_value = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+    try:
+        return action()
+    except GpudiagError:
+        raise
+    except Exception as error:  # the code of the user may raise anything
+        what = doing()
+        if isinstance(error, by_value):
+            op = getattr(error.func, "_schema", error.func)
+            line = f"{what} needs the values of a tensor ({getattr(op, 'name', op)}), and an estimate has none{_find_user_line(error)}"
+            raise InputError(line, "estimate without that part, or record a real step with gpudiag.profile(memory=True)") from error
+        raise InputError(f"{what} failed: {type(error).__name__}: {_find_first_line(error)}{_find_user_line(error)}") from error
+
+
+def _find_first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]
+
+
+def _find_user_line(error: Exception) -> str:
+    """Return the innermost line of the user's code that led there."""
+    import torch
+
+    others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    return f", at {Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
+    peaks = list(zip(ledger.phases, ledger.peaks(), strict=True))[1:]
+    phase, peak = max(peaks, key=lambda known: known[1].bytes)
+    kept, ended, last = ledger.last("forward"), ledger.last("backward"), ledger.position
+    most = {name: max(known.bytes for part, known in peaks if part.name == name) for name in _PHASES}
+    return ModelEstimate(
+        device="cuda" if training.cuda else "cpu",
+        parameter_count=sum(parameter.numel() for parameter in training.model.parameters()),
+        parameters_bytes=ledger.total("parameters", last),
+        buffers_bytes=ledger.total("buffers", last),
+        gradients_bytes=ledger.total("gradients", ended),
+        optimizer_bytes=ledger.total("optimizer_state", last),
+        inputs_bytes=ledger.total("inputs", last),
+        activations_bytes=ledger.total("activations", kept),
+        weight_casts_bytes=ledger.total("weight_casts", kept),
+        peak_bytes=peak.bytes,
+        peak_phase=phase.name or "forward",
+        peak_op=ledger.op_at(peak.position),
+        at_peak=ledger.by_purpose(peak.position),
+        phases=tuple(PhasePeak(name, most[name]) for name in _PHASES),
+        modules=ledger.by_module(kept),
+        block_bytes=ledger.block_bytes,
+        optimizer=_describe_optimizer(training.optimizer),
+        autocast=training.autocast or "none",
+        notes=tuple(_list_notes(training)),
+    )
+
+
+def _describe_optimizer(optimizer: Any) -> str:
+    """Return the class of the optimizer and how it works on its parameters."""
+    if optimizer is None:
+        return "none"
+    group = optimizer.param_groups[0]
+    ways = [way for way in ("fused", "foreach") if group.get(way)]
+    return f"{type(optimizer).__name__}{f' ({ways[0]})' if ways else ''}"
+
+
+def _list_notes(training: Training) -> list[str]:
+    from torch import nn
+
+    notes = []
+    modules = list(training.model.modules())
+    if not training.model.training:
+        notes.append("the model is in eval mode: no dropout; call train() for what training keeps")
+    if any(isinstance(module, nn.RNNBase) for module in modules):
+        library = "cuDNN" if training.cuda else "oneDNN"
+        notes.append(f"recurrent layers are taken as plain ops, step by step: what {library} keeps of them is not known and may be more")
+    if training.cuda and any(type(module).__name__.startswith(("Conv", "LazyConv")) for module in modules):
+        notes.append("convolutions: the workspaces of cuDNN are not known before it runs, and come on top")
+    return notes

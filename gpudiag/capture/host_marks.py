@@ -1,0 +1,370 @@
+"""What else the process does while it trains (waits, garbage collection, saves), and what is learnt of loader, optimizers, autocast."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import chain, count, repeat
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from gpudiag.capture import environment
+from gpudiag.capture.batch_contents import count_samples
+from gpudiag.capture.hooks import Listener, Patches, skip_frame
+from gpudiag.model import trace
+from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
+
+MAX_GC_EVENTS = 20_000
+"""Begins and ends kept between two marks of the loop; of more the oldest are lost, and counted."""
+
+_GcEvent = tuple[int, int, tuple[str, dict[str, int]]]
+
+
+class GcRun(NamedTuple):
+    """One run of the collector."""
+
+    generation: int
+    start_unix_ns: int
+    duration_ns: int
+
+
+class GcRuns:
+    """The runs of the collector between attach() and detach().
+
+    What gc.callbacks calls here is made of C functions alone. A Python function would be the first place where Python delivers a signal
+    that came during the collection, and an exception raised there is printed and forgotten: a Ctrl-C in a long collection would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._events: deque[_GcEvent] = deque(maxlen=MAX_GC_EVENTS)
+        self._callbacks = _build_gc_callbacks(self._events)
+        self._next = 0
+        self._begun: _GcEvent | None = None
+
+    def attach(self) -> None:
+        """Start to listen."""
+        gc.callbacks.extend(self._callbacks)
+
+    def detach(self) -> None:
+        """Stop to listen; does nothing where nothing listens."""
+        for callback in reversed(self._callbacks):
+            if callback in gc.callbacks:
+                gc.callbacks.remove(callback)
+
+    def take(self) -> tuple[list[GcRun], int]:
+        """Return the runs that ended since the last call, and how many begins and ends were lost."""
+        offset, lost, runs = time.time_ns() - time.perf_counter_ns(), 0, []
+        for event in self._drained():
+            number, at, (phase, info) = event
+            lost += number - self._next
+            self._next = number + 1
+            if phase == "start":
+                self._begun = event
+            elif self._begun is not None and self._begun[0] == number - 1:
+                start = self._begun[1]
+                runs.append(GcRun(info.get("generation", 0), start + offset, at - start))
+        return runs, lost
+
+    def _drained(self) -> Iterator[_GcEvent]:
+        for _ in range(len(self._events)):  # not to the end: a collection in here adds to it
+            yield self._events.popleft()
+
+
+def _build_gc_callbacks(events: deque[_GcEvent]) -> tuple[Callable[[str, dict[str, int]], Any], ...]:
+    """Return two functions for gc.callbacks; called one after the other they append (number, perf_counter_ns, (phase, info)) to `events`.
+
+    The first keeps `latest[phase] = info`. The second calls its `key` with each of its two arguments, and so takes two items of an
+    iterator: making the first one appends the event, the other is a plain False.
+    """
+    latest: dict[str, dict[str, int]] = {}
+    described = zip(count(), iter(time.perf_counter_ns, None), map(dict.popitem, repeat(latest)))
+    appended = map(bool, map(events.append, described))
+    items = chain.from_iterable(zip(appended, repeat(False)))
+    return partial(operator.setitem, latest), partial(max, key=partial(next, items))
+
+
+FLOOR_NS = 20_000
+"""Collections and loader waits shorter than this leave no mark: they are as short as a few kernel launches and explain no gap."""
+
+MAX_MARKS = 20_000
+"""Marks kept between two segments; more are counted, not kept (a loop that opens files without end must not fill memory)."""
+
+_MAX_FRAMES = 64
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+
+def _list_library_paths(*names: str) -> tuple[str, ...]:
+    return tuple({path + os.sep for path in (sysconfig.get_path(name) for name in names) if path})
+
+
+_STANDARD, _SITE = ("<", *_list_library_paths("stdlib", "platstdlib")), _list_library_paths("purelib", "platlib")
+_INSTALLED = (_PACKAGE + os.sep, *_STANDARD, *_SITE)
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+
+_live: HostMarks | None = None
+_hooked = False
+
+
+def find_caller_site(frame: FrameType | None) -> str | None:
+    """Return 'file.py:line' of the nearest frame of the user's own code: not installed, not the standard library, not gpudiag."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return None
+        name = frame.f_code.co_filename
+        if not name.startswith(_INSTALLED):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def is_own_call(frame: FrameType | None) -> bool:
+    """Return whether gpudiag itself asked the standard library for what is happening; our wrapper round torch.save is not that."""
+    for _ in range(_MAX_FRAMES):
+        if frame is None:
+            return False
+        name = frame.f_code.co_filename
+        if name.startswith(_SITE) or not name.startswith(_STANDARD):
+            return name.startswith(_PACKAGE + os.sep)
+        frame = frame.f_back
+    return False
+
+
+class HostMarks:
+    """The marks since the last segment. `on` is False before attach(), after detach() and in a forked child."""
+
+    def __init__(self, ignore: Path) -> None:
+        self.on = False
+        self.dropped = 0
+        self._step: int | None = None
+        self._collections = GcRuns()
+        self._rows: list[tuple[str, str, int, int, str | None, int | None]] = []
+        self._ignore = str(ignore) + os.sep
+
+    @property
+    def step(self) -> int | None:
+        """Return the number of the step that is running."""
+        return self._step
+
+    @step.setter
+    def step(self, number: int | None) -> None:
+        self._note_collections()
+        self._step = number
+
+    def add(self, kind: str, name: str, start_unix_ns: int, duration_ns: int, site: str | None) -> None:
+        """Keep one mark (columns of the table host_marks)."""
+        if len(self._rows) < MAX_MARKS:
+            self._rows.append((kind, name, start_unix_ns, duration_ns, site, self.step))
+        else:
+            self.dropped += 1
+
+    def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
+        """Keep a mark of a wait for a batch that has just ended; `frame`: whoever asked for it."""
+        if self.on and wait_ns >= FLOOR_NS:
+            self.add("loader", what, time.time_ns() - wait_ns, wait_ns, find_caller_site(frame))
+
+    def take(self) -> dict[str, list[Any]] | None:
+        """Return the columns of the marks since the last call, None where there are none."""
+        self._note_collections()
+        rows, self._rows = self._rows, []
+        return dict(zip(trace.build_table_schema("host_marks"), map(list, zip(*rows, strict=True)), strict=True)) if rows else None
+
+    def attach(self) -> None:
+        """Start to listen. The audit hook stays in the process for good (Python cannot remove one) but does nothing when detached."""
+        global _live, _hooked
+        if not _hooked:
+            sys.addaudithook(_audit)
+            if hasattr(os, "register_at_fork"):
+                os.register_at_fork(after_in_child=_detach_in_child)
+            _hooked = True
+        self._collections.attach()
+        _live, self.on = self, True
+
+    def detach(self) -> None:
+        """Stop to listen."""
+        global _live
+        self.on = False
+        if _live is self:
+            _live = None
+        self._collections.detach()
+
+    def install(self, patches: Patches) -> None:
+        """Wrap gc.collect: the one collection whose place in the loop's code can be known, and is worth knowing."""
+        patches.wrap(gc, "collect", self._collect)
+
+    def _collect(self, original: Any) -> Any:
+        def noted_collect(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return original(*args, **kwargs)
+            with suppress(Exception):  # a mark that fails is left out
+                self._note_collections()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                frame = sys._getframe(1)
+                with suppress(Exception):
+                    self._note_collections(find_caller_site(frame))
+
+        return noted_collect
+
+    def _note_collections(self, site: str | None = None) -> None:
+        """Keep the marks of the collections since the last call."""
+        runs, lost = self._collections.take()
+        self.dropped += lost
+        for run in runs:
+            if run.duration_ns >= FLOOR_NS:
+                self.add("gc", f"gen {run.generation}", run.start_unix_ns, run.duration_ns, site)
+
+    def opened(self, path: object, mode: object, flags: object) -> None:
+        """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""
+        if not _opens_for_writing(mode, flags) or not isinstance(path, (str, bytes)):
+            return
+        name = os.fsdecode(path)
+        frame = sys._getframe(2)
+        if not name.startswith((*_NO_FILES, self._ignore)) and not is_own_call(frame):
+            self.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
+
+
+def _opens_for_writing(mode: object, flags: object) -> bool:
+    if isinstance(mode, str):
+        return any(letter in mode for letter in "wax+")
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event != "open" or _live is None:
+        return
+    with suppress(Exception):  # an exception here would make the user's open() fail
+        _live.opened(*args)
+
+
+def _detach_in_child() -> None:
+    if _live is not None:
+        _live.detach()
+
+
+MAX_OPTIMIZERS = 64
+"""Optimizers described at most (one optimizer for each parameter is a known pattern)."""
+
+_DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+
+
+class RunObserver(Listener):
+    """What is learnt about the run on the way: autocast regions, optimizers, the DataLoader, and waits for its batches."""
+
+    def __init__(self, marks: HostMarks) -> None:
+        self.marks = marks
+        self.thread = threading.get_ident()
+        self.autocast: set[str] = set()
+        self.loader: LoaderSettings | None = None
+        self._optimizers: dict[int, OptimizerSettings] = {}
+        self._wait_ns: int | None = None
+        self._samples: int | None = None
+        self._no_loader: type | None = None
+
+    @property
+    def optimizers(self) -> tuple[OptimizerSettings, ...]:
+        """Return the optimizers that stepped, in order of appearance, each kind once."""
+        return tuple(dict.fromkeys(self._optimizers.values()))
+
+    def take_waits(self) -> tuple[int | None, int | None]:
+        """Return (wait in ns, samples) of the batches since the last call; None: nothing was seen."""
+        found = self._wait_ns, self._samples
+        self._wait_ns = self._samples = None
+        return found
+
+    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
+        """Count one batch."""
+        samples = count_samples(batch)
+        self._wait_ns = (self._wait_ns or 0) + wait_ns
+        if samples is not None:
+            self._samples = (self._samples or 0) + samples
+        if self.loader is None and type(iterator) is not self._no_loader:
+            self.loader = environment.read_loader_settings(iterator)
+            self._no_loader = type(iterator)
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Note an optimizer after its step."""
+        if id(optimizer) not in self._optimizers and len(self._optimizers) < MAX_OPTIMIZERS:
+            self._optimizers[id(optimizer)] = environment.read_optimizer_settings(optimizer)
+
+
+def _try_note(note: Callable[[], Any]) -> None:
+    with suppress(Exception):  # a note that fails is left out; the wrapped call must go on
+        note()
+
+
+def _wrap_save(seen: RunObserver) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def timed_save(*args: Any, **kwargs: Any) -> Any:
+            begun, unix = time.perf_counter_ns(), time.time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                if seen.marks.on:
+                    duration = time.perf_counter_ns() - begun
+                    frame = sys._getframe(1)
+                    name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
+                    _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
+
+        timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
+        return timed_save
+
+    return make
+
+
+def _wrap_fsync(seen: RunObserver) -> Callable[[Any], Any]:
+    """Time os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with this call."""
+
+    def make(original: Any) -> Any:
+        def timed_sync(*args: Any, **kwargs: Any) -> Any:
+            begun, unix = time.perf_counter_ns(), time.time_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                duration = time.perf_counter_ns() - begun
+                if duration >= FLOOR_NS and seen.marks.on and threading.get_ident() == seen.thread:
+                    frame = sys._getframe(1)
+                    if not is_own_call(frame):
+                        _try_note(lambda: seen.marks.add("save", "os.fsync", unix, duration, find_caller_site(frame)))
+
+        return timed_sync
+
+    return make
+
+
+def _wrap_autocast(seen: RunObserver) -> Callable[[Any], Any]:
+    def note(region: Any) -> None:
+        if region._enabled:
+            dtype = str(region.fast_dtype).removeprefix("torch.")
+            seen.autocast.add(f"{region.device}:{_DTYPE_NAMES.get(dtype, dtype)}")
+
+    def make(original: Any) -> Any:
+        def noted_enter(self: Any) -> Any:
+            if seen.marks.on:
+                _try_note(lambda: note(self))
+            return original(self)
+
+        return noted_enter
+
+    return make
+
+
+def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
+    """Put the wrappers in place. What this version of torch does not have is left out."""
+    import torch
+    from torch.amp import autocast_mode
+
+    patches.wrap(torch, "save", _wrap_save(seen), homes=(torch.serialization,))
+    patches.wrap(os, "fsync", _wrap_fsync(seen))
+    skip_frame(_try_note, inner=True)
+    patches.wrap(autocast_mode.autocast, "__enter__", _wrap_autocast(seen))

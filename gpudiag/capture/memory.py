@@ -1,0 +1,373 @@
+"""What a run uses memory for: the allocator's history, which tensors own what is alive, and the files that hold it."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.schedule import WindowKind
+from gpudiag.files import read_file
+from gpudiag.model.bundle import UNREADABLE
+from gpudiag.model.memory import MEMORY_VERSION, AllocatorStats, Owner, OwnerKind, Owners
+
+MAX_OWNERS_BYTES = 256 << 20
+"""A model of 100,000 tensors has 40 MB of owners."""
+
+
+class MemoryFiles(NamedTuple):
+    """What a bundle holds of one rank's memory."""
+
+    owners: Owners | None = None
+    snapshot: Path | None = None
+    warning: str = ""
+
+
+def owners_name(rank: int) -> str:
+    """Return the path of a rank's owners, relative to the bundle."""
+    return f"memory/rank{rank}-owners.json"
+
+
+def snapshot_name(rank: int) -> str:
+    """Return the path of a rank's snapshot of the CUDA allocator, relative to the bundle."""
+    return f"memory/rank{rank}.pickle"
+
+
+def read_memory_files(bundle: Path, rank: int) -> MemoryFiles:
+    """Return what was recorded of the memory of `rank`; what is damaged is left out with a warning. Links are not followed."""
+    path, snapshot = bundle / owners_name(rank), bundle / snapshot_name(rank)
+    if not path.is_file() or path.is_symlink():
+        return MemoryFiles()
+    try:
+        owners = msgspec.json.decode(read_file(path, MAX_OWNERS_BYTES), type=Owners)
+    except (OSError, *UNREADABLE):
+        owners = None
+    if owners is None or owners.version > MEMORY_VERSION:
+        return MemoryFiles(warning=f"memory/{path.name} could not be read: parameters and optimizer state are not told from other memory")
+    return MemoryFiles(owners, snapshot if owners.snapshot and snapshot.is_file() and not snapshot.is_symlink() else None)
+
+
+MAX_OWNERS = 200_000
+"""More than the tensors of any model; what comes after is left out."""
+
+MAX_STATE_DEPTH = 3
+"""Containers within the state of one parameter that are looked into (Shampoo and LBFGS keep lists and dicts)."""
+
+NamedTensor = tuple[OwnerKind, str, Any]
+
+
+def find_owners(optimizers: Iterable[Any]) -> tuple[Owner, ...]:
+    """Return the owners of the modules that are alive in this process and of `optimizers`, each storage once.
+
+    No operator of torch runs, nothing waits for the device, and nothing is kept. Tensors that share a copy-on-write storage are left out:
+    asking for their address would copy it.
+    """
+    found: dict[tuple[str, int], Owner] = {}
+    with _use_plain_tensors():
+        names = list_module_tensors(find_live_modules())
+        parameters = {id(tensor): name for kind, name, tensor in names if kind == "parameters"}
+        for kind, name, tensor in (*names, *_iterate_optimizer_tensors(optimizers, parameters)):
+            owner = _describe_owner(kind, name, tensor)
+            if owner is not None and len(found) < MAX_OWNERS:
+                found.setdefault((owner.device, owner.address), owner)
+            gradient = _describe_owner("gradients", name, getattr(tensor, "_grad", None)) if kind == "parameters" else None
+            if gradient is not None:
+                found.setdefault((gradient.device, gradient.address), gradient)
+    return tuple(found.values())
+
+
+def _use_plain_tensors() -> AbstractContextManager[Any]:
+    """Return a context in which no subclass and no mode of the user's hears of our calls (torch/csrc/utils/disable_torch_function.h)."""
+    import torch
+
+    guard = getattr(torch._C, "DisableTorchFunction", None)
+    return nullcontext() if guard is None else guard()
+
+
+def find_live_modules() -> list[Any]:
+    """Return the modules of this process that stand in no other one. Told by their type alone: isinstance would run code of proxies."""
+    import torch
+
+    told: dict[int, bool] = {}  # by the type's id: a metaclass may define its own equality
+    modules = []
+    for found in gc.get_objects():
+        kind = type(found)
+        wanted = told.get(id(kind))
+        if wanted is None:
+            wanted = told[id(kind)] = issubclass(kind, torch.nn.Module)
+        if wanted:
+            modules.append(found)
+    inner = {id(child) for module in modules for child in _read_field(module, "_modules").values()}
+    return [module for module in modules if id(module) not in inner]
+
+
+def _read_field(module: Any, field: str) -> Mapping[str, Any]:
+    """Return the dict `field` of a module; empty before its __init__ ran. Not through __getattr__, which users overwrite."""
+    found = vars(module).get(field)
+    return found if isinstance(found, dict) else {}
+
+
+def list_module_tensors(roots: Iterable[Any]) -> list[NamedTensor]:
+    """Return (kind, name, tensor) of all parameters and buffers below `roots`, named as named_parameters() does."""
+    found: list[NamedTensor] = []
+    seen: set[int] = set()
+    waiting = [("", root) for root in roots]
+    while waiting:
+        prefix, module = waiting.pop()
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        for field, kind in _FIELDS:
+            found.extend((kind, f"{prefix}{name}", tensor) for name, tensor in _read_field(module, field).items())
+        waiting.extend((f"{prefix}{name}.", child) for name, child in _read_field(module, "_modules").items())
+    return found
+
+
+_FIELDS: tuple[tuple[str, OwnerKind], ...] = (("_parameters", "parameters"), ("_buffers", "buffers"))
+
+
+def _iterate_optimizer_tensors(optimizers: Iterable[Any], names: Mapping[int, str]) -> Iterator[NamedTensor]:
+    """Yield the parameters and the state of each optimizer; state is called after its parameter."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                yield "parameters", names.get(id(tensor), ""), tensor
+        for parameter, state in tuple(optimizer.state.items()):
+            name = names.get(id(parameter), "")
+            for key, tensor in _iterate_state_tensors(state):
+                yield "optimizer_state", f"{name}.{key}" if name else key, tensor
+
+
+def _iterate_state_tensors(state: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (key, tensor) of the state of one parameter, also of lists and dicts in it."""
+    import torch
+
+    level = [("", state)]
+    for _ in range(MAX_STATE_DEPTH):
+        inner: list[tuple[str, Any]] = []
+        for key, value in level:
+            if isinstance(value, torch.Tensor):
+                yield key, value
+            elif isinstance(value, dict):
+                inner.extend((str(name)[:100], item) for name, item in value.items())
+            elif isinstance(value, (list, tuple)):
+                inner.extend((key, item) for item in value)
+        level = inner
+
+
+def _describe_owner(kind: OwnerKind, name: str, tensor: Any) -> Owner | None:
+    """Return where a tensor lies; None for what has no memory of its own (meta, fake, sharded away, copy-on-write)."""
+    import torch
+
+    try:
+        local = getattr(tensor, "_local_tensor", tensor)  # DTensor: the part on this rank (torch/distributed/tensor/_api.py)
+        if not isinstance(local, torch.Tensor) or local.is_meta or _is_copy_on_write(local):
+            return None
+        storage = local.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+    except Exception:  # noqa: BLE001 - subclasses without a storage (quantised, nested, functional): their memory stays unnamed
+        return None
+    return Owner(kind, name[:500], _name_device(local), address, size) if address and size else None
+
+
+def _is_copy_on_write(tensor: Any) -> bool:
+    import torch
+
+    is_cow = getattr(torch._C, "_is_cow_tensor", None)
+    return is_cow is not None and bool(is_cow(tensor))
+
+
+def _name_device(tensor: Any) -> str:
+    device = tensor.device
+    return str(device.type) if device.index is None else f"{device.type}:{device.index}"
+
+
+MAX_ENTRIES = 100_000
+"""Actions of the allocator that are kept, the last ones; a few steps of a large model have some ten thousand."""
+
+MAX_SNAPSHOT_BYTES = 256 << 20
+"""A snapshot of MAX_ENTRIES with Python stacks takes some tens of MB."""
+
+_THEIRS = "the program records the allocator's history itself, which is left alone: the snapshot has no history"
+_NOT_TOLD = "this version of torch does not tell whether the allocator's history is recorded already, so it was left alone"
+
+# Keys of torch.cuda.memory_stats (torch/cuda/memory.py).
+_ALLOCATOR_STATS = {
+    "allocated_bytes": "allocated_bytes.all.current",
+    "allocated_peak_bytes": "allocated_bytes.all.peak",
+    "reserved_bytes": "reserved_bytes.all.current",
+    "reserved_peak_bytes": "reserved_bytes.all.peak",
+    "active_peak_bytes": "active_bytes.all.peak",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "alloc_retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}
+
+
+class Memory(Part):
+    """Records the memory of the site windows. The allocations themselves stand in their traces; on CUDA a snapshot is written too."""
+
+    profile_memory = True
+
+    def start(self, context: Context) -> None:
+        """Make the folder, and listen for a history that the program itself switches on or off."""
+        import torch
+
+        self._context = context
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._ours = self._calling = False
+        self._recorded = False
+        self._notes: list[str] = []
+        (context.path / "memory").mkdir(exist_ok=True)
+        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._noticed)
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Keep a weak reference to the optimizer: its state is looked up when the window ends."""
+        self._optimizers.add(optimizer)
+
+    def window_began(self, index: int, kind: WindowKind) -> None:
+        """Switch the allocator's history on for a site window."""
+        self._notes = []
+        if kind == "sites" and _uses_cuda():
+            self._try(self._begin_history)
+
+    def window_ended(self, index: int, kind: WindowKind) -> None:
+        """Write the owners and the snapshot, and switch the history off. The step that follows a window is no yardstick for any time."""
+        if kind != "sites":
+            return
+        device, stats, snapshot = "cpu", None, False
+        if _uses_cuda():
+            device, stats = _name_cuda_device(), _read_allocator_stats()
+            snapshot = bool(self._try(self._write_snapshot))
+            self._try(self._end_history)
+        owners = Owners(
+            window=index, device=device, owners=find_owners(tuple(self._optimizers)), stats=stats, snapshot=snapshot,
+            notes=tuple(self._notes),
+        )  # fmt: skip
+        self._recorded = True
+        context = self._context
+        context.submit(context.path / owners_name(context.rank), lambda: msgspec.json.encode(owners))
+
+    def close(self) -> None:
+        """Say so where there was no site window to record memory in."""
+        if not self._recorded:
+            self._context.remember("no memory was recorded: it is recorded in the site window (sites=), and none came to its end")
+
+    def drop(self) -> None:
+        """Switch the history off where it is ours."""
+        if getattr(self, "_ours", False):
+            self._end_history()
+
+    # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
+
+    def _noticed(self, original: Any) -> Any:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if not self._calling:
+                self._ours = False  # from now on it is the program's: what it switches on is not switched off by us
+            return original(*args, **kwargs)
+
+        return record
+
+    def _begin_history(self) -> None:
+        import torch
+
+        enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+        if enabled is None or enabled():
+            self._notes.append(_NOT_TOLD if enabled is None else _THEIRS)
+            return
+        self._call("all", context="all", stacks="python", max_entries=MAX_ENTRIES)
+        self._ours = True
+
+    def _end_history(self) -> None:
+        if self._ours:
+            self._ours = False
+            self._call(None)
+
+    def _call(self, enabled: str | None, **options: Any) -> None:
+        import torch
+
+        self._calling = True
+        try:
+            torch.cuda.memory._record_memory_history(enabled, **options)
+        finally:
+            self._calling = False
+
+    def _write_snapshot(self) -> bool:
+        """Return whether the snapshot is on its way to its file.
+
+        It is made and packed here: a pickler holds the interpreter's lock throughout, in any thread, and this step is an export step.
+        """
+        import torch
+
+        memory = torch.cuda.memory
+        found = memory._snapshot() if self._ours else {"segments": memory.memory_snapshot(include_traces=False), "device_traces": []}
+        data = pack_snapshot(found, MAX_SNAPSHOT_BYTES)
+        if data is None:
+            self._notes.append(f"the snapshot of the allocator is larger than {MAX_SNAPSHOT_BYTES >> 20} MB and was not kept")
+            return False
+        self._context.submit(self._context.path / snapshot_name(self._context.rank), lambda: data)
+        return True
+
+    def _try(self, action: Callable[[], bool | None]) -> bool | None:
+        """Return what `action` does; its failure costs the snapshot alone (other allocators have no history: cudaMallocAsync)."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001 - owners and the trace tell most of it without
+            self._notes.append(f"the allocator's history could not be recorded ({type(error).__name__})")
+            return None
+
+
+def _uses_cuda() -> bool:
+    """Return whether this process has used CUDA; asking for more would initialise it."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())
+
+
+def _name_cuda_device() -> str:
+    import torch
+
+    return f"cuda:{torch.cuda.current_device()}"
+
+
+def _read_allocator_stats() -> AllocatorStats:
+    """Return the counters of the current device's allocator; reading them waits for nothing."""
+    import torch
+
+    found = torch.cuda.memory_stats()
+    return AllocatorStats(**{name: found.get(key) for name, key in _ALLOCATOR_STATS.items()})
+
+
+class _FullError(Exception):
+    """The limit of a bounded file is reached."""
+
+
+class _Bounded(io.BytesIO):
+    """A file in memory that refuses to grow beyond `limit` bytes."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self._limit:
+            raise _FullError
+        return super().write(data)
+
+
+def pack_snapshot(snapshot: Any, limit: int) -> bytes | None:
+    """Return `snapshot` as torch.cuda.memory._dump_snapshot writes it; None where that takes more than `limit` bytes."""
+    file = _Bounded(limit)
+    try:
+        pickle.dump(snapshot, file, protocol=4)
+    except _FullError:
+        return None
+    return file.getvalue()

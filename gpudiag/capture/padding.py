@@ -1,0 +1,285 @@
+"""How much of a batch is padding, where the batch itself tells: a mask, lengths, or labels that are ignored at the end of each row.
+
+Only named fields are looked at, and only tensors in host memory, through numpy: no operator of torch runs. Padding stands at one end of
+each row (the collators of Hugging Face pad on the right or on the left). What cannot be told apart from another use of the same name is
+unknown: additive and causal masks, masks with holes, labels of masked language models or with a masked prompt. Conventions:
+
+* attention_mask: not 0 is real (Hugging Face).
+* padding_mask and the like: True is padding (torch.nn.Transformer, src_key_padding_mask), and no row begins with it.
+* mask: both are in use. Only where no row begins with 0 it is told: 0 is padding then.
+* lengths: one number for each sample; the batch is as long as the one length that its tensors have, at least the longest number. `length`
+  may as well be what a model is to predict: it counts beside tokens or 3-D tensors only.
+* labels: -100 is ignored (ignore_index of torch.nn.CrossEntropyLoss); padding where it stands only at the end of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gpudiag.capture import batch_contents
+
+MAX_ELEMENTS = 1 << 18
+"""Elements of a mask looked at: counting so many takes about 0.3 ms, and a step of so many positions is far longer. Larger: unknown."""
+
+MAX_LENGTHS = 1 << 13
+"""Lengths in a list that are looked at: 0.3 ms."""
+
+IGNORED = -100
+
+Array = npt.NDArray[Any]
+PaddingCount = tuple[int, int]
+
+_REAL = ("attention_mask",)
+_PADDING = (
+    "padding_mask", "key_padding_mask", "src_key_padding_mask", "encoder_padding_mask", "src_padding_mask", "pad_mask",
+)  # fmt: skip
+_LENGTHS = ("lengths", "length", "input_lengths", "seq_lens", "seq_lengths", "src_lengths")
+_TYPES = {"bool": "|b1", "uint8": "|u1", "int8": "|i1", "int16": "<i2", "int32": "<i4", "int64": "<i8", "float32": "<f4", "float64": "<f8"}
+
+
+class BatchFields(NamedTuple):
+    """What is looked at of a batch with named fields."""
+
+    known: dict[str, Any]
+    """Those that may tell its padding."""
+    tensors: list[Any]
+    """The plain tensors among the first fields."""
+
+
+def count_padding(batch: object) -> PaddingCount | None:
+    """Return (positions, of these padding) of a batch; None where it does not tell. Never raises, and runs nothing of the user's."""
+    import torch
+
+    with suppress(Exception), torch._C.DisableTorchFunction():  # whatever a batch of the user's own kind does: it is unknown then
+        return _count_padding(batch)
+    return None
+
+
+def _count_padding(batch: object) -> PaddingCount | None:
+    import torch
+
+    if type(batch) is dict and batch.get(_REAL[0]) is not None:  # the commonest batch, and the first kind that is looked for
+        return _count_mask(batch[_REAL[0]], real=True)
+    for item in _list_items(batch):
+        if type(item) is torch.Tensor:
+            continue
+        fields = _read_fields(item)
+        found = _count_unpadded(item) if fields is None else _count_fields(fields)
+        if found is not None:
+            return found
+    return None
+
+
+def _list_items(batch: object) -> list[object]:
+    """Return the batch, or what stands in it where it is a plain list or tuple."""
+    return list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
+
+
+def _read_fields(item: object) -> BatchFields | None:
+    """Return the named fields of a batch; None where it has none. No method of its class runs: some compute values on demand."""
+    values = batch_contents.read_mapping(item)
+    if values is None and type not in batch_contents.list_classes(item):
+        values = _read_tuple(item) or _read_dataclass(item)
+    if values is None:
+        return None
+    import torch
+
+    known = {name: value for name, _ in _COUNTERS if (value := dict.get(values, name)) is not None}
+    return BatchFields(known, [value for value in batch_contents.list_contents(values) if type(value) is torch.Tensor])
+
+
+def _read_tuple(item: object) -> dict[str, Any] | None:
+    """Return the fields of a named tuple."""
+    names = (
+        batch_contents.read_static_attribute(type(item), "_fields")
+        if tuple in batch_contents.list_classes(item) and not _is_packed(item)
+        else None
+    )
+    if type(names) is not tuple or not all(type(name) is str for name in names):
+        return None
+    return dict(zip(names, tuple.__iter__(item), strict=False))  # type: ignore[arg-type]
+
+
+def _read_dataclass(item: object) -> dict[str, Any] | None:
+    """Return the fields of a dataclass; None for one with slots."""
+    return (
+        (batch_contents.read_attributes(item) or None)
+        if type(batch_contents.read_static_attribute(type(item), "__dataclass_fields__")) is dict
+        else None
+    )
+
+
+def _is_packed(item: object) -> bool:
+    from torch.nn.utils.rnn import PackedSequence
+
+    return PackedSequence in batch_contents.list_classes(item)
+
+
+def _count_fields(fields: BatchFields) -> PaddingCount | None:
+    """Return the count of the first kind of field that is there; a field that does not tell ends the search."""
+    return next((count(fields.known[name], name, fields) for name, count in _COUNTERS if name in fields.known), None)
+
+
+def _count_unpadded(item: object) -> PaddingCount | None:
+    """Return the positions of a batch that holds no padding by its kind: a PackedSequence, a nested tensor in jagged layout."""
+    import torch
+
+    data: Any = None
+    if _is_packed(item):
+        data = batch_contents.list_contents(item, 1)[0]
+    elif batch_contents.is_jagged(item):
+        data = item._values  # type: ignore[attr-defined]
+    return (int(data.shape[0]), 0) if type(data) is torch.Tensor else None
+
+
+def _read_array(value: Any, dimensions: int) -> Array | None:
+    """Return a view of a tensor in host memory; None where it is anything else, or too large.
+
+    Not Tensor.numpy(): that forbids the tensor to be resized for the rest of its life (torch/csrc/utils/tensor_numpy.cpp).
+    """
+    import torch
+
+    if type(value) is not torch.Tensor or not value.is_cpu or value.layout is not torch.strided or value.ndim != dimensions:
+        return None
+    kind, size = _read_array_type(value.dtype), value.numel()
+    if kind is None or not 0 < size <= MAX_ELEMENTS or value.is_quantized:
+        return None
+    width = int(kind[2:])
+    return np.asarray(_View(value.data_ptr(), tuple(value.shape), tuple(width * step for step in value.stride()), kind))
+
+
+@cache
+def _read_array_type(dtype: Any) -> str | None:
+    """Return numpy's name of a type of torch; None for those that it lacks."""
+    return _TYPES.get(str(dtype).removeprefix("torch."))
+
+
+class _View:
+    """Describes memory to numpy (array interface protocol, version 3), read-only."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...], kind: str) -> None:
+        self.__array_interface__ = {"version": 3, "data": (address, True), "shape": shape, "strides": strides, "typestr": kind}
+
+
+def _count_mask(value: Any, *, real: bool, only_left: bool = False) -> PaddingCount | None:
+    """Return the count of a mask in which not 0 is real (else padding); `only_left`: unless a row begins with padding."""
+    array = _read_array(value, 2)
+    if array is None:
+        return None
+    set_ = array if array.dtype.kind == "b" else array != 0
+    size, marked = array.size, int(np.count_nonzero(set_))  # quicker of booleans
+    if marked == size and array.dtype.kind in "bu":
+        return size, 0
+    if not _are_plain_numbers(array) or not _is_one_sided(set_) or _is_causal(set_):
+        return None
+    if marked in (0, size):  # all real by either convention: a batch that is all padding does not exist
+        return size, 0
+    if not real and set_[:, 0].any():
+        return None
+    if only_left and not set_[:, 0].all():
+        return None
+    return size, size - marked if real else marked
+
+
+def _are_plain_numbers(array: Array) -> bool:
+    """Return whether the values are those of a mask and not numbers to be added (0 and -inf), or weights."""
+    if array.dtype.kind in "bu":
+        return True
+    return bool(((array == 0) | (array == 1)).all() if array.dtype.kind == "f" else array.min() >= 0)
+
+
+def _is_one_sided(set_: Array) -> bool:
+    """Return whether each row changes at most once: its padding stands at one end."""
+    changes = set_[:, 1:] != set_[:, :-1]
+    # as many changes as rows with one: two small passes where a maximum of sums takes three
+    return bool(np.count_nonzero(changes) == np.count_nonzero(np.logical_or.reduce(changes, axis=1)))
+
+
+def _is_causal(set_: Array) -> bool:
+    """Return whether this is the mask of a causal attention, in either convention."""
+    rows, columns = set_.shape
+    if rows != columns or rows == 1:
+        return False
+    below = np.tri(rows, dtype=bool)
+    return bool((set_ == below).all() or (set_ != below).all())
+
+
+def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
+    """Return the count of a batch whose samples have these lengths."""
+    if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
+        array: Array | None = np.asarray(value, dtype=np.int64)
+    else:
+        array = _read_array(value, 1)
+    if array is None or array.dtype.kind not in "iu" or not array.size or array.min() < 0:
+        return None
+    samples, longest = array.size, int(array.max())
+    padded = _find_padded_length(fields.tensors, samples, longest, loose=name != "length") if longest else None
+    return None if padded is None else (samples * padded, samples * padded - int(array.sum()))
+
+
+def _find_padded_length(tensors: list[Any], samples: int, longest: int, *, loose: bool) -> int | None:
+    """Return how long the padded tensors of these samples are; None where that is not plain: the lengths may be of joined sequences.
+
+    Sequences are tokens (whole numbers, 2-D) and 3-D tensors. They must agree, or one must be as long as the longest sample. `loose`: any
+    other tensor will do that is exactly so long.
+    """
+    found = {length for tensor in tensors for length in _list_sequence_lengths(tensor, samples, longest)}
+    if longest in found:
+        return longest
+    if found:
+        return found.pop() if len(found) == 1 else None
+    return longest if loose and any(_find_sequence_length(tensor, samples) == longest for tensor in tensors) else None
+
+
+def _find_sequence_length(tensor: Any, samples: int) -> int | None:
+    """Return the dimension beside that of the samples, which comes first or second; None where neither is theirs."""
+    if tensor.is_nested or tensor.ndim < 2:
+        return None
+    first, second = cast("tuple[int, int]", tuple(tensor.shape[:2]))
+    return second if first == samples else first if second == samples else None
+
+
+def _list_sequence_lengths(tensor: Any, samples: int, longest: int) -> tuple[int, ...]:
+    """Return (length,) of a tensor that is one of sequences for certain, at least `longest`; else ()."""
+    length = _find_sequence_length(tensor, samples)
+    whole = not (tensor.is_floating_point() or tensor.is_complex())
+    if length is None or length < longest or not (tensor.ndim == 3 or (tensor.ndim == 2 and whole)):
+        return ()
+    swapped = tensor.ndim == 3 and tensor.shape[0] == samples and length > longest and tensor.shape[2] >= longest
+    return () if swapped else (length,)  # swapped: channels may stand before time
+
+
+def _count_labels(value: Any) -> PaddingCount | None:
+    """Return the count of labels whose rows are ignored at their ends only; None where they are ignored elsewhere too, or nowhere."""
+    array = _read_array(value, 2)
+    if array is None or array.dtype.kind != "i":
+        return None
+    kept = array != IGNORED
+    padded = math.prod(kept.shape) - int(np.count_nonzero(kept))
+    if not padded or not kept[:, 0].all() or not _is_one_sided(kept):
+        return None
+    return array.size, padded
+
+
+_Counter = Callable[[Any, str, BatchFields], PaddingCount | None]
+
+
+def _build_counters() -> list[tuple[str, _Counter]]:
+    counters: list[tuple[tuple[str, ...], _Counter]] = [
+        (_REAL, lambda value, *_: _count_mask(value, real=True)),
+        (_PADDING, lambda value, *_: _count_mask(value, real=False)),
+        (("mask",), lambda value, *_: _count_mask(value, real=True, only_left=True)),
+        (_LENGTHS, _count_lengths),
+        (("labels",), lambda value, *_: _count_labels(value)),
+    ]
+    return [(name, count) for names, count in counters for name in names]
+
+
+_COUNTERS = _build_counters()

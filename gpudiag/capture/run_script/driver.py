@@ -1,0 +1,235 @@
+"""Marks the steps of a session in a script that knows nothing of it: by the boundary rule, or by gpudiag.step()."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.run_script.plan import Plan, append_journal
+from gpudiag.capture.run_script.step_boundary import ParameterSentinel, StepBoundary
+from gpudiag.capture.torch_profiler import silence_kineto
+
+if TYPE_CHECKING:
+    from gpudiag.capture.hooks import Events
+    from gpudiag.capture.steps import StepRow
+
+MORE_BATCHES = 2
+"""Batches beyond the usual number between two backward passes that make a validation pass of what comes (a loader may run ahead by one)."""
+
+MAX_PAUSES = 3
+"""Steps in a row that may be taken for a pause: a loop that draws such batches in each step does so as a part of the step."""
+
+BY_HAND = "gpudiag.step() in the loop marks the steps by hand"
+
+
+class MarkedSession(Protocol):
+    """What has its steps marked: a session, or the trial of an experiment."""
+
+    rank: int
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+
+    def step(self) -> None:
+        """A step ends, and the next begins."""
+
+    def pause(self) -> None:
+        """The step that runs is none."""
+
+
+class Driver(Part):
+    """Marks the steps of a session by the boundary rule, or by gpudiag.step() once that is called. The last of the parts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.rule = StepBoundary()
+        self.session: MarkedSession | None = None
+        self.events: Events | None = None
+        self.ending = False
+        self._plan = plan
+        self._sentinel = ParameterSentinel()
+        self._optimizers: dict[tuple[str, int], int] = {}
+        self._inside = self._due = self._settled = self._by_hand = False
+        self._samples: int | None = None
+        self._pauses = _Pauses()
+
+    def start(self, context: Context) -> None:
+        """Keep where the events come from; hear of updates that a gradient scaler leaves out."""
+        from torch import amp
+
+        self.events = context.events
+        silence_kineto(context.patches, errors_too=True)
+        if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
+            context.patches.wrap(amp.GradScaler, "step", self._scaled)
+
+    def manifest(self) -> Mapping[str, Any]:
+        """Return the command that was recorded."""
+        return {} if self._plan.command is None else {"command": self._plan.command}
+
+    def drop(self) -> None:
+        """Tell `gpudiag run` of a recording that has ended before the script: another session took over, or it failed."""
+        if not self.ending and self.session is not None:
+            failed = [text for text in self.session.warnings if "switched off" in text]
+            append_journal(self._plan, "failed" if failed else "aside", "; ".join(failed), self.session.rank)
+
+    # -- what the script does ---------------------------------------------------------------------------------------
+
+    def batch_asked(self, at_ns: int) -> None:
+        """Look whether the update of the last step has been made."""
+        self._look_for_update()
+
+    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
+        """Count the batch; one of a validation pass ends the step that had begun."""
+        if self._pauses.begins(training=_is_grad_enabled(), learning=not self._settled) and not self._by_hand:
+            self._pause()
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Tell the rule."""
+        self._look_for_update()
+        self._inside = True
+        self.rule.backward()
+        self._pauses.backward(learning=not self._settled)
+        if not self.rule.optimizer_steps and self.rule.backwards > 1:
+            self._sentinel.look(loss)
+        self._follow()
+
+    def backward_ended(self, at_ns: int) -> None:
+        """Mark the step that an optimizer ended inside the backward pass."""
+        self._inside = False
+        if not self.rule.optimizer_steps:
+            self._sentinel.remember()
+        self._mark_if_due()
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """Tell the rule; mark the step, unless a backward pass is under way: its marks would lie across autograd's."""
+        self._due = self.rule.stepped(self.number(optimizer)) or self._due
+        self._follow()
+        if not self._inside:
+            self._mark_if_due()
+
+    def _scaled(self, original: Any) -> Any:
+        """Tell the rule of a step that a scaler did not let the optimizer make: the iteration is over all the same."""
+
+        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.rule.optimizer_steps
+            result = original(scaler, optimizer, *args, **kwargs)
+            events = self.events
+            if events is not None and events.here and self.rule.optimizer_steps == before:
+                with suppress(Exception):  # the training run comes first
+                    self.optimizer_ended(0, optimizer)
+            return result
+
+        return step
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """Write down how many samples the script said that the step had."""
+        if self._samples is not None:
+            row.samples, self._samples = self._samples, None
+
+    def marked(self, samples: int | None) -> None:
+        """The script has marked the end of a step itself: the rule is not asked any more."""
+        if not self._by_hand:
+            self._by_hand = True
+            self._pause()
+        self._samples = samples
+        if self.session is not None:
+            self.session.step()
+        self._samples = None
+
+    # -- marks --------------------------------------------------------------------------------------------------------
+
+    def number(self, optimizer: Any) -> int:
+        """Return the number of an optimizer; one that is made anew for the same parameters keeps it."""
+        first = next((parameter for group in optimizer.param_groups for parameter in group["params"]), optimizer)
+        return self._optimizers.setdefault((type(optimizer).__name__, id(first)), len(self._optimizers))
+
+    def _look_for_update(self) -> None:
+        if not self.rule.optimizer_steps and self._sentinel.changed() and self.rule.updated():
+            self._follow()
+            self._due = True
+            self._mark_if_due()
+
+    def _follow(self) -> None:
+        """Let go of the running step where the rule has to learn anew."""
+        settled = self.rule.settled
+        if self._settled and not settled and not self._by_hand:
+            self._pause()
+        self._settled = settled
+
+    def _mark_if_due(self) -> None:
+        due, self._due = self._due, False
+        if due and not self._by_hand and self.session is not None:
+            self.session.step()
+            self._pauses.marked()
+
+    def _pause(self) -> None:
+        if self.session is not None:
+            self.session.pause()
+
+    def told_by(self) -> str:
+        """Return how the steps are known, in a few words; '' where none were found."""
+        if self._by_hand:
+            return "gpudiag.step()"
+        if not self.rule.cycle:
+            return "updates of a parameter" if self._settled else ""
+        names = {number: name for (name, _), number in self._optimizers.items()}
+        return ", ".join(_format_times(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle))
+
+    def reason(self) -> str | None:
+        """Return why no step was found, in one line; None where steps were."""
+        if self._settled or self._by_hand:
+            return None
+        rule = self.rule
+        seen = (
+            f"{_format_count(rule.backwards, 'backward pass', 'backward passes')}, {_format_count(rule.optimizer_steps, 'optimizer step')}"
+        )
+        return f"no steps were found ({seen}): a step is known when it has come three times in a row; {BY_HAND}"
+
+
+class _Pauses:
+    """Tells a validation pass from training: its batches come without gradients, or more of them than a step ever had."""
+
+    def __init__(self) -> None:
+        self._batches = self._usual = self._in_a_row = 0
+        self._paused = self._gradless = False
+
+    def begins(self, *, training: bool, learning: bool) -> bool:
+        """Return whether the batch that has come shows that a pause has begun. `learning`: it is one of those to learn from."""
+        self._batches += 1
+        if learning:
+            self._gradless = self._gradless or not training
+            return False
+        other = (not training and not self._gradless) or self._batches > self._usual + MORE_BATCHES
+        if not other or self._paused or self._in_a_row >= MAX_PAUSES:
+            return False
+        self._paused = True
+        return True
+
+    def backward(self, *, learning: bool) -> None:
+        """A backward pass begins: the batches that came belong to it."""
+        if learning:
+            self._usual = max(self._usual, self._batches)
+        self._batches = 0
+
+    def marked(self) -> None:
+        """A step has ended."""
+        if self._in_a_row < MAX_PAUSES:
+            self._in_a_row = self._in_a_row + 1 if self._paused else 0
+        self._paused = False
+
+
+def _is_grad_enabled() -> bool:
+    import torch
+
+    return bool(torch.is_grad_enabled())
+
+
+def _format_times(name: str, count: int) -> str:
+    return name if count == 1 else f"{count} x {name}"
+
+
+def _format_count(count: int, one: str, many: str = "") -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"

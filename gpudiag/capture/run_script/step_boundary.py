@@ -1,0 +1,237 @@
+"""The step-boundary rule: which event of a training loop ends a step, told from the events alone.
+
+The events are starts of backward passes, optimizers that have stepped, and updates seen in a parameter itself. What optimizers do between
+two backward passes is one group; the smallest cycle of groups that was seen three times in a row is a step, and its last optimizer ends
+it. So two discriminator updates and one generator update are one step, micro-batches and closures are part of theirs, and optimizers that
+step inside backward, one a parameter, end a step together. A loop without torch optimizers is told by its updates.
+
+Pure bookkeeping: no torch, no clock, so that a recording and an experiment can share it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter, deque
+from typing import Any
+
+REPEATS = 3
+"""A cycle must have been seen this often in a row: twice happens by chance while a loop warms up."""
+
+MAX_CYCLE = 40
+"""Groups in a cycle at most: with the longest usual pattern, five critic updates to one of the generator, there are six."""
+
+MAX_UNSTEADY = 48
+"""Groups without any cycle after which the optimizer that tells best is taken (a random number of critic updates, unused experts), or
+the old cycle kept where a newcomer has not become a part of a new one."""
+
+WITHOUT_BACKWARD = 8
+"""Optimizer steps without any backward pass after which none is waited for. Fewer: an engine that steps while it is built (ZeRO does)."""
+
+Group = tuple[int, ...]
+
+
+class StepBoundary:
+    """Says of each event whether it ends a step. `settled`: the rule knows; False while it learns, at first or after a change."""
+
+    def __init__(self) -> None:
+        self.cycle: Group = ()
+        """The optimizers of one step in the order in which they step; empty before the rule has settled, and for loops without any."""
+        self.settled = False
+        self.backwards = self.optimizer_steps = self.updates = 0
+        """Events counted since the beginning."""
+        self._groups: deque[Group] = deque(maxlen=REPEATS * MAX_CYCLE + MAX_CYCLE)
+        self._open: list[int] = []
+        self._place = 0  # in the cycle
+        self._silent = 0  # groups since the last step ended
+        self._patience = 0  # groups for which a newcomer is waited for
+        self._newcomer: int | None = None
+        self._ignored: set[int] = set()
+        self._updatable = False
+
+    def backward(self) -> None:
+        """A backward pass begins."""
+        if not self.backwards:
+            self._forget()  # what stepped before any backward pass was an engine that is being built
+        self.backwards += 1
+        self._updatable = True
+        if self._open:
+            self._close()
+
+    def stepped(self, optimizer: int) -> bool:
+        """Return whether the step of `optimizer` (any number that names it) ends a training step."""
+        self.optimizer_steps += 1
+        if not self.backwards:
+            return self._stepped_alone(optimizer)
+        return self._noted(optimizer)
+
+    def updated(self) -> bool:
+        """Return whether a step ends here, where a parameter was seen to have changed since the last backward pass.
+
+        Only for loops without torch optimizers: it says no where one has stepped, and a second time after the same backward pass.
+        """
+        if not self._updatable or self._open or self._groups:
+            return False
+        self._updatable = False
+        self.updates += 1
+        self.settled = self.updates >= REPEATS
+        return self.updates > REPEATS
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def _stepped_alone(self, optimizer: int) -> bool:
+        if self.optimizer_steps <= WITHOUT_BACKWARD:
+            return False
+        ends = self._noted(optimizer)
+        self._close()
+        return ends
+
+    def _noted(self, optimizer: int) -> bool:
+        if not self._open and not self._groups:
+            self.settled = False  # updates told the steps until now
+        self._open.append(optimizer)
+        if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
+            self.settled, self._newcomer, self._patience = False, optimizer, MAX_UNSTEADY
+        ends = self._passed(optimizer)
+        self._silent = 0 if ends else self._silent
+        return ends and self.settled
+
+    def _close(self) -> None:
+        """A group is complete: the next backward pass has begun."""
+        self._groups.append(tuple(self._open))
+        self._open.clear()
+        self._silent += 1
+        if self.settled and self._silent > self._longest_silence:
+            self.settled = False  # the loop does something else now
+            self._groups = deque(list(self._groups)[-REPEATS:], self._groups.maxlen)
+        if not self.settled:
+            self._search()
+        elif self._ignored.issuperset(self._groups[-1]):
+            self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
+
+    def _passed(self, optimizer: int) -> bool:
+        """Return whether `optimizer` is the last of the cycle. One that was left out (a skipped update) is passed over."""
+        cycle = self.cycle
+        ahead = next((place for place in range(self._place, len(cycle)) if cycle[place] == optimizer), None)
+        if ahead is None:
+            if optimizer not in cycle:
+                return False
+            ahead = cycle.index(optimizer)  # the cycle began anew before its end
+        self._place = (ahead + 1) % len(cycle)
+        return self._place == 0
+
+    # -- the search ---------------------------------------------------------------------------------------------------
+
+    def _search(self) -> None:
+        found = _find_cycle(list(self._groups), self._newcomer)
+        if found is None and self._newcomer is not None:
+            self._wait()
+        elif found is None and len(self._groups) >= MAX_UNSTEADY:
+            found = _find_steadiest(list(self._groups)[-MAX_UNSTEADY:])
+            self._ignore_all_but(found)
+        self._turn_to(found)
+
+    def _wait(self) -> None:
+        """Give the newcomer time to show its place; then go on without all that step now and then, if what was known still holds."""
+        self._patience -= 1
+        if self._patience == 0:
+            self._newcomer, self.settled = None, self._silent <= self._longest_silence
+            self._ignore_all_but(self.cycle)
+
+    def _ignore_all_but(self, cycle: Group) -> None:
+        self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
+
+    @property
+    def _longest_silence(self) -> int:
+        return 2 * len(self.cycle) + REPEATS
+
+    def _turn_to(self, cycle: Group | None) -> None:
+        if cycle is not None:
+            self.cycle, self.settled, self._newcomer = cycle, True, None
+            self._ignored.difference_update(cycle)
+            self._place = self._silent = 0
+
+    def _forget(self) -> None:
+        self.cycle, self.settled, self._newcomer = (), False, None
+        self._groups.clear()
+        self._open.clear()
+
+
+def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
+    """Return the optimizers of the smallest cycle that the last groups repeat, from where the repetition began; None: there is none."""
+    for length in range(1, min(len(groups) // REPEATS, MAX_CYCLE) + 1):
+        start = len(groups) - length
+        while start > 0 and groups[start - 1] == groups[start - 1 + length]:
+            start -= 1
+        cycle = groups[start : start + length]
+        whole = (len(groups) - start) % length == 0  # else the next event would stand inside the cycle
+        if len(groups) - start >= REPEATS * length and whole and (newcomer is None or any(newcomer in group for group in cycle)):
+            return tuple(optimizer for group in cycle for optimizer in group)
+    return None
+
+
+def _find_steadiest(groups: list[Group]) -> Group:
+    """Return the optimizer that stepped in every group (the last such one of a group), else the rarest."""
+    always = set(groups[0]).intersection(*groups)
+    if always:
+        return (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
+    count = Counter(optimizer for group in groups for optimizer in group)
+    return (min(count, key=lambda optimizer: count[optimizer]),)
+
+
+MAX_NODES = 5_000
+"""Nodes of the autograd graph looked at for a parameter; a network of a thousand layers has about as many."""
+
+MAX_TRIES = 3
+"""Graphs searched before giving up (a loss that is no part of a model, a custom function round all of it)."""
+
+
+class ParameterSentinel:
+    """Knows whether its parameter has changed since the last backward pass: itself, or its gradient (cleared for the next step).
+
+    Counters of in-place changes are read (`Tensor._version`), never values: nothing waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._parameter: weakref.ref[Any] | None = None
+        self._tries = 0
+        self._after: object = None
+
+    def look(self, loss: Any) -> None:
+        """Choose a parameter of the graph of `loss`, where there is none yet."""
+        if self._parameter is None and self._tries < MAX_TRIES:
+            self._tries += 1
+            found = _find_parameter(loss)
+            self._parameter = None if found is None else weakref.ref(found)
+
+    def remember(self) -> None:
+        """Keep the state of the parameter: a backward pass has ended."""
+        self._after = self._state()
+
+    def changed(self) -> bool:
+        """Return whether the parameter has changed since remember()."""
+        return self._after is not None and self._state() not in (None, self._after)
+
+    def _state(self) -> object:
+        parameter = None if self._parameter is None else self._parameter()
+        if parameter is None:
+            return None
+        gradient = parameter.grad
+        # updates through `.data` leave the parameter's own counter alone, but the gradient is cleared or replaced all the same
+        return parameter._version, None if gradient is None else (id(gradient), gradient._version)
+
+
+def _find_parameter(loss: Any) -> Any | None:
+    """Return an nn.Parameter that `loss` was computed from: the first leaf of its graph that is one."""
+    from torch.nn import Parameter
+
+    todo: list[Any] = [getattr(loss, "grad_fn", None)]
+    seen: set[Any] = set()
+    while todo and len(seen) < MAX_NODES:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Parameter):
+            return variable
+        todo.extend(following for following, _ in node.next_functions)
+    return None

@@ -1,0 +1,177 @@
+"""Records a script that knows nothing of it: watches for training to begin, and marks the steps by the boundary rule.
+
+`watch` is called in every process of `gpudiag run` that imports torch. Only one that trains gets a session: at its first backward pass,
+or where it has none at an optimizer's step. The session ends with the interpreter. What a session
+needs is imported then: launchers and workers import torch too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.run_script.plan import Plan, append_journal, parse_plan
+
+if TYPE_CHECKING:
+    from gpudiag.capture.hooks import Events
+    from gpudiag.capture.run_script.driver import Driver
+    from gpudiag.capture.session import Session
+
+_watch: Watch | None = None
+
+
+class Watch:
+    """Waits in one process for training to begin, then records it to its end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.driver: Driver | None = None
+        self._session: Session | None = None
+        self._patches = Patches()
+        self._begun = False
+        self._owner_pid = 0
+        self._hook: Any = None
+        self._hooks: Any = None
+
+    def install(self) -> None:
+        """Put the two wrappers in place that see training begin."""
+        import torch
+        from torch.optim import optimizer
+
+        self._patches.wrap_method(torch.Tensor, "backward", self._backward)
+        register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
+        if register is not None:
+            self._hooks = optimizer._global_optimizer_pre_hooks
+            self._hook = register(self._before_step())
+
+    def _backward(self, original: Any) -> Any:
+        def first_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            events = None if self._begun else self._begin()
+            if self._hook is not None:  # not from inside the hook: torch is going through them then
+                self._hook.remove()
+                self._hook = None
+            if events is None:
+                return original(loss, *args, **kwargs)
+            events.emit("backward_began", loss)  # the session's own wrapper is in place for the next one only
+            try:
+                return original(loss, *args, **kwargs)
+            finally:
+                events.emit("backward_ended")
+
+        return first_backward
+
+    def _before_step(self) -> Callable[..., None]:
+        def first_step(optimizer: Any, *_: Any) -> None:
+            # torch goes through its hooks right now: adding one is safe only for the last of them
+            if not self._begun and next(reversed(self._hooks)) == self._hook.id:
+                self._begin()
+
+        first_step._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
+        return first_step
+
+    def _begin(self) -> Events | None:
+        """Return the events of a new session; None where there is none to be had: training goes on as ever."""
+        self._begun = True
+        self._patches.restore()
+        self._owner_pid = os.getpid()
+        try:
+            return self._enter()
+        except Exception as error:  # noqa: BLE001 - the training run comes first
+            append_journal(self.plan, "failed", f"{type(error).__name__}: {error}")
+            return None
+
+    def _enter(self) -> Events | None:
+        environ = dict(os.environ)
+        from gpudiag.capture import session
+        from gpudiag.capture.run_script.driver import Driver
+        from gpudiag.capture.standard_parts import make_standard_parts
+
+        _restore_environ(environ)
+        append_journal(self.plan, "training")
+        if session._active is not None and session._active._owner_pid == os.getpid():
+            append_journal(self.plan, "aside")
+            return None
+        driver = Driver(self.plan)
+        options: dict[str, Any] = dict(self.plan.options)
+        of_parts = {name: options.pop(name) for name in signature(make_standard_parts).parameters.keys() & options.keys()}
+        recorder = session.Session(self.plan.path, parts=[*make_standard_parts(**of_parts), driver], gives_way=True, **options)
+        driver.session = self._session = recorder
+        recorder._recording.say = lambda text: append_journal(self.plan, "warned", text.removeprefix("gpudiag: "), recorder.rank)
+        recorder.__enter__()
+        if not recorder.recording:
+            driver.ending = True
+            recorder.__exit__(None, None, None)
+            append_journal(self.plan, "failed", "; ".join(recorder.warnings))
+            return None
+        recorder.pause()  # until the rule knows where a step begins
+        self.driver = driver
+        append_journal(self.plan, "bundle", str(recorder.path), recorder.rank)
+        atexit.register(self.finish)
+        self._finish_in_child()
+        return driver.events
+
+    def _finish_in_child(self) -> None:
+        """Have the bundle finished in a multiprocessing child too: those that were forked end without atexit before Python 3.13."""
+        util = sys.modules.get("multiprocessing.util")
+        process = sys.modules.get("multiprocessing.process")
+        if util is not None and process is not None and process.parent_process() is not None:
+            util.Finalize(None, self.finish, exitpriority=100)
+
+    def marked(self, samples: int | None) -> None:
+        """The script has called gpudiag.step()."""
+        if not self._begun:
+            self._begin()
+        if self.driver is not None and os.getpid() == self._owner_pid:
+            self.driver.marked(samples)
+
+    def finish(self) -> None:
+        """Finish the bundle: the script is over, however it ended."""
+        driver, session = self.driver, self._session
+        if driver is None or session is None or os.getpid() != self._owner_pid:
+            return
+        self.driver, driver.ending = None, True
+        reason = driver.reason()
+        if reason is not None and session.recording:
+            session.warnings.append(reason)
+            append_journal(self.plan, "note", reason, session.rank)
+        with suppress(Exception):
+            session.__exit__(_find_last_error(), None, None)
+
+
+def _restore_environ(environ: dict[str, str]) -> None:
+    """Give os.environ back as it was: polars sets a variable of its allocator when it is imported."""
+    for name in os.environ.keys() - environ.keys():
+        del os.environ[name]
+    for name, value in environ.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+def _find_last_error() -> type[BaseException] | None:
+    """Return the kind of the exception that ended the script; None where none did."""
+    error = getattr(sys, "last_exc", None)  # Python 3.12
+    return type(error) if error is not None else getattr(sys, "last_type", None)
+
+
+def mark_step(samples: int | None) -> None:
+    """Mark the end of a step of `samples` samples in this process, where it is recorded."""
+    if _watch is not None:
+        with suppress(Exception):  # the training run comes first
+            _watch.marked(samples)
+
+
+def watch(text: str) -> None:
+    """Watch this process, whose torch has just been imported, by the plan in `text`."""
+    global _watch
+    if _watch is None:
+        plan = parse_plan(text)
+        append_journal(plan, "torch")
+        watching = Watch(plan)
+        watching.install()
+        _watch = watching

@@ -1,0 +1,279 @@
+"""The segments of a bundle's tables: a Parquet encoder that starts no thread pool, and a decoder that trusts nothing.
+
+A Parquet encoder for the small flat tables of a bundle.
+
+Not polars' own writer: it starts polars' thread pool, and a DataLoader worker forked from this process afterwards would hang
+for ever in its first polars call. Recording must leave no thread pool behind in the process that trains. One row group, PLAIN
+encoding, no compression; format: https://github.com/apache/parquet-format (README.md and parquet.thrift), Thrift compact protocol.
+
+The small tables of a bundle read back: exactly the Parquet that parquet.py writes, and nothing else.
+
+Not polars' own reader: a bundle may come from anyone, and a few changed bytes make that one ask for more memory than any machine has,
+which ends the process. Here nothing is larger than the file. Format: see parquet.py.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.files import open_file
+from gpudiag.model import trace
+
+Cell = int | float | str | None
+
+MAGIC = b"PAR1"
+INT64, DOUBLE, BYTE_ARRAY = 2, 5, 6  # parquet.thrift: Type
+_PHYSICAL: dict[pl.DataType, int] = {pl.Int64(): INT64, pl.Float64(): DOUBLE, pl.String(): BYTE_ARRAY}
+_OPTIONAL, _UTF8 = 1, 0  # FieldRepetitionType, ConvertedType
+PLAIN, RLE, UNCOMPRESSED, DATA_PAGE = 0, 3, 0, 0
+I32, I64, BINARY, LIST, STRUCT = 5, 6, 8, 9, 12  # Thrift compact protocol field types
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _encode_zigzag(value: int) -> bytes:
+    return _encode_varint(value << 1)  # every number of this format that is written here is non-negative
+
+
+def _encode_binary(text: str) -> bytes:
+    data = text.encode("utf-8", "replace")
+    return _encode_varint(len(data)) + data
+
+
+def _encode_list(kind: int, items: Sequence[bytes]) -> bytes:
+    head = bytes([len(items) << 4 | kind]) if len(items) < 15 else bytes([0xF0 | kind]) + _encode_varint(len(items))
+    return head + b"".join(items)
+
+
+def _encode_struct(*fields: tuple[int, int, bytes]) -> bytes:
+    """Return a Thrift struct from (field id, type, encoded value) in ascending order of ids."""
+    out, last = bytearray(), 0
+    for number, kind, value in fields:
+        out.append((number - last) << 4 | kind)
+        out += value
+        last = number
+    return bytes(out) + b"\0"
+
+
+def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
+    """Return one data page: header, definition levels (1 = present), values."""
+    present = np.fromiter((value is not None for value in values), dtype=np.uint8, count=len(values))
+    bits = np.packbits(present, bitorder="little").tobytes()
+    levels = _encode_varint(len(bits) << 1 | 1) + bits
+    found = [value for value in values if value is not None]
+    if kind == BYTE_ARRAY:
+        encoded = [str(value).encode("utf-8", "replace") for value in found]
+        body = b"".join(struct.pack("<I", len(item)) + item for item in encoded)
+    else:
+        body = np.asarray(found, dtype="<f8" if kind == DOUBLE else "<i8").tobytes()
+    data = struct.pack("<I", len(levels)) + levels + body
+    size = _encode_zigzag(len(data))
+    counts = _encode_struct(
+        (1, I32, _encode_zigzag(len(values))), (2, I32, _encode_zigzag(PLAIN)), (3, I32, _encode_zigzag(RLE)), (4, I32, _encode_zigzag(RLE))
+    )
+    return _encode_struct((1, I32, _encode_zigzag(DATA_PAGE)), (2, I32, size), (3, I32, size), (5, STRUCT, counts)) + data
+
+
+def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
+    """Return the ColumnChunk of a page of `size` bytes that starts at `offset`."""
+    meta = _encode_struct(
+        (1, I32, _encode_zigzag(kind)),
+        (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
+        (3, LIST, _encode_list(BINARY, [_encode_binary(name)])),
+        (4, I32, _encode_zigzag(UNCOMPRESSED)),
+        (5, I64, _encode_zigzag(rows)),
+        (6, I64, _encode_zigzag(size)),
+        (7, I64, _encode_zigzag(size)),
+        (9, I64, _encode_zigzag(offset)),
+    )
+    return _encode_struct((2, I64, _encode_zigzag(offset)), (3, STRUCT, meta))
+
+
+def _encode_element(name: str, kind: int) -> bytes:
+    fields = [(1, I32, _encode_zigzag(kind)), (3, I32, _encode_zigzag(_OPTIONAL)), (4, BINARY, _encode_binary(name))]
+    return _encode_struct(*fields, *([(6, I32, _encode_zigzag(_UTF8))] if kind == BYTE_ARRAY else []))
+
+
+def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
+    """Return `columns` as a Parquet file with the schema of `table` (model.tables; Int64, Float64 and String columns, nullable)."""
+    schema = {name: _PHYSICAL[dtype] for name, dtype in trace.build_table_schema(table).items()}
+    rows = len(next(iter(columns.values())))
+    out, chunks = bytearray(MAGIC), []
+    for name, kind in schema.items():
+        page = _encode_page(columns[name], kind)
+        chunks.append(_encode_chunk(name, kind, rows, len(out), len(page)))
+        out += page
+    root = _encode_struct((4, BINARY, _encode_binary("schema")), (5, I32, _encode_zigzag(len(schema))))
+    group = _encode_struct(
+        (1, LIST, _encode_list(STRUCT, chunks)), (2, I64, _encode_zigzag(len(out) - len(MAGIC))), (3, I64, _encode_zigzag(rows))
+    )
+    footer = _encode_struct(
+        (1, I32, _encode_zigzag(1)),
+        (2, LIST, _encode_list(STRUCT, [root, *(_encode_element(name, kind) for name, kind in schema.items())])),
+        (3, I64, _encode_zigzag(rows)),
+        (4, LIST, _encode_list(STRUCT, [group])),
+        (6, BINARY, _encode_binary("gpudiag")),
+    )
+    return bytes(out + footer + struct.pack("<I", len(footer)) + MAGIC)
+
+
+_NUMBER_TYPES = {INT64: np.dtype("<i8"), DOUBLE: np.dtype("<f8")}
+_END_BYTES = 8
+"""The length of the footer, and the magic number."""
+_MAX_FOOTER_BYTES, _MAX_HEADER_BYTES = 1 << 16, 256
+"""Ours have some 2,000 and 20. Each byte of them may become a Python object."""
+_MAX_DEPTH = 8
+"""A footer of ours has 5 levels."""
+_MAX_VARINT_BITS = 70
+
+
+class NotASegmentError(ValueError):
+    """The bytes are no table of a bundle."""
+
+
+def decode_segment(data: bytes) -> pl.DataFrame:
+    """Return the table in `data`: Int64, Float64 and String columns. Raises NotASegmentError."""
+    try:
+        footer = _read_footer(data)
+        (group,), (_, *elements) = footer[4], footer[2]
+        columns = [_read_column(data, footer[3], element, chunk) for element, chunk in zip(elements, group[1], strict=True)]
+        return pl.DataFrame(columns)
+    except (LookupError, TypeError, ValueError, AttributeError, struct.error, pl.exceptions.PolarsError):
+        raise NotASegmentError("damaged, or not written by gpudiag") from None
+
+
+def count_rows(path: Path) -> int:
+    """Return the rows of the table in a file, as its end counts them. Raises NotASegmentError, OSError."""
+    with open_file(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _MAX_FOOTER_BYTES - _END_BYTES))
+        end = file.read(_MAX_FOOTER_BYTES + _END_BYTES)
+    try:
+        found = _read_footer(end)[3]
+    except (LookupError, TypeError, ValueError, struct.error):
+        found = -1
+    if not isinstance(found, int) or not 0 <= found <= 8 * size:  # a row takes a bit of each column
+        raise NotASegmentError("damaged, or not written by gpudiag")
+    return found
+
+
+def _read_footer(data: bytes) -> dict[int, Any]:
+    """Return the footer at the end of `data`."""
+    (length,) = struct.unpack("<I", data[-_END_BYTES:-4])
+    if not data.endswith(MAGIC) or length > min(_MAX_FOOTER_BYTES, len(data) - _END_BYTES):
+        raise NotASegmentError
+    return _Thrift(data[-_END_BYTES - length : -_END_BYTES]).struct()
+
+
+def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[int, Any]) -> pl.Series:
+    """Return one column of `count` rows: its page is found where the footer says."""
+    kind, meta = element[1], chunk[3]
+    reader = _Thrift(data[meta[9] : meta[9] + _MAX_HEADER_BYTES])
+    header = reader.struct()
+    page, counts = data[meta[9] + reader.at :][: header[3]], header[5]
+    told = (meta[1], meta[4], meta[5], header[1], header[2], counts[1], counts[2], counts[3])
+    if told != (kind, UNCOMPRESSED, count, DATA_PAGE, len(page), count, PLAIN, RLE):
+        raise NotASegmentError
+    (size,) = struct.unpack_from("<I", page)
+    return _read_values(element[4].decode(), kind, _read_present(page[4 : 4 + size], count), page[4 + size :])
+
+
+def _read_present(levels: bytes, count: int) -> npt.NDArray[np.bool_]:
+    """Return which of `count` rows have a value: one run of bits (parquet.thrift, RLE/bit-packing hybrid)."""
+    reader = _Thrift(levels)
+    head = reader.varint()
+    bits = levels[reader.at :]
+    if head != len(bits) << 1 | 1 or count < 0 or len(bits) != (count + 7) // 8:
+        raise NotASegmentError
+    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
+
+
+def _read_values(name: str, kind: int, present: npt.NDArray[np.bool_], body: bytes) -> pl.Series:
+    if kind == BYTE_ARRAY:
+        texts = iter(_read_texts(body, int(present.sum())))
+        return pl.Series(name, [next(texts) if there else None for there in present.tolist()], dtype=pl.String)
+    found = np.frombuffer(body, _NUMBER_TYPES[kind])
+    full = np.zeros(present.size, _NUMBER_TYPES[kind])
+    full[present] = found  # raises ValueError where there are more or fewer
+    if found.size != int(present.sum()):  # one value would be spread over all rows
+        raise NotASegmentError
+    known: pl.Series = pl.Series(name, full).set(pl.Series(~present), None)
+    return known
+
+
+def _read_texts(body: bytes, count: int) -> list[str]:
+    found, at = [], 0
+    for _ in range(count):
+        (size,) = struct.unpack_from("<I", body, at)
+        at += 4 + size
+        if at > len(body):
+            raise NotASegmentError
+        found.append(body[at - size : at].decode())
+    if at != len(body):
+        raise NotASegmentError
+    return found
+
+
+class _Thrift:
+    """Reads the part of Thrift's compact protocol that parquet.py writes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self.at = data, 0
+
+    def taken(self, length: int) -> bytes:
+        """Return the next `length` bytes."""
+        found = self._data[self.at : self.at + length]
+        if length < 0 or len(found) < length:
+            raise NotASegmentError
+        self.at += length
+        return found
+
+    def varint(self) -> int:
+        """Return an unsigned number, seven bits a byte."""
+        found = shift = 0
+        while True:
+            byte = self.taken(1)[0]
+            found |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80 or shift >= _MAX_VARINT_BITS:
+                return found
+
+    def struct(self, depth: int = 0) -> dict[int, Any]:
+        """Return the fields of a struct by their numbers."""
+        found: dict[int, Any] = {}
+        number = 0
+        while head := self.taken(1)[0]:
+            number += head >> 4
+            found[number] = self._value(head & 15, depth + 1)
+        return found
+
+    def _value(self, kind: int, depth: int) -> Any:
+        if depth > _MAX_DEPTH:
+            raise NotASegmentError
+        if kind in (I32, I64):
+            number = self.varint()
+            return number >> 1 ^ -(number & 1)
+        if kind == BINARY:
+            return self.taken(self.varint())
+        if kind == LIST:
+            head = self.taken(1)[0]
+            size = head >> 4 if head >> 4 < 15 else self.varint()
+            return [self._value(head & 15, depth + 1) for _ in range(size)]  # each takes a byte at least
+        if kind == STRUCT:
+            return self.struct(depth)
+        raise NotASegmentError

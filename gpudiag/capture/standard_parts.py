@@ -1,0 +1,198 @@
+"""The parts that record beside the steps unless a session is told otherwise; gradient accumulation and NVTX ranges stand here."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+from gpudiag.capture.environment.inventory import Inventory
+from gpudiag.capture.memory import Memory
+from gpudiag.capture.parts import Context, Part
+from gpudiag.capture.phases import Phases
+from gpudiag.capture.steps import StepRow
+from gpudiag.capture.telemetry.sampler import DEFAULT_HZ, Telemetry
+
+MIN_GAPS = 3
+"""Updates in the same distance before it is called a pattern: two may be chance (a skipped step of a GradScaler)."""
+
+MIN_SHARE = 0.8
+"""Share of the distances that must agree: an epoch's last group is often shorter."""
+
+
+class Accumulation(Part):
+    """Counts, per step, whether gradients were computed and whether an optimizer stepped."""
+
+    def __init__(self) -> None:
+        self._context: Context | None = None
+        self._updated = self._computed = False
+        self._steps = self._with_backward = 0
+        self._last: int | None = None
+        self._gaps: Counter[int] = Counter()
+
+    def start(self, context: Context) -> None:
+        """Keep where the note goes."""
+        self._context = context
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Gradients are computed in this step."""
+        self._computed = True
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """An optimizer stepped in this step."""
+        self._updated = True
+
+    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+        """Nothing has happened in the new step yet."""
+        self._updated = self._computed = False
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """Count the step, and its distance from the last that updated."""
+        self._steps += 1
+        self._with_backward += self._computed
+        if self._updated:
+            if self._last is not None:
+                self._gaps[row.step - self._last] += 1
+            self._last = row.step
+
+    def interrupted(self) -> None:
+        """An epoch is over: the distance across its end says nothing."""
+        self._last = None
+
+    def group(self) -> int | None:
+        """Return how many counted steps make one update; None where each does, or no pattern shows."""
+        total = sum(self._gaps.values())
+        if total < MIN_GAPS or self._with_backward < MIN_SHARE * self._steps:
+            return None
+        distance, count = self._gaps.most_common(1)[0]
+        return distance if distance > 1 and count >= MIN_SHARE * total else None
+
+    def close(self) -> None:
+        """Leave the note."""
+        group = self.group()
+        if group and self._context is not None:
+            self._context.remember(
+                f"the optimizer stepped in every {_format_ordinal(group)} step only: gradients are accumulated, and what is called "
+                f"a step here is one batch of {group}; steps(loader, accumulation={group}) counts whole updates"
+            )
+
+
+def _format_ordinal(number: int) -> str:
+    """Return 'second', 'third', '4th', '22nd', ..."""
+    if number in (2, 3):
+        return ("second", "third")[number - 2]
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
+NVTX_DOMAIN = "gpudiag"
+
+MAX_NAMED_STEPS = 10_000
+"""Steps with a name of their own: nvtx keeps every name for the life of the process. Later ones are 'step' with their number as payload."""
+
+NVTX_MISSING = "no NVTX ranges: the package nvtx is not installed (pip install 'gpudiag[train]')"
+
+
+class Ranges(Part):
+    """A process range for each step ('step 12') and a pushed range for each phase ('data', 'forward', 'backward', 'optimizer').
+
+    At most one phase is open at a time: a phase ends where the next begins, at the end of its call, or with its step. So pushes and pops
+    balance whatever the loop raises. 'forward' is the time from a batch to its backward pass: Python's own work on the batch included.
+    Without a tool attached, a range costs about a microsecond.
+    """
+
+    def __init__(self) -> None:
+        self._domain: Any = None
+        self._step: Any = None
+        self._phase: str | None = None
+        self._names: dict[str, Any] = {}
+        self._thread = 0
+
+    def start(self, context: Context) -> None:
+        """Open the domain."""
+        try:
+            import nvtx
+        except ImportError:
+            context.note(NVTX_MISSING, None)
+            return
+        self._thread = threading.get_ident()
+        self._domain = nvtx.get_domain(NVTX_DOMAIN)
+        self._names = {name: self._domain.get_event_attributes(message=name) for name in ("data", "forward", "backward", "optimizer")}
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def step_began(self, number: int, at_ns: int, unix_ns: int) -> None:
+        """Start the range of a step."""
+        self._end_step()
+        if self._domain is not None:
+            name = f"step {number}" if number < MAX_NAMED_STEPS else "step"
+            self._step = self._domain.start_range(self._domain.get_event_attributes(message=name, payload=number))
+
+    def step_ended(self, row: StepRow, at_ns: int) -> None:
+        """End the range of the step, and the phase that it left open."""
+        self._end_step()
+
+    def interrupted(self) -> None:
+        """End the range of a step that has no end."""
+        self._end_step()
+
+    def close(self) -> None:
+        """End what is open."""
+        self._end_step()
+
+    def drop(self) -> None:
+        """End what is open, and be silent from now on."""
+        self._end_step()
+        self._domain = None
+
+    def _end_step(self) -> None:
+        self._enter(None)
+        step, self._step = self._step, None
+        if step is not None:
+            self._domain.end_range(step)
+
+    # -- phases -----------------------------------------------------------------------------------------------------
+
+    def batch_asked(self, at_ns: int) -> None:
+        """Begin 'data'."""
+        self._enter("data")
+
+    def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
+        """Begin 'forward'."""
+        self._enter("forward")
+
+    def backward_began(self, at_ns: int, loss: Any) -> None:
+        """Begin 'backward'."""
+        self._enter("backward")
+
+    def backward_ended(self, at_ns: int) -> None:
+        """End 'backward'."""
+        self._enter(None)
+
+    def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
+        """Begin 'optimizer'."""
+        self._enter("optimizer")
+
+    def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
+        """End 'optimizer'."""
+        self._enter(None)
+
+    def _enter(self, phase: str | None) -> None:
+        """End the open phase and begin `phase`. NVTX keeps a stack for each thread: on another than the first nothing is done."""
+        if self._domain is None or threading.get_ident() != self._thread:
+            return
+        if self._phase is not None:
+            self._phase = None
+            self._domain.pop_range()
+        if phase is not None:
+            self._domain.push_range(self._names[phase])
+            self._phase = phase
+
+
+def make_standard_parts(*, telemetry_hz: float = DEFAULT_HZ, nvtx: bool = False, memory: bool = False) -> list[Part]:
+    """Return new parts for one session, in the order in which they hear of events.
+
+    `telemetry_hz`: samples of clocks, power and load per second (0: none); `nvtx`: ranges for Nsight; `memory`: what memory is used for.
+    Raises UsageError for what is no rate.
+    """
+    return [Accumulation(), Phases(), Telemetry(telemetry_hz), Inventory(), *([Ranges()] if nvtx else []), *([Memory()] if memory else [])]

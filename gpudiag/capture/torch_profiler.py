@@ -1,0 +1,315 @@
+"""The torch profiler of one window, driven by the marks of the steps and guarded against other profilers, signals and forks.
+
+Puts Ctrl-C off while torch's profiler changes its state.
+
+An exception that comes between two lines of torch's own start(), step() or stop() can leave the annotation of a step open when its
+recording is gone: whatever closes it later writes to memory that belongs to others (seen as crashes of torch 2.13 at the next stop).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from weakref import ReferenceType, ref
+
+from gpudiag.capture.hooks import Patches
+from gpudiag.capture.schedule import Planned, WindowKind
+
+DEFERRED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Those whose handlers usually raise, where Python handles them. Put back in this order: SIGINT, the usual one, last."""
+
+
+@contextmanager
+def defer_signals() -> Iterator[None]:
+    """Have handlers of SIGINT and SIGTERM wait for the end of the block; a second signal does not wait: the block may hang."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python runs handlers on the main thread only
+        return
+    handlers = {number: handler for number in DEFERRED_SIGNALS if callable(handler := signal.getsignal(number))}
+    came: list[tuple[int, FrameType | None]] = []
+
+    def later(number: int, frame: FrameType | None) -> None:
+        came.append((number, frame))
+        if len(came) > 1:
+            handlers[signal.Signals(number)](number, frame)
+
+    try:
+        for number in handlers:
+            signal.signal(number, later)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if len(came) == 1:
+            handlers[signal.Signals(came[0][0])](*came[0])
+
+
+_LOG_LEVEL = "KINETO_LOG_LEVEL"
+_QUIETEST_LEVEL = "6"
+"""Above the last kind of message (5, USDT); errors are 3 (libkineto/include/ILoggerObserver.h), so they are kept off as well."""
+
+
+def silence_kineto(patches: Patches, *, errors_too: bool) -> None:
+    """Have the first profiler write nothing, unless the user has chosen a level.
+
+    `errors_too`: also where a GPU is used, whose profiling library (CUPTI, roctracer) may have errors to tell; on a CPU there is none.
+    libkineto reads its variable once, when the first profiler of a process begins. It stands for that moment only, and not in os.environ:
+    what the script starts is not to have it.
+    """
+    from torch.autograd import profiler
+
+    if _LOG_LEVEL not in os.environ:
+        for name in ("_prepare_profiler", "_enable_profiler"):
+            patches.wrap(profiler, name, lambda original: _silence_start(original, errors_too))
+
+
+def _silence_start(original: Callable[..., Any], errors_too: bool) -> Callable[..., Any]:
+    import torch
+
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if _LOG_LEVEL in os.environ or (torch.cuda.is_initialized() and not errors_too):
+            return original(*args, **kwargs)
+        os.putenv(_LOG_LEVEL, _QUIETEST_LEVEL)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            os.unsetenv(_LOG_LEVEL)
+
+    return start
+
+
+_exit_prepared = False
+
+
+def let_forked_children_exit() -> None:
+    """Return None; from now on forked children of this process end without the destructors of C++. Call before a profiler starts.
+
+    Kineto's ConfigLoader starts a thread with the first profiler. A forked child does not have it, but waits for it for ever when its
+    destructor runs at exit(); nothing but leaving before that helps, and Python's own handlers have run by then. Children that run
+    another program, or leave by os._exit() as those of multiprocessing do, are as they were.
+    """
+    global _exit_prepared
+    if _exit_prepared or not hasattr(os, "register_at_fork"):
+        return
+    _exit_prepared = True
+    with suppress(OSError, AttributeError, TypeError):  # on_exit hands on the status; glibc has it, musl and macOS do not
+        libc = ctypes.CDLL(None)
+        on_exit, leave = libc.on_exit, ctypes.cast(libc._exit, ctypes.c_void_p)
+        also, flush = libc["__cxa_atexit"], ctypes.cast(libc.fflush, ctypes.c_void_p)
+
+        def in_child() -> None:
+            on_exit(leave, None)
+            also(flush, None, None)  # runs before: what C code has printed is still in its buffers
+
+        os.register_at_fork(after_in_child=in_child)
+
+
+class OpenAnnotations:
+    """Ends what the program has open at the end of a recording, while that recording still lives.
+
+    An annotation keeps the address of its event in the recording in which it was opened. torch 2.13 writes the end there whenever a
+    recording runs when it is closed: where that is a later one, of ours or of the program, the memory has been given to others (crashes
+    follow). One that was ended before is left alone when the program closes it, or drops it. The program sees the same object as before;
+    in the trace the annotation reaches to the end of the recording, as it would without this.
+
+    Not seen, and short as a rule: those that torch opens in C++, and torch._C._profiler._RecordFunctionFast.
+    """
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+        self._opened: list[ReferenceType[Any]] = []
+
+    def watch(self) -> None:
+        """Note what is opened from now on, on any thread: a hook of a backward pass runs on one of torch's. Does not raise."""
+        with suppress(Exception):
+            from torch.autograd.profiler import record_function
+
+            self._patches.wrap(record_function, "__enter__", self._entering)
+
+    def end(self) -> None:
+        """End what is open of that, the last one first, and note nothing more. Call it before the recording stops. Does not raise."""
+        self._patches.restore()
+        opened, self._opened = self._opened, []
+        for reference in reversed(opened):
+            _end_annotation(reference())
+
+    def _entering(self, original: Any) -> Any:
+        def enter(annotation: Any) -> Any:
+            entered = original(annotation)
+            self._opened.append(ref(annotation))
+            return entered
+
+        return enter
+
+
+def _end_annotation(annotation: Any) -> None:
+    """End an annotation; nothing happens where that was done before, or where the program has dropped it."""
+    import torch
+
+    handle = getattr(annotation, "record", None)
+    if handle is not None:
+        with suppress(Exception):  # a version of torch that keeps something else there
+            torch.ops.profiler._record_function_exit._RecordFunction(handle)
+
+
+class ProfilerGuard:
+    """Knows whether a profiler that is not ours is at work in this process.
+
+    Only one torch profiler can run at a time: torch 2.13 lets a second one take over silently and the first returns nothing.
+    So ours never starts beside another, and steps aside (`on_foreign`) when another starts.
+    """
+
+    def __init__(self, on_foreign: Callable[[], None]) -> None:
+        self._on_foreign = on_foreign
+        self._own = False
+        self._foreign = False
+
+    @property
+    def foreign(self) -> bool:
+        """Return whether another profiler is prepared or runs; ask only while ours does not run."""
+        import torch
+
+        return self._foreign or bool(torch._C._autograd._profiler_enabled())
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether a torch profiler records now that nobody else has started."""
+        import torch
+
+        return not self._foreign and bool(torch._C._autograd._profiler_enabled())
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Mark the profiler calls made inside as ours; a Ctrl-C waits for their end."""
+        with defer_signals():
+            self._own = True
+            try:
+                yield
+            finally:
+                self._own = False
+
+    def install(self, patches: Patches) -> None:
+        """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
+        from torch.autograd import profiler
+
+        patches.wrap(profiler, "_prepare_profiler", self._starting)
+        patches.wrap(profiler, "_enable_profiler", self._starting)
+        patches.wrap(profiler, "_disable_profiler", self._stopping)
+
+    def _starting(self, original: Any) -> Any:
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if not self._own:
+                self._on_foreign()
+                self._foreign = True
+            return original(*args, **kwargs)
+
+        return start
+
+    def _stopping(self, original: Any) -> Any:
+        def stop(*args: Any, **kwargs: Any) -> Any:
+            if not self._own:
+                self._foreign = False
+            return original(*args, **kwargs)
+
+        return stop
+
+
+def _build_schedule(first: int, warm: int, record: int) -> Callable[[int], Any]:
+    """Return torch's schedule shifted so that the profiler's step number is the number of the training step."""
+    import torch
+
+    base = torch.profiler.schedule(wait=0, warmup=warm, active=record, repeat=1)
+    return lambda step: base(max(0, step - first))
+
+
+def _choose_activities() -> list[Any]:
+    import torch
+
+    kinds = torch.profiler.ProfilerActivity
+    # only where the run uses a device: asking CUDA earlier would initialise it in a process that may still fork
+    return [kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU]
+
+
+def _make_profiler(annotations: OpenAnnotations, **options: Any) -> Any:
+    """Return a torch.profiler.profile that has `annotations` watch while it records, and end before it stops."""
+    import torch
+
+    class Profiler(torch.profiler.profile):  # type: ignore[misc]  # torch has no types here
+        def start_trace(self) -> None:
+            annotations.watch()
+            super().start_trace()
+
+        def stop_trace(self) -> None:
+            annotations.end()
+            super().stop_trace()
+
+    return Profiler(**options)
+
+
+class ProfilerWindow:
+    """The profiler of one window. The timing window records shapes only: stacks cost host time and would distort it."""
+
+    def __init__(self, planned: Planned, first_step: int, *, guard: ProfilerGuard, profile_memory: bool = False) -> None:
+        self.planned = planned
+        self.index = planned.index
+        self.kind: WindowKind = planned.kind
+        self.first_recorded = first_step + planned.warm
+        self.with_stack = planned.kind == "sites"
+        self._guard = guard
+        self._annotations = OpenAnnotations()
+        let_forked_children_exit()
+        with guard.own():
+            self._profiler = _make_profiler(
+                self._annotations,
+                activities=_choose_activities(),
+                schedule=_build_schedule(first_step, planned.warm, planned.record),
+                record_shapes=True,
+                with_stack=self.with_stack,
+                profile_memory=profile_memory and self.with_stack,
+            )
+            self._profiler.step_num = first_step
+
+    def start(self) -> None:
+        """Begin with the warm-up."""
+        with self._guard.own():
+            self._profiler.start()
+
+    def step(self) -> None:
+        """Begin the next ProfilerStep annotation."""
+        with self._guard.own():
+            self._profiler.step()
+
+    def stop(self) -> None:
+        """Stop recording; waits for the device where there is one."""
+        with self._guard.own():
+            try:
+                self._profiler.__exit__(None, None, None)
+            finally:
+                self._switch_off()
+
+    def _switch_off(self) -> None:
+        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too.
+
+        The annotation of the step is closed before: closed in a later recording it writes to memory that is freed (a crash of torch 2.13).
+        """
+        from torch.autograd import profiler
+
+        self._annotations.end()
+        if self._guard.enabled:
+            annotation = getattr(self._profiler, "step_rec_fn", None)
+            if annotation is not None:
+                with suppress(Exception):
+                    annotation.__exit__(None, None, None)
+            with suppress(Exception):
+                profiler._disable_profiler()
+
+    def export(self, path: Path) -> None:
+        """Write the trace as plain JSON. Raises OSError or RuntimeError."""
+        self._profiler.export_chrome_trace(str(path))

@@ -1,0 +1,170 @@
+"""How commands are run: plain arguments without conversion, hints for mistaken words, an orderly end on a signal.
+
+Commands that take arguments as they are where these need no conversion: text, paths and defaults.
+
+typer converts every value by pydantic (from 0.29 on), which takes as long to load as all else that a command needs to start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from gpudiag.errors import UsageError
+
+_CONVERSIONS: dict[Any, tuple[type, bool]] = {str: (str, False), Path: (Path, False), list[str]: (str, True), list[Path]: (Path, True)}
+"""Annotation -> what a word becomes, and whether there may be several."""
+
+
+_MAX_SENTENCE = 200
+"""Characters of the first sentence of a command in the list of commands: it is shown whole, on lines of its own where it is long."""
+
+
+class PlainCommand(TyperCommand):
+    """A command that has numbers and choices converted alone."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help."""
+        return super().get_short_help_str(max(limit, _MAX_SENTENCE))
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, also --help."""
+        return _skip_conversions(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the parsed arguments. Raises UsageError for an option that other tools have, and what does the same here."""
+        check_format(self.name, args)
+        return super().parse_args(ctx, args)
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands, as PlainCommand."""
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """Return the first sentence of the help."""
+        return super().get_short_help_str(max(limit, _MAX_SENTENCE))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of `args`. Raises UsageError for a script, a recording or a rule there, with the call that was meant."""
+        check_command(None if ctx.parent is None else self.name, args, self.commands)
+        return super().resolve_command(ctx, args)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, also --help."""
+        return _skip_conversions(super().get_params(ctx))
+
+
+def _skip_conversions(parameters: list[Any]) -> list[Any]:
+    """Return `parameters`, each of which converts nothing that is already what it should be; those of an older typer as they are."""
+    for parameter in parameters:
+        if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
+            parameter.process_value = _make_process(parameter)
+    return parameters
+
+
+def _make_process(parameter: Any) -> Any:
+    """Return what takes the place of `parameter.process_value`."""
+    convert = parameter.process_value
+    make, several = _CONVERSIONS.get(getattr(parameter.type_descriptor, "annotation", None), (None, False))
+
+    def process(ctx: Any, value: Any) -> Any:
+        if not parameter.required and _is_default(ctx, parameter):
+            taken = () if value is None and (parameter.multiple or parameter.nargs == -1) else value
+        elif make is None or not value or isinstance(value, str) == several:
+            return convert(ctx, value)
+        else:
+            taken = [make(word) for word in value] if several else make(value)
+        return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
+
+    return process
+
+
+def _is_default(ctx: Any, parameter: Any) -> bool:
+    return getattr(ctx.get_parameter_source(parameter.name), "name", "") == "DEFAULT"
+
+
+_SCRIPT_SUFFIXES = (".py",)
+_RECORDING_SUFFIXES = (".json", ".json.gz", ".json.zst", ".gz", ".zst", ".sqlite")
+_LAUNCHERS = ("python", "python3", "torchrun", "accelerate", "deepspeed")
+_RULE_ID = re.compile(r"[A-Za-z]{3}-?\d{1,2}")
+_FORMAT_OPTIONS = {"--html": ".html", "--md": ".md", "--markdown": ".md", "--json": ".json", "--format": ".html", "--pdf": ".html"}
+"""Options of other tools that choose a format -> the suffix that does so here."""
+
+
+def check_command(group: str | None, words: Sequence[str], known: Iterable[str]) -> None:
+    """Raise UsageError where the first of `words` is no command of `group` but what a command takes, with the call that was meant."""
+    if not words or words[0] in known:
+        return
+    if words[0] == "help" and group is None:
+        raise UsageError("help is no command", "gpudiag --help, or gpudiag COMMAND --help")
+    meant = _guess_command(group, words)
+    if meant:
+        raise UsageError(f"{words[0]} is no command", f"gpudiag {meant}")
+
+
+def _guess_command(group: str | None, words: Sequence[str]) -> str:
+    """Return the call without `gpudiag`; '' where nothing suggests itself."""
+    word, call = words[0], shlex.join(words)
+    if group == "rules":
+        return f"rules show {call}" if _RULE_ID.fullmatch(word) else ""
+    readable = word.lower().endswith(_RECORDING_SUFFIXES) or os.path.exists(word)
+    if group == "export":
+        return f"export perfetto {shlex.quote(word)} -o timeline.json.gz" if readable else ""
+    if group is not None:
+        return ""
+    if word.lower().endswith(_SCRIPT_SUFFIXES) or word in _LAUNCHERS:
+        return f"run {call}"
+    return f"report {call}" if readable else ""
+
+
+def check_format(command: str | None, words: Sequence[str]) -> None:
+    """Raise UsageError where `words` choose the format of a report by an option: here the name of the file does."""
+    for word in words if command == "report" else ():
+        name = word.partition("=")[0]
+        if name in _FORMAT_OPTIONS:
+            raise UsageError(f"no such option: {name}", f"the name of the file says the format: -o report{_FORMAT_OPTIONS[name]}")
+
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""How schedulers, `timeout` and `kill` end a program, and how a terminal that is closed does. Windows has no SIGHUP."""
+
+SIGNAL_EXIT_CODE = 128
+"""Exit code of a program that a signal ended, less the number of the signal, as shells count."""
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, and make each the exit code 128 + its number.
+
+    Only the first does: schedulers and terminals send several, and what is being brought into order is not to be interrupted (Ctrl-C still
+    does). A signal that was to be ignored, as by nohup, stays so.
+    """
+    number = signal.SIGINT
+
+    def stop(received: int, _frame: FrameType | None) -> None:
+        nonlocal number
+        number = signal.Signals(received)
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is signal.SIG_DFL}
+    for one in before:
+        signal.signal(one, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(SIGNAL_EXIT_CODE + number) from None
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

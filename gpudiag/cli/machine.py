@@ -1,0 +1,118 @@
+"""Commands about this machine: `gpudiag doctor`, `gpudiag calibrate`, `gpudiag demo`."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpudiag.cli import config, options, terminal
+from gpudiag.units import format_bytes, format_ns, format_rate
+
+if TYPE_CHECKING:
+    from gpudiag.model.hardware import Device
+
+_CHECK_FIELDS = ("name", "status", "found", "costs", "fix")
+
+
+class Need(str, Enum):
+    """What has to work."""
+
+    train = "train"
+    gpu = "gpu"
+    compile = "compile"
+    telemetry = "telemetry"
+    dashboard = "dashboard"
+    cluster = "cluster"
+
+
+def doctor(
+    need: Annotated[
+        list[Need] | None,
+        typer.Option(help="Fail (exit code 1) where this does not work; may be given several times.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Tell what is installed, what is missing, what that costs, and how to mend it; exit code 1 where what is installed does not work."""
+    from gpudiag.api.doctor import examine
+
+    with terminal.show_progress("looking"):
+        found = examine([one.value for one in need or ()])
+    if as_json:
+        import msgspec
+
+        terminal.write_result(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    else:
+        from gpudiag.report.checks import format_doctor
+
+        checks = [{key: getattr(check, key) for key in _CHECK_FIELDS} for check in found.checks]
+        terminal.write_result(format_doctor(found.verdict, checks, terminal.measure_columns()))
+    if found.failed:
+        raise typer.Exit(1)
+
+
+class DeviceName(str, Enum):
+    """A device that torch can compute on; auto: the GPU where there is one, else the CPU."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def calibrate(
+    device: Annotated[DeviceName, typer.Option(help="Which device to measure (auto: the GPU where there is one).")] = DeviceName.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Measure the peak rates and memory bandwidth of this device and keep them for later reports."""
+    from gpudiag import api
+
+    with terminal.show_progress("measuring the peaks"):
+        measured = api.calibrate(device.value)
+    terminal.write_result(_format_json(measured) if as_json else _format_device(measured))
+
+
+def _format_json(device: Device) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(device), indent=2).decode() + "\n"
+
+
+def _format_device(device: Device) -> str:
+    """Return the figures, one a line; what is not known is said."""
+    rows = [
+        ("device", device.name),
+        *((f"{engine} peak", format_rate(rate, "FLOP")) for engine, rate in device.peaks.items()),
+        ("memory bandwidth", format_rate(device.bandwidth_byte_per_s, "B")),
+        ("last-level cache", format_bytes(device.cache_bytes)),
+        ("cache bandwidth", format_rate(device.cache_bandwidth_byte_per_s, "B")),
+        ("launch floor", format_ns(device.launch_floor_ns)),
+        ("source", f"{device.provenance}: {device.source}"),
+        *(("note", note) for note in device.notes),
+    ]
+    width = max(len(title) for title, _ in rows)
+    return "".join(f"{title:<{width}}  {value}\n" for title, value in rows)
+
+
+_QUIET_KINETO = "6"
+"""KINETO_LOG_LEVEL above its last kind of message (5, USDT): nothing of the profiler's own log reaches the terminal."""
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for the recording and its HTML report.", metavar="DIR")] = Path(
+        "runs/demo"
+    ),
+    rules: Annotated[list[str] | None, options.RULES] = None,
+    no_config: Annotated[bool, options.NO_CONFIG] = False,
+) -> None:
+    """Train a small transformer for a few seconds, record it, and report on it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", _QUIET_KINETO)  # read once, when torch is imported
+    from gpudiag import api
+
+    chosen = None if no_config else config.find_config()
+    with terminal.show_progress("training") as tell:
+        made = api.demo(str(output), tell, rules_dirs=rules or [], config=chosen)
+    terminal.write_result(made.report.text(width=terminal.measure_columns(), top=10, color=terminal.is_coloured()))
+    terminal.write_note(f"The recording is {made.bundle}; the report as a page is {made.html}")

@@ -1,0 +1,223 @@
+"""`gpudiag ops`, `gpudiag sql`, `gpudiag whatif`: questions to one recording: its op table, its tables by SQL, its steps without a cost."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpudiag.cli import options, terminal
+from gpudiag.errors import UsageError
+from gpudiag.report import files
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from gpudiag.report.op_table import OpTable
+
+_TOP_OPS = 20
+_STDOUT = Path("-")
+
+
+class Sort(str, Enum):
+    """What the lines are sorted by."""
+
+    time = "time"
+    calls = "calls"
+    flops = "flops"
+    bytes = "bytes"
+    efficiency = "efficiency"
+    ai = "ai"
+
+
+class GroupBy(str, Enum):
+    """What one line stands for."""
+
+    op = "op"
+    signature = "signature"
+    module = "module"
+    phase = "phase"
+    kernel = "kernel"
+
+
+class BoundName(str, Enum):
+    """What limits an op."""
+
+    compute = "compute"
+    memory = "memory"
+    overhead = "overhead"
+    communication = "communication"
+    copy = "copy"
+    unknown = "unknown"
+
+
+def ops(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    sort: Annotated[
+        Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. What is not known comes last.")
+    ] = Sort.time,
+    group: Annotated[GroupBy, typer.Option(help="What one line sums up; signature: an op with the shapes of its tensors.")] = GroupBy.op,
+    top: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Lines to show (default: 20; in CSV and JSON all).", show_default=False),
+    ] = None,
+    rank: Annotated[int | None, options.RANK_SHOWN] = None,
+    phase: Annotated[
+        str | None, typer.Option(metavar="PHASE", help="Only ops of this phase: forward, backward, optimizer, data.", show_default=False)
+    ] = None,
+    bound: Annotated[BoundName | None, typer.Option(help="Only ops that this limits.", show_default=False)] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write CSV to FILE (.csv); - prints it instead of the table.", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
+) -> None:
+    """List the ops with their time, work and distance to the roofline."""
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    options.check_captures([] if graph_capture is None else [graph_capture])
+    target = _find_target(csv, path, as_json)
+    if target is not None and graph_capture is not None:
+        options.check_targets([target], graph_capture, (".csv",))
+    from gpudiag import api
+    from gpudiag.report.op_table import build_op_table
+
+    with terminal.show_progress("reading") as tell:
+        by_module = group == GroupBy.module
+        found = api.diagnose(path, rank=rank, graph_capture=graph_capture, progress=tell, modules=by_module).data
+    if found.job is not None:
+        terminal.write_note(
+            f"gpudiag: rank {found.job.shown_rank} of {len(found.job.ranks)}, as `gpudiag report` shows; another one: --rank N"
+        )
+    table = build_op_table(found, grouping=group.value, sorting=sort.value, phase=phase, bound=bound.value if bound else None)
+    _print_ops(table, top, as_json=as_json, as_csv=csv == _STDOUT)
+    if target is not None:
+        from gpudiag.report.op_table import encode_op_table_csv
+
+        files.write_file(target, encode_op_table_csv(table, top).encode())
+        terminal.write_note(f"wrote {target}")
+
+
+def _find_target(csv: Path | None, path: str, as_json: bool) -> Path | None:
+    """Return the file to write, None where there is none. Raises UsageError or InputError where it cannot be."""
+    if csv == _STDOUT and as_json:
+        raise UsageError("--csv - and --json both print to the standard output", "write the CSV to a file")
+    if csv is None or csv == _STDOUT:
+        return None
+    options.check_targets([csv], path, (".csv",))
+    return csv
+
+
+def _print_ops(table: OpTable, top: int | None, *, as_json: bool, as_csv: bool) -> None:
+    from gpudiag.report import op_table
+
+    if as_json:
+        terminal.write_result(op_table.encode_op_table_json(table, top).decode())
+    elif as_csv:
+        terminal.write_result(op_table.encode_op_table_csv(table, top))
+    else:
+        shown = _TOP_OPS if top is None else top
+        terminal.write_result(
+            op_table.render_op_table(table, width=terminal.measure_table_columns(), top=shown, color=terminal.is_coloured())
+        )
+
+
+MAX_ROWS = 100
+"""Rows of a table in the terminal; --csv has no limit."""
+_MAX_CELL = 400
+"""Characters of a cell; --csv has all."""
+_TABLE_NAMES = "ops, signatures, launches, kernels, frames, marks, allocations, collectives, steps, gaps, idle, syncs, critical_path, step_records, host_marks, telemetry"  # noqa: E501
+
+
+def sql(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    query: Annotated[
+        str,
+        typer.Argument(metavar="QUERY", help=f"One SELECT; without it: what can be asked. Tables: {_TABLE_NAMES}.", show_default=False),
+    ] = "",
+    rank: Annotated[int | None, options.RANK] = None,
+    window: Annotated[int | None, typer.Option(min=0, metavar="N", help="Which window of a bundle.", show_default=False)] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with every row, not a table.")] = False,
+) -> None:
+    """Ask the tables of a recording by SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    from gpudiag.api.queries import list_columns
+    from gpudiag.api.queries import run_query as ask
+
+    if not query:
+        terminal.write_result(list_columns().write_csv() if csv else _format_table(_list_tables(list_columns())))
+        return
+    with terminal.show_progress("reading") as tell:
+        found = ask(path, query, rank=rank, window=window, progress=tell)
+    if csv:
+        from gpudiag.report.exports import sanitize_csv
+
+        terminal.write_result(sanitize_csv(found).write_csv())
+    else:
+        terminal.write_result(_format_table(found))
+
+
+def _list_tables(found: pl.DataFrame) -> pl.DataFrame:
+    """Return a row for each table, with the names of its columns."""
+    named = ((name, ", ".join(rows["column"].to_list())) for (name,), rows in found.group_by("table", maintain_order=True))
+    return type(found)(list(named), schema=["table", "columns (--csv: with unit and meaning)"], orient="row")
+
+
+def _format_table(found: pl.DataFrame) -> str:
+    """Return the first rows as a table, and how many there are."""
+    from gpudiag.report.console import collect_text, create_console, create_table, format_cells, print_line
+
+    console, sink = create_console(terminal.measure_table_columns(), terminal.is_coloured())
+    table = create_table([(name, "right" if dtype.is_numeric() else "wrapped") for name, dtype in found.schema.items()])
+    for row in found.head(MAX_ROWS).iter_rows():
+        table.add_row(*format_cells(*map(_format_cell, row)))
+    table.expand = False  # each column as wide as it needs, the widest give way first
+    console.print(table)
+    more = f" (the first {MAX_ROWS} are shown; --csv has all)" if found.height > MAX_ROWS else ""
+    print_line(console, f"{found.height:,} row{'' if found.height == 1 else 's'}{more}")
+    return collect_text(sink)
+
+
+def _format_cell(value: Any) -> str:
+    from gpudiag.report.console import clean
+
+    if value is None:
+        return "null"
+    return f"{value:.6g}" if isinstance(value, float) else clean(str(value), _MAX_CELL)
+
+
+def whatif(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A cost to change; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, "
+            "communication=overlapped, sync=0 (or sync=train.py:42), gc=0, io=0, allocation=0, compile=0, profiler=0, kernel:NAME=0.5, "
+            "host=0.5, batch=2. Default: each of the standard ones by itself.",
+            show_default=False,
+        ),
+    ] = None,
+    rank: Annotated[int | None, options.RANK] = None,
+    json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
+) -> None:
+    """Say how long a step would take if a cost were gone, by a replay of its dependency graph."""
+    options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
+    if json is not None:
+        options.check_targets([json], path, (".json",))
+    from gpudiag.api.queries import run_what_ifs
+    from gpudiag.report.idle_time import render_what_ifs
+
+    with terminal.show_progress("reading") as tell:
+        found = run_what_ifs(path, settings or [], rank=rank, progress=tell)
+    terminal.write_result(
+        render_what_ifs(found.what_ifs, found.trust, reason=found.reason, width=terminal.measure_columns(), color=terminal.is_coloured())
+    )
+    if json is not None:
+        import msgspec
+
+        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        terminal.write_note(f"wrote {json}")

@@ -1,0 +1,441 @@
+"""Two runs set side by side: the ratio of their steps with its interval, aligned ops, and why they may not be comparable."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from gpudiag.attribution.steps import WHOLE_TRACE
+from gpudiag.diagnosis import batch_means
+from gpudiag.diagnosis.batch_means import Estimate, Statistic
+from gpudiag.diagnosis.regressions import compare_findings, compare_parts, judge_slower_gate
+from gpudiag.model.bundle import LoaderSettings, OptimizerSettings
+from gpudiag.model.comparison import Change, Matched, Measured, OpChange, OpKey, RunSide, StepComparison, StepRatio, StepsKind
+from gpudiag.model.finding import MEASUREMENT_RULE
+from gpudiag.model.report import OpRow, Recorded, ReportData
+from gpudiag.roofline.op_table import BEFORE_WINDOW
+
+MIN_PLAIN = 6
+"""Fewer unprofiled steps, as few as a window holds, tell less than profiled ones: those are compared."""
+
+
+def compare_runs(a: Measured, b: Measured, *, fail_if_slower: float | None = None) -> StepComparison:
+    """Return what changed from `a` to `b`; `fail_if_slower`: a share, such as 0.03, for a gate on the step."""
+    kind = choose_steps_kind(a, b)
+    changes = align_ops(a, b)
+    shares = measure_aligned_shares(changes)
+    same = _is_same_recording(a, b)
+    ratio = estimate_step_ratio(a, b, kind)
+    found = StepComparison(
+        a=_build_side(a, kind),
+        b=_build_side(b, kind),
+        ratio=ratio,
+        verdict=_decide_verdict(ratio),
+        same_recording=same,
+        aligned_a_share=shares[0],
+        aligned_b_share=shares[1],
+        op_level=OP_LEVEL,
+        ops=tuple(changes),
+        parts=compare_parts(a.report, b.report),
+        findings=compare_findings(a.report, b.report),
+        warnings=list_comparison_warnings(a, b),
+    )
+    return found if fail_if_slower is None else msgspec.structs.replace(found, gate=judge_slower_gate(found, fail_if_slower))
+
+
+def choose_steps_kind(a: Measured, b: Measured | None = None) -> StepsKind:
+    """Return which steps tell the pace of all of them: unprofiled ones if each has some, else profiled ones; never one of each."""
+    sides = [side for side in (a, b) if side is not None]
+    if all(len(side.plain_ns) >= MIN_PLAIN for side in sides):
+        return "unprofiled"
+    return "profiled" if all(side.analysed_ns for side in sides) else "report"
+
+
+def list_walls(side: Measured, kind: StepsKind) -> tuple[int, ...]:
+    """Return the wall times of those steps in ns; none where a report holds no more than their median."""
+    return {"unprofiled": side.plain_ns, "profiled": side.analysed_ns, "report": ()}[kind]
+
+
+def estimate_step(side: Measured, kind: StepsKind, statistic: Statistic = batch_means.compute_median) -> Estimate | None:
+    """Return the median (or the 95th percentile) of those steps in ns; None where there is none."""
+    if kind != "report":
+        return batch_means.estimate_by_batches(list_walls(side, kind), statistic)
+    known = side.report.steps.p95_ns if statistic is batch_means.compute_p95 else side.report.steps.median_ns
+    return None if known is None else Estimate(float(known))
+
+
+def estimate_step_ratio(a: Measured, b: Measured, kind: StepsKind) -> StepRatio | None:
+    """Return the median step of `b` over that of `a`; None where one of them has none."""
+    first, second = estimate_step(a, kind), estimate_step(b, kind)
+    if first is None or second is None or first.value <= 0:
+        return None
+    span = batch_means.estimate_ratio(first, second)
+    return StepRatio(
+        value=second.value / first.value,
+        low=span[0] if span else None,
+        high=span[1] if span else None,
+        steps=kind,
+        batches=(first.batches, second.batches),
+        reason="" if span else _explain_missing_interval(kind),
+    )
+
+
+def _explain_missing_interval(kind: StepsKind) -> str:
+    if kind == "report":
+        return "a report holds the median of its steps, not each of them: compare bundles or traces to know the variance"
+    return "one step alone has no variance: record more of them"
+
+
+def _decide_verdict(ratio: StepRatio | None) -> Literal["faster", "slower", "no_difference", "not_known"]:
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "not_known"
+    return "slower" if ratio.low > 1 else "faster" if ratio.high < 1 else "no_difference"
+
+
+def _is_same_recording(a: Measured, b: Measured) -> bool:
+    """Return whether both are one recording: wall times in ns do not repeat by chance."""
+    if a.analysed_ns and b.analysed_ns:
+        return (a.analysed_ns, a.plain_ns) == (b.analysed_ns, b.plain_ns)
+    return a.report.steps == b.report.steps and a.report.breakdown == b.report.breakdown and a.report.steps.count > 0
+
+
+def _build_side(side: Measured, kind: StepsKind) -> RunSide:
+    report, walls = side.report, list_walls(side, kind)
+    middle, late = estimate_step(side, kind), estimate_step(side, kind, batch_means.compute_p95)
+    rate = estimate_throughput(side)
+    return RunSide(
+        path=report.source.path,
+        kind=report.source.kind,
+        device=report.device.name if report.device else "",
+        device_kind=report.device.kind if report.device else None,
+        steps=len(walls) or report.steps.count,
+        median_ns=round(middle.value) if middle else None,
+        p95_ns=round(late.value) if late else None,
+        samples_per_s=rate.value if rate else None,
+        analysed_steps=report.steps.count,
+        op_ns=sum(row.kernel_ns for row in list_launched_ops(report)) / max(report.steps.count, 1),
+    )
+
+
+def estimate_throughput(side: Measured) -> Estimate | None:
+    """Return samples a second over the unprofiled steps; None where their batches were not seen."""
+    known = [(samples, wall) for samples, wall in zip(side.plain_samples, side.plain_ns, strict=True) if samples]
+    if len(known) < MIN_PLAIN:
+        return None
+    found = batch_means.estimate_by_batches(np.asarray(known), batch_means.compute_quotient)
+    return None if found is None else found.times(1e9)
+
+
+OP_LEVEL = 0.99
+"""Of the interval of one op: with hundreds of ops, at 95 % dozens would be called changed by chance."""
+
+LEAST_CHANGE = 0.01
+"""A change of an op below this share of its time is none: no one acts on it."""
+
+_OWN_NAMES = re.compile(r"^(triton_.*?)_\d+$|^(## Call CompiledFxGraph) \w+")
+"""Inductor numbers the kernels of a compilation and names a graph by a hash: both change where anything else in the code does."""
+
+
+class AlignedOp(msgspec.Struct, frozen=True):
+    """Rows of an op table that stand together for one op; times in ns a step."""
+
+    keys: tuple[OpKey, ...]
+    ns: float
+    calls: float
+    by_step: tuple[int, ...] | None
+    """Kernel time in each step; None: not known."""
+
+    @property
+    def estimate(self) -> Estimate:
+        """Return the time a step with its error."""
+        found = batch_means.estimate_by_batches(self.by_step, batch_means.compute_mean) if self.by_step else None
+        return found or Estimate(self.ns)
+
+    @property
+    def spread_ns(self) -> float | None:
+        """Return the standard deviation from step to step; None: not known."""
+        return float(np.std(self.by_step, ddof=1)) if self.by_step is not None and len(self.by_step) > 1 else None
+
+
+def collect_ops(side: Measured) -> dict[OpKey, AlignedOp]:
+    """Return the ops launched in the analysed steps of a run; rows with one key (other strides, say) are one."""
+    steps = max(side.report.steps.count, 1)
+    found: dict[OpKey, AlignedOp] = {}
+    for row in list_launched_ops(side.report):
+        key = _build_key(row)
+        made = AlignedOp((key,), row.kernel_ns / steps, row.count / steps, side.ops.get(key))
+        found[key] = made if key not in found else _join_by_key([found[key], made], by_step=made.by_step)
+    return found
+
+
+def list_launched_ops(report: ReportData) -> list[OpRow]:
+    """Return the op rows without the work that was launched before the recording: it belongs to no step."""
+    return [row for row in report.ops if row.phase != BEFORE_WINDOW]
+
+
+def _build_key(row: OpRow) -> OpKey:
+    return OpKey(row.name, row.phase, row.module, row.signature)
+
+
+def _join_by_key(ops: Sequence[AlignedOp], *, by_step: tuple[int, ...] | None) -> AlignedOp:
+    keys = tuple(dict.fromkeys(key for op in ops for key in op.keys))
+    return AlignedOp(keys, sum(op.ns for op in ops), sum(op.calls for op in ops), by_step)
+
+
+def join_ops(ops: Sequence[AlignedOp]) -> AlignedOp:
+    """Return several ops as one: times are added, step by step where that is known of all."""
+    if len(ops) == 1:
+        return ops[0]
+    known = [op.by_step for op in ops if op.by_step is not None]
+    sums = tuple(map(sum, zip(*known, strict=True))) if len(known) == len(ops) else None
+    return _join_by_key(ops, by_step=sums)
+
+
+def align_ops(a: Measured, b: Measured) -> list[OpChange]:
+    """Return every op of both runs once, the largest difference first.
+
+    Ops with the same name, phase, module and signature are one; of what is left those with other shapes, then those of the same name.
+    What only one of the two recordings tells (modules, phases, shapes) tells no ops apart.
+    """
+    left, right = _drop_unknown_fields(collect_ops(a), collect_ops(b))
+    ways: tuple[tuple[Matched, Callable[[OpKey], Hashable]], ...] = (
+        ("exact", lambda key: key),
+        ("shapes", lambda key: key[:3]),
+        ("name", lambda key: _drop_number(key.name)),
+    )
+    found = []
+    for matched, of in ways:
+        pairs, left, right = _pair_ops(left, right, of)
+        found += [_build_change(one, other, matched) for one, other in pairs]
+    found += [_build_change(op, None, "alone") for op in left]
+    found += [_build_change(None, op, "alone") for op in right]
+    return sorted(found, key=lambda change: (-abs(change.delta_ns), change.name, str(change.phase)))
+
+
+def _drop_number(name: str) -> str:
+    found = _OWN_NAMES.match(name)
+    return (found[1] or found[2]) if found else name
+
+
+def _drop_unknown_fields(a: dict[OpKey, AlignedOp], b: dict[OpKey, AlignedOp]) -> tuple[list[AlignedOp], list[AlignedOp]]:
+    """Return the ops of both with the parts of their keys left out that only one of the two knows."""
+    for field in ("phase", "module", "signature"):
+        known = [any(getattr(key, field) is not None for key in ops) for ops in (a, b)]
+        if known[0] != known[1]:
+            a, b = _drop_field(a, field), _drop_field(b, field)
+    return list(a.values()), list(b.values())
+
+
+def _drop_field(ops: dict[OpKey, AlignedOp], field: str) -> dict[OpKey, AlignedOp]:
+    groups: defaultdict[OpKey, list[AlignedOp]] = defaultdict(list)
+    for key, op in ops.items():
+        left: dict[str, Any] = {field: None}
+        groups[key._replace(**left)].append(op)
+    return {key: msgspec.structs.replace(join_ops(group), keys=(key,)) for key, group in groups.items()}
+
+
+def _pair_ops(
+    a: Iterable[AlignedOp], b: Iterable[AlignedOp], of: Callable[[OpKey], Hashable]
+) -> tuple[list[tuple[AlignedOp, AlignedOp]], list[AlignedOp], list[AlignedOp]]:
+    """Return pairs of ops for which `of` gives the same, and what is left on both sides. Several of one side count together."""
+    groups: tuple[defaultdict[Hashable, list[AlignedOp]], ...] = (defaultdict(list), defaultdict(list))
+    for ops, group in zip((a, b), groups, strict=True):
+        for op in ops:
+            group[of(op.keys[0])].append(op)
+    both = groups[0].keys() & groups[1].keys()
+    pairs = [(join_ops(groups[0][key]), join_ops(groups[1][key])) for key in groups[0] if key in both]
+    rest = [[op for key, ops in group.items() if key not in both for op in ops] for group in groups]
+    return pairs, rest[0], rest[1]
+
+
+def _build_change(a: AlignedOp | None, b: AlignedOp | None, matched: Matched) -> OpChange:
+    first, second = a.estimate if a else Estimate(0.0), b.estimate if b else Estimate(0.0)
+    span = batch_means.estimate_difference(first, second, OP_LEVEL) if a and b else None
+    keys = [*(a.keys if a else ()), *(b.keys if b else ())]
+    return OpChange(
+        name=keys[0].name,
+        phase=_find_common_word(key.phase for key in keys),
+        module=_find_common_word(key.module for key in keys),
+        signature_a=_find_common_word(key.signature for key in a.keys) if a else None,
+        signature_b=_find_common_word(key.signature for key in b.keys) if b else None,
+        matched=matched,
+        change=_judge_change(first, second, span) if a and b else "new" if b else "gone",
+        a_ns=first.value if a else None,
+        b_ns=second.value if b else None,
+        a_spread_ns=a.spread_ns if a else None,
+        b_spread_ns=b.spread_ns if b else None,
+        delta_ns=second.value - first.value,
+        low_ns=span[0] if span else None,
+        high_ns=span[1] if span else None,
+        a_calls=a.calls if a else None,
+        b_calls=b.calls if b else None,
+    )
+
+
+def _find_common_word(words: Iterable[str | None]) -> str | None:
+    """Return the one word that all share, else None: their rows were added up."""
+    different = set(words)
+    return different.pop() if len(different) == 1 else None
+
+
+def _judge_change(a: Estimate, b: Estimate, span: tuple[float, float] | None) -> Change:
+    if abs(b.value - a.value) < LEAST_CHANGE * max(a.value, b.value):
+        return "unchanged"
+    if span is None:
+        return "not_known" if a.value != b.value else "unchanged"
+    if span[0] <= 0 <= span[1]:
+        return "unchanged"
+    return "slower" if span[0] > 0 else "faster"
+
+
+def measure_aligned_shares(changes: Sequence[OpChange]) -> tuple[float | None, float | None]:
+    """Return the share of the op time of A, and of B, whose op was found on the other side; None: it has no op time."""
+    both = [change for change in changes if change.matched != "alone"]
+    return _divide([c.a_ns for c in both], [c.a_ns for c in changes]), _divide([c.b_ns for c in both], [c.b_ns for c in changes])
+
+
+def _divide(part: Sequence[float | None], whole: Sequence[float | None]) -> float | None:
+    total = sum(ns or 0.0 for ns in whole)
+    return sum(ns or 0.0 for ns in part) / total if total > 0 else None
+
+
+_MACHINE = {
+    "torch": "torch", "cuda": "CUDA", "driver": "driver", "python": "Python", "system": "system", "cpu": "CPU", "cpu_cores": "CPU cores",
+    "cpu_quota": "CPU quota", "isa": "vector instructions",
+}  # fmt: skip
+_SETTINGS = {
+    "threads": "threads", "interop_threads": "inter-op threads", "float32_matmul_precision": "float32 matmul precision",
+    "cuda_matmul_allow_tf32": "TF32 in matmul", "cudnn_allow_tf32": "TF32 in cuDNN", "fp32_precision": "fp32 precision",
+    "reduced_precision_reduction": "reduced-precision reduction", "autocast": "autocast", "compiled": "compiled",
+    "cudnn_benchmark": "cuDNN benchmark", "cudnn_enabled": "cuDNN", "cudnn_deterministic": "cuDNN deterministic",
+    "deterministic": "deterministic", "sdp_backends": "attention kernels", "anomaly_detection": "anomaly detection",
+    "allocator": "allocator", "optimizers": "optimizers", "loader": "loader",
+}  # fmt: skip
+_LOADER = {
+    "batch_size": "batch size", "num_workers": "workers", "pin_memory": "pinned memory", "prefetch_factor": "prefetch factor",
+    "persistent_workers": "persistent workers", "drop_last": "drop last", "start_method": "start method",
+}  # fmt: skip
+
+FEW_STEPS = 3
+"""Analysed steps below which means of ops say little."""
+
+OTHER_BATCH_SHARE = 0.02
+"""Difference of the samples of a step from which its time is another matter: the last batch of an epoch may be smaller."""
+
+
+def list_comparison_warnings(a: Measured, b: Measured, names: tuple[str, str] = ("A", "B")) -> tuple[str, ...]:
+    """Return the warnings, the gravest first; `names`: what the two are called in them."""
+    found = (
+        _compare_devices(a.report, b.report),
+        _compare_batches(a, b),
+        _compare_recordings((a, b), names),
+        _compare_settings(a.report, b.report, names),
+    )
+    return (*describe_ranks((a, b), names), *(said for part in found for said in part))
+
+
+def describe_ranks(sides: Sequence[Measured], names: Sequence[str]) -> list[str]:
+    """Return which rank was measured where a recording holds several, in one line; none where each holds one."""
+    told = [f"{name} is {_describe_rank(side)}" for name, side in zip(names, sides, strict=True) if len(side.report.source.ranks) > 1]
+    return [f"{' and '.join(told)}; gpudiag report compares the ranks of a run"] if told else []
+
+
+def _describe_rank(side: Measured) -> str:
+    """Return 'rank 0 of 8'; of a report the rank that it shows."""
+    shown = side.report.job.shown_rank if side.report.job else None
+    rank = shown if side.rank is None else side.rank
+    return f"{'one rank' if rank is None else f'rank {rank}'} of {len(side.report.source.ranks)}"
+
+
+def _compare_devices(a: ReportData, b: ReportData) -> Iterator[str]:
+    first, second = (report.device.name if report.device else None for report in (a, b))
+    if first != second:
+        yield f"other devices: {first or 'not known'} and {second or 'not known'}: times tell the device too, not only the program"
+    if len(a.source.ranks or (0,)) != len(b.source.ranks or (0,)):
+        yield f"other numbers of ranks: {len(a.source.ranks or (0,))} and {len(b.source.ranks or (0,))}"
+
+
+def _compare_batches(a: Measured, b: Measured) -> Iterator[str]:
+    first, second = measure_samples_per_step(a), measure_samples_per_step(b)
+    if first and second and abs(second / first - 1) > OTHER_BATCH_SHARE:
+        yield f"other batches: {first:g} and {second:g} samples a step: compare samples per second, not steps"
+
+
+def measure_samples_per_step(side: Measured) -> float | None:
+    """Return the median number of samples of the unprofiled steps; None where batches were not seen."""
+    seen = [samples for samples in side.plain_samples if samples]
+    return float(statistics.median(seen)) if seen else None
+
+
+def _compare_recordings(sides: tuple[Measured, Measured], names: tuple[str, str]) -> Iterator[str]:
+    named = list(zip(names, sides, strict=True))
+    whole = [name for name, side in named if side.report.steps.source == WHOLE_TRACE]
+    if whole:
+        yield f"no steps were found in {' and '.join(whole)}: the whole recording counts as one step, which is as long as it was recorded"
+    elif few := [f"{name} {side.report.steps.count}" for name, side in named if side.report.steps.count < FEW_STEPS]:
+        yield f"few profiled steps ({', '.join(few)}): ops and parts of the step are means of these"
+    weak: dict[str, list[str]] = {}
+    for name, side in named:
+        for finding in side.report.findings:
+            if finding.rule == MEASUREMENT_RULE:
+                said = f"{'invalid' if finding.severity == 'critical' else 'weak'}: {finding.message}"
+                weak.setdefault(said, []).append(name)
+    yield from (f"the measurement of {' and '.join(of)} is {said}" for said, of in weak.items())
+
+
+def _compare_settings(a: ReportData, b: ReportData, names: tuple[str, str]) -> Iterator[str]:
+    if a.recorded is None or b.recorded is None:
+        missing = [name for name, report in zip(names, (a, b), strict=True) if report.recorded is None]
+        said = "neither holds a record of them" if len(missing) > 1 else f"{missing[0]} holds no record of them"
+        yield f"whether dtype, TF32, threads and versions differ is not known: {said} (a bundle does)"
+    else:
+        said = "; ".join(
+            [*_list_differences(a.recorded.machine, b.recorded.machine, _MACHINE), *_list_changed_settings(a.recorded, b.recorded)]
+        )
+        if said:
+            yield f"set otherwise in {names[1]}: {said}"
+    first, second = a.mfu.dtype if a.mfu else "", b.mfu.dtype if b.mfu else ""
+    if first and second and first != second:
+        yield f"most matrix work is {first} in {names[0]} and {second} in {names[1]}"
+
+
+def _list_changed_settings(a: Recorded, b: Recorded) -> list[str]:
+    said = list(_list_differences(a.settings, b.settings, _SETTINGS))
+    commits = [found.program.code.commit[:10] if found.program and found.program.code else "" for found in (a, b)]
+    if commits[0] and commits[1] and commits[0] != commits[1]:
+        said.append(f"commit {commits[0]} -> {commits[1]}")
+    return said
+
+
+def _list_differences(a: msgspec.Struct, b: msgspec.Struct, names: dict[str, str]) -> Iterator[str]:
+    """Yield 'label old -> new' of each field in `names` that differs, what one side does not know left out."""
+    for field, label in names.items():
+        old, new = getattr(a, field), getattr(b, field)
+        if isinstance(old, LoaderSettings) and isinstance(new, LoaderSettings):
+            yield from (f"loader {said}" for said in _list_differences(old, new, _LOADER))
+        elif old != new and old is not None and new is not None and old != "" and new != "":
+            yield f"{label} {_format_value(old)} -> {_format_value(new)}"
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, dict):
+        return _join_words(f"{key}={_format_value(item)}" for key, item in sorted(value.items()))
+    if isinstance(value, tuple):
+        return _join_words(_format_optimizer(item) if isinstance(item, OptimizerSettings) else str(item) for item in value)
+    return str(value)
+
+
+def _join_words(words: Iterable[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def _format_optimizer(found: OptimizerSettings) -> str:
+    return f"{found.name} ({found.implementation})" if found.implementation else found.name

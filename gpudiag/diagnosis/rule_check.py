@@ -1,0 +1,403 @@
+"""From a rule file to a checked rule: every name, id, unit and number, and the inline tests of rule files."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar, get_args
+
+import msgspec
+
+from gpudiag.diagnosis import rule as schema
+from gpudiag.diagnosis.engine import Verdict, add_params, decide_verdict
+from gpudiag.diagnosis.expression import Expression, ExpressionError, Kind, Lookup, compile_expression
+from gpudiag.diagnosis.rule import (
+    ADVISORY,
+    NUMBER_FORMATS,
+    RULE_SCHEMA,
+    Advisory,
+    AdvisoryFile,
+    Message,
+    MessageError,
+    Rule,
+    RuleFile,
+    RuleTest,
+    Source,
+    compile_message,
+)
+from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.facts import CATALOGUE, sql
+from gpudiag.facts.catalogue import CALL_SITE_PROVIDERS
+from gpudiag.facts.registry import UNITS
+from gpudiag.model.finding import FactValue, Missing, Severity
+from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.hardware import DeviceKind
+from gpudiag.model.ops import BOUNDS
+from gpudiag.model.timeline import IDLE_BUCKETS
+
+_File = TypeVar("_File", RuleFile, AdvisoryFile)
+_ENTRIES: dict[str, type[msgspec.Struct]] = {"$.params": schema.Param, "$.facts": schema.SqlFact}
+_KEYS = {
+    name: None
+    for part in (RuleFile, AdvisoryFile, schema.Param, schema.SqlFact, schema.CeilingSpec, schema.Detail, schema.Withholding, RuleTest)
+    for name in part.__struct_fields__
+}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "maturity": (*get_args(schema.Maturity), ADVISORY),
+    "device_kinds": get_args(DeviceKind),
+    "basis": get_args(schema.Basis),
+    "severity": get_args(Severity),
+    "unit": UNITS,
+    "expect": get_args(schema.Expected),
+}
+"""Key -> the words that it may have; of severity, its keys."""
+
+
+def convert_rule_file(source: Source, kind: type[_File]) -> _File:
+    """Return the values of `source` as `kind`; raises InputError that names line and key."""
+    try:
+        return msgspec.convert(source.values, kind)
+    except msgspec.ValidationError as error:
+        raise _explain_error(source, str(error)) from None
+
+
+def _explain_error(source: Source, said: str) -> InputError:
+    """Return the error for what msgspec said of `source`."""
+    message, _, place = said.partition(" - at `")
+    path = _add_entry_name(source, place.rstrip("`").removeprefix("key` in `")) or "$"
+    if unknown := re.search(r"unknown field `(.*)`", message):
+        return source.error(f"{path}.{unknown[1]}", f"unknown key{suggest_nearest(unknown[1], _KEYS)}", "see rules/README.md")
+    word = re.search(r"Invalid enum value '(.*)'", message)
+    choices = _list_choices(path)
+    if word is None or not choices:
+        return source.error(path, message, "see rules/README.md")
+    key = f"{path}.{word[1]}" if place.startswith("key`") else path
+    return source.error(key, f"{word[1]!r} is none of {', '.join(choices)}{suggest_nearest(word[1], dict.fromkeys(choices))}")
+
+
+def _list_choices(path: str) -> tuple[str, ...]:
+    """Return the words that the key at `path` may have: by the last of its names that has any, '$.device_kinds[0]' by device_kinds."""
+    found = [_CHOICES[name] for name in re.findall(r"\w+", path) if name in _CHOICES]
+    return found[-1] if found else ()
+
+
+def _add_entry_name(source: Source, path: str) -> str:
+    """Return `path` with the name of the entry that msgspec leaves out ('$.params[...].value'), where one entry alone shows it."""
+    outer, inside, rest = path.partition("[...]")
+    entries = source.values.get(outer.removeprefix("$."))
+    kind = _ENTRIES.get(outer)
+    for name, value in entries.items() if inside and kind and isinstance(entries, dict) else ():
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            return f"{outer}.{name}{rest}"
+    return path.replace("[...]", "")
+
+
+KINDS_OF_TIME = (*BOUNDS, *IDLE_BUCKETS, "method")
+"""What a finding can be about (model.finding.Finding.bound)."""
+
+_ID = re.compile(r"[A-Z][A-Z0-9]{1,7}-[0-9]{2,3}")
+_FIRED = ("fired", "info", "warning", "critical")
+
+
+def build_rule(source: Source) -> Rule | Advisory:
+    """Return the rule of `source`; raises InputError that names file, line, key and what would be right."""
+    advisory = source.values.get("maturity") == ADVISORY
+    _check_kind(source, advisory)
+    return _build_advisory(source) if advisory else _build_judged_rule(source)
+
+
+def _check_kind(source: Source, advisory: bool) -> None:
+    """Raise InputError for a key that only the other kind of rule has: an advisory one is never judged, a judged one needs no data."""
+    own, other = (AdvisoryFile, RuleFile) if advisory else (RuleFile, AdvisoryFile)
+    for key in source.values:
+        if key not in own.__struct_fields__ and key in other.__struct_fields__:
+            said = "an advisory rule is never judged and has none" if advisory else "only a rule of maturity advisory has it"
+            raise source.error(f"$.{key}", said, "see rules/README.md")
+
+
+def _build_advisory(source: Source) -> Advisory:
+    file = convert_rule_file(source, AdvisoryFile)
+    _check_identity(source, file)
+    _check_filled(source, file, "needs")
+    _check_fixes(source, file)
+    return Advisory(source.path, file)
+
+
+def _build_judged_rule(source: Source) -> Rule:
+    file = convert_rule_file(source, RuleFile)
+    _check_identity(source, file)
+    _check_filled(source, file, "message", "severity")
+    _check_references(source, file)
+    units = _collect_units(source, file)
+    kinds = {**_list_catalogue_kinds(), **{name: _find_kind(units[name]) for name in (*file.params, *file.facts)}}
+    rule = Rule(
+        source=source.path,
+        file=file,
+        raw=source.values,
+        when=_compile_expression(source, "$.when", file.when, kinds, "bool"),
+        severity=tuple(_compile_severities(source, file, kinds)),
+        message=_compile_message(source, "$.message", file.message, units),
+        details=tuple(
+            (
+                _compile_expression(source, f"$.details[{i}].when", item.when, kinds, "bool"),
+                _compile_message(source, f"$.details[{i}].text", item.text, units),
+            )
+            for i, item in enumerate(file.details)
+        ),
+        ceiling=_compile_ceiling(source, file, units, kinds),
+        withholds=tuple(
+            (
+                _compile_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
+                item,
+                _compile_message(source, f"$.withholds[{i}].reason", item.reason, units),
+            )
+            for i, item in enumerate(file.withholds)
+        ),
+        needless={fix: _compile_expression(source, f"$.needless.{fix}", when, kinds, "bool") for fix, when in file.needless.items()},
+    )
+    _check_tests(source, file)
+    _check_params_used(source, rule)
+    return rule
+
+
+def _check_identity(source: Source, file: RuleFile | AdvisoryFile) -> None:
+    if file.schema != RULE_SCHEMA:
+        raise source.error("$.schema", f"version {file.schema} is not known; this version reads {RULE_SCHEMA}")
+    if not _ID.fullmatch(file.id):
+        raise source.error("$.id", f"{file.id!r} is no rule id", "such as OVH-01")
+    if source.path.rsplit("/", 1)[-1].rsplit(".", 1)[0] != file.id:
+        raise source.error("$.id", f"the file must be named {file.id}.yaml")
+    prefix = file.id.split("-")[0].lower()
+    if file.category != prefix:
+        raise source.error("$.category", f"must be {prefix!r}, the lower-case prefix of the id")
+    if file.bound not in KINDS_OF_TIME:
+        raise source.error("$.bound", f"{file.bound!r} is no kind of time{suggest_nearest(file.bound, dict.fromkeys(KINDS_OF_TIME))}")
+    _check_filled(source, file, "title", "why", "device_kinds", "references")
+
+
+def _check_filled(source: Source, file: RuleFile | AdvisoryFile, *keys: str) -> None:
+    for key in keys:
+        value = getattr(file, key)
+        if not (value.strip() if isinstance(value, str) else value):
+            raise source.error(f"$.{key}", "must not be empty")
+
+
+def _check_fixes(source: Source, file: RuleFile | AdvisoryFile) -> None:
+    for index, fix in enumerate(file.fixes):
+        if fix not in FIX_BY_ID:
+            raise source.error(f"$.fixes[{index}]", f"no fix is named {fix!r}{suggest_nearest(fix, FIX_BY_ID)}")
+        if fix in file.fixes[:index]:
+            raise source.error(f"$.fixes[{index}]", f"{fix!r} stands in the list already")
+
+
+def _check_references(source: Source, file: RuleFile) -> None:
+    _check_fixes(source, file)
+    for fix in file.needless:
+        if fix not in file.fixes:
+            raise source.error(f"$.needless.{fix}", "is none of the `fixes` of this rule")
+    if file.where is not None and file.where not in CALL_SITE_PROVIDERS:
+        raise source.error("$.where", f"no provider of places is named {file.where!r}{suggest_nearest(file.where, CALL_SITE_PROVIDERS)}")
+
+
+def _collect_units(source: Source, file: RuleFile) -> dict[str, str]:
+    """Return the unit of every name that the rule may use; raises InputError for a parameter that hides a fact or has no origin."""
+    for name, param in file.params.items():
+        key = f"$.params.{name}"
+        if name in CATALOGUE:
+            raise source.error(key, "a fact has this name")
+        if not name.isidentifier():
+            raise source.error(key, "not a name")
+        if not math.isfinite(param.value):
+            raise source.error(f"{key}.value", "a finite number is needed: nothing is above infinity, and no comparison with NaN holds")
+        if not param.origin.strip():
+            raise source.error(key, "says not where the number comes from", "fill `origin`")
+        if param.unit and param.unit not in NUMBER_FORMATS:
+            raise source.error(key, f"unknown unit {param.unit!r}; one of {', '.join(NUMBER_FORMATS)}")
+    return {
+        **_list_catalogue_units(),
+        **_check_own_facts(source, file),
+        **{name: param.unit or "count" for name, param in file.params.items()},
+    }
+
+
+@functools.cache
+def _list_catalogue_units() -> dict[str, str]:
+    """Return the units of the catalogue: asked for by each of its rules, and for each inline test of them."""
+    return {name: fact.unit for name, fact in CATALOGUE.items()}
+
+
+@functools.cache
+def _list_catalogue_kinds() -> dict[str, Kind]:
+    return {name: _find_kind(unit) for name, unit in _list_catalogue_units().items()}
+
+
+def _check_own_facts(source: Source, file: RuleFile) -> dict[str, str]:
+    """Return the units of the facts that the rule defines by a query; raises InputError for one that cannot be asked."""
+    for name, own in file.facts.items():
+        key = f"$.facts.{name}"
+        if name in CATALOGUE or name in file.params or not name.isidentifier():
+            raise source.error(key, "not a name" if not name.isidentifier() else "another fact or parameter has this name")
+        if not own.doc.strip():
+            raise source.error(f"{key}.doc", "must not be empty")
+        try:
+            sql.check_query(own.sql, own.unit)
+        except sql.QueryError as error:
+            raise source.error(
+                f"{key}.sql", f"{error}{suggest_nearest(error.name, dict.fromkeys(error.known))}", "see rules/README.md"
+            ) from None
+    return {name: own.unit for name, own in file.facts.items()}
+
+
+def _find_kind(unit: str) -> Kind:
+    return "bool" if unit == "bool" else "text" if unit == "text" else "number"
+
+
+def _compile_expression(source: Source, key: str, text: str, kinds: Mapping[str, Kind], wanted: Kind) -> Expression:
+    try:
+        expression = compile_expression(text, kinds)
+    except ExpressionError as error:
+        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+    if expression.kind != wanted:
+        raise source.error(key, f"yields a {expression.kind}, a {wanted} is needed")
+    return expression
+
+
+def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], kinds: Mapping[str, Kind]) -> Expression | None:
+    """Return the ceiling; raises InputError for one without any time in it: a share taken for ns would hide the finding for good."""
+    if file.ceiling is None:
+        return None
+    key = "$.ceiling.time_ns"
+    expression = _compile_expression(source, key, file.ceiling.time_ns, kinds, "number")
+    if not any(units[name] == "ns" for name in expression.names):
+        found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
+        raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
+    return expression
+
+
+def _check_params_used(source: Source, rule: Rule) -> None:
+    """Raise InputError for a parameter that nothing uses. One that an override leaves behind cannot be taken away, so it may stay."""
+    messages = [rule.message, *(text for _, text in rule.details), *(reason for _, _, reason in rule.withholds)]
+    conditions = [rule.when, *(condition for _, condition in rule.severity), *(condition for condition, _ in rule.details)]
+    conditions += [*(condition for condition, _, _ in rule.withholds), *rule.needless.values(), *([rule.ceiling] if rule.ceiling else [])]
+    used = frozenset().union(*(message.names for message in messages), *(condition.names for condition in conditions))
+    for name in rule.file.params:
+        if name not in used and not rule.file.override:
+            raise source.error(f"$.params.{name}", "nothing in this rule uses it")
+
+
+def _compile_severities(source: Source, file: RuleFile, kinds: Mapping[str, Kind]) -> Iterator[tuple[Severity, Expression]]:
+    values = list(file.severity.values())
+    for index, (level, condition) in enumerate(file.severity.items()):
+        yield level, _compile_expression(source, f"$.severity.{level}", str(condition), kinds, "bool")
+        if condition is True and index < len(values) - 1:
+            raise source.error(f"$.severity.{level}", "holds always, so those after it are never reached: `true` is the last")
+    if values[-1] is not True:
+        raise source.error("$.severity", "the last severity must be `true`: it holds where no other does")
+
+
+def _compile_message(source: Source, key: str, text: str, units: Mapping[str, str]) -> Message:
+    try:
+        return compile_message(text, units)
+    except MessageError as error:
+        raise source.error(key, str(error), "`gpudiag rules facts` lists the names") from None
+
+
+def _check_tests(source: Source, file: RuleFile) -> None:
+    seen = {"fired" if test.expect in _FIRED else test.expect for test in file.tests}
+    missing = [wanted for wanted in ("fired", "passed", "not_applicable") if wanted not in seen]
+    if missing:
+        raise source.error("$.tests", f"no test expects: {', '.join(missing)}", "each of fired, passed, not_applicable is needed")
+    units = {**_list_catalogue_units(), **{name: own.unit for name, own in file.facts.items()}}
+    for index, test in enumerate(file.tests):
+        for name, value in test.facts.items():
+            _check_fact(source, f"$.tests[{index}].facts.{name}", units, value)
+        patterns = {pattern: None for item in file.withholds for pattern in item.rules}
+        _check_listed(source, f"$.tests[{index}].fixes", test.fixes, dict.fromkeys(file.fixes), "of the `fixes` of this rule")
+        _check_listed(source, f"$.tests[{index}].withholds", test.withholds, patterns, "that this rule withholds")
+
+
+def _check_listed(source: Source, key: str, given: tuple[str, ...] | None, known: Mapping[str, None], what: str) -> None:
+    for index, name in enumerate(given or ()):
+        if name not in known:
+            raise source.error(f"{key}[{index}]", f"{name!r} is none {what}{suggest_nearest(name, known)}")
+
+
+def _check_fact(source: Source, key: str, units: Mapping[str, str], value: FactValue) -> None:
+    name = key.rsplit(".", 1)[-1]
+    if name not in units:
+        raise source.error(key, f"no fact is named {name!r}{suggest_nearest(name, units)}")
+    wanted = _find_kind(units[name])
+    found: Kind = "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+    if found != wanted:
+        raise source.error(key, f"is a {found}, the fact is a {wanted}")
+
+
+TOLERANCE = 1e-3
+"""Relative tolerance of an expected ceiling."""
+
+
+def self_test(rules: Iterable[Rule]) -> list[str]:
+    """Return one line per inline test that fails, naming file, test and what came out; an empty list where all hold."""
+    return [
+        f"{rule.source}: test {index + 1}{f' ({test.name})' if test.name else ''}: {failure}"
+        for rule in rules
+        for index, test in enumerate(rule.file.tests)
+        for failure in _list_failures(rule, test)
+    ]
+
+
+def _list_failures(rule: Rule, test: RuleTest) -> list[str]:
+    given = {"a_step": "a step", **test.facts}  # always known, so no test needs to give it
+
+    def lookup(name: str) -> FactValue | Missing:
+        return given[name] if name in given else Missing(f"{name} is not given")
+
+    verdict = decide_verdict(rule, lookup)
+    found = [
+        _explain_outcome(verdict, test),
+        _explain_message(verdict, test),
+        _explain_ceiling(verdict, test),
+        _explain_list("fixes", verdict.fixes, test.fixes),
+        *_list_withholding_failures(rule, lookup, test),
+    ]
+    return [failure for failure in found if failure]
+
+
+def _list_withholding_failures(rule: Rule, facts: Lookup, test: RuleTest) -> Iterator[str]:
+    """Yield what is wrong with the rules that are withheld, and reasons that say 'unknown'; nothing where the test does not ask."""
+    if test.withholds is None:
+        return
+    lookup = add_params(rule, facts)
+    held = [(spec, reason) for condition, spec, reason in rule.withholds if condition.evaluate(lookup) is True]
+    yield _explain_list("withheld rules", tuple(pattern for spec, _ in held for pattern in spec.rules), test.withholds)
+    for _, reason in held:
+        unknown = [name for name in sorted(reason.names) if isinstance(lookup(name), Missing)]
+        yield f"the reason of what is withheld needs {', '.join(unknown)}" if unknown else ""
+
+
+def _explain_list(what: str, found: tuple[str, ...], expected: tuple[str, ...] | None) -> str:
+    if expected is None or found == expected:
+        return ""
+    return f"expected {what}: {', '.join(expected) or 'none'}; got {', '.join(found) or 'none'}"
+
+
+def _explain_outcome(verdict: Verdict, test: RuleTest) -> str:
+    said = verdict.severity if verdict.status == "fired" and test.expect != "fired" else verdict.status
+    return "" if said == test.expect else f"expected {test.expect}, got {said}{f' ({verdict.reason})' if verdict.reason else ''}"
+
+
+def _explain_message(verdict: Verdict, test: RuleTest) -> str:
+    if test.message is None or test.message in verdict.message:
+        return ""
+    return f"the message {verdict.message!r} does not contain {test.message!r}"
+
+
+def _explain_ceiling(verdict: Verdict, test: RuleTest) -> str:
+    expected, found = test.ceiling_ns, verdict.ceiling_ns
+    if expected is None or (found is not None and math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=0.5)):
+        return ""
+    return f"expected a ceiling of {expected:g} ns, got {'none' if found is None else f'{found:g} ns'}"

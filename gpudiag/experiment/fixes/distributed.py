@@ -1,0 +1,85 @@
+"""How DistributedDataParallel gathers gradients: larger buckets, gradients that are views of them, a graph that never changes.
+
+https://docs.pytorch.org/docs/stable/generated/torch.nn.parallel.DistributedDataParallel.html. no_sync() belongs to the loop that
+accumulates gradients, and goes through a variant of the script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudiag.errors import InputError
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, wrap_arguments
+
+BUCKET_MIB = 100
+"""Without a value: four times torch's default of 25 MiB. Fewer, larger collectives."""
+
+_MIB = 1024 * 1024
+
+
+class DdpOptions(Applier):
+    """How DistributedDataParallel gathers gradients: larger buckets, gradients that are views of them, a graph that never changes.
+
+    bucket=MIB, view, static, joined by commas; all three without a value.
+    """
+
+    id = "ddp-options"
+
+    def __init__(self, value: str | None = None) -> None:
+        super().__init__(value)
+        self._wanted = _parse_options(value)
+        self._made: list[tuple[Any, dict[str, Any]]] = []
+
+    def install(self, site: Site) -> None:
+        """Wrap the constructor of DistributedDataParallel."""
+        from torch.nn import parallel
+
+        site.patches.wrap(parallel.DistributedDataParallel, "__init__", wrap_arguments(self._change))
+
+    def evidence(self, site: Site) -> str:
+        """Return the options that the program's DistributedDataParallel holds. Raises NotAppliedError where there is none, or no change."""
+        if not self._made:
+            raise NotAppliedError("the program has made no DistributedDataParallel")
+        ddp, asked = self._made[0]
+        held = _read_options(ddp)
+        if any(held.get(name) != wanted for name, wanted in self._wanted.items()):
+            raise NotAppliedError(f"DistributedDataParallel holds {_format_options(held)}")
+        if all(asked[name] == wanted for name, wanted in self._wanted.items()):
+            raise NotAppliedError(f"the program asks for {_format_options(self._wanted)} already")
+        return f"DistributedDataParallel holds {_format_options({name: held[name] for name in self._wanted})}"
+
+    def _change(self, ddp: Any, arguments: dict[str, Any]) -> None:
+        self._made.append((ddp, {name: arguments.get(name) for name in self._wanted}))
+        arguments.update(self._wanted)
+        if "bucket_cap_mb" in self._wanted:
+            arguments.pop("bucket_cap_mb_list", None)  # it would win
+
+
+def _read_options(ddp: Any) -> dict[str, Any]:
+    """Return what a DistributedDataParallel works with."""
+    held = {name: bool(getattr(ddp, name, False)) for name in ("gradient_as_bucket_view", "static_graph")}
+    cap = getattr(ddp, "bucket_bytes_cap", None)
+    return {"bucket_cap_mb": None if cap is None else cap // _MIB, **held}
+
+
+def _parse_options(value: str | None) -> dict[str, Any]:
+    """Return the arguments that a value asks for. Raises InputError for what is none."""
+    wanted: dict[str, Any] = {}
+    for word in (value if value is not None else f"bucket={BUCKET_MIB},view,static").split(","):
+        name, _, number = word.partition("=")
+        if name == "bucket" and number.isascii() and number.isdigit() and len(number) < 10 and int(number) > 0:
+            wanted["bucket_cap_mb"] = int(number)
+        elif word == "view":
+            wanted["gradient_as_bucket_view"] = True
+        elif word == "static":
+            wanted["static_graph"] = True
+        else:
+            raise InputError(
+                f"ddp-options takes bucket=MIB, view and static, joined by commas, not {value!r}",
+                "for example --fix ddp-options=bucket=100,view",
+            )
+    return wanted
+
+
+def _format_options(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())

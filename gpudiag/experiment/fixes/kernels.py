@@ -1,0 +1,247 @@
+"""Fixes that choose faster kernels: channels-last convolutions, fused attention (SDPA), cuDNN's benchmark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.experiment.fixes.fix import OUTSIDE, NotAppliedError, Site
+from gpudiag.experiment.fixes.forward_pass import (
+    NO_ROOT,
+    RootFix,
+    find_device,
+    get_module_name,
+    unwrap_module,
+    walk_graph_nodes,
+    wrap_forward,
+)
+
+NHWC_LOOKS = 10
+"""Forward passes whose inputs are counted."""
+
+
+class ChannelsLast(RootFix):
+    """channels-last: convolutions on NHWC tensors.
+
+    Converts the weights of the roots that convolve in two dimensions, and their inputs of four dimensions in each call.
+
+    Everything between follows by propagation (https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html). DDP lays its
+    buckets out by the strides of the weights that it is given, so that a model is converted before.
+    """
+
+    id = "channels-last"
+
+    def __init__(self, value: str | None = None) -> None:
+        super().__init__(value)
+        self._convolutions: list[Any] = []
+        self._converted = 0
+        self._models: list[Any] = []
+        self._looks = self._inputs = 0
+
+    def install(self, site: Site) -> None:
+        """Convert weights when roots are called first or wrapped in DDP; inputs round whatever else changes the forward pass."""
+        from torch.nn import parallel
+
+        super().install(site)
+        site.on_root(self._convert_inputs, layer=OUTSIDE)
+        site.patches.wrap(parallel.DistributedDataParallel, "__init__", self._before_ddp)
+
+    def _before_ddp(self, original: Any) -> Any:
+        def __init__(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
+            self._convert(module)
+            original(made, module, *args, **kwargs)
+
+        return __init__
+
+    def change(self, module: Any) -> None:
+        """Convert the weights. Raises NotAppliedError where there is no convolution in two dimensions."""
+        target = unwrap_module(module)
+        self._convert(target)
+        if not self._knows(target):
+            raise NotAppliedError(f"{get_module_name(module)} has no convolution in two dimensions with weights of its own")
+
+    def _convert(self, module: Any) -> None:
+        import torch
+
+        kinds = (torch.nn.Conv2d, torch.nn.ConvTranspose2d)
+        found = [part for part in module.modules() if isinstance(part, kinds) and part.weight.dim() == 4]  # FSDP keeps weights flat
+        if not found or self._knows(module):
+            return
+        self._converted += sum(not _is_nhwc(part.weight) for part in found)
+        module.to(memory_format=torch.channels_last)
+        self._convolutions += found
+        self._models.append(module)
+
+    def _knows(self, module: Any) -> bool:
+        return any(module is known for known in self._models)
+
+    def _convert_inputs(self, module: Any) -> None:
+        import torch
+
+        if not self._knows(unwrap_module(module)):
+            return
+
+        def converted(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor) or value.dim() != 4 or not value.is_floating_point():
+                return value
+            self._inputs += self._looks <= NHWC_LOOKS and not _is_nhwc(value)
+            return value.contiguous(memory_format=torch.channels_last)
+
+        def make(forward: Any) -> Any:
+            def with_nhwc_inputs(target: Any, *args: Any, **kwargs: Any) -> Any:
+                self._looks += 1
+                return forward(target, *map(converted, args), **{name: converted(value) for name, value in kwargs.items()})
+
+            return with_nhwc_inputs
+
+        wrap_forward(module, make)
+
+    def shown(self) -> str:
+        """Return the convolutions by the strides of their weights. Raises NotAppliedError where the program had them so, or has none."""
+        if not self._convolutions:
+            raise NotAppliedError(NO_ROOT)
+        now, all_of_them = sum(_is_nhwc(part.weight) for part in self._convolutions), len(self._convolutions)
+        if now < all_of_them:
+            raise NotAppliedError(f"the weights of {all_of_them - now} of {all_of_them} convolutions were laid out otherwise again")
+        if not self._converted and not self._inputs:
+            raise NotAppliedError("the program trains in channels-last itself")
+        weights = f"{now} of {all_of_them} convolutions have channels-last weights, {self._converted} of them converted"
+        return f"{weights}; {self._inputs} inputs converted in {min(self._looks, NHWC_LOOKS)} calls"
+
+
+def _is_nhwc(tensor: Any) -> bool:
+    import torch
+
+    return bool(tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+SDPA_BACKENDS = {"flash": "FlashAttention", "efficient": "EfficientAttention", "cudnn": "CudnnAttention"}
+"""Back-ends that may be asked for, and what the autograd nodes of their ops are called (aten/src/ATen/native/native_functions.yaml)."""
+
+SDPA_LOOKS = 3
+
+_SDPA_NODE = "ScaledDotProduct"
+_SDPA_BY_HAND = "F.scaled_dot_product_attention(q, k, v, is_causal=True) in place of softmax(q @ k.mT / sqrt(d)) @ v"
+
+
+class Sdpa(RootFix):
+    """sdpa: attention in one kernel, by torch's scaled_dot_product_attention.
+
+    Switches models of Hugging Face to it; with a value, has torch prefer one of its back-ends wherever the program calls it.
+    """
+
+    id = "sdpa"
+
+    def __init__(self, value: str | None = None) -> None:
+        if value is not None and value not in SDPA_BACKENDS:
+            hint = f"one of {', '.join(SDPA_BACKENDS)}; without a value a Hugging Face model is switched to it"
+            raise InputError(f"sdpa has no back-end {value!r}{suggest_nearest(value, SDPA_BACKENDS)}", hint)
+        super().__init__(None)
+        self.value = value
+        self._looks = 0
+        self._nodes: set[str] = set()
+        self._configs: list[Any] = []
+
+    def install(self, site: Site) -> None:
+        """Switch roots when they are called first, and look at what their forward passes are made of."""
+        super().install(site)
+        site.on_root(self._look, layer=OUTSIDE)
+
+    def change(self, module: Any) -> None:
+        """Switch one model, or the back-end. Raises NotAppliedError where that is not possible, or so already."""
+        if self.value is None:
+            self._switch(unwrap_module(module))
+        else:
+            self._prefer(find_device(module).type)
+
+    def _switch(self, model: Any) -> None:
+        switch: Any = getattr(model, "set_attn_implementation", None)
+        config: Any = getattr(model, "config", None)
+        if switch is None:
+            raise NotAppliedError(
+                f"{get_module_name(model)} has no switch for its attention; where it is written out, write {_SDPA_BY_HAND}"
+            )
+        before = config._attn_implementation
+        if before not in (None, "eager"):
+            raise NotAppliedError(f"its attention runs as {before} already")
+        try:
+            switch("sdpa")
+        except (ValueError, ImportError) as error:
+            raise NotAppliedError(str(error).splitlines()[0]) from None
+        if config._attn_implementation != "sdpa":
+            raise NotAppliedError(f"{get_module_name(model)} cannot switch its attention: pass attn_implementation='sdpa' where it is made")
+        self._configs.append(config)
+
+    def _prefer(self, device: str) -> None:
+        import torch
+
+        if device != "cuda":
+            raise NotAppliedError("there is one back-end only on a CPU")
+        for name, set_enabled in (
+            ("flash", torch.backends.cuda.enable_flash_sdp),
+            ("efficient", torch.backends.cuda.enable_mem_efficient_sdp),
+            ("cudnn", torch.backends.cuda.enable_cudnn_sdp),
+        ):
+            set_enabled(name == self.value)
+
+    def _look(self, module: Any) -> None:
+        import torch
+
+        def make(forward: Any) -> Any:
+            def looked_at(target: Any, *args: Any, **kwargs: Any) -> Any:
+                output = forward(target, *args, **kwargs)
+                if self._looks < SDPA_LOOKS and torch.is_grad_enabled():
+                    self._looks += 1
+                    self._nodes.update(node.name() for node in walk_graph_nodes(output))
+                return output
+
+            return looked_at
+
+        wrap_forward(module, make)
+
+    def shown(self) -> str:
+        """Return the switch as it stands, and the fused kernels in the forward pass. Raises NotAppliedError."""
+        fused = sorted(name.removesuffix("Backward0") for name in self._nodes if name.startswith(_SDPA_NODE))
+        seen = f"; {', '.join(fused)} in the forward pass" if fused else ""
+        if self.value is None:
+            if any(config._attn_implementation != "sdpa" for config in self._configs):
+                raise NotAppliedError("the program has switched its attention back")
+            return f"attention of {len(self._configs)} models runs as sdpa{seen}"
+        if not any(SDPA_BACKENDS[self.value] in name for name in fused):
+            raise NotAppliedError(f"no attention in the forward pass ran on the back-end {self.value}{seen}")
+        return f"back-end {self.value}{seen}"
+
+
+class CudnnBenchmark(RootFix):
+    """cudnn-benchmark: cuDNN times its algorithms for each shape, and takes the fastest.
+
+    Sets torch.backends.cudnn.benchmark at the first call of a root that convolves on a GPU.
+    """
+
+    id = "cudnn-benchmark"
+    needs_gpu = True
+
+    def change(self, module: Any) -> None:
+        """Set it. Raises NotAppliedError where nothing would use it, or the program has set it itself."""
+        import torch
+
+        if find_device(module).type != "cuda":
+            raise NotAppliedError("cuDNN needs a model on a GPU")
+        if not any(isinstance(part, torch.nn.modules.conv._ConvNd) for part in module.modules()):
+            raise NotAppliedError(f"{get_module_name(module)} has no convolution")
+        if torch.backends.cudnn.benchmark and not self._changed:
+            raise NotAppliedError("the program sets it itself")
+        torch.backends.cudnn.benchmark = True
+
+    def shown(self) -> str:
+        """Return torch.backends.cudnn.benchmark as it stands after the warm-up.
+
+        Raises NotAppliedError where the program has taken it back, or cuDNN is off.
+        """
+        import torch
+
+        if not torch.backends.cudnn.benchmark:
+            raise NotAppliedError("the program switches it off again")
+        if not torch.backends.cudnn.enabled:
+            raise NotAppliedError("the program has switched cuDNN off")
+        return f"torch.backends.cudnn.benchmark is on (cuDNN {torch.backends.cudnn.version()})"

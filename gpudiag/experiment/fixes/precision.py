@@ -1,0 +1,413 @@
+"""Fixes of precision: bf16 and fp16 by autocast, the GradScaler that fp16 needs, TF32 for float32 matrix products.
+
+A GradScaler round a program that knows of none (https://docs.pytorch.org/docs/stable/notes/amp_examples.html).
+
+Between backward pass and step a program clips gradients, adds to them or logs them. So they are scaled within the backward pass only: what
+it finds is scaled before, and everything is unscaled right behind it, by GradScaler.unscale_, which also looks for infinities. Optimizers
+then step through GradScaler.step, which leaves an update out where there were any. A scale is a power of two: scaling and back is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import MethodType
+from typing import Any
+
+from gpudiag.errors import InputError, suggest_nearest
+from gpudiag.experiment.fixes.fix import OUTSIDE, Applier, NotAppliedError, Site
+from gpudiag.experiment.fixes.forward_pass import (
+    NO_ROOT,
+    RootFix,
+    convert_to_float32,
+    find_device,
+    find_dtypes,
+    get_module_name,
+    list_tensors,
+    list_trained_parameters,
+    unwrap_module,
+    walk_graph_nodes,
+    watch_low_outputs,
+    wrap_forward,
+)
+from gpudiag.hardware.cpu import supports_dtype
+from gpudiag.model.experiment import NO_INSTRUCTIONS
+
+AUTOCAST_LOOKS = 3
+"""Forward passes of a root whose graph is looked at: it costs a microsecond for each op."""
+
+
+class Autocast(RootFix):
+    """Runs forward passes in autocast to `dtype`, the name of a type of torch."""
+
+    layer = OUTSIDE
+    dtype = ""
+
+    def __init__(self, value: str | None = None) -> None:
+        super().__init__(value)
+        self._seen: dict[str, int] = {}
+        """By root: tensors of the low type that its first forward passes made."""
+        self._looks: dict[str, int] = {}
+        self._on_cpu = False
+
+    def change(self, module: Any) -> None:
+        """Put autocast round the forward pass. Raises NotAppliedError where the program has it already, or trains in no float32."""
+        import torch
+
+        device, low, name = find_device(module).type, getattr(torch, self.dtype), get_module_name(module)
+        told = torch.__version__ >= (2, 5)
+        _refuse_autocast(module, device, name)
+        self._on_cpu = device == "cpu"
+        self._seen.setdefault(name, 0)
+        self._looks.setdefault(name, 0)
+
+        def make(forward: Any) -> Any:
+            def in_autocast(target: Any, *args: Any, **kwargs: Any) -> Any:
+                looks = torch.is_grad_enabled() and not self._seen[name] and self._looks[name] < AUTOCAST_LOOKS
+                with torch.autocast(device, dtype=low), nullcontext(()) if told or not looks else watch_low_outputs(low) as given:
+                    output = forward(target, *args, **kwargs)
+                if looks:
+                    self._looks[name] += 1
+                    self._seen[name] = max(_count_low_tensors(output, low), len(given))
+                return convert_to_float32(output, low)
+
+            return in_autocast
+
+        wrap_forward(module, make)
+
+    def shown(self) -> str:
+        """Return how many tensors of the low type a forward pass made, and whether a CPU has no instructions for it.
+
+        Raises NotAppliedError where it was none.
+        """
+        what = f"{self.dtype} tensor"
+        shown = [f"{count} {what}{'s' * (count > 1)} in the forward pass of {name}" for name, count in self._seen.items() if count]
+        if not shown:
+            raise NotAppliedError(f"the forward pass of {', '.join(self._seen)} makes no {self.dtype} tensor in autocast")
+        if self._on_cpu and supports_dtype(self.dtype) is False:
+            shown.append(f"{NO_INSTRUCTIONS} {self.dtype}")
+        return "; ".join(shown)
+
+
+def _refuse_autocast(module: Any, device: str, name: str) -> None:
+    import torch
+
+    by_accelerate = hasattr(module, "_original_forward")  # what it has put autocast round
+    if torch.is_autocast_enabled(device) or by_accelerate:
+        raise NotAppliedError(f"the program runs {name} in autocast already")
+    if not any(parameter.dtype == torch.float32 for parameter in list_trained_parameters(module)):
+        raise NotAppliedError(f"{name} has no float32 weights: autocast would change nothing")
+
+
+def _count_low_tensors(output: Any, low: Any) -> int:
+    """Return how many tensors of type `low` are in `output`, or were made by what it was computed from."""
+    return sum(low in find_dtypes(node) for node in walk_graph_nodes(output)) or sum(tensor.dtype == low for tensor in list_tensors(output))
+
+
+class Bf16(Autocast):
+    """bf16: autocast to bfloat16.
+
+    Runs forward passes in autocast to bfloat16; its exponent is that of float32, so that no gradient has to be scaled.
+    """
+
+    id = "bf16"
+    dtype = "bfloat16"
+
+
+COUNTED_BACKWARDS = 10
+"""Backward passes in which updates that were left out are counted: reading an infinity back waits for the device."""
+
+
+class LossScaling:
+    """Scales backward passes once begin() was called."""
+
+    def __init__(self, site: Site) -> None:
+        import torch
+
+        self.scaled = 0
+        """Backward passes so far."""
+        self.refused = ""
+        """Why this program cannot be scaled; '' where it can."""
+        self._site = site
+        self._scaler: Any = None
+        self._stepping = self._stepped = False
+        self._skipped = 0
+        self._owned_by: list[tuple[int, int]] = []
+        self._owning: list[Any] = []
+        site.on_optimizer(self._wrap_step)
+        site.patches.wrap_method(torch.Tensor, "backward", self._backward)
+
+    def begin(self, device: str) -> None:
+        """Scale from now on. A loss is never scaled by more than float32 holds: the first scale is GradScaler's own, 65,536."""
+        import torch
+
+        if self._scaler is None:
+            self._scaler = torch.amp.GradScaler(device)
+
+    def shown(self) -> str:
+        """Return scale and updates that were left out, for a person."""
+        left_out = f"{self._skipped} of the first {min(self.scaled, COUNTED_BACKWARDS)} updates left out for infinities"
+        return f"losses scaled by {self._scaler.get_scale():.0f}, {left_out}"
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def _backward(self, original: Any) -> Callable[..., Any]:
+        import torch
+
+        def backward(loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> Any:
+            scalar = gradient is None and loss.numel() == 1 and loss.is_floating_point()
+            if self._scaler is None or create_graph or not scalar or type(loss) is not torch.Tensor:
+                return original(loss, gradient, retain_graph, create_graph, inputs)
+            if loss.dtype == torch.float16:
+                loss = loss.float()  # 65,536 is more than float16 holds
+            factor = self._before(loss.device)
+            try:
+                return original(loss, torch.ones_like(loss) * factor, retain_graph, create_graph, inputs)
+            finally:
+                self._unscale()
+
+        return backward
+
+    def _before(self, device: Any) -> Any:
+        """Return the scale, with all gradients that there are multiplied by it."""
+        import torch
+
+        if self._stepped:
+            self._scaler.update()
+            self._stepped = False
+        factor = self._scaler.scale(torch.ones((), device=device))
+        gradients = [parameter.grad for optimizer in self._owners() for parameter in _list_with_gradient(optimizer)]
+        with torch.no_grad():
+            for gradient in gradients:
+                gradient.mul_(factor)  # none are left of the last step, but where micro-batches are added up
+        self.scaled += 1
+        return factor
+
+    def _unscale(self) -> None:
+        for optimizer in self._owners():
+            if _list_with_gradient(optimizer):
+                # it may be unscaled once per step, but there is a backward pass for each micro-batch; infinities stay in the gradients
+                self._scaler._per_optimizer_states.pop(id(optimizer), None)
+                self._scaler.unscale_(optimizer)
+
+    def _owners(self) -> list[Any]:
+        """Return the optimizers, without those whose parameters belong to one that was made later: a program may make one anew."""
+        key = [(id(optimizer), len(optimizer.param_groups)) for optimizer in self._site.optimizers]
+        if key != self._owned_by:
+            self._owned_by, self._owning = key, self._find_owners()
+        return self._owning
+
+    def _find_owners(self) -> list[Any]:
+        owners: list[Any] = []
+        taken: set[int] = set()
+        for optimizer in reversed(self._site.optimizers):
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if not own <= taken:
+                if own & taken:
+                    self.refused = "two optimizers share some of their parameters"
+                owners.append(optimizer)
+                taken |= own
+        return owners
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def _wrap_step(self, optimizer: Any) -> None:
+        """Have an optimizer step through the scaler. Its class has the hooks of torch in place when its constructor has run."""
+        import torch
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            self.refused = "LBFGS calls its closure several times in a step, which a GradScaler cannot follow"
+            return
+        function = type(optimizer).step
+
+        def step(target: Any, closure: Any = None, **kwargs: Any) -> Any:
+            if self._scaler is None or self._stepping:
+                return function(target, closure, **kwargs) if closure is not None else function(target, **kwargs)
+            with torch.enable_grad() if closure is not None else nullcontext():
+                loss = closure() if closure is not None else None  # as Lightning does: a scaler takes no closure
+            if self._is_unscaled(target):
+                self._scaled_step(target, kwargs)
+            else:
+                function(target, **kwargs)
+            return loss
+
+        step.__name__ = "step"
+        optimizer.step = MethodType(step, optimizer)
+
+    def _is_unscaled(self, optimizer: Any) -> bool:
+        """Return whether a scaled backward pass has given gradients to `optimizer` since its last step."""
+        state = self._scaler._per_optimizer_states.get(id(optimizer))
+        return state is not None and state["stage"].name == "UNSCALED"
+
+    def _scaled_step(self, optimizer: Any, kwargs: dict[str, Any]) -> None:
+        found = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        self._stepping = True
+        try:
+            self._scaler.step(optimizer, **kwargs)
+        finally:
+            self._stepping = False
+        self._stepped = True
+        if self.scaled <= COUNTED_BACKWARDS:
+            self._skipped += any(bool(value) for value in found.values())
+
+
+def _list_with_gradient(optimizer: Any) -> list[Any]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"] if parameter.grad is not None]
+
+
+class Fp16(Autocast):
+    """fp16: autocast to float16, with a scaled loss.
+
+    Runs forward passes in autocast to float16, and puts a GradScaler round backward passes and optimizer steps.
+    """
+
+    id = "fp16"
+    dtype = "float16"
+
+    def __init__(self, value: str | None = None) -> None:
+        super().__init__(value)
+        self._scaling: LossScaling | None = None
+
+    def install(self, site: Site) -> None:
+        """Change roots and optimizers."""
+        super().install(site)
+        self._scaling = LossScaling(site)
+
+    def change(self, module: Any) -> None:
+        """Put autocast round the forward pass, and scale losses from now on. Raises NotAppliedError."""
+        if self._scaling is None:
+            raise NotAppliedError("is not installed")
+        reason = _explain_unscalable(module) or self._scaling.refused
+        if reason:
+            raise NotAppliedError(reason)
+        device = find_device(module)
+        super().change(module)
+        self._scaling.begin(device.type)
+
+    def shown(self) -> str:
+        """Return the float16 tensors, the scale, and the updates that it left out. Raises NotAppliedError."""
+        found = super().shown()
+        if self._scaling is None or not self._scaling.scaled:
+            raise NotAppliedError("no loss was scaled: the program computes gradients without Tensor.backward")
+        if self._scaling.refused:
+            raise NotAppliedError(self._scaling.refused)
+        return f"{found}; {self._scaling.shown()}"
+
+
+def _explain_unscalable(module: Any) -> str:
+    """Return why the gradients of `module` cannot be scaled from outside; '' where they can."""
+    import torch
+
+    kinds = {type(module).__name__, type(unwrap_module(module)).__name__}
+    if any(kind.startswith(("FSDP", "FullySharded", "DeepSpeed")) for kind in kinds):
+        return "FSDP and DeepSpeed scale losses in their own way: make the change in the script"
+    weights = list_trained_parameters(module)
+    if any(weight.dtype == torch.float16 for weight in weights):
+        return "it trains float16 weights, whose gradients a GradScaler refuses"
+    if any(getattr(weight, "_post_accumulate_grad_hooks", None) for weight in weights):
+        return "its weights are updated inside of the backward pass, where gradients are scaled"
+    return ""
+
+
+TF32_PRECISIONS = ("high", "medium")
+"""Of torch.set_float32_matmul_precision: TF32, with 10 bits of mantissa, and bfloat16, with 7."""
+
+_TF32_CAPABILITY = (8, 0)
+"""Ampere is the first with tensor cores for TF32 (https://docs.nvidia.com/cuda/cuda-c-programming-guide/, compute capability 8.x)."""
+
+
+class Tf32(Applier):
+    """tf32: float32 matrix products on fewer bits of the mantissa.
+
+    Sets the precision of float32 matrix products when a root is called first, and again where the program sets another one later.
+    """
+
+    id = "tf32"
+
+    def __init__(self, value: str | None = None) -> None:
+        if value is not None and value not in TF32_PRECISIONS:
+            raise InputError(
+                f"tf32 has no precision {value!r}{suggest_nearest(value, TF32_PRECISIONS)}", "high or medium; high without a value"
+            )
+        super().__init__(value)
+        self._precision = value or TF32_PRECISIONS[0]
+        self._roots: list[tuple[str, str]] = []
+        """Class and kind of device."""
+        self._overruled: list[str] = []
+        self._reason = ""
+        self._own = False
+
+    def install(self, site: Site) -> None:
+        """Set it at the first call of a root, behind whatever the program sets before, and stand in the way of later calls."""
+        import torch
+
+        site.on_root(self._root)
+        site.patches.wrap(torch, "set_float32_matmul_precision", self._setter)
+
+    def _setter(self, original: Any) -> Any:
+        def set_float32_matmul_precision(precision: str) -> None:
+            if self._roots and not self._own:
+                self._overruled.append(precision)
+                return
+            original(precision)
+
+        return set_float32_matmul_precision
+
+    def _root(self, module: Any) -> None:
+        import torch
+
+        device = next(iter(list_trained_parameters(module))).device.type
+        self._reason = self._reason or self._unsuitable(device)
+        if self._reason:
+            return
+        self._own = True
+        try:
+            torch.set_float32_matmul_precision(self._precision)
+        finally:
+            self._own = False
+        self._roots.append((get_module_name(module), device))
+
+    def _unsuitable(self, device: str) -> str:
+        """Return why the setting would change nothing; '' where it does."""
+        import torch
+
+        if not self._roots and _read_precision() != "highest":
+            return f"the program has set {_read_precision()} itself"
+        if device == "cuda":
+            able = torch.version.cuda is None or torch.cuda.get_device_capability() >= _TF32_CAPABILITY
+            return "" if able else "this GPU has no tensor cores for TF32"
+        able, what = _check_cpu(self._precision)
+        return "" if able else f"{self._precision!r} on a CPU takes {what}: on this one products stay in float32"
+
+    def evidence(self, site: Site) -> str:
+        """Return what torch says of the precision. Raises NotAppliedError."""
+        if not self._roots:
+            raise NotAppliedError(self._reason or NO_ROOT)
+        if _read_precision() != self._precision:
+            raise NotAppliedError(f"the program has set {_read_precision()} again")
+        overruled = f"; the program's own {', '.join(map(repr, dict.fromkeys(self._overruled)))} overruled" if self._overruled else ""
+        devices = ", ".join(dict.fromkeys(device for _, device in self._roots))
+        return f"float32 matrix products in {self._precision!r} precision on {devices}{overruled}"
+
+
+def _read_precision() -> str:
+    """Return the precision of float32 matrix products."""
+    import torch
+
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # "mix of the legacy and new APIs": it was set for a back-end alone
+        return "torch.backends.*.fp32_precision"
+
+
+def _check_cpu(precision: str) -> tuple[bool, str]:
+    """Return whether this CPU computes float32 products faster in `precision`, and what that takes.
+
+    aten/src/ATen/native/mkldnn/Utils.h: 'medium' lets oneDNN use bfloat16 where it supports it, 'high' TF32 by way of AMX-FP16.
+    """
+    import torch
+
+    if precision == "medium":
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), "bfloat16 instructions"
+    able = getattr(torch.cpu, "_is_amx_fp16_supported", None)
+    return able is not None and bool(able()), "AMX-FP16"

@@ -1,0 +1,131 @@
+"""Fixes that are not built in: those of the user, and those that a factory applies in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from gpudiag.errors import GpudiagError, InputError
+from gpudiag.experiment.code_location import CodeLocation, load_code, locate_code
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
+from gpudiag.model.fixes import FIX_BY_ID, FIXES, Fix
+
+BUILT_IN_IDS = frozenset(fix.id for fix in FIXES)
+
+REGISTERED: dict[str, type[Applier]] = {}
+"""By id; they come before the built-in ones."""
+
+_LOCATIONS: dict[str, CodeLocation] = {}
+
+
+class RegisteredFix(msgspec.Struct, frozen=True):
+    """A registered fix as the process of an arm is told of it."""
+
+    fix: Fix
+    place: CodeLocation
+
+
+def register_fix(applier: type[Applier], fix: Fix) -> None:
+    """Let `fix.id` name a change of your own, in `gpudiag.ab` and `gpudiag.ab_script` from now on.
+
+    >>> class NoBias(gpudiag.Applier):
+    ...     def install(self, site):
+    ...         site.on_root(lambda model: [setattr(m, "bias", None) for m in model.modules() if hasattr(m, "bias")])
+    ...     def evidence(self, site):
+    ...         left = sum(getattr(m, "bias", None) is not None for root in site.roots for m in root.modules())
+    ...         if left:
+    ...             raise gpudiag.NotAppliedError(f"{left} modules have a bias still")
+    ...         return "no module has a bias"
+    >>> gpudiag.register_fix(NoBias, gpudiag.Fix("no-bias", "Drop biases", "semantics", "nn.Linear(..., bias=False)"))
+
+    `applier` is imported in each arm: it stands at the top level of a file that starts nothing when it is imported. Raises InputError
+    for a class that cannot be imported, or an id that is taken.
+    """
+    _check_applier(applier, fix.id)
+    from gpudiag.experiment.search import DESCRIBED_CONFLICTS  # it loads numpy: not when an arm imports the fixes
+
+    _LOCATIONS[fix.id] = locate_code(applier, f"the class of {fix.id}")
+    applier.id = fix.id
+    FIX_BY_ID[fix.id] = fix
+    DESCRIBED_CONFLICTS[fix.id] = fix.conflicts
+    REGISTERED[fix.id] = applier
+
+
+def restore_fix(one: RegisteredFix) -> None:
+    """Let the id of a fix mean what it meant where a recipe was made. Raises InputError where it is not there any more."""
+    applier = load_code(one.place)
+    _check_applier(applier, one.fix.id)
+    applier.id = one.fix.id
+    FIX_BY_ID[one.fix.id], _LOCATIONS[one.fix.id], REGISTERED[one.fix.id] = one.fix, one.place, applier
+
+
+def _check_applier(applier: Any, name: str) -> None:
+    """Raise InputError for what is no fix, or cannot have this id."""
+    if not (isinstance(applier, type) and issubclass(applier, Applier)):
+        raise InputError(f"{name}: {applier!r} is no subclass of gpudiag.Applier", "a fix has install(site) and evidence(site)")
+    if name in BUILT_IN_IDS:
+        raise InputError(f"the id {name!r} is taken by a built-in fix", "give yours another one")
+    if not name or any(sign in name for sign in "=+,: "):
+        raise InputError(f"{name!r} cannot be the id of a fix", "letters, digits and '-'")
+
+
+@contextmanager
+def replace_appliers(appliers: Iterable[type[Applier]]) -> Iterator[None]:
+    """Let `appliers`, classes of this package, apply the fixes of their ids while it lasts."""
+    before, places = dict(REGISTERED), dict(_LOCATIONS)
+    for applier in appliers:
+        REGISTERED[applier.id] = applier
+        _LOCATIONS[applier.id] = CodeLocation(f"{applier.__module__}:{applier.__name__}")
+    try:
+        yield
+    finally:
+        REGISTERED.clear()
+        REGISTERED.update(before)
+        _LOCATIONS.clear()
+        _LOCATIONS.update(places)
+
+
+def list_registered(ids: Iterable[str]) -> tuple[RegisteredFix, ...]:
+    """Return what the process of an arm has to know of the fixes of `ids`; nothing of those that are built in."""
+    return tuple(RegisteredFix(FIX_BY_ID[name], _LOCATIONS[name]) for name in ids if name in _LOCATIONS)
+
+
+def adopt_fixes(told: Iterable[RegisteredFix]) -> None:
+    """Register what the controller has registered, in the process of an arm. One that cannot be loaded is not applied, with the reason."""
+    for one in told:
+        FIX_BY_ID[one.fix.id] = one.fix
+        _LOCATIONS[one.fix.id] = one.place
+        REGISTERED[one.fix.id] = _load_applier(one)
+
+
+def _load_applier(one: RegisteredFix) -> type[Applier]:
+    try:
+        applier = load_code(one.place)
+    except GpudiagError as error:
+        return _make_missing_applier(one.fix.id, str(error))
+    if not (isinstance(applier, type) and issubclass(applier, Applier)):
+        return _make_missing_applier(one.fix.id, f"{one.place.target} is no fix")
+    applier.id = one.fix.id
+    return applier
+
+
+def _make_missing_applier(name: str, why: str) -> type[Applier]:
+    """Return a fix that says why it is none."""
+
+    class Missing(Applier):
+        """Is not there."""
+
+        id = name
+
+        def install(self, site: Site) -> None:
+            """Raise NotAppliedError."""
+            raise NotAppliedError(why)
+
+        def evidence(self, site: Site) -> str:
+            """Raise NotAppliedError."""
+            raise NotAppliedError(why)
+
+    return Missing

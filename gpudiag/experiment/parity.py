@@ -1,0 +1,440 @@
+"""Whether a change trains the same: runs from one known start, their losses, gradients and settings set beside each other step by step.
+
+Sets parity runs beside each other. Pure: it knows rows and arrays, no process.
+
+No fixed tolerance tells rounding from a fault: rounding moves the losses of one model a thousand times as far as those of another. What is
+measured is how far noise of the size that a class of changes may make moves this program, one yardstick; a change may be a few of them off.
+The limits stand between right and wrong changes, tried on a conv net with batch normalisation and a GPT. Right ones deviate by 0 to
+8 yardsticks in class rounding, by 0.1 to 1.8 in class low_precision; wrong ones by 20 to 7,000,000, and by 7 to 4,000 but for some that
+losses and gradients do not tell: weight decay, a rate that is 1 % off, clipping, momenta, types. Those are found in the settings.
+
+Whether a change trains the same: the runs that show it, each a few steps of the user's program from one known start.
+
+They are no part of the timing: reading losses and gradients in each step would slow both arms down.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.experiment.arm import ArmError
+from gpudiag.experiment.design import Arm, Design
+from gpudiag.experiment.runner import COMPILER_CACHES, ParityRecord, record_parity
+from gpudiag.experiment.trial.protocol import ParityPlan, ParityRun, ParityStep
+from gpudiag.model.experiment import Parity
+
+ParityKind = Literal["exact", "rounding", "low_precision", "semantics"]
+
+NOISE: dict[ParityKind, float] = {"exact": 6e-8, "rounding": 6e-8, "low_precision": 1.1e-3}
+"""Relative noise of weights that makes one yardstick: the unit roundoff of float32, and about the rounding error of bfloat16 (root mean
+square of an even error between none and 2^-8, over significands between 1 and 2)."""
+
+LOSS_LIMITS: dict[ParityKind, float] = {"exact": 10.0, "rounding": 10.0, "low_precision": 3.0}
+GRADIENT_LIMITS: dict[ParityKind, float] = {"exact": 10.0, "rounding": 10.0, "low_precision": 4.0}
+"""Yardsticks that a right change stays below. Those of `exact` hold only where the baseline itself does not repeat."""
+
+SMALLEST_YARDSTICK = float(np.finfo(np.float32).eps)
+"""A yardstick is no shorter: losses are numbers of float32."""
+
+FIRST_REPEATS, LATER_REPEAT, GRADIENT_REPEATS = 1e-3, 1e-2, 5e-2
+"""Two runs of one program from one start that differ by more, relative to the loss (gradient), draw numbers that no seed reaches: kernels
+that sum in any order differ by less, also in bfloat16."""
+
+SAME_SKETCH = 1e-12
+"""Relative distance of sketches below which gradients are taken to be equal: their sums of float64 may be made in another order."""
+
+MOST_NAMED = 5
+
+
+class RecordedRun(Protocol):
+    """A parity run as it was recorded (runner.ParityRecord)."""
+
+    @property
+    def steps(self) -> tuple[ParityStep, ...]:
+        """Return its steps."""
+
+    @property
+    def run(self) -> ParityRun:
+        """Return its settings."""
+
+    @property
+    def sketch(self) -> NDArray[np.float64] | None:
+        """Return the sketches of the first gradients, a row a parameter; None: there are none."""
+
+
+class Deviation(NamedTuple):
+    """How far one run is from another in one respect, relative to the size of what is compared."""
+
+    of: str
+    """As in a sentence: 'loss of step 3'."""
+    value: float
+
+
+class Distance(NamedTuple):
+    """How far one run is from another. None: not known of one of them."""
+
+    first_loss: Deviation | None
+    losses: Deviation | None
+    """The loss that is furthest off."""
+    first_gradient: Deviation | None
+    norms: Deviation | None
+    """The gradient norm that is furthest off."""
+
+    @property
+    def known(self) -> bool:
+        """Return whether anything could be compared."""
+        return any(part is not None for part in self)
+
+
+def measure_distance(reference: RecordedRun, other: RecordedRun) -> Distance:
+    """Return how far `other` is from `reference`, over the steps that both have."""
+    losses = _compare_series([step.loss for step in reference.steps], [step.loss for step in other.steps], "loss")
+    norms = _compare_series([step.grad_norm for step in reference.steps], [step.grad_norm for step in other.steps], "gradient norm")
+    first = losses[0] if losses and losses[0].of.endswith(" 1") else None
+    return Distance(first, _find_worst(losses), _compare_sketches(reference.sketch, other.sketch), _find_worst(norms))
+
+
+def _compare_series(before: Sequence[float | None], after: Sequence[float | None], name: str) -> list[Deviation]:
+    """Return the deviation of each step, relative to the mean size of the first series: single losses may be near 0."""
+    pairs = [(at, a, b) for at, (a, b) in enumerate(zip(before, after, strict=False), 1) if a is not None and b is not None]
+    size = statistics.fmean(abs(a) for _, a, _ in pairs) if pairs else 0.0
+    return [Deviation(f"{name} of step {at}", abs(b - a) / size if size else float(a != b)) for at, a, b in pairs]
+
+
+def _find_worst(deviations: list[Deviation]) -> Deviation | None:
+    return max(deviations, key=lambda one: one.value, default=None)
+
+
+def _compare_sketches(before: NDArray[np.float64] | None, after: NDArray[np.float64] | None) -> Deviation | None:
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    size = float(np.linalg.norm(before))
+    value = float(np.linalg.norm(after - before)) / size if size else float(np.any(after))
+    return Deviation("gradient of the first step", 0.0 if value < SAME_SKETCH else value)
+
+
+def is_identical(reference: RecordedRun, other: RecordedRun) -> bool:
+    """Return whether two runs have the same losses, gradients and samples, bit by bit (gradients: by their sketches)."""
+    found = measure_distance(reference, other)
+    return reference.steps == other.steps and found.known and (found.first_gradient is None or found.first_gradient.value == 0)
+
+
+# -- verdicts -----------------------------------------------------------------------------------------------------------
+
+
+def judge_parity(
+    kind: ParityKind, reference: RecordedRun, other: RecordedRun, repeats: Sequence[RecordedRun], noisy: Sequence[RecordedRun]
+) -> Parity:
+    """Return whether `other` trains as `reference` does.
+
+    `repeats`: further runs of the reference; `noisy`: those with noise of the class in their weights. Class exact, with repeats that are
+    equal, needs no noise; semantics needs neither.
+    """
+    settings = find_changed_settings(kind, reference, other)
+    count = min(len(reference.steps), len(other.steps))
+    if kind == "semantics":
+        return _build_not_comparable(settings, count, is_identical(reference, other))
+    unknown = _explain_unusable_baseline(reference, repeats)
+    faults = _find_faults(reference, other)
+    if unknown and not settings and not faults:
+        return Parity(kind=kind, verdict="not_checked", reason=unknown, steps=count)
+    exact = kind == "exact" and not noisy
+    worst, off = _compare_exactly(reference, other) if exact else _compare_with_noise(kind, reference, other, [*repeats, *noisy])
+    reasons = [*faults, *([] if unknown else off), *_shorten_settings(settings)]
+    verdict: Literal["differs", "same"] = "differs" if reasons else "same"
+    known = None if unknown else worst
+    return Parity(kind=kind, verdict=verdict, reason="; ".join(reasons), worst_yardsticks=known, settings_changed=settings, steps=count)
+
+
+def _build_not_comparable(settings: tuple[str, ...], steps: int, equal: bool) -> Parity:
+    reason = "it changes what is trained on, so that steps cannot be set side by side"
+    if settings:
+        reason = "; ".join(_shorten_settings(settings))
+    elif equal:
+        reason += f" (those {steps} were equal)"
+    verdict: Literal["differs", "not_comparable"] = "differs" if settings else "not_comparable"
+    return Parity(kind="semantics", verdict=verdict, reason=reason, settings_changed=settings, steps=steps)
+
+
+def _explain_unusable_baseline(reference: RecordedRun, repeats: Sequence[RecordedRun]) -> str:
+    """Return why the unchanged program is no measure; '' where it is."""
+    broken = next((at for at, step in enumerate(reference.steps, 1) if not step.finite), None)
+    if broken is not None:
+        return f"loss or gradient of the unchanged program is not finite in step {broken}"
+    for repeat in repeats:
+        found = measure_distance(reference, repeat)
+        for part, most in ((found.first_loss, FIRST_REPEATS), (found.first_gradient, GRADIENT_REPEATS), (found.losses, LATER_REPEAT)):
+            if part is not None and part.value > most:
+                return f"{part.of} of the unchanged program differs by {part.value:.2g} of its size between two runs with the same seed"
+    if not measure_distance(reference, reference).known:
+        return "neither a loss nor a gradient was seen"
+    return ""
+
+
+def _find_faults(reference: RecordedRun, other: RecordedRun) -> list[str]:
+    """Return what no yardstick is needed for."""
+    found = []
+    if len(reference.steps) != len(other.steps):
+        found.append(f"{len(other.steps)} steps where there were {len(reference.steps)}")
+    for at, (before, after) in enumerate(zip(reference.steps, other.steps, strict=False), 1):
+        if before.finite and not after.finite:
+            found.append(f"loss or gradient is not finite in step {at}")
+            break
+    old, new = reference.sketch, other.sketch
+    if old is not None and new is not None and old.shape != new.shape:
+        found.append(f"gradients of {len(new)} tensors where there were {len(old)}")
+    return found
+
+
+def _compare_exactly(reference: RecordedRun, other: RecordedRun) -> tuple[float | None, list[str]]:
+    """Return what differs at all; yardsticks are not known then, and 0 where nothing does."""
+    if is_identical(reference, other):
+        return 0.0, []
+    off = [part for part in measure_distance(reference, other) if part is not None and part.value > 0]
+    return None if off else 0.0, [f"{part.of} differs by {part.value:.2g} of its size, and should not at all" for part in off[:1]]
+
+
+def _compare_with_noise(
+    kind: ParityKind, reference: RecordedRun, other: RecordedRun, noise: Sequence[RecordedRun]
+) -> tuple[float | None, list[str]]:
+    """Return the largest deviation in yardsticks, and what is above its limit."""
+    yardsticks = [measure_distance(reference, run) for run in noise]
+    limits = (LOSS_LIMITS[kind], LOSS_LIMITS[kind], GRADIENT_LIMITS[kind], GRADIENT_LIMITS[kind])
+    ratios: dict[str, tuple[float, float]] = {}
+    for place, (part, limit) in enumerate(zip(measure_distance(reference, other), limits, strict=True)):
+        if part is not None:
+            known = [run.value for one in yardsticks if (run := one[place]) is not None]
+            ratio = part.value / max([SMALLEST_YARDSTICK, *known])
+            ratios[part.of] = max((ratio, limit), ratios.get(part.of, (0.0, limit)))
+    off = [
+        f"{of} differs by {format_yardsticks(ratio)} yardsticks, of which {limit:g} may be noise"
+        for of, (ratio, limit) in ratios.items()
+        if ratio > limit
+    ]
+    return max((ratio for ratio, _ in ratios.values()), default=None), off
+
+
+def format_yardsticks(value: float) -> str:
+    """Return a number of yardsticks for a person."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def _shorten_settings(settings: tuple[str, ...]) -> list[str]:
+    more = len(settings) - MOST_NAMED
+    return [*settings[:MOST_NAMED], *([f"and {more} more settings"] if more > 0 else [])]
+
+
+NOT_SET = "not set"
+
+RATE_TOLERANCE = 1e-9
+"""Learning rates are computed alike in both runs, or differ by more."""
+
+
+class SettingsRun(Protocol):
+    """What is used of a parity run."""
+
+    @property
+    def steps(self) -> tuple[ParityStep, ...]:
+        """Return its steps."""
+
+    @property
+    def run(self) -> ParityRun:
+        """Return its settings."""
+
+
+def find_changed_settings(
+    kind: Literal["exact", "rounding", "low_precision", "semantics"], before: SettingsRun, after: SettingsRun
+) -> tuple[str, ...]:
+    """Return one line 'what: before -> after' for each setting that differs, though changes of this class leave it as it is.
+
+    A change of semantics may give other batches; everything else must stay, whatever the class.
+    """
+    names = dict.fromkeys([*before.run.settings, *after.run.settings])
+    pairs = [(name, before.run.settings.get(name, NOT_SET), after.run.settings.get(name, NOT_SET)) for name in names]
+    found = [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]
+    if kind != "semantics":
+        found += _compare_samples(before, after)
+    return (*found, *_compare_learning_rates(before, after))
+
+
+def _compare_samples(before: SettingsRun, after: SettingsRun) -> list[str]:
+    """Compare the samples of a usual update: a loader that runs ahead has those of two in the first."""
+    old, new = (_find_usual_samples([step.samples for step in run.steps]) for run in (before, after))
+    return [f"samples of an update: {old:g} -> {new:g}"] if old is not None and new is not None and old != new else []
+
+
+def _find_usual_samples(samples: list[int | None]) -> float | None:
+    known = [count for count in samples if count is not None]
+    return statistics.median(known) if known else None
+
+
+def _compare_learning_rates(before: SettingsRun, after: SettingsRun) -> list[str]:
+    """Compare the learning rates of all steps; the first that differs is told."""
+    for at, (old, new) in enumerate(zip(before.steps, after.steps, strict=False), 1):
+        a, b = old.learning_rates, new.learning_rates
+        if len(a) != len(b):
+            return [f"learning rates of step {at}: {len(a)} -> {len(b)}"]
+        for first, second in zip(a, b, strict=True):
+            if not math.isclose(first, second, rel_tol=RATE_TOLERANCE):
+                return [f"learning rate of step {at}: {first:g} -> {second:g}"]
+    return []
+
+
+TAIL_SHARE = 0.25
+"""Share of the samples, the last ones, whose losses are compared: the first tell the weights that a seed drew."""
+
+LATER_LEVEL = 0.05
+
+
+class LaterLosses:
+    """The losses of one run by how many samples (steps, where no loader tells) it had trained on."""
+
+    def __init__(self, steps: Sequence[ParityStep]) -> None:
+        counted = all(step.samples for step in steps)
+        self.unit = "samples" if counted else "steps"
+        self._amounts = [step.samples or 0 for step in steps] if counted else [1] * len(steps)
+        self._losses = [step.loss for step in steps]
+        self.total = sum(self._amounts)
+
+    def mean(self, first: float, last: float) -> float | None:
+        """Return the mean loss of the steps that end behind `first` and not behind `last`; None where there are none."""
+        known = [loss for end, loss in self._ends() if first < end <= last and loss is not None]
+        return statistics.fmean(known) if known else None
+
+    def _ends(self) -> Iterator[tuple[int, float | None]]:
+        return zip(accumulate(self._amounts), self._losses, strict=True)
+
+
+def compare_later_losses(before: Sequence[LaterLosses], after: Sequence[LaterLosses]) -> str:
+    """Return one sentence: how the later losses of both arms differ, after the same samples, against their spread over seeds.
+
+    Welch's t test (1947, Biometrika 34) of the means of the seeds.
+    """
+    runs = [*before, *after]
+    if len({run.unit for run in runs}) > 1:
+        return "the samples of one arm are not known: losses cannot be set side by side"
+    last = min(run.total for run in runs)
+    first = last * (1 - TAIL_SHARE)
+    means = [[mean for run in arm if (mean := run.mean(first, last)) is not None] for arm in (before, after)]
+    if min(map(len, means)) < 2:
+        return "no losses were seen in at least two seeds of each arm"
+    where = f"mean loss of {runs[0].unit} {first:,.0f} to {last:,.0f} over {min(map(len, means))} seeds"
+    return f"{where}: {statistics.fmean(means[0]):.4g} -> {statistics.fmean(means[1]):.4g}, {_describe_difference(*means)}"
+
+
+def _describe_difference(before: Sequence[float], after: Sequence[float]) -> str:
+    from scipy import stats
+
+    spread = (statistics.variance(before) / len(before) + statistics.variance(after) / len(after)) ** 0.5
+    change = statistics.fmean(after) - statistics.fmean(before)
+    if not spread:
+        return "no difference at all" if not change else f"{'higher' if change > 0 else 'lower'} in each seed alike"
+    p = float(stats.ttest_ind(before, after, equal_var=False).pvalue)
+    size = f"(z = {change / spread:+.1f})"
+    if not p < LATER_LEVEL:
+        return f"no more than the seeds differ among themselves {size}"
+    return f"{'higher, it trains worse,' if change > 0 else 'lower, it trains better,'} than the spread of the seeds explains {size}"
+
+
+Progress = Callable[[str], None]
+
+PARITY_STEPS = 12
+PERTURBED_RUNS = 3
+"""Runs with noise in the weights; the one that is furthest off makes the yardstick."""
+
+BASELINE_REPEATS = 3
+"""Of a baseline that does not repeat itself (kernels that sum in any order): one alone may be close by chance."""
+
+SEEDS, LATER_STEPS = 3, 100
+"""Of a check of quality: seeds of each arm, steps of each run."""
+
+HASH_VARIABLES = {"PYTHONHASHSEED": "0"}
+"""The order of a set of names is another one in each process else, and with it that of a vocabulary, say."""
+
+
+class _ParityRuns:
+    """Records runs of both arms, and says which."""
+
+    def __init__(self, design: Design, scratch: Path, progress: Progress | None) -> None:
+        self._design, self._scratch, self._tell = design, scratch, progress or (lambda _: None)
+
+    def __call__(self, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
+        self._tell(f"parity: {what}")
+        caches = {
+            name: str(self._scratch / folder) for name, folder in COMPILER_CACHES.items()
+        }  # an arm that is killed may leave half a file
+        arm = msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **caches, **arm.environ})
+        return record_parity(arm, plan, self._design, self._scratch)
+
+
+def check_parity(
+    baseline: Arm, changed: Arm, kind: ParityKind, design: Design, scratch: Path, *, progress: Progress | None = None
+) -> Parity:
+    """Return whether `changed` trains as `baseline` does, by the rules of its class of changes.
+
+    Up to eight runs: both arms; where they differ the baseline again, and with noise in its weights. A run that fails makes the verdict
+    `not_checked`, with the reason. `scratch`: an existing folder. Raises InputError where a command cannot be started.
+    """
+    run = _ParityRuns(design, scratch, progress)
+    try:
+        return _run_and_judge(run, baseline, changed, kind)
+    except ArmError as error:
+        return Parity(kind=kind, verdict="not_checked", reason=error.message)
+
+
+def _run_and_judge(run: _ParityRuns, baseline: Arm, changed: Arm, kind: ParityKind) -> Parity:
+    plan = ParityPlan(steps=PARITY_STEPS)
+    reference = run(baseline, plan, "the program as it is")
+    other = run(changed, plan, "with the change")
+    if kind == "semantics" or is_identical(reference, other):
+        return judge_parity(kind, reference, other, [], [])
+    repeats = [run(baseline, plan, "the program as it is, again")]
+    steady = is_identical(reference, repeats[0])
+    if not steady:
+        repeats += [run(baseline, plan, f"the program as it is, run {number}") for number in range(3, BASELINE_REPEATS + 2)]
+    if kind == "exact" and steady:
+        return judge_parity(kind, reference, other, repeats, [])
+    noisy = [
+        run(
+            baseline,
+            ParityPlan(steps=PARITY_STEPS, perturb=NOISE[kind], perturb_seed=seed),
+            f"noise in its weights, {seed} of {PERTURBED_RUNS}",
+        )
+        for seed in range(1, PERTURBED_RUNS + 1)
+    ]
+    return judge_parity(kind, reference, other, repeats, noisy)
+
+
+def check_quality(
+    baseline: Arm,
+    changed: Arm,
+    design: Design,
+    scratch: Path,
+    *,
+    seeds: int = SEEDS,
+    steps: int = LATER_STEPS,
+    progress: Progress | None = None,
+) -> str:
+    """Return one sentence about the later losses of both arms over `seeds` seeds: the only check of a change of semantics.
+
+    Dropout stays on. Raises ArmError where a run fails, InputError where a command cannot be started.
+    """
+    run = _ParityRuns(design, scratch, progress)
+    found: tuple[list[LaterLosses], list[LaterLosses]] = ([], [])
+    for seed in range(seeds):
+        for arm, losses in zip((baseline, changed), found, strict=True):
+            record = run(arm, ParityPlan(steps=steps, seed=seed, dropout=True), f"{arm.name}, seed {seed + 1} of {seeds}")
+            losses.append(LaterLosses(record.steps))
+    return compare_later_losses(*found)
+
+
+__all__ = ["check_parity", "check_quality"]

@@ -1,0 +1,213 @@
+"""Puts the fixes of an arm in place, finds the outermost modules that they change, and asks each fix for its evidence after the warm-up."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpudiag.capture.hooks import Patches, skip_frame
+from gpudiag.experiment.fixes import make_applier
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
+from gpudiag.experiment.trial.protocol import Evidence
+from gpudiag.model.experiment import FixCall
+
+
+class AppliedFixes:
+    """The fixes of one process, in their order."""
+
+    def __init__(self, calls: tuple[FixCall, ...], patches: Patches) -> None:
+        self.site = Site(patches)
+        self._calls = calls
+        self._fixes = [make_applier(call) for call in calls]
+        self._failed: dict[int, str] = {}
+        self._finding = Patches()
+
+    def install(self, *, find: bool = False) -> None:
+        """Put everything in place: the sites first, so that a fix sees what the program makes. `find`: the sites also without any fix."""
+        if not self._fixes and not find:
+            return
+        _watch_constructors(self.site, self._finding)
+        for index, fix in enumerate(self._fixes):
+            self._try(index, lambda fix=fix: _install_fix(fix, self.site))  # type: ignore[misc]
+        if find or self.site.wants_roots:
+            RootFinder(self.site.found_root).install(self._finding)
+
+    @property
+    def refused(self) -> list[Evidence]:
+        """Return the fixes that were not put in place, with the reason."""
+        return [Evidence(str(self._calls[index]), "", why) for index, why in self._failed.items()]
+
+    def evidence(self) -> list[Evidence]:
+        """Return one row for each fix. Nothing is looked for any more: the other arm has no such wrappers, whose calls take time."""
+        self._finding.restore()
+        found = []
+        for index, (call, fix) in enumerate(zip(self._calls, self._fixes, strict=True)):
+            shown = self._try(index, lambda fix=fix: fix.evidence(self.site)) if index not in self._failed else None  # type: ignore[misc]
+            found.append(Evidence(str(call), shown or "", self._failed.get(index, "" if shown else "nothing shows that it took effect")))
+        return found
+
+    def _try(self, index: int, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except NotAppliedError as error:
+            self._failed[index] = str(error)
+            return None
+
+
+def _install_fix(fix: Applier, site: Site) -> None:
+    import torch
+
+    if fix.needs_gpu and not torch.cuda.device_count():
+        raise NotAppliedError("needs a GPU, and torch sees none here")
+    fix.install(site)
+
+
+def _watch_constructors(site: Site, patches: Patches) -> None:
+    """Have the site hear of optimizers and loaders."""
+    from torch.optim import optimizer
+    from torch.utils import data
+
+    patches.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.made_optimizer))
+    patches.wrap(data.DataLoader, "__init__", _wrap_constructor(site.loaders, site.loaders.append))
+
+
+def _wrap_constructor(known: list[Any], tell: Callable[[Any], None]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
+            original(made, *args, **kwargs)
+            if not any(made is earlier for earlier in known):
+                tell(made)
+
+        return __init__
+
+    return make
+
+
+_DYNAMO_KEEPS = ("torch._dynamo.utils", "torch._dynamo.variables.nn_module")
+_DYNAMO_CALL = "unpatched_nn_module_call"
+
+_FX_FILE = "<eval_with_key>"
+"""File name of code that torch.fx generates: the graph that Dynamo of torch 2.4 made of a function calls modules by themselves."""
+
+QUIET_CALLS = 200
+"""Calls without another root after which all are taken to be known: where nobody asks a rank for evidence, nobody ends the finder."""
+
+
+class RootFinder:
+    """Tells of each module with weights to train that no other module has called, in training and with gradients, before its first call.
+
+    It stands in `nn.Module.__call__`, which is looked up on the class for each call, so that what is then changed in `forward` holds for
+    this call too. While a root runs the original is back in its place: nested calls cost nothing, and Dynamo, which traces them, sees no
+    function of ours, so that nothing compiles again when the finder is gone. Modules that other threads call meanwhile (the replicas of
+    DataParallel) are no roots.
+    """
+
+    def __init__(self, found: Callable[[Any], None]) -> None:
+        self._found = found
+        self._inside: set[int] = set()
+        self._roots: list[Any] = []
+        self._busy = threading.Lock()
+        self._original: Any = None
+        self._call: Any = None
+        self._over = False
+        self._quiet = 0
+
+    def install(self, patches: Patches) -> None:
+        """Look from now on, until `patches` are restored."""
+        from torch import nn
+
+        patches.on_restore(self._stop)
+        patches.wrap(nn.Module, "__call__", self._make)
+        self._call = vars(nn.Module)["__call__"]
+
+    def _stop(self) -> None:
+        self._over = True  # torch.compile may have kept our function as a method of the module that it wraps
+
+    def _make(self, original: Any) -> Any:
+        import torch
+
+        self._original = original
+        compiling = torch.compiler.is_compiling
+        skip_frame(RootFinder._run)
+        skip_frame(RootFinder._lifted.__wrapped__)  # type: ignore[attr-defined]
+
+        def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
+            if compiling() or self._over or not self._busy.acquire(blocking=False):
+                return original(module, *args, **kwargs)
+            try:
+                return self._run(module, args, kwargs)
+            finally:
+                self._busy.release()
+
+        return __call__
+
+    def _run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_traced():
+            return self._original(module, *args, **kwargs)
+        with self._lifted():
+            self._quiet += 1
+            if self._is_root(module):
+                self._remember(module)
+                self._found(module)
+            self._over = self._over or self._quiet >= QUIET_CALLS
+            return self._original(module, *args, **kwargs)
+
+    @contextmanager
+    def _lifted(self) -> Iterator[None]:
+        """Put the original back while it lasts, unless someone else has wrapped ours meanwhile."""
+        from torch import nn
+
+        ours = vars(nn.Module).get("__call__") is self._call
+        if ours:
+            nn.Module.__call__ = self._original
+            self._correct_dynamo()
+        try:
+            yield
+        finally:
+            if ours and vars(nn.Module).get("__call__") is self._original and not self._over:
+                nn.Module.__call__ = self._call
+
+    def _correct_dynamo(self) -> None:
+        """Have Dynamo know the original as the one that nobody has patched: it looks when it is imported, as by the first optimizer."""
+        for name in _DYNAMO_KEEPS:
+            module = sys.modules.get(name)
+            if module is not None and getattr(module, _DYNAMO_CALL, None) is self._call:
+                setattr(module, _DYNAMO_CALL, self._original)
+
+    def _is_root(self, module: Any) -> bool:
+        import torch
+        from torch.nn.parameter import is_lazy
+
+        if id(module) in self._inside or not module.training or not torch.is_grad_enabled() or _is_in_backward():
+            return False
+        if sys._getframe(3).f_code.co_filename.startswith(_FX_FILE):
+            return False
+        weights = list(module.parameters())  # a lazy module makes its own in its first call: then the second one finds it
+        return any(weight.requires_grad for weight in weights) and not any(is_lazy(weight) for weight in weights)
+
+    def _remember(self, root: Any) -> None:
+        """Keep the root, and that what is inside it is none: checkpointing calls inner modules again in the backward pass."""
+        self._quiet = 0
+        self._roots.append(root)  # no id is used twice as long as the module lives
+        self._inside.update(id(module) for module in root.modules())
+
+
+def _is_traced() -> bool:
+    """Return whether a module is called to be traced by jit, fx or Dynamo (torch 2.4 calls it with fake tensors), not to train."""
+    import torch
+
+    tracing, guards = sys.modules.get("torch.fx._symbolic_trace"), sys.modules.get("torch._guards")
+    if torch._C._get_tracing_state() is not None or getattr(tracing, "_is_fx_tracing_flag", False):
+        return True
+    return guards is not None and guards.TracingContext.try_get() is not None
+
+
+def _is_in_backward() -> bool:
+    """Return whether this thread is inside a backward pass (torch.autograd.graph knows it in this way too)."""
+    import torch
+
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and current() != -1

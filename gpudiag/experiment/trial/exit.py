@@ -1,0 +1,140 @@
+"""How a process of an arm ends: at the same step on all ranks, before the script does anything after its loop; what it says of an
+exception."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Literal, NoReturn
+
+from gpudiag.capture.hooks import Listener
+from gpudiag.experiment.fixes.fix import NotAppliedError
+from gpudiag.experiment.trial.protocol import Control, Died, TrialPlan, write_row
+
+MAX_SWALLOWED_STEPS = 5
+"""Steps of a script after the exception that was to end it: it has caught that, and trains on."""
+
+
+class StopTrial(SystemExit):
+    """Ends a script by its own way out (`--clean-exit`). No Exception: what a script catches around its loop must not swallow it."""
+
+
+def find_ranks() -> tuple[int, int]:
+    """Return the rank of this process and how many there are: as torch.distributed has it, else as launchers say in the environment."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank()), int(distributed.get_world_size())
+    environ = os.environ
+    return int(environ.get("RANK", environ.get("LOCAL_RANK", "0"))), int(environ.get("WORLD_SIZE", "1"))
+
+
+class TrialExit:
+    """When and how this process is left. All ranks of a distributed run leave at the same step: one that is gone blocks the others."""
+
+    def __init__(self, plan: TrialPlan, control: Control, *, before: Callable[[], None] = lambda: None) -> None:
+        self._clean, self._control, self._before = plan.clean_exit, control, before
+        rank, self._ranks = find_ranks()
+        self._first = rank == 0
+        self._marks = 0
+        self._left_at: int | None = None
+
+    def mark(self) -> None:
+        """A step of this process has ended."""
+        self._marks += 1
+
+    def look(self) -> None:
+        """Leave if the trial is over and this is the step to leave at.
+
+        The first rank chooses the step after the one at which it saw that. No rank can have passed that one: its collectives need all.
+        """
+        if self._left_at is not None:
+            self._leave_for_good()
+            return
+        if not self._control.stopped:
+            return
+        last = self._control.last
+        if self._ranks > 1 and not last:
+            if self._first:
+                self._control.finish(self._marks + 1)
+        elif self._marks >= last:
+            self.leave()
+
+    def leave(self) -> None:
+        """End the process here."""
+        self._left_at = self._marks
+        with suppress(Exception):
+            self._before()
+        if self._clean:
+            raise StopTrial(0)
+        _end_process()
+
+    def _leave_for_good(self) -> None:
+        """End the process of a script that has swallowed its end; what one does on its way out has no steps."""
+        if self._left_at is not None and self._marks >= self._left_at + MAX_SWALLOWED_STEPS:
+            _end_process()
+
+
+def _end_process() -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(0)
+
+
+class Follower(Listener):
+    """Stands where a trial does; hears nothing but marks."""
+
+    def __init__(self, rank: int, leaving: TrialExit) -> None:
+        self.rank = rank
+        self._leaving = leaving
+        self._warnings: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what was warned of so far."""
+        return self._warnings
+
+    def step(self) -> None:
+        """A step has ended: leave if it is the last."""
+        self._leaving.mark()
+        self._leaving.look()
+
+    def pause(self) -> None:
+        """Nothing is measured."""
+
+
+_NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Of errors that torch raises as a plain RuntimeError: c10's CPU allocator, and libraries that ask the device for memory themselves."""
+
+
+def classify_exception(error: BaseException) -> Literal["crash", "oom", "not_applied"]:
+    """Return what kind of end `error` is. Out of memory is told by the name of the class: it has moved within torch."""
+    if isinstance(error, NotAppliedError):
+        return "not_applied"
+    named = any(cls.__name__ in ("OutOfMemoryError", "MemoryError") for cls in type(error).__mro__)
+    return "oom" if named or any(text in str(error) for text in _NO_MEMORY) else "crash"
+
+
+def describe_exception(error: BaseException) -> Died:
+    """Return the row about `error`."""
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else ""
+    if isinstance(error, NotAppliedError):
+        return Died("not_applied", text)
+    return Died(classify_exception(error), f"{type(error).__name__}: {first}" if first else type(error).__name__)
+
+
+def record_last_exception(plan: TrialPlan) -> None:
+    """Write the exception that ends this process down, before it is printed as ever."""
+    before = sys.excepthook
+
+    def hook(cls: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with suppress(Exception):  # a full disk
+            write_row(plan, describe_exception(error))
+        before(cls, error, trace)
+
+    sys.excepthook = hook

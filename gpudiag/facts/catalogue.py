@@ -1,0 +1,343 @@
+"""The catalogue of all facts and of the providers of call sites, and their values over one analysis, each measured at most once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from types import ModuleType
+
+import polars as pl
+
+from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.facts import (
+    capacity,
+    communication,
+    cudnn_layers,
+    data_parallel,
+    efficiency,
+    fused_kernels,
+    hardware_state,
+    host_time,
+    idle_time,
+    input_pipeline,
+    matrix_products,
+    memory_bound,
+    optimizer,
+    precision,
+    ranks,
+    settings,
+    sql,
+    telemetry,
+    whole_run,
+)
+from gpudiag.facts.event_labels import describe_event, describe_idle_event
+from gpudiag.facts.registry import Fact, NotKnownError, Unit
+from gpudiag.facts.window import Window
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.finding import FactValue, Missing, Where
+from gpudiag.model.trace import adapt_advice
+from gpudiag.trace.table_store import release_memory
+from gpudiag.units import format_bytes
+
+MODULES: tuple[ModuleType, ...] = (
+    efficiency,
+    idle_time,
+    host_time,
+    whole_run,
+    settings,
+    input_pipeline,
+    matrix_products,
+    precision,
+    cudnn_layers,
+    memory_bound,
+    fused_kernels,
+    optimizer,
+    communication,
+    data_parallel,
+    ranks,
+    hardware_state,
+    telemetry,
+    capacity,
+)
+"""Every module that defines facts, in the order of the catalogue."""
+
+
+def collect_facts(modules: tuple[ModuleType, ...]) -> dict[str, Fact]:
+    """Return the facts of `modules` by name; raises ValueError for a name that two facts have."""
+    found: dict[str, Fact] = {}
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, Fact) and found.setdefault(value.name, value) is not value:
+                raise ValueError(f"two facts are named {value.name}")
+    return found
+
+
+CATALOGUE: dict[str, Fact] = collect_facts(MODULES)
+"""Fact name -> fact."""
+
+MOST_TABLE_BYTES = 32 << 20
+"""Memory that the tables which facts share may take in B, but for the kernels: large traces (100,000 kernels) are the ones that pass it."""
+
+
+class Facts:
+    """The facts of one analysis: lazy, each measured once. A failure inside a fact is Missing, and listed in `errors`."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self._window = Window(analysis)
+        self._known: dict[str, FactValue | Missing] = {}
+        self._replayed: set[str] = set()
+        self.errors: dict[str, str] = {}
+        """Fact or provider name -> exception, for those that failed (a bug, not a gap in the recording)."""
+
+    def value(self, name: str) -> FactValue | Missing:
+        """Return the value of fact `name` in its unit, or why it is not known; raises KeyError for a name that is no fact."""
+        if name not in self._known:
+            self._known[name] = self._measure(CATALOGUE[name])
+        return self._known[name]
+
+    def query(self, name: str, text: str, unit: Unit) -> FactValue | Missing:
+        """Return the value of the SQL query `text`, which defines the fact `name` of a rule, or why it is not known; asked once."""
+        key = f"sql:{unit}:{text}"
+        if key not in self._known:
+            self._known[key] = self._measure(Fact(name, unit, "", lambda window: sql.measure_query(text, unit, window.tables)))
+        return self._known[key]
+
+    @property
+    def window(self) -> Window:
+        """Return what the facts are measured on."""
+        return self._window
+
+    def forget_tables(self) -> None:
+        """Let go of the tables that facts share, which take more memory than the kernels of the trace; known values stay."""
+        self._window = Window(self._window.analysis, self._window.replays)
+        release_memory()
+
+    def replayed(self, name: str) -> bool:
+        """Return whether fact `name` was measured and rests on a replay of the dependency graph."""
+        return name in self._replayed
+
+    def _measure(self, wanted: Fact) -> FactValue | Missing:
+        self._window.replayed = False
+        try:
+            value = _require_finite(wanted(self._window))
+            if self._window.replayed:
+                self._replayed.add(wanted.name)
+            return value
+        except NotKnownError as unknown:
+            return Missing(adapt_advice(unknown.reason, self._window.analysis.trace.meta.recorder))
+        except Exception as error:  # noqa: BLE001 - one broken fact must not cost the report
+            return Missing(f"fact {wanted.name} failed: {self._failed(wanted.name, error)}")
+        finally:
+            self._spare()
+
+    def _spare(self) -> None:
+        """Let go of the tables that facts share where they take much memory: those that are asked for again are made again."""
+        if self._window.table_bytes > MOST_TABLE_BYTES:
+            self._window = self._window.without_tables()
+
+    def places(self, provider: str) -> tuple[Where, ...]:
+        """Return the places of `provider`; none where they are not known. Raises KeyError for a name that is no provider."""
+        find = CALL_SITE_PROVIDERS[provider]
+        try:
+            return find(self._window)
+        except NotKnownError:
+            return ()
+        except Exception as error:  # noqa: BLE001 - a finding without places is still a finding
+            self._failed(provider, error)
+            return ()
+
+    def _failed(self, name: str, error: Exception) -> str:
+        self.errors[name] = f"{type(error).__name__}: {error}"
+        return type(error).__name__
+
+
+def _require_finite(value: FactValue) -> FactValue:
+    """Return `value`; raises NotKnownError for NaN and infinity, which no comparison of a rule would notice."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise NotKnownError("the recording yields no finite number for this")
+    return value
+
+
+CallSiteProvider = Callable[[Window], tuple[Where, ...]]
+
+
+def _find_costly_ops(work: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the (op, shapes) that take most time of `work`."""
+    label = pl.concat_str([pl.coalesce("op_name", "name"), pl.col("shapes").fill_null("")], separator=" ").str.strip_chars()
+    sums = work.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
+    return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+
+
+def _label_with_shapes(what: str, words: str = "") -> pl.Expr:
+    """Return "<what><words> on <shapes>", without the last part where no shapes are known."""
+    shapes = pl.when(pl.col("shapes").fill_null("") != "").then(pl.concat_str(pl.lit(" on "), "shapes")).otherwise(pl.lit(""))
+    return pl.concat_str(pl.col(what), pl.lit(words), shapes)
+
+
+def _find_chains(window: Window) -> tuple[Where, ...]:
+    label = _label_with_shapes("ops")
+    found = memory_bound.find_chains(window).group_by(label.alias("what")).agg(pl.col("time_ns").sum())
+    ranked = found.sort(["time_ns", "what"], descending=[True, False]).head(MOST_CALL_SITES)
+    return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
+
+
+def _find_composites(window: Window) -> tuple[Where, ...]:
+    """Return the hand-written patterns that take most time, each with its shapes."""
+    found = memory_bound.find_composites(window)
+    shaped = found.filter(pl.col("bytes_moved") > 0).sort("numel", descending=True).group_by("group", maintain_order=True).first()
+    label = _label_with_shapes("pattern", " in single ops")
+    named = found.join(shaped.select("group", label.alias("what")), on="group").group_by("what").agg(pl.col("time_ns").sum())
+    ranked = named.sort(["time_ns", "what"], descending=[True, False]).head(MOST_CALL_SITES)
+    return tuple(Where(what, time_ns=time) for what, time in ranked.iter_rows())
+
+
+def _find_messages(window: Window) -> tuple[Where, ...]:
+    """Return the kinds and sizes of messages between ranks whose collectives took most time."""
+    size = pl.col("bytes").map_elements(format_bytes, return_dtype=pl.String).fill_null("of unknown size")
+    label = pl.concat_str(pl.col("kind").fill_null("collective"), size, separator=" ")
+    frame = window.messages.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
+    sums = frame.group_by(label.alias("what")).agg(pl.col("time_ns").sum()).sort(["time_ns", "what"], descending=[True, False])
+    return tuple(Where(what, time_ns=time) for what, time in sums.head(MOST_CALL_SITES).iter_rows())
+
+
+def _find_loader_sites(window: Window) -> tuple[Where, ...]:
+    """Return the lines that wait for batches; the loaders' own names where no idle time was found there (a CPU works meanwhile)."""
+    found, calls = find_idle_call_sites(window, "idle_data"), window.loader_waits
+    if found or calls is None:
+        return found
+    return tuple(Where(describe_event(name)) for name in decode_names(calls["name"]).unique().sort().head(MOST_CALL_SITES))
+
+
+def _find_cpu_work(window: Window) -> tuple[Where, ...]:
+    """Return the ops on CPU tensors, or around small copies, that take most of the host's time."""
+    trace, copies = window.analysis.trace, input_pipeline.find_small_copies(window)
+    ops = pl.concat(
+        [input_pipeline.find_cpu_tensor_work(window), trace.ops.filter(pl.col("id").is_in(copies["op"].drop_nulls().implode()))]
+    )
+    sums = ops.group_by(pl.col("name").cast(pl.String)).agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("time_ns"))
+    return tuple(
+        Where(name, time_ns=time)
+        for name, time in sums.sort(["time_ns", "name"], descending=[True, False]).head(MOST_CALL_SITES).iter_rows()
+    )
+
+
+CALL_SITE_PROVIDERS: dict[str, CallSiteProvider] = {
+    "messages": _find_messages,
+    "late_ops": lambda window: find_idle_call_sites(window, "idle_launch"),
+    "loader": _find_loader_sites,
+    "reads": lambda window: find_sync_call_sites(host_time.find_reads(window)),
+    "synchronizations": lambda window: find_sync_call_sites(host_time.find_synchronizations(window)),
+    "shape_waits": lambda window: find_sync_call_sites(host_time.find_shape_syncs(window)),
+    "cpu_side_work": _find_cpu_work,
+    "pinned_copies": lambda window: _find_costly_ops(input_pipeline.find_pinned_copies(window)),
+    "allocations": lambda window: find_idle_call_sites(window, "idle_allocation"),
+    "compilations": lambda window: find_idle_call_sites(window, "idle_compile"),
+    "stalls": lambda window: find_idle_call_sites(window, "idle_gc", "idle_io"),
+    "pageable_copies": lambda window: _find_costly_ops(input_pipeline.find_pageable_copies(window)),
+    "slow_matrix_work": lambda window: _find_costly_ops(precision.find_slow_path_work(window)),
+    "fp32_work": lambda window: _find_costly_ops(precision.find_fp32_work(window)),
+    "misaligned_products": lambda window: _find_costly_ops(matrix_products.find_misaligned_products(window)),
+    "skinny_products": lambda window: _find_costly_ops(matrix_products.find_skinny_products(window)),
+    "unfused_chains": _find_chains,
+    "unfused_attention": lambda window: _find_costly_ops(fused_kernels.find_unfused_attention(window)),
+    "optimizer": lambda window: _find_costly_ops(optimizer.find_optimizer_work(window)),
+    "zeroed_gradients": lambda window: _find_costly_ops(optimizer.find_zeroing_work(window)),
+    "large_products": lambda window: _find_costly_ops(precision.find_large_products(window)),
+    "poorly_filled": lambda window: _find_costly_ops(
+        pl.concat([matrix_products.find_underfilled_kernels(window), matrix_products.find_slow_products(window)]).unique("id")
+    ),
+    "nchw_convolutions": lambda window: _find_costly_ops(cudnn_layers.find_nchw_convolutions(window)),
+    "grouped_convolutions": lambda window: _find_costly_ops(cudnn_layers.find_grouped_convolutions(window)),
+    "recurrent_cells": lambda window: _find_costly_ops(
+        pl.concat([cudnn_layers.find_looped_cells(window), cudnn_layers.find_small_recurrent_layers(window)], how="diagonal")
+    ),
+    "composites": _find_composites,
+    "vocabulary_loss": lambda window: _find_costly_ops(fused_kernels.find_vocabulary_work(window)),
+    "casts": lambda window: _find_costly_ops(memory_bound.find_casts(window)),
+    "irregular_work": lambda window: _find_costly_ops(memory_bound.find_irregular_work(window)),
+    "layout_copies": lambda window: _find_costly_ops(memory_bound.find_layout_copies(window)),
+}
+"""Provider name (field `where` of a rule) -> provider. Each raises NotKnownError where its facts do."""
+
+
+MOST_CALL_SITES = 3
+"""Places per finding."""
+
+NOTHING_RECORDED = "nothing was recorded"
+_MOST_SITES_READ = 100
+"""Largest places among which those with the same words are one; the rest holds next to nothing."""
+
+_SITE = re.compile(r"^(.*)\((\d{1,9})\)(?:: (.*))?$", re.DOTALL)
+_NUMBERS = r"\d+(\.\d+)?"
+"""Numbers in evidence (bytes written, milliseconds) tell one event from the next of the same kind, not one place from another."""
+
+
+def split_site(site: str | None) -> tuple[str | None, int | None]:
+    """Return (file, line) of 'path/file.py(12): function', the path with its last two parts; (None, None) where it is not of that form."""
+    found = _SITE.match(site or "")
+    if found is None:
+        return None, None
+    return "/".join(re.split(r"[\\/]", found[1])[-2:]), int(found[2])
+
+
+def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """Return idle `pieces` (with time_ns) summed by cause, site, op and evidence, the largest first.
+
+    Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site or event are one place,
+    whatever the op.
+    """
+    names = decode_names(ops["name"].gather(pieces["op"])).alias("op_name")  # an op's id is its row
+    frame = pieces.select("cause", "site", "evidence", "gap", "time_ns").with_columns(names, _parse_call_site("site").alias("place"))
+    frame = frame.with_columns(_complete_path("place").alias("place"))
+    kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
+    untold = pl.col("site").is_null()
+    # a Python line is the place; the event only where no line is known, and the op only where neither is
+    key = [pl.when(untold).then(kind).alias("kind"), pl.when(untold & pl.col("evidence").is_null()).then("op_name").alias("by_op")]
+    longest = pl.col("time_ns") == pl.col("time_ns").max()
+    found = frame.group_by("cause", "place", *key, maintain_order=True).agg(
+        site=pl.col("site").filter(longest).first(),
+        op=pl.col("op_name").filter(longest).first(),
+        evidence=pl.col("evidence").filter(longest).first(),
+        count=pl.col("gap").n_unique(),
+        time_ns=pl.col("time_ns").sum(),
+    )
+    found = found.drop("kind", "by_op", "place")
+    return found.sort(["time_ns", "cause", "site", "op"], descending=[True, False, False, False], nulls_last=True)
+
+
+def _parse_call_site(site: str) -> pl.Expr:
+    """Return file and line of a site: the function is known from frames and not from what a bundle recorded itself."""
+    return pl.col(site).str.replace(r"(\(\d+\)): .*$", "${1}")
+
+
+def _complete_path(place: str) -> pl.Expr:
+    """Return the place with its folders, where a bundle recorded the file alone and only one file of that name stands at the line."""
+    name = pl.col(place).str.extract(r"([^/\\]+)$")
+    whole = pl.when(pl.col(place).str.contains(r"[/\\]")).then(place)
+    same = ("cause", name)
+    return pl.when(whole.n_unique().over(same) - whole.is_null().any().over(same) == 1).then(whole.max().over(same)).otherwise(place)
+
+
+def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:
+    """Return the places with the most idle time of `causes`; those with the same words are one."""
+    pieces = window.idle.filter(pl.col("cause").is_in(causes))
+    rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(_MOST_SITES_READ)
+    sums: dict[tuple[str, str | None, int | None], int] = {}
+    for op, evidence, site, time_ns in rows.select("op", "evidence", "site", "time_ns").iter_rows():
+        key = (describe_idle_event(evidence, op) or NOTHING_RECORDED, *split_site(site))
+        sums[key] = sums.get(key, 0) + time_ns
+    ranked = sorted(sums.items(), key=lambda item: -item[1])[:MOST_CALL_SITES]
+    return tuple(Where(*key, time_ns) for key, time_ns in ranked)
+
+
+def find_sync_call_sites(calls: pl.DataFrame) -> tuple[Where, ...]:
+    """Return the places of `calls` (rows of syncs with op_name) by what they cost."""
+    label = pl.coalesce("op_name", decode_column("api")).alias("what")
+    sums = (
+        calls.group_by(label, "site")
+        .agg(pl.col("cost_ns").sum())
+        .filter(pl.col("cost_ns") > 0)
+        .sort(["cost_ns", "what", "site"], descending=[True, False, False], nulls_last=True)
+    )
+    return tuple(Where(what, *split_site(site), time) for what, site, time in sums.head(MOST_CALL_SITES).iter_rows())

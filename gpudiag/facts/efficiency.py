@@ -1,0 +1,471 @@
+"""Facts about the steps and their efficiency: busy and idle time, coverage, data quality, utilisation and published references."""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from gpudiag.attribution import intervals as spans
+from gpudiag.attribution.names import match_column, match_names
+from gpudiag.attribution.steps import WHOLE_TRACE
+from gpudiag.facts import precision
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window, measure_known_share
+from gpudiag.hardware.device_table import Row, load_table
+from gpudiag.model.hardware import Device
+from gpudiag.model.ops import Provenance
+from gpudiag.model.report import MfuReference
+from gpudiag.model.timeline import BUSY_BUCKETS
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+from gpudiag.units import format_share
+
+
+@fact("wall_ns", unit="ns")
+def wall_ns(window: Window) -> int:
+    """Wall time of the analysed steps."""
+    return window.wall_ns
+
+
+@fact("steps_analysed", unit="count")
+def steps_analysed(window: Window) -> int:
+    """Complete steps that the figures rest on; a trace in which no steps were found counts as one."""
+    return window.steps.height
+
+
+@fact("step_ns", unit="ns")
+def step_ns(window: Window) -> float:
+    """Mean wall time of an analysed step."""
+    require(window.steps.height > 0, "no complete step was recorded")
+    return window.wall_ns / window.steps.height
+
+
+@fact("a_step", unit="text")
+def a_step(window: Window) -> str:
+    """What the analysed time is called in a sentence: 'a step', or 'the recorded window' where no steps were found."""
+    return "the recorded window" if window.analysis.steps_source == WHOLE_TRACE else "a step"
+
+
+@fact("device_word", unit="text")
+def device_word(window: Window) -> str:
+    """What the device is called in a sentence: GPU or CPU."""
+    return "CPU" if window.on_cpu else "GPU"
+
+
+@fact("idle_ns", unit="ns")
+def idle_ns(window: Window) -> int:
+    """Time of the analysed steps in which the device did nothing (on a CPU: no op ran)."""
+    require(window.wall_ns > 0, "no complete step was recorded")
+    return window.analysis.breakdown.idle_ns
+
+
+@fact("idle_share", unit="share")
+def idle_share(window: Window) -> float:
+    """idle_ns over the wall time of the analysed steps."""
+    return window.analysis.breakdown.idle_ns / window.wall_ns
+
+
+@fact("busy_ns", unit="ns")
+def busy_ns(window: Window) -> int:
+    """Time of the analysed steps in which the device did anything: wall time minus idle time."""
+    return window.busy_ns
+
+
+@fact("largest_busy_bucket", unit="text")
+def largest_busy_bucket(window: Window) -> str:
+    """Name of the bucket of the breakdown, idle causes aside, that holds the most time."""
+    buckets = window.analysis.breakdown.buckets_ns
+    require(window.busy_ns > 0, "the device did nothing in the analysed steps")
+    return max(BUSY_BUCKETS, key=lambda name: getattr(buckets, name)).replace("_", " ")
+
+
+@fact("unknown_kernel_share", unit="share")
+def unknown_kernel_share(window: Window) -> float:
+    """Time in kernels without a cost model over the wall time of the analysed steps."""
+    return window.analysis.breakdown.buckets_ns.unknown / window.wall_ns
+
+
+@fact("modelled_share", unit="share")
+def modelled_share(window: Window) -> float:
+    """Part of the attributable kernel time whose cost is exact or derived."""
+    share = window.analysis.coverage.modelled_share
+    if share is None:
+        raise NotKnownError("no kernel time that could have a cost model")
+    return share
+
+
+@fact("linked_share", unit="share")
+def linked_share(window: Window) -> float:
+    """Part of the kernel time that is linked to the op that launched it."""
+    share = window.analysis.coverage.linked_share
+    if share is None:
+        raise NotKnownError("no kernel time was recorded")
+    return share
+
+
+# The op around a graph launch is not the op of the kernels that it replays: that stands in the pass that captured the graph.
+_LOST = pl.col("replay").fill_null(False) & ~pl.col("mapped").fill_null(False)
+
+
+def _measure_share_of_work(window: Window, chosen: pl.Expr) -> float:
+    """Return the part of the time in kernels (collectives, copies and memsets aside) of the analysed steps that is `chosen`."""
+    work = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+    time = pl.col("time_ns")
+    total, part = window.kernels.select(total=time.filter(work).sum(), part=time.filter(work & chosen).sum()).row(0)
+    require(total > 0, "no kernel ran in the analysed steps")
+    return int(part) / int(total)
+
+
+@fact("shaped_share", unit="share")
+def shaped_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known and has shapes."""
+    return _measure_share_of_work(window, pl.col("signature").is_not_null() & ~_LOST)
+
+
+@fact("modelled_work_share", unit="share")
+def modelled_work_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose cost is exact or derived.
+
+    Unlike modelled_share it counts what could not be modelled too: graph replays, kernels without ops, ops without shapes.
+    """
+    return _measure_share_of_work(window, pl.col("provenance").is_in(["exact", "derived"]))
+
+
+@fact("attributed_work_share", unit="share")
+def attributed_work_share(window: Window) -> float:
+    """Part of the time in kernels (collectives, copies and memsets aside) of the analysed steps whose op is known.
+
+    Replayed kernels count only where the pass that captured their graph tells.
+    """
+    return _measure_share_of_work(window, pl.col("op").is_not_null() & ~_LOST)
+
+
+COMPILATION = r"entire_frame_compile|backend_compile|_compile\.compile_inner|\(dynamo_timed\)"
+"""Events of torch.compile at work (rules.md A.1)."""
+
+_LOADING = r"(?i)lazy.?function.?loading|module.?loading"
+"""Kineto's names of the driver's overhead records for code that is loaded at its first launch (CUpti_ActivityOverheadKind)."""
+
+_STARTS_WORK = r"^(cuda|hip)(Launch|GraphLaunch|ExtLaunch|ExtModuleLaunch|ModuleLaunch|Memcpy|Memset)|^cu(LaunchKernel|GraphLaunch)"
+
+
+@fact("device_events_missing", unit="bool")
+def device_events_missing(window: Window) -> bool:
+    """Whether an accelerator was given work (runtime calls say so) but not one kernel, copy or memset was recorded.
+
+    A run that used no accelerator is no fault: false.
+    """
+    trace = window.analysis.trace
+    if trace.kernels.filter(pl.col("kind") != "cpu").height:
+        return False
+    called = match_names(trace.launches["api"], _STARTS_WORK).any()
+    return bool(called) or not window.on_cpu
+
+
+@fact("profiler_slowdown", unit="ratio")
+def profiler_slowdown(window: Window) -> float:
+    """Median profiled step over median unprofiled step of the same run."""
+    slowdown = window.analysis.profiler_slowdown
+    if slowdown is None:
+        raise NotKnownError("how much the profiler slowed the run is not known: only profiled steps were recorded; use gpudiag.profile")
+    return slowdown
+
+
+@fact("compilation_step_share", unit="share")
+def compilation_step_share(window: Window) -> float:
+    """Part of the analysed steps in which torch.compile was at work."""
+    trace = window.analysis.trace
+    require(trace.ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    require(window.steps.height > 0, "no complete step was recorded")
+    events = pl.concat([frame.filter(match_column("name", COMPILATION)).select("start_ns", "end_ns") for frame in (trace.ops, trace.marks)])
+    at_work = spans.measure_covered(spans.build_spans(events), window.steps["start_ns"].to_numpy(), window.steps["end_ns"].to_numpy())
+    return float((at_work > 0).sum()) / window.steps.height
+
+
+def _step_walls(window: Window) -> pl.Series:
+    return window.steps.select((pl.col("end_ns") - pl.col("start_ns")).cast(pl.Float64)).to_series()
+
+
+@fact("step_variation", unit="share")
+def step_variation(window: Window) -> float:
+    """Coefficient of variation of the analysed steps' wall time: standard deviation over mean."""
+    walls = _step_walls(window)
+    require(len(walls) >= 2, "fewer than 2 steps: their scatter cannot be told")
+    deviation, mean = walls.std(), walls.mean()
+    if not isinstance(deviation, float) or not isinstance(mean, float) or mean <= 0:
+        raise NotKnownError("steps without duration")
+    return deviation / mean
+
+
+@fact("first_step_ratio", unit="ratio")
+def first_step_ratio(window: Window) -> float:
+    """Wall time of the first recorded step, where it is analysed, over the median of the others; 1 where it was left out."""
+    steps, walls = window.analysis.steps.sort("start_ns"), _step_walls(window)
+    require(len(walls) >= 2, "fewer than 2 steps: the first cannot be compared")
+    if not steps["analysed"][0]:
+        return 1.0
+    median = walls[1:].median()
+    if not isinstance(median, float) or median <= 0:
+        raise NotKnownError("steps without duration")
+    return float(walls[0]) / median
+
+
+@fact("stacks_recorded", unit="bool")
+def stacks_recorded(window: Window) -> bool:
+    """Whether Python stacks were recorded in the window that the times come from: they slow the host."""
+    trace = window.analysis.trace
+    return trace.meta.with_stack or trace.frames.height > 0
+
+
+@fact("memory_recorded", unit="bool")
+def memory_recorded(window: Window) -> bool:
+    """Whether allocations were recorded in the window that the times come from (profile_memory): they slow the host."""
+    return window.analysis.trace.meta.profile_memory
+
+
+@fact("loading_ns", unit="ns")
+def loading_ns(window: Window) -> int:
+    """Time of the analysed steps in which the driver loaded kernels at their first launch (lazy loading), where it recorded that."""
+    named = match_column("name", _LOADING)
+    events = window.analysis.trace.marks.filter((pl.col("category") == "overhead") & named)
+    return spans.measure_overlap(spans.build_spans(events), window.step_spans)
+
+
+@fact("profiler_overhead_share", unit="share")
+def profiler_overhead_share(window: Window) -> float:
+    """Time of the profiler's own events (buffer flushes, instrumentation) over the wall time of the analysed steps."""
+    events = window.analysis.trace.marks.filter(pl.col("category") == "overhead")
+    return spans.measure_overlap(spans.build_spans(events), window.step_spans) / window.wall_ns
+
+
+ENOUGH_COUNTED = 0.5
+"""With less of the matrix kernels' time counted, the FLOP that were counted say little."""
+
+NEARLY_ALL = 0.95
+"""Below this share of counted matrix kernel time a utilisation is called a lower bound: the coverage that the cost models aim at."""
+
+MINOR = 0.05
+"""Share of the FLOP below which another origin or type is not worth a word."""
+
+
+def _require_matrix_work(window: Window) -> pl.DataFrame:
+    work = window.matrix_work
+    require(work.height > 0, "no matrix work was launched in the analysed steps")
+    share = measure_known_share(work) or 0.0
+    require(share > 0, "the FLOP of the matrix work are not known: record with record_shapes=True, without graph replays")
+    require(
+        share >= ENOUGH_COUNTED,
+        f"the FLOP of {format_share(1 - share)} of the time in kernels that may do matrix work are not known (graph replays, ops without "
+        "shapes or formula): record the capture pass too, with record_shapes=True",
+    )
+    return work.filter(pl.col("matrix").is_not_null())
+
+
+def measure_matrix_mix(window: Window) -> dict[str, float]:
+    """Return the share of the matrix FLOP by engine, largest first; {} where no engine is known. Mixed types have no single peak."""
+    sums = (
+        _require_matrix_work(window)
+        .drop_nulls("engine")
+        .group_by("engine")
+        .agg(pl.col("matrix").sum())
+        .sort("matrix", "engine", descending=True)
+    )
+    total = float(sums["matrix"].sum())
+    return {engine: flop / total for engine, flop in sums.rows()} if total else {}
+
+
+def list_mfu_notes(window: Window) -> tuple[str, ...]:
+    """Return what a reader of the utilisation must know: that it is a lower bound, or that several types have no single peak."""
+    said = []
+    share = measure_known_share(window.matrix_work)
+    if share is not None and share < NEARLY_ALL:
+        rest = format_share(1 - share)
+        said.append(f"the model FLOPs utilisation is a lower bound: the FLOP of {rest} of the matrix kernels' time are not known")
+    mix = [f"{engine} {format_share(part)}" for engine, part in measure_matrix_mix(window).items() if part >= MINOR]
+    if len(mix) > 1:
+        said.append(f"the matrix work is of several types ({', '.join(mix)}): its utilisation is of the peak of the first alone")
+    return tuple(said)
+
+
+def find_weakest_provenance(window: Window) -> Provenance:
+    """Return the weakest provenance among those that carry at least MINOR of the matrix FLOP: generic, derived or exact."""
+    sums = dict(_require_matrix_work(window).group_by("provenance").agg(pl.col("matrix").sum()).rows())
+    order: tuple[Provenance, ...] = ("generic", "derived")
+    return next((word for word in order if sums.get(word, 0.0) >= MINOR * sum(sums.values())), "exact")
+
+
+def _find_main_type(window: Window) -> tuple[str, float | None]:
+    """Return the type that carries most matrix FLOP ('tf32' where fp32 work ran on the TF32 path) and its peak in FLOP/s."""
+    device, engine = window.analysis.device, next(iter(measure_matrix_mix(window)), None)
+    if device and engine:
+        return engine.removesuffix("_tensor"), device.peaks.get(engine)
+    work = precision.add_path(window, window.work(shapes=True).filter(pl.col("family").is_in(MATRIX_FAMILIES)))
+    effective = pl.when((pl.col("dtype") == "fp32") & (pl.col("path") == "fast")).then(pl.lit("tf32")).otherwise("dtype")
+    sums = work.group_by(effective.alias("dtype")).agg(pl.col("flops").sum()).drop_nulls().sort("flops", "dtype", descending=True)
+    require(sums.height > 0, "the dtypes of the matrix work were not recorded")
+    return str(sums["dtype"][0]), device.matrix_peak(str(sums["dtype"][0])) if device else None
+
+
+@fact("matrix_dtype", unit="text")
+def matrix_dtype(window: Window) -> str:
+    """Compute type that carries most matrix FLOP."""
+    return _find_main_type(window)[0]
+
+
+def find_peak_flop_per_s(window: Window) -> float:
+    """Return what mfu and hfu are divided by: the dense peak of matrix_dtype in FLOP/s. Raises NotKnownError where it is not known."""
+    peak = _find_main_type(window)[1] if window.device else None
+    if not peak:
+        raise NotKnownError("the peak of this device is not known for the type that carries the matrix work")
+    return peak
+
+
+def _measure_utilisation(window: Window, flop: float) -> float:
+    return flop / (window.wall_ns * 1e-9 * find_peak_flop_per_s(window))
+
+
+@fact("matrix_known_share", unit="share")
+def matrix_known_share(window: Window) -> float:
+    """Part of the time in kernels that do or may do matrix work, launched in the analysed steps, whose FLOP are counted.
+
+    Below 0.95 mfu and hfu are lower bounds. A kernel without a count may do matrix work by its op's family or its own name.
+    """
+    share = measure_known_share(window.matrix_work)
+    if share is None:
+        raise NotKnownError("no matrix work was launched in the analysed steps")
+    return share
+
+
+@fact("matrix_busy_share", unit="share")
+def matrix_busy_share(window: Window) -> float:
+    """Part of the time in kernels (communication and copies aside) that goes into those that do or may do matrix work."""
+    worked = pl.col("kind").is_in(["kernel", "cpu"]) & ~pl.col("collective").fill_null(False)
+    total = int(window.work().select(pl.col("time_ns").filter(worked).sum()).item())
+    require(total > 0, "no kernel ran in the analysed steps")
+    return min(float(window.matrix_work["busy_ns"].sum()) / total, 1.0)
+
+
+@fact("matrix_flop", unit="FLOP")
+def matrix_flop(window: Window) -> float:
+    """Model FLOP of the matrix work launched in the analysed steps: without what repeats forward work (recompute_flop)."""
+    work = _require_matrix_work(window)
+    return float((work["matrix"] - work["again"]).sum())
+
+
+@fact("recompute_flop", unit="FLOP")
+def recompute_flop(window: Window) -> float:
+    """Matrix FLOP that repeat forward work: activation checkpointing, and the scores that a fused attention backward forms again."""
+    return float(_require_matrix_work(window)["again"].sum())
+
+
+@fact("mfu", unit="share")
+def mfu(window: Window) -> float:
+    """Model FLOP utilisation: matrix_flop / (wall time x dense peak of matrix_dtype) (Chowdhery et al., PaLM, appendix B).
+
+    Unlike there the FLOP are counted op by op, so causal attention counts half of its pairs. A lower bound where
+    matrix_known_share is below 0.95.
+    """
+    work = _require_matrix_work(window)
+    return _measure_utilisation(window, float((work["matrix"] - work["again"]).sum()))
+
+
+@fact("hfu", unit="share")
+def hfu(window: Window) -> float:
+    """Hardware FLOP utilisation: (matrix_flop + recompute_flop) / (wall time x dense peak) (Korthikanti et al., arXiv:2205.05198)."""
+    return _measure_utilisation(window, float(_require_matrix_work(window)["matrix"].sum()))
+
+
+@fact("roofline_ns", unit="ns")
+def roofline_ns(window: Window) -> float:
+    """Summed roofline time of the modelled kernels: the least time that this work needs on this device."""
+    total = window.work()["t_roof_ns"].drop_nulls()
+    require(len(total) > 0, "no kernel has a roofline time: the device's peaks or the shapes are not known")
+    return float(total.sum())
+
+
+@fact("trained_parameters", unit="count")
+def trained_parameters(window: Window) -> int:
+    """Scalar parameters that the optimizers update."""
+    manifest = window.analysis.manifest
+    if manifest is None or not manifest.settings.optimizers:
+        raise NotKnownError("the number of trained parameters is not in a trace: record with gpudiag.profile")
+    return sum(optimizer.parameters for optimizer in manifest.settings.optimizers)
+
+
+MAX_REFERENCES = 4
+
+_HALF = ("fp16", "bf16")
+_TORCHTITAN = "torchtitan benchmarks, 8 H100 of 500 W; derived from its tokens per second with 6N + 12LHQT FLOP a token"
+_FOLDING = "MoE Parallel Folding"
+_FRONTIER = "training on Frontier (Optimizing Distributed Training on Frontier for Large Language Models)"
+_MEGATRON = "Megatron-LM: 502 PFLOP/s on 3,072 GPUs"
+_INFINITY = "ZeRO-Infinity: 25 PFLOP/s on 512 GPUs"
+_OFFLOAD = "ZeRO-Offload"
+_FUYOU = "Fuyou"
+
+
+class PublishedMfu(msgspec.Struct, frozen=True):
+    """One published figure and the device that it was reached on."""
+
+    device: str
+    """Row of the device table."""
+    what: str
+    flop_per_s: float
+    """Achieved per device."""
+    peak_flop_per_s: float
+    """Dense peak that the figure was published for: the denominator."""
+    peak: str
+    source: str
+    dtypes: tuple[str, ...] = _HALF
+
+    @property
+    def share(self) -> float:
+        """Return the utilisation, 0..1."""
+        return self.flop_per_s / self.peak_flop_per_s
+
+
+_H100, _A100, _V100, _MI250X, _RTX4090 = "h100-sxm5-80gb", "a100-sxm4-80gb", "v100-sxm3-32gb", "mi250x-gcd", "rtx-4090"
+_H100_PEAK = "989.4 TFLOP/s (H100 SXM, bf16 dense)"
+_A100_PEAK = "312 TFLOP/s (A100 SXM 80 GB, fp16 dense)"
+_V100_PEAK = "125 TFLOP/s (V100 of a DGX-2, fp16)"
+_MI250X_PEAK = "191.5 TFLOP/s (one GCD of an MI250X, fp16)"
+
+PUBLISHED_MFUS: tuple[PublishedMfu, ...] = (
+    PublishedMfu(_H100, "Llama-3.1-8B, FSDP, eager", 351.9e12, 989.4e12, _H100_PEAK, _TORCHTITAN),
+    PublishedMfu(_H100, "Llama-3.1-8B, FSDP, torch.compile", 407.1e12, 989.4e12, _H100_PEAK, _TORCHTITAN),
+    PublishedMfu(_H100, "Mixtral 8x22B (MoE)", 0.493 * 989.4e12, 989.4e12, _H100_PEAK, _FOLDING),
+    PublishedMfu(_H100, "Qwen2-57B-A14B (MoE)", 0.390 * 989.4e12, 989.4e12, _H100_PEAK, _FOLDING),
+    PublishedMfu(_A100, "GPT 1T, Megatron-LM", 163.4e12, 312e12, _A100_PEAK, _MEGATRON),
+    PublishedMfu(_V100, "ZeRO-Infinity on 512 V100", 48.8e12, 125e12, _V100_PEAK, _INFINITY),
+    PublishedMfu(_V100, "10B, ZeRO-Offload", 40e12, 125e12, _V100_PEAK, _OFFLOAD),
+    PublishedMfu(_V100, "1.4B, plain PyTorch", 30e12, 125e12, _V100_PEAK, _OFFLOAD),
+    PublishedMfu(_MI250X, "GPT 22B on Frontier", 0.3838 * 191.5e12, 191.5e12, _MI250X_PEAK, _FRONTIER),
+    PublishedMfu(_MI250X, "GPT 175B on Frontier", 0.3614 * 191.5e12, 191.5e12, _MI250X_PEAK, _FRONTIER),
+    PublishedMfu(_MI250X, "GPT 1T on Frontier", 0.3196 * 191.5e12, 191.5e12, _MI250X_PEAK, _FRONTIER),
+    PublishedMfu(_RTX4090, "GPT-3 13B, Fuyou", 156e12, 330.3e12, "330.3 TFLOP/s (RTX 4090, fp16, fp16 accumulation)", _FUYOU),
+    PublishedMfu(_RTX4090, "GPT-3 13B, ZeRO-Infinity", 45e12, 165.2e12, "165.2 TFLOP/s (RTX 4090, fp16, fp32 accumulation)", _FUYOU),
+)
+"""Figures of the design's knowledge base: rule EFF-01, seed_figures A-06 to A-10, A-30, N-02; papers by their titles.
+
+They mix model and hardware FLOPs (recomputation counted or not), as their papers do, which is one more reason to compare with care.
+"""
+
+
+def list_mfu_references(device: Device, dtype: str) -> tuple[MfuReference, ...]:
+    """Return at most MAX_REFERENCES published figures to set beside matrix work of `dtype`; () where none compares.
+
+    Those of the very device; where there are none, those of another device with the same compute capability, marked as such: an H100
+    PCIe or an H20 has neither the peak nor the power of an H100 SXM.
+    """
+    typed = [item for item in PUBLISHED_MFUS if dtype in item.dtypes]
+    own = [item for item in typed if _is_device_of_row(_build_reference(item), device)]
+    others = [item for item in typed if _build_reference(item).chip.compute_capability == device.compute_capability]
+    return tuple(MfuReference(item.what, item.share, item.peak, item.source, not own) for item in (own or others)[:MAX_REFERENCES])
+
+
+def _build_reference(item: PublishedMfu) -> Row:
+    return next(row for row in load_table().devices if row.id == item.device)
+
+
+def _is_device_of_row(row: Row, device: Device) -> bool:
+    """Return whether `device` is all of that row: a partition or a cut part keeps its id, but not its SMs."""
+    return row.id == device.id and row.chip.sm_count == device.sm_count

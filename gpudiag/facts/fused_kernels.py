@@ -1,0 +1,334 @@
+"""Facts about work that has a fused kernel of its own: attention and the loss over a large vocabulary; how fast one fused pass runs."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import polars as pl
+
+from gpudiag.attribution import intervals as spans
+from gpudiag.facts.hardware_state import peak_memory_bytes
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.model.ops import Input, Signature, parse_signature
+from gpudiag.roofline import op_calls
+
+MEMORY_SHARE_OF_PEAK = 0.85
+"""Share of the bandwidth that fused kernels reach (the factor of the gain bounds of rules.md, MEM)."""
+
+STREAMING_BYTES = 1_000_000
+"""Calls that move less take longer to be issued than to stream (1 MB in 20 us at 50 GB/s): their rate says nothing of memory."""
+
+MINOR_SHARE = 0.1
+"""Share of the time of the work below which a kind of op does not set the rate: a handful of calls may be fast by chance."""
+
+TRANSCENDENTAL = [
+    "cos",
+    "sin",
+    "tan",
+    "tanh",
+    "exp",
+    "expm1",
+    "exp2",
+    "log",
+    "log1p",
+    "log2",
+    "pow",
+    "sigmoid",
+    "erf",
+    "erfinv",
+    "gelu",
+    "gelu_backward",
+    "silu",
+    "silu_backward",
+    "mish",
+    "mish_backward",
+    "softplus",
+    "softplus_backward",
+    "elu",
+    "celu",
+    "selu",
+    "atan2",
+    "sinh",
+    "cosh",
+    "asin",
+    "acos",
+    "atan",
+    "logit",
+    "log_sigmoid_forward",
+]
+"""Element-wise ops that compute for long on a CPU: fusing saves their traffic, not their arithmetic."""
+
+
+def estimate_stream_byte_per_s(window: Window, work: pl.DataFrame) -> float:
+    """Return the rate in byte/s at which one fused pass over the data of `work` would run.
+
+    GPU: 85 % of the bandwidth. CPU: the best rate that a kind of op of `work` reaches in this run: fresh results are page faults, and
+    other processes use the same memory, so that the peak of a quiet machine promises too much; 85 % of the bandwidth where none is large.
+    """
+    peak = MEMORY_SHARE_OF_PEAK * window.bandwidth
+    if not window.on_cpu:
+        return peak
+    large = work.filter(pl.col("bytes_moved") >= STREAMING_BYTES)
+    sums = large.group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
+    rates = sums.filter(pl.col("time_ns") >= MINOR_SHARE * pl.col("time_ns").sum()).select(pl.col("bytes_moved") / pl.col("time_ns") * 1e9)
+    return float(rates.to_series().max()) if rates.height else peak  # type: ignore[arg-type]
+
+
+def estimate_fused_saving_ns(window: Window, work: pl.DataFrame, fused_bytes: float) -> float:
+    """Return the time in ns that the kernels `work` would save as fused passes that move `fused_bytes` in all.
+
+    What the host takes between them is not in it (see gaps_within_ns).
+    """
+    total = float(work["time_ns"].sum())
+    if not total:
+        return 0.0
+    rate = estimate_stream_byte_per_s(window, work)
+    floor = fused_bytes / rate * 1e9 + estimate_arithmetic_ns(window, work, rate)
+    return window.saving_ns(work, pl.col("time_ns") * min(floor / total, 1.0))
+
+
+def estimate_arithmetic_ns(window: Window, work: pl.DataFrame, rate: float) -> float:
+    """Return what transcendental ops on a CPU take beyond streaming their bytes at `rate`: arithmetic that stays when they are fused."""
+    if not window.on_cpu:
+        return 0.0
+    names = [f"aten::{name}{end}" for name in TRANSCENDENTAL for end in ("", "_")]
+    sums = work.filter(pl.col("op_name").is_in(names)).group_by("op_name").agg(pl.col("bytes_moved").sum(), pl.col("time_ns").sum())
+    return float((sums["time_ns"] - sums["bytes_moved"] / rate * 1e9).clip(lower_bound=0).sum())
+
+
+def measure_gaps_within_ns(window: Window, within: spans.Spans) -> int:
+    """Return how long in ns the device waited for Python and the framework inside the time spans `within`."""
+    idle = window.idle
+    if "cause" not in idle.columns or not idle.height:
+        return 0
+    waits = spans.build_spans(idle.filter(pl.col("cause") == "idle_launch"))
+    return int(spans.measure_overlap(spans.merge_spans(waits), spans.merge_spans(within)))
+
+
+def measure_host_part_within(window: Window, within: spans.Spans) -> float:
+    """Return which part, 0..1, of all waits for Python and the framework lies inside the time spans `within`; 0 where there are none."""
+    waits = window.analysis.breakdown.buckets_ns.idle_launch
+    return min(measure_gaps_within_ns(window, within) / waits, 1.0) if waits else 0.0
+
+
+def find_group_spans(work: pl.DataFrame, keys: list[str]) -> spans.Spans:
+    """Return the time from the first start to the last end of each group of rows of `work`."""
+    return spans.build_spans(work.group_by(keys).agg(pl.col("start_ns").min(), pl.col("end_ns").max()).sort("start_ns"))
+
+
+CAUSAL_PART = 0.5
+"""Part of the scores that a causal mask leaves to compute (Dao et al. 2022, FlashAttention: blocks above the diagonal are skipped)."""
+
+MATRIX_SHARE_OF_PEAK = 0.6
+
+Score = tuple[int, int, int]
+"""Size of a score matrix [.., Sq, Sk]: (elements, Sq, Sk). Folding batch and heads does not change it."""
+
+_PRODUCTS = ("bmm", "baddbmm", "matmul")
+
+
+class _AttentionParts(msgspec.Struct, frozen=True):
+    """The score matrices that a call touches, and the bytes of its other tensors."""
+
+    scores: frozenset[Score]
+    other_bytes: int
+
+
+def _score_shape(shape: tuple[int, ...]) -> Score | None:
+    return (math.prod(shape), shape[-2], shape[-1]) if len(shape) >= 3 else None
+
+
+def _product_output(name: str, signature: Signature) -> Input | None:
+    """Return the output of a batched product, None where this is none."""
+    first = 1 if op_calls.find_base_name(name) == "baddbmm" else 0
+    a, b = signature.tensor(first), signature.tensor(first + 1)
+    if op_calls.find_base_name(name) not in _PRODUCTS or a is None or b is None or len(a.shape) < 3 or len(b.shape) < 3:
+        return None
+    return Input(dtype=a.dtype, shape=(*a.shape[:-1], b.shape[-1]))
+
+
+def _list_tensors(name: str, signature: Signature) -> list[Input]:
+    output = _product_output(name, signature)
+    return [item for item in signature.inputs if item.is_tensor] + ([output] if output else [])
+
+
+def _parse_signatures(window: Window) -> dict[tuple[str, int], Signature]:
+    """Return the parsed inputs of every distinct (op, signature) that worked on tensors of rank 3 or more."""
+    rows = window.work(shapes=True).select("op_name", "signature", "family").unique().drop_nulls()
+    wanted = rows.filter(pl.col("family").is_in(["gemm", "softmax", "elementwise", "copy"])).sort("op_name", "signature")
+    texts = window.analysis.trace.signatures
+    return {
+        (name, row): parse_signature(*(texts[column][row] for column in ("shapes", "dtypes", "strides", "args")))
+        for name, row, _ in wanted.iter_rows()
+    }
+
+
+def _find_proven_scores(window: Window, parsed: dict[tuple[str, int], Signature]) -> frozenset[Score]:
+    """Return the score matrices of softmax calls with a batched product that makes one before, and one that reads it after."""
+    made, read, normalised = set(), set(), set()
+    for (name, _), signature in parsed.items():
+        inputs = {score for item in signature.inputs if item.is_tensor and (score := _score_shape(item.shape))}
+        if op_calls.find_family(name) == "softmax" or op_calls.find_base_name(name) == "exp":  # softmax may be written by hand
+            normalised |= inputs
+        output = _product_output(name, signature)
+        if output is not None:
+            read |= inputs
+            if (score := _score_shape(output.shape)) is not None:
+                made.add(score)
+    return frozenset(made & read & normalised)
+
+
+def _split_parts(name: str, signature: Signature, proven: frozenset[Score]) -> _AttentionParts:
+    tensors = _list_tensors(name, signature)
+    touched = frozenset(score for item in tensors if (score := _score_shape(item.shape)) in proven and score is not None)
+    transposed = frozenset((n, sk, sq) for n, sq, sk in proven)
+    others = [item for item in tensors if _score_shape(item.shape) not in proven | transposed]
+    return _AttentionParts(touched, sum(item.numel * item.item_bytes for item in others))
+
+
+@cache_by_window
+def find_unfused_attention(window: Window) -> pl.DataFrame:
+    """Return the kernels of attention that is not fused, with columns other_bytes (of q, k, v, output per call) and length (Sk).
+
+    A score matrix [.., Sq, Sk] counts where a batched product makes one of that size, a softmax normalises one and a batched
+    product reads one; its kernels are the products, softmaxes, element-wise ops and copies that touch a tensor of that size.
+    """
+    parsed = _parse_signatures(window)
+    proven = _find_proven_scores(window, parsed)
+    rows = []
+    for (name, row), signature in parsed.items():
+        parts = _split_parts(name, signature, proven)
+        if parts.scores:
+            other = parts.other_bytes if op_calls.find_family(name) == "gemm" else 0
+            rows.append((name, row, other, max(score[2] for score in parts.scores)))
+    columns = {"op_name": pl.String, "signature": pl.Int64, "other_bytes": pl.Int64, "length": pl.Int64}
+    found = pl.DataFrame(rows, schema=columns, orient="row")
+    return window.kernels.join(found, on=["op_name", "signature"], how="inner")
+
+
+@fact("unfused_attention_share", unit="share")
+def unfused_attention_share(window: Window) -> float:
+    """Time in attention that writes its score matrix out (product, softmax, product) over the wall time of the analysed steps."""
+    return window.share_of_wall(find_unfused_attention(window))
+
+
+@fact("unfused_attention_ns", unit="ns")
+def unfused_attention_ns(window: Window) -> int:
+    """Summed time in attention that writes its score matrix out."""
+    return int(find_unfused_attention(window)["time_ns"].sum())
+
+
+@fact("unfused_attention_length", unit="count")
+def unfused_attention_length(window: Window) -> int:
+    """Longest key sequence of unfused attention; 0 where there is none."""
+    lengths = find_unfused_attention(window)["length"]
+    return int(lengths.max()) if len(lengths) else 0  # type: ignore[arg-type]
+
+
+@fact("unfused_attention_saving_ns", unit="ns")
+def unfused_attention_saving_ns(window: Window) -> float:
+    """Time that unfused attention would save in a fused kernel.
+
+    That one runs at 60 % of the matrix peak or 85 % of the bandwidth and does not move the score matrix. On a CPU it still does the
+    products and the exponentials, at the rates that they reach now, though a causal mask lets it skip half of them.
+    """
+    work = find_unfused_attention(window)
+    require(work.height > 0, "no unfused attention")
+    products = work.filter(pl.col("family") == "gemm")
+    dtype = products["dtype"].drop_nulls().mode().sort()
+    peak = window.device.matrix_peak(str(dtype[0])) if len(dtype) else None
+    if peak is None or products["flops"].null_count() == products.height:
+        raise NotKnownError("the FLOP of the attention products or the peak for their type are not known")
+    per_call = products.group_by("call").agg(pl.col("other_bytes").first())
+    by_flop = float(products["flops"].sum()) / (MATRIX_SHARE_OF_PEAK * peak) * 1e9
+    by_bytes = float(per_call["other_bytes"].sum()) / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    floor_ns = max(by_flop, by_bytes, _estimate_cpu_floor_ns(work) if window.on_cpu else 0.0)
+    return window.saving_ns(work, pl.col("time_ns") * floor_ns / float(work["time_ns"].sum()))
+
+
+def _estimate_cpu_floor_ns(work: pl.DataFrame) -> float:
+    """Return what a fused kernel of a CPU needs at least of the time of `work`: half of its products and of its softmax forward."""
+    kept = (pl.col("family") == "gemm") | pl.col("op_name").str.contains(r"^aten::_(safe_)?softmax$")
+    return CAUSAL_PART * float(work.filter(kept)["time_ns"].sum())
+
+
+LARGE_VOCABULARY = 16_384
+"""Classes from which on the loss is worth a kernel of its own (rules.md MEM-04: V >= 16k)."""
+
+_NORMALISED = ("aten::_log_softmax", "aten::_log_softmax_backward_data")
+_NODES = r"LogSoftmaxBackward0|NllLossBackward0"
+_FAMILIES = ("softmax", "elementwise", "copy", "fill", "reduction", "other")
+
+FUSED_PASSES = 2
+"""Sizes of the logits that a fused loss moves: read once, the gradient written once (op_costs.md section 5)."""
+
+
+def _count_classes(window: Window, name: str, row: int) -> int | None:
+    """Return the number of classes of a log-softmax over the last dimension; None for another dimension."""
+    texts = window.analysis.trace.signatures.row(row, named=True)
+    signature = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"])
+    x, dim = signature.tensor(0), signature.value(2 if name.endswith("_data") else 1)
+    if x is None or len(x.shape) < 2 or dim not in (None, -1, len(x.shape) - 1):
+        return None
+    return x.shape[-1]
+
+
+@cache_by_window
+def find_vocabulary_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of losses over at least 16k classes: log-softmax, and what else handles a tensor of the size of its logits.
+
+    Casts, scalings and zeros of that size count with them, matrix products do not; the optimizer neither.
+    """
+    work = window.work(shapes=True)
+    calls = work.filter(pl.col("op_name").is_in(_NORMALISED)).select("op_name", "signature", "numel").unique().drop_nulls()
+    sizes = [numel for name, row, numel in calls.iter_rows() if (_count_classes(window, name, row) or 0) >= LARGE_VOCABULARY]
+    if not sizes:
+        return work.clear()
+    same = pl.col("numel").is_in(sizes) & pl.col("family").is_in(_FAMILIES) & pl.col("phase").ne_missing("optimizer")
+    return work.filter(same.fill_null(False) | pl.col("op_name").str.contains(_NODES).fill_null(False))
+
+
+def _find_logits(window: Window) -> pl.DataFrame:
+    """Return the forward log-softmax calls over large vocabularies; raises NotKnownError where there is none."""
+    found = find_vocabulary_work(window).filter(pl.col("op_name") == _NORMALISED[0])
+    if not found.height:
+        raise NotKnownError("no loss over 16,384 or more classes was computed")
+    return found.unique("call")
+
+
+@fact("vocabulary_loss_share", unit="share")
+def vocabulary_loss_share(window: Window) -> float:
+    """Time of cross-entropy over 16k or more classes (log-softmax, casts, zeros and copies of that size) over the wall time."""
+    return window.share_of_wall(find_vocabulary_work(window))
+
+
+@fact("vocabulary_loss_ns", unit="ns")
+def vocabulary_loss_ns(window: Window) -> int:
+    """Time of cross-entropy over 16k or more classes."""
+    return int(find_vocabulary_work(window)["time_ns"].sum())
+
+
+@fact("vocabulary_logits_bytes", unit="B")
+def vocabulary_logits_bytes(window: Window) -> int:
+    """Bytes of the largest logits that a loss over 16k or more classes normalises, in the type that it does so."""
+    found = _find_logits(window)
+    return int((found["numel"] * found["item_bytes"]).max())  # type: ignore[arg-type]
+
+
+@fact("vocabulary_memory_share", unit="share")
+def vocabulary_memory_share(window: Window) -> float:
+    """Logits and their gradient, twice vocabulary_logits_bytes, over the peak of the memory in use."""
+    return 2 * float(vocabulary_logits_bytes(window)) / float(peak_memory_bytes(window))
+
+
+@fact("vocabulary_saving_ns", unit="ns")
+def vocabulary_saving_ns(window: Window) -> float:
+    """Time that the loss would save as one fused kernel that reads the logits and writes their gradient (2 passes of 6).
+
+    At 85 % of the bandwidth; on a CPU at the best rate that its own ops reach.
+    """
+    found = _find_logits(window)
+    fused = FUSED_PASSES * float((found["numel"] * found["item_bytes"]).sum())
+    return estimate_fused_saving_ns(window, find_vocabulary_work(window), fused)

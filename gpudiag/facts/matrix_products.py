@@ -1,0 +1,341 @@
+"""Facts about matrix products: alignment, few rows, waves and occupancy, and the decode products of inference."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.facts.precision import add_path
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.roofline.op_calls import MATRIX_FAMILIES
+
+HARD_BYTES = 16
+SOFT_BYTES = 128
+"""A dimension is aligned where its bytes are a multiple of 16 (before cuBLAS 11 the condition for tensor cores), ideally of 128 on
+A100 and later (NVIDIA Matrix Multiplication Background guide, table 1)."""
+
+SOFT_EFFICIENCY = 0.6
+"""Softly misaligned products count where they reach less than this (rules.md CMP-04)."""
+
+PADDED_SHARE_OF_PEAK = 0.75
+MEMORY_SHARE_OF_PEAK = 0.85
+FEW_ROWS = 128
+"""'> 128 rows on V100, larger on newer GPUs' (NVIDIA Fully-Connected guide; rules.md CMP-05)."""
+
+VECTOR_ROWS = 8
+"""A product with fewer rows or columns than the smallest tile of a matrix engine is a matrix times a few vectors: bytes bind it, and
+padding saves none of them (CUTLASS tiles of mma.m16n8k16)."""
+
+_DIMENSIONS = ("m", "n", "k")
+
+
+def find_engine_products(window: Window) -> pl.DataFrame:
+    """Return the products and convolutions with known sizes that run on matrix engines: 16-bit and 8-bit types, and fp32 as TF32.
+
+    Not the memory-bound products with a few vectors, which need no matrix engine.
+    """
+    work = add_path(window, window.work(shapes=True)).filter(pl.col("family").is_in(["gemm", "conv"]) & pl.col("k").is_not_null())
+    on_engine = pl.col("dtype").is_in(["fp16", "bf16", "fp8", "int8"]) | ((pl.col("dtype") == "fp32") & (pl.col("path") == "fast"))
+    by_vectors = (pl.col("family") == "gemm") & (pl.col("bound") == "memory") & (pl.min_horizontal("m", "n") < VECTOR_ROWS)
+    return work.filter(on_engine & ~by_vectors.fill_null(False))
+
+
+def _is_misaligned(to_bytes: int) -> pl.Expr:
+    return pl.any_horizontal(*((pl.col(name) * pl.col("item_bytes") % to_bytes != 0).fill_null(False) for name in _DIMENSIONS))
+
+
+def find_misaligned_products(window: Window) -> pl.DataFrame:
+    """Return the products on matrix engines with a dimension that is no multiple of 16 bytes; raises NotKnownError on a CPU-only run."""
+    window.require_accelerator()
+    return find_engine_products(window).filter(_is_misaligned(HARD_BYTES))
+
+
+@fact("misaligned_product_share", unit="share")
+def misaligned_product_share(window: Window) -> float:
+    """Time in products and convolutions on matrix engines with m, n or k (channels) not a multiple of 16 bytes, over the wall time."""
+    return window.share_of_wall(find_misaligned_products(window))
+
+
+def _find_softly_misaligned(window: Window) -> pl.DataFrame:
+    window.require_accelerator()
+    work = find_engine_products(window).filter(
+        ~_is_misaligned(HARD_BYTES) & _is_misaligned(SOFT_BYTES) & (pl.col("efficiency") < SOFT_EFFICIENCY)
+    )
+    return work if _prefers_128_bytes(window) else work.clear()
+
+
+def _prefers_128_bytes(window: Window) -> bool:
+    """Return whether the device is an NVIDIA A100 or later, where 128 bytes are the ideal alignment."""
+    major = (window.device.compute_capability or "").split(".")[0]
+    return window.device.vendor == "nvidia" and major.isdecimal() and len(major) < 4 and int(major) >= 8
+
+
+@fact("softly_misaligned_product_share", unit="share")
+def softly_misaligned_product_share(window: Window) -> float:
+    """Time in products with a dimension that is no multiple of 128 bytes (A100 and later) and efficiency below 0.6, over the wall time."""
+    return window.share_of_wall(_find_softly_misaligned(window))
+
+
+@fact("alignment_saving_ns", unit="ns")
+def alignment_saving_ns(window: Window) -> float:
+    """Time that misaligned products would save at 75 % of the roofline of their padded sizes.
+
+    Padded to 16 bytes where hard, to 128 bytes where soft misalignment is the fault; FLOP and bytes grow with the padded sizes.
+    """
+    window.require_accelerator()
+    hard, soft = find_misaligned_products(window), _find_softly_misaligned(window)
+    both = pl.concat([hard.with_columns(to=pl.lit(HARD_BYTES)), soft.with_columns(to=pl.lit(SOFT_BYTES))])
+    growth = pl.lit(1.0)
+    for name in _DIMENSIONS:
+        padded = (pl.col(name) * pl.col("item_bytes") / pl.col("to")).ceil() * pl.col("to") / pl.col("item_bytes")
+        growth = growth * (padded / pl.col(name)).fill_null(1.0)
+    return window.saving_ns(both, pl.col("t_roof_ns") * growth / PADDED_SHARE_OF_PEAK)
+
+
+def find_skinny_products(window: Window) -> pl.DataFrame:
+    """Return products below 128 rows that the bytes of their operands bind, with column rows.
+
+    Rows are m; in the weight gradient of a backward pass they are k. Batched products (attention heads) do not count.
+    """
+    work = window.work(shapes=True).filter((pl.col("family") == "gemm") & (pl.col("batch") == 1) & (pl.col("bound") == "memory"))
+    backward = pl.col("phase") == "backward"
+    rows = pl.when(backward).then(pl.min_horizontal("m", "k")).otherwise("m")
+    return work.with_columns(rows.alias("rows")).filter(pl.col("rows") < FEW_ROWS)
+
+
+@fact("skinny_product_share", unit="share")
+def skinny_product_share(window: Window) -> float:
+    """Time in memory-bound products with fewer than 128 rows over the wall time of the analysed steps."""
+    return window.share_of_wall(find_skinny_products(window))
+
+
+@fact("skinny_product_rows", unit="count")
+def skinny_product_rows(window: Window) -> int:
+    """Rows of the skinny product that takes most time."""
+    rows = find_skinny_products(window).group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
+    if not rows.height:
+        raise NotKnownError("no product has fewer than 128 rows")
+    return int(rows["rows"][0])
+
+
+@fact("skinny_saving_ns", unit="ns")
+def skinny_saving_ns(window: Window) -> float:
+    """Time per sample that the steps would save with 128 rows in skinny products, at most up to the ridge of the roofline.
+
+    Throughput grows with the rows until min(128 / rows, ridge / intensity) (rules.md CMP-05). The optimizer, ops that are all overhead
+    and waits for the host come once for the larger batch too: they shrink by the mean growth.
+    """
+    work = find_skinny_products(window)
+    growth = pl.min_horizontal(FEW_ROWS / pl.col("rows"), _ridge(window) / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
+    work = work.with_columns(growth=growth.fill_null(1.0))
+    total = float(work["time_ns"].sum())
+    if not total:
+        return 0.0
+    mean = float((work["time_ns"] / work["growth"]).sum()) / total
+    steady = (pl.col("phase") == "optimizer") | (pl.col("bound") == "overhead")
+    others = window.work().filter(steady.fill_null(False) & ~pl.col("id").is_in(work["id"].implode())).with_columns(growth=pl.lit(1 / mean))
+    chosen = pl.concat([work.select([*others.drop("growth").columns, "growth"]), others])
+    return window.saving_ns(chosen, pl.col("time_ns") / pl.col("growth")) + window.analysis.breakdown.buckets_ns.idle_launch * (1 - mean)
+
+
+def look_up_matrix_rate(window: Window) -> pl.Expr:
+    """Return the matrix peak in FLOP/s for the type of each product; null where it is not known."""
+    device = window.device
+    peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8", "fp64") if (peak := device.matrix_peak(dtype)) is not None}
+    return pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+
+
+def _ridge(window: Window) -> pl.Expr:
+    """Return the FLOP per byte from which on arithmetic binds a product of its type."""
+    return look_up_matrix_rate(window) / window.bandwidth
+
+
+FULL_WAVES = 0.75
+"""Waves over the next whole number below which a kernel of less than two waves is under-filled (rules.md CMP-06; op_costs section 1.2)."""
+
+SLOW_SHARE_OF_ROOF = 0.55
+"""Efficiency below which a large aligned product is slow (rules.md CMP-06)."""
+
+LARGE_DIMENSION = 1024
+"""Least m, n and k of a product that could fill a device (heuristic: 64 tiles of 128 x 128)."""
+
+FILLED_SHARE_OF_ROOF = 0.8
+"""What well-chosen kernels reach (rules.md CMP-06, gain bound)."""
+
+_PERSISTENT = r"(?i)nvjet|stream_?k|persistent|flash|fmha|cudnn_generated_fort_native_sdpa"
+"""Kernels that launch one block an SM, or as many as it holds, by design."""
+
+
+@cache_by_window
+def _find_matrix_kernels(window: Window) -> pl.DataFrame:
+    window.require_accelerator()
+    work = add_path(window, window.work(shapes=True)).filter(pl.col("family").is_in(MATRIX_FAMILIES) & (pl.col("kind") == "kernel"))
+    return work.filter((pl.col("bound") != "memory").fill_null(True) & (pl.col("path").fill_null("fast") != "slow"))
+
+
+def find_underfilled_kernels(window: Window) -> pl.DataFrame:
+    """Return the matrix kernels with fewer blocks than multiprocessors, or a second wave that is less than half full.
+
+    Those that memory binds (CMP-05), persistent kernels, which launch as many blocks as there are multiprocessors, and work without a
+    roof do not count.
+    """
+    work = _find_matrix_kernels(window).filter(pl.col("efficiency").is_not_null())
+    count = window.device.sm_count
+    require(bool(count) and bool((work["grid"] > 0).any() or not work.height), "the grids of the kernels were not recorded")
+    waves = pl.coalesce(pl.col("waves"), pl.col("grid") / (count or 1))
+    few = (pl.col("grid") > 0) & (pl.col("grid") < count)
+    tail = (waves > 1) & (waves < 2) & (waves / waves.ceil() < FULL_WAVES)
+    persistent = (pl.col("grid") == count) | pl.col("name").str.contains(_PERSISTENT)
+    return work.filter((few | tail).fill_null(False) & ~persistent & (pl.col("efficiency") < FILLED_SHARE_OF_ROOF))
+
+
+@fact("underfilled_share", unit="share")
+def underfilled_share(window: Window) -> float:
+    """Time in matrix kernels with fewer blocks than multiprocessors or a second wave less than half full, over the wall time."""
+    return window.share_of_wall(find_underfilled_kernels(window))
+
+
+def find_slow_products(window: Window) -> pl.DataFrame:
+    """Return the products with m, n and k of at least 1024, aligned to 16 bytes, that arithmetic binds and that reach less than 0.55."""
+    work = _find_matrix_kernels(window).filter((pl.col("family") == "gemm") & (pl.col("bound") == "compute"))
+    aligned = pl.all_horizontal(pl.col(name) * pl.col("item_bytes") % 16 == 0 for name in ("m", "n", "k"))
+    large = pl.min_horizontal("m", "n", "k") >= LARGE_DIMENSION
+    return work.filter(large & aligned & (pl.col("efficiency") < SLOW_SHARE_OF_ROOF))
+
+
+@fact("slow_product_share", unit="share")
+def slow_product_share(window: Window) -> float:
+    """Time in large aligned products (m, n, k >= 1024) that reach less than 0.55 of their roof, over the wall time."""
+    return window.share_of_wall(find_slow_products(window))
+
+
+@fact("filling_saving_ns", unit="ns")
+def filling_saving_ns(window: Window) -> float:
+    """Time that under-filled kernels and slow large products would save at 80 % of their roof."""
+    both = pl.concat([find_underfilled_kernels(window), find_slow_products(window)]).unique("id").sort("id")
+    return window.saving_ns(both, pl.col("t_roof_ns") / FILLED_SHARE_OF_ROOF)
+
+
+FEW_WAVES = 8
+"""A last wave that is nearly empty costs 1 / (waves + 1) of the time: beyond this many, less than about a tenth."""
+
+HALF_FULL = 0.5
+
+ROUNDED = 0.005
+"""libkineto writes occupancy in whole percent: waves that follow from it may seem to begin one more."""
+
+
+def _find_compute_kernels(window: Window) -> pl.DataFrame:
+    """Return the kernels of the analysed steps; collectives aside, which occupy few multiprocessors by design."""
+    window.require_accelerator()
+    work = window.kernels.select("kind", "collective", "occupancy", "waves", "grid", "time_ns")
+    work = work.filter((pl.col("kind") == "kernel") & ~pl.col("collective").fill_null(False))
+    require(work.height > 0, "no kernel ran in the analysed steps")
+    return work
+
+
+@fact("occupancy_share", unit="share")
+def occupancy_share(window: Window) -> float:
+    """Mean of the profiler's 'est. achieved occupancy' over the time of the kernels that have one, collectives aside.
+
+    Resident warps over the most that a multiprocessor holds, estimated from the launch, not measured. High occupancy is no aim by
+    itself: good matrix kernels run at 10 to 30 %. A record of 0 means that it could not be computed.
+    """
+    known = _find_compute_kernels(window).filter(pl.col("occupancy") > 0)
+    require(known.height > 0, "occupancy was not recorded (CUPTI records it, ROCm does not)")
+    return float((known["occupancy"] * known["time_ns"]).sum()) / int(known["time_ns"].sum())
+
+
+@fact("wave_tail_share", unit="share")
+def wave_tail_share(window: Window) -> float:
+    """Part of the kernel time in kernels of at most 8 waves of thread blocks whose last wave fills less than half of the device.
+
+    Waves: grid / (multiprocessors x resident blocks), by the recorded occupancy; where that is missing, one block per multiprocessor is
+    assumed, which counts too many waves for small blocks (NVIDIA Matrix Multiplication Background guide, wave quantization).
+    """
+    work = _find_compute_kernels(window)
+    device = window.analysis.device
+    if device is None or not device.sm_count:
+        raise NotKnownError("the number of multiprocessors of this device is not known")
+    waves = pl.coalesce(pl.col("waves"), pl.when(pl.col("grid") > 0).then(pl.col("grid") / device.sm_count))
+    unsure = (pl.col("waves") * ROUNDED / pl.col("occupancy")).fill_null(0.0)
+    work = work.with_columns(waves.alias("waves"), unsure.alias("unsure")).filter(pl.col("waves").is_not_null())
+    require(work.height > 0, "the grids of the kernels were not recorded")
+    last = pl.col("waves") - (pl.col("waves").ceil() - 1)
+    tail = work.filter((pl.col("waves") <= FEW_WAVES) & (last < HALF_FULL) & (last > pl.col("unsure")))
+    return int(tail["time_ns"].sum()) / int(work["time_ns"].sum())
+
+
+DECODE_ROWS = 16
+"""Products with at most so many rows are those of generation, a token for each sequence (rules.md INF-01)."""
+
+TYPICAL_ROWS = 128
+"""Rows up to which a larger batch is counted as gain: servers batch tens of sequences; the ridge of the roofline may stand earlier."""
+
+EIGHT_BIT = 0.5
+"""Part of the bytes of 16-bit weights that 8-bit weights need."""
+
+
+@fact("trains", unit="bool")
+def trains(window: Window) -> bool:
+    """Whether the analysed steps train: a backward pass or an optimizer step was seen. Forward passes alone are inference or evaluation."""
+    ops = window.analysis.trace.ops
+    require(ops.height > 0, "no ops were recorded: record with activities=[CPU, CUDA]")
+    return bool(ops["phase"].is_in(["backward", "optimizer"]).any())
+
+
+def find_decode_products(window: Window) -> pl.DataFrame:
+    """Return the memory-bound products of at most DECODE_ROWS rows."""
+    return find_skinny_products(window).filter(pl.col("rows") <= DECODE_ROWS)
+
+
+@fact("decode_product_share", unit="share")
+def decode_product_share(window: Window) -> float:
+    """Time in memory-bound products of at most 16 rows over the wall time of the analysed steps."""
+    return window.share_of_wall(find_decode_products(window))
+
+
+@fact("decode_rows", unit="count")
+def decode_rows(window: Window) -> int:
+    """Rows of the decode products that take most time: sequences that are generated at once."""
+    rows = find_decode_products(window).group_by("rows").agg(pl.col("time_ns").sum()).sort("time_ns", "rows", descending=True)
+    require(rows.height > 0, "no product has so few rows")
+    return int(rows["rows"][0])
+
+
+@fact("decode_batching_saving_ns", unit="ns")
+def decode_batching_saving_ns(window: Window) -> float:
+    """Time for each token that these products would save with 128 rows, at most up to the ridge of the roofline (rules.md INF-01)."""
+    work, device = find_decode_products(window), window.device
+    peaks = {dtype: peak for dtype in ("fp32", "fp16", "bf16", "fp8") if (peak := device.matrix_peak(dtype)) is not None}
+    ridge = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64) / window.bandwidth
+    growth = pl.min_horizontal(TYPICAL_ROWS / pl.col("rows"), ridge / (pl.col("flops") / pl.col("bytes_moved"))).clip(lower_bound=1)
+    return window.saving_ns(work, pl.col("time_ns") / growth)
+
+
+def _find_wide_weights(window: Window) -> pl.DataFrame:
+    return find_decode_products(window).filter(pl.col("dtype").is_in(["fp16", "bf16"]))
+
+
+@fact("wide_weight_byte_share", unit="share")
+def wide_weight_byte_share(window: Window) -> float:
+    """Part of the bytes moved in the analysed steps that decode products with 16-bit weights move."""
+    total = float(window.work(shapes=True)["bytes_moved"].drop_nulls().sum())
+    require(total > 0, "the bytes of the work are not known: record with record_shapes=True")
+    return float(_find_wide_weights(window)["bytes_moved"].sum()) / total
+
+
+@fact("has_eight_bit_path", unit="bool")
+def has_eight_bit_path(window: Window) -> bool:
+    """Whether the device has matrix engines for int8 or fp8, by its peaks."""
+    window.require_accelerator()
+    peaks = window.device.peaks
+    if not peaks:
+        raise NotKnownError("the peaks of this device are not known")
+    return bool(peaks.keys() & {"int8", "fp8"})
+
+
+@fact("eight_bit_saving_ns", unit="ns")
+def eight_bit_saving_ns(window: Window) -> float:
+    """Time that decode products with 16-bit weights would save with half the bytes."""
+    return window.saving_ns(_find_wide_weights(window), pl.col("time_ns") * EIGHT_BIT)

@@ -1,0 +1,483 @@
+"""Facts about memory-bound work: element-wise chains, composites in single ops, casts, layout copies, irregular access."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.autograd import pair_forward_ops
+from gpudiag.attribution.names import decode_column, decode_names, match_names
+from gpudiag.facts import fused_kernels
+from gpudiag.facts.fused_kernels import MEMORY_SHARE_OF_PEAK, find_unfused_attention, find_vocabulary_work
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window, cache_by_window
+from gpudiag.roofline import fused_kernels as roofline_chains
+from gpudiag.roofline.fused_kernels import GENERATED_KERNEL
+from gpudiag.roofline.op_calls import FUSABLE_FAMILIES, MATRIX_FAMILIES, find_base_name, find_family
+
+Rows = npt.NDArray[np.int64]
+
+
+class Lineage:
+    """For the ops of one window: the outermost ATen op around each (its root), and the forward op of each autograd node."""
+
+    def __init__(self, window: Window) -> None:
+        ops = window.analysis.trace.ops
+        self._ops = ops
+        self.parent: Rows = ops["parent"].fill_null(-1).to_numpy().astype(np.int64)
+        aten = match_names(ops["name"], "^aten::").fill_null(False).to_numpy()
+        self.root: Rows = _find_outermost(self.parent, aten)
+
+    def root_of(self, calls: pl.Series) -> pl.Series:
+        """Return the root of each op row of `calls` (null: none)."""
+        rows = calls.fill_null(-1).to_numpy().astype(np.int64)
+        found = np.where(rows >= 0, self.root[rows], -1) if self.root.size else np.full(rows.size, -1, dtype=np.int64)
+        rooted: pl.Series = pl.Series("root", found, dtype=pl.Int64).replace(-1, None)
+        return rooted
+
+    def with_group(self, work: pl.DataFrame, group_of_op: Rows) -> pl.DataFrame:
+        """Return `work` with column group: the group of its root, else of the forward op whose backward it is part of; null: neither.
+
+        `group_of_op`: the group of each row of ops by its root, -1 for none.
+        """
+        if not self.root.size:
+            return work.with_columns(group=pl.lit(None, dtype=pl.Int64))
+        forward = pair_forward_ops(self._ops).forward
+        of_node = np.where(forward >= 0, group_of_op[self.root[np.maximum(forward, 0)]], -1)
+        node = _find_nearest(self.parent, forward >= 0)
+        own = group_of_op[self.root]
+        both = np.where(own >= 0, own, np.where(node >= 0, of_node[np.maximum(node, 0)], -1))
+        rows = work["call"].fill_null(-1).to_numpy().astype(np.int64)
+        group = np.where(rows >= 0, both[np.maximum(rows, 0)], -1)
+        return work.with_columns(pl.Series("group", group, dtype=pl.Int64).replace(-1, None))
+
+
+def _find_outermost(parent: Rows, aten: npt.NDArray[np.bool_]) -> Rows:
+    """Return for each op the outermost op of an unbroken line of ATen ops around it (itself where its parent is none)."""
+    above = np.where((parent >= 0) & aten[np.maximum(parent, 0)] & aten, parent, np.arange(parent.size))
+    while True:
+        higher = above[above]
+        if np.array_equal(higher, above):
+            return above
+        above = higher
+
+
+def _find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
+    """Return for each op the nearest op around it (or itself) that is `wanted`, -1 where there is none."""
+    found = np.where(wanted, np.arange(parent.size), -1)
+    above = parent.copy()
+    while True:
+        open_rows = (found < 0) & (above >= 0)
+        if not open_rows.any():
+            return found
+        here = above[open_rows]
+        found[open_rows] = np.where(wanted[here], here, -1)
+        above[open_rows] = parent[here]
+
+
+_LETTERS = {
+    "pow": "P", "square": "P", "mul": "M", "mean": "A", "sum": "S", "add": "+", "sub": "-", "rsub": "-", "rsqrt": "R", "sqrt": "Q",
+    "div": "/", "true_divide": "/", "var": "V", "var_mean": "V", "std": "D", "std_mean": "D", "tanh": "T", "erf": "F", "exp": "E",
+    "max": "X", "amax": "X", "neg": "N", "cat": "K", "stack": "K", "reciprocal": "I", "norm": "O", "linalg_vector_norm": "O", "log": "L",
+}  # fmt: skip
+"""Operator -> letter; any other op that works breaks a pattern."""
+
+CAST_OPS = ("to", "_to_copy", "copy", "type_as", "float", "contiguous")
+"""Casts and copies between the ops of a pattern belong to it: norms are often computed in fp32."""
+
+_PATTERNS = (
+    ("RMS norm", r"[PM]A\+(?:RM|Q[/I]M?)M?|OM\+?/M?", 2),
+    ("layer norm", r"A(?:[VD]-|-[PM]A|-[VD])-?M?\+?[QR]?-?[/M]M?\+?|V-\+[QR][/M]M?\+?", 3),
+    ("GELU", r"M?(?:P|MM)M\+MT\+MM?|M?[/M]F\+MM?", 3),
+    ("softmax", r"(?:X-)?ES/", 2),
+    ("log-sum-exp", r"X-ESL", 2),
+    ("rotary embedding", r"M?NKM\+|MM-MM\+K", 2),
+    ("mean squared error", r"-[P]A", 2),
+)
+"""(name, letters in program order, least number of its ops that handle the full size): Hugging Face's and hand-written forms of RMSNorm
+(x * rsqrt(mean(x^2) + eps)), LayerNorm ((x - mean) / sqrt(var + eps)), tanh and erf GELU, exp / sum(exp), rotate_half, (x - y)^2."""
+
+_REGEX = re.compile("|".join(f"(?P<p{index}>{letters})" for index, (_, letters, _) in enumerate(_PATTERNS)))
+
+MOVED_SIZES = {"rotary embedding": (2, 2), "mean squared error": (2, 3)}
+"""Tensors of the full size that a fused kernel reads and writes, forward and backward; (2, 3) for the others: read x, write y; read the
+gradient and x (or y), write the gradient (op_costs.md section 4)."""
+
+
+class PatternItem(NamedTuple):
+    """One op of the forward pass, in program order."""
+
+    row: int
+    name: str
+    numel: int
+    place: tuple[int, ...]
+    """Thread and step: patterns do not cross them."""
+
+
+class PatternMatch(NamedTuple):
+    """A pattern that was found: its name, the rows of its ops and the elements that it handles."""
+
+    name: str
+    rows: tuple[int, ...]
+    numel: int
+
+
+def find_patterns(items: Sequence[PatternItem]) -> list[PatternMatch]:
+    """Return the patterns in `items`, none overlapping another."""
+    order = _insert_breaks(items, [index for index, item in enumerate(items) if find_base_name(item.name) not in CAST_OPS])
+    text = "".join("|" if index < 0 else _LETTERS.get(find_base_name(items[index].name), ".") for index in order)
+    return [match for found in _REGEX.finditer(text) if (match := _build_match(items, order, found)) is not None]
+
+
+def _insert_breaks(items: Sequence[PatternItem], kept: Sequence[int]) -> list[int]:
+    """Return `kept` with -1 wherever thread or step change."""
+    found: list[int] = []
+    for index in kept:
+        if found and items[found[-1]].place != items[index].place:
+            found.append(-1)
+        found.append(index)
+    return found
+
+
+def _build_match(items: Sequence[PatternItem], order: Sequence[int], found: re.Match[str]) -> PatternMatch | None:
+    first, last = order[found.start()], order[found.end() - 1]
+    members = items[first : last + 1]
+    name, _, least = _PATTERNS[int((found.lastgroup or "p0")[1:])]
+    numel = max(item.numel for item in members)
+    if sum(item.numel == numel for item in members) < least:
+        return None
+    return PatternMatch(name, tuple(item.row for item in members), numel)
+
+
+_NOT_FORWARD = ("backward", "optimizer", "data")
+
+COMPOSITE_SCHEMA = {"pattern": pl.String, "full_bytes": pl.Float64, "group": pl.Int64}
+
+
+def _list_forward_items(window: Window, work: pl.DataFrame, lineage: Lineage) -> tuple[list[PatternItem], dict[int, int]]:
+    """Return the forward ops that work, in program order, and the bytes of an element of each."""
+    forward = work.select("call", "name", "phase", "bytes_moved", "numel", "item_bytes")
+    forward = forward.filter(~pl.col("phase").fill_null("other").is_in(_NOT_FORWARD) & ~pl.col("name").str.contains(GENERATED_KERNEL))
+    forward = forward.with_columns(lineage.root_of(forward["call"])).drop_nulls("root")
+    moves = (pl.col("bytes_moved").fill_null(0).sum() > 0).alias("moves")
+    sums = forward.group_by("root").agg(pl.col("numel").max(), pl.col("item_bytes").max(), moves).filter("moves")
+    ops = window.analysis.trace.ops.select(pl.col("id").alias("root"), decode_column("name"), "thread", "step", "start_ns")
+    rows = sums.join(ops, on="root").sort("thread", "start_ns", "root").select("root", "name", "numel", "thread", "step", "item_bytes")
+    items = [PatternItem(root, name, numel or 0, (thread or 0, step or 0)) for root, name, numel, thread, step, _ in rows.iter_rows()]
+    return items, dict(rows.select("root", pl.col("item_bytes").fill_null(4)).iter_rows())
+
+
+@cache_by_window
+def find_composites(window: Window) -> pl.DataFrame:
+    """Return the kernels of hand-written patterns, forward and backward, with columns group, pattern and full_bytes (of one tensor).
+
+    Those of unfused attention (MEM-03) and of a loss over a large vocabulary (MEM-04) do not count.
+    """
+    work = window.work(shapes=True)
+    lineage = Lineage(window)
+    items, item_bytes = _list_forward_items(window, work, lineage)
+    matches = find_patterns(items)
+    if not matches:
+        return work.clear().with_columns(pl.lit(None, dtype=kind).alias(name) for name, kind in COMPOSITE_SCHEMA.items())
+    groups = np.full(window.analysis.trace.ops.height, -1, dtype=np.int64)
+    for number, match in enumerate(matches):
+        groups[list(match.rows)] = number
+    told = pl.DataFrame(
+        [(number, match.name, float(match.numel * max(item_bytes[row] for row in match.rows))) for number, match in enumerate(matches)],
+        schema={"group": pl.Int64, "pattern": pl.String, "full_bytes": pl.Float64},
+        orient="row",
+    )
+    taken = pl.concat([find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]]).implode()
+    return lineage.with_group(work, groups).filter(~pl.col("id").is_in(taken)).join(told, on="group", how="inner")
+
+
+def _count_fused_bytes(work: pl.DataFrame) -> float:
+    """Return the bytes that fused kernels would move for the patterns in `work`."""
+    backward = (pl.col("phase") == "backward").fill_null(False).any().alias("backward")
+    groups = work.group_by("group").agg(pl.col("pattern").first(), pl.col("full_bytes").first(), backward)
+    total = 0.0
+    for _, name, size, trained in groups.iter_rows():
+        forward, again = MOVED_SIZES.get(name, (2, 3))
+        total += size * (forward + (again if trained else 0))
+    return total
+
+
+@fact("composite_share", unit="share")
+def composite_share(window: Window) -> float:
+    """Time in normalisations, activations, rotary embeddings and losses written in single ops, with their backward, over the wall time."""
+    return window.share_of_wall(find_composites(window))
+
+
+@fact("composite_ns", unit="ns")
+def composite_ns(window: Window) -> int:
+    """Time in normalisations, activations, rotary embeddings and losses written in single ops, with their backward."""
+    return int(find_composites(window)["time_ns"].sum())
+
+
+@fact("composite_kinds", unit="text")
+def composite_kinds(window: Window) -> str:
+    """What is written in single ops, that which takes most time first: RMS norm, layer norm, GELU, softmax, rotary embedding, ..."""
+    sums = find_composites(window).group_by("pattern").agg(pl.col("time_ns").sum()).sort("time_ns", "pattern", descending=[True, False])
+    require(sums.height > 0, "no pattern of single ops was recognised")
+    return ", ".join(sums["pattern"])
+
+
+@fact("composite_passes", unit="count")
+def composite_passes(window: Window) -> float:
+    """Mean number of kernels (CPU: ops that move data) that such a pattern takes, forward and backward; a fused one takes 1 or 2."""
+    work = find_composites(window).filter(pl.col("bytes_moved") > 0)
+    require(work.height > 0, "no pattern of single ops was recognised")
+    return work.height / work["group"].n_unique()
+
+
+@fact("composite_phases", unit="text")
+def composite_phases(window: Window) -> str:
+    """In which passes these patterns are: "forward and backward", or "in the forward pass" alone."""
+    work = find_composites(window)
+    require(work.height > 0, "no pattern of single ops was recognised")
+    return "forward and backward" if (work["phase"] == "backward").any() else "in the forward pass"
+
+
+@fact("composite_saving_ns", unit="ns")
+def composite_saving_ns(window: Window) -> float:
+    """Time that these patterns would save as one fused kernel each, forward and backward, with the waits for the host inside them.
+
+    At 85 % of the bandwidth; on a CPU at the best rate that their own ops reach.
+    """
+    work = find_composites(window)
+    if not work.height:
+        raise NotKnownError("no pattern of single ops was recognised")
+    forward = work.filter(~pl.col("phase").is_in(["backward"]).fill_null(False))
+    gaps = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(forward, ["group"]))
+    return fused_kernels.estimate_fused_saving_ns(window, work, _count_fused_bytes(work)) + gaps
+
+
+@cache_by_window
+def find_chains(window: Window) -> pl.DataFrame:
+    """Return the chains of unfused element-wise kernels (columns and meaning: roofline.chains).
+
+    Ops that another rule claims end a chain: hand-written patterns (MEM-02), unfused attention (MEM-03), a loss over a large vocabulary
+    (MEM-04).
+    """
+    work = window.work(shapes=True)
+    claimed = pl.concat([find_composites(window)["id"], find_unfused_attention(window)["id"], find_vocabulary_work(window)["id"]]).implode()
+    taken = pl.col("id").is_in(claimed)
+    free = work.with_columns(family=pl.when(~taken).then("family"), copy_kind=pl.when(~taken).then("copy_kind"))
+    return roofline_chains.find_elementwise_chains(free, on_cpu=window.on_cpu)
+
+
+def _find_chain_kernels(window: Window, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the kernels of the chains `found` with column chain, its number."""
+    numbers = found.select("ids").with_row_index("chain").explode("ids").rename({"ids": "id"})
+    return window.kernels.join(numbers, on="id", how="inner")
+
+
+@cache_by_window
+def estimate_chain_savings(window: Window) -> pl.DataFrame:
+    """Return `chains` with fused_ns, the time of one fused kernel each, and saving_ns: their time beyond it, at least 0.
+
+    At 85 % of the bandwidth, or the best rate that ops of the chains reach; on a CPU with the arithmetic of transcendental functions, as
+    far as they take longer than streaming at that best rate.
+    """
+    found = find_chains(window)
+    members = _find_chain_kernels(window, found)
+    total = float(members["time_ns"].sum())
+    streaming = fused_kernels.estimate_stream_byte_per_s(window, members)
+    arithmetic = fused_kernels.estimate_arithmetic_ns(window, members, streaming) / total if total else 0.0
+    rate = max(streaming, fused_kernels.MEMORY_SHARE_OF_PEAK * window.bandwidth)
+    fused_bytes = (pl.col("bytes") - pl.col("between_bytes")).clip(lower_bound=0)
+    found = found.with_columns(fused_ns=fused_bytes / rate * 1e9 + arithmetic * pl.col("time_ns"))
+    return found.with_columns(saving_ns=(pl.col("time_ns") - pl.col("fused_ns")).clip(lower_bound=0))
+
+
+def _sum_saving_ns(window: Window) -> float:
+    found = estimate_chain_savings(window)
+    return min(float(found["saving_ns"].sum()), float(window.exposed_ns(_find_chain_kernels(window, found))))
+
+
+@fact("unfused_chain_ceiling_ns", unit="ns")
+def unfused_chain_ceiling_ns(window: Window) -> float:
+    """Time that the steps would save with one fused kernel for each chain, with the waits for the host inside the chains."""
+    found = estimate_chain_savings(window)
+    members = _find_chain_kernels(window, found)
+    part = found.select(pl.min_horizontal(pl.col("fused_ns") / pl.col("time_ns"), 1.0).alias("part")).with_row_index("chain")
+    gaps = fused_kernels.measure_gaps_within_ns(window, fused_kernels.find_group_spans(members, ["chain"]))
+    return window.saving_ns(members.join(part, on="chain"), pl.col("time_ns") * pl.col("part")) + gaps
+
+
+@fact("unfused_chain_saving_ns", unit="ns")
+def unfused_chain_saving_ns(window: Window) -> float:
+    """Time of unfused element-wise chains beyond what one fused kernel each would need at 85 % of the bandwidth."""
+    return _sum_saving_ns(window)
+
+
+@fact("unfused_chain_saving_share", unit="share")
+def unfused_chain_saving_share(window: Window) -> float:
+    """unfused_chain_saving_ns over the wall time of the analysed steps."""
+    return _sum_saving_ns(window) / window.wall_ns
+
+
+@fact("unfused_chain_ns", unit="ns")
+def unfused_chain_ns(window: Window) -> int:
+    """Time in unfused element-wise chains."""
+    return int(find_chains(window)["time_ns"].sum())
+
+
+@fact("unfused_chains", unit="count")
+def unfused_chains(window: Window) -> int:
+    """Number of unfused element-wise chains in the analysed steps."""
+    return find_chains(window).height
+
+
+@fact("unfused_chain_length", unit="count")
+def unfused_chain_length(window: Window) -> float:
+    """Mean number of kernels in an unfused element-wise chain."""
+    found = find_chains(window)
+    require(found.height > 0, "no chain of element-wise kernels")
+    return float(found["count"].sum()) / found.height
+
+
+@fact("fusable_share", unit="share")
+def fusable_share(window: Window) -> float:
+    """Time in element-wise, normalisation, softmax, reduction and copy ops, optimizer aside, over the busy time of the device."""
+    require(window.busy_ns > 0, "the device did nothing in the analysed steps")
+    fusable = (
+        pl.col("family").is_in(FUSABLE_FAMILIES)
+        & pl.col("phase").ne_missing("optimizer")
+        & ~pl.col("name").str.contains(roofline_chains.GENERATED_KERNEL)
+    )
+    time_ns = window.work().select(pl.col("time_ns").filter(fusable).sum()).item()
+    return min(float(time_ns) / window.busy_ns, 1.0)
+
+
+def find_casts(window: Window) -> pl.DataFrame:
+    """Return the kernels that only change the type of a tensor; those of the optimizer's and those of MEM-02 to MEM-04 aside."""
+    taken = pl.concat([made(window)["id"] for made in (find_vocabulary_work, find_composites, find_unfused_attention)]).implode()
+    work = window.work(shapes=True).filter((pl.col("copy_kind") == "cast") & (pl.col("numel") > 1) & ~pl.col("id").is_in(taken))
+    return work.filter(~pl.col("phase").fill_null("other").is_in(["optimizer", "data"]))
+
+
+@fact("cast_share", unit="share")
+def cast_share(window: Window) -> float:
+    """Time in copies that only change the type of a tensor, optimizer aside, over the wall time of the analysed steps."""
+    return window.share_of_wall(find_casts(window))
+
+
+@fact("casts_per_step", unit="count")
+def casts_per_step(window: Window) -> float:
+    """Copies that only change the type of a tensor, optimizer aside, in an analysed step."""
+    if not window.steps.height:
+        raise NotKnownError("no complete step was recorded")
+    return find_casts(window).height / window.steps.height
+
+
+@fact("without_casts_ns", unit="ns")
+def without_casts_ns(window: Window) -> float:
+    """Time that the analysed steps would save without copies that only change the type: replayed, else the time that only they fill."""
+    return window.saving_ns(find_casts(window), pl.lit(0.0))
+
+
+def find_layout_copies(window: Window) -> pl.DataFrame:
+    """Return the kernels that reorder, join or pad tensors, and device-to-device copies; raises NotKnownError where most cannot be told.
+
+    Casts (another dtype), copies in and out of communication buckets, those that a product makes itself and
+    those that other rules claim (MEM-02 to MEM-04) do not count.
+    """
+    work = window.work(shapes=True)
+    copies = work.select("family", "kind", "copy_kind", "time_ns").filter(pl.col("family") == "copy")
+    found = work.filter((pl.col("copy_kind") == "layout") | ((pl.col("kind") == "memcpy") & pl.col("name").str.contains("DtoD")))
+    found = found.filter(~pl.col("op_name").fill_null("").str.contains(r"reducer|c10d::") & ~_match_inside_products(window, found))
+    untold = copies.filter(pl.col("copy_kind").is_null() & (pl.col("kind") != "memcpy"))
+    limit = max(int(found["time_ns"].sum()), 0.01 * window.wall_ns)
+    require(
+        int(untold["time_ns"].sum()) <= limit,
+        "strides were not recorded: which copies change the layout cannot be told (torch >= 2.2 records them)",
+    )
+    claimed = pl.concat([made(window)["id"] for made in (find_vocabulary_work, find_composites, find_unfused_attention)]).implode()
+    return found.filter(~pl.col("id").is_in(claimed))
+
+
+def _match_inside_products(window: Window, copies: pl.DataFrame) -> pl.Series:
+    """Return which copies a product or convolution makes itself: its bias spread over the result (CPU), its operands packed."""
+    ops = window.analysis.trace.ops
+    names = decode_names(ops["name"].gather(ops["parent"].gather(copies["call"])))  # an op's id is its row
+    return pl.Series([find_family(name or "") in MATRIX_FAMILIES for name in names], dtype=pl.Boolean)
+
+
+@fact("layout_copy_share", unit="share")
+def layout_copy_share(window: Window) -> float:
+    """Time in copies that reorder, join or pad tensors, over the wall time of the analysed steps."""
+    return window.share_of_wall(find_layout_copies(window))
+
+
+@fact("layout_copy_ns", unit="ns")
+def layout_copy_ns(window: Window) -> int:
+    """Time that only layout copies fill: nothing else ran on the device."""
+    copies = find_layout_copies(window)
+    return min(int(copies["time_ns"].sum()), window.exposed_ns(copies))
+
+
+@fact("without_layout_copies_ns", unit="ns")
+def without_layout_copies_ns(window: Window) -> float:
+    """Time that the analysed steps would save without layout copies: replayed, else layout_copy_ns."""
+    return window.saving_ns(find_layout_copies(window), pl.lit(0.0))
+
+
+USEFUL_SHARE = 0.3
+"""Useful bytes below this share of the bandwidth are irregular access (rules.md MEM-09)."""
+
+_IRREGULAR_NAMES = [
+    "embedding_dense_backward",
+    "_embedding_bag_dense_backward",
+    "_embedding_bag",
+    "index_put_",
+    "_index_put_impl_",
+    "index_add_",
+    "index_add",
+    "scatter_add_",
+    "scatter_add",
+    "scatter_reduce",
+    "scatter_reduce_",
+    "gather",
+    "gather_backward",
+    "index",
+    "index_select",
+    "index_select_backward",
+    "embedding",
+]
+IRREGULAR_OPS = tuple(f"aten::{name}" for name in _IRREGULAR_NAMES)
+
+
+def find_irregular_work(window: Window) -> pl.DataFrame:
+    """Return the kernels of look-ups, scatters and their gradients whose useful bytes reach less than 30 % of the bandwidth."""
+    work = window.work(shapes=True).filter(pl.col("op_name").is_in(IRREGULAR_OPS) & pl.col("bytes_moved").is_not_null())
+    limit = USEFUL_SHARE * window.bandwidth / 1e9
+    slow = work.group_by("op_name", "signature").agg((pl.col("bytes_moved").sum() < limit * pl.col("time_ns").sum()).alias("slow"))
+    return work.join(slow, on=["op_name", "signature"], nulls_equal=True).filter("slow")
+
+
+@fact("irregular_share", unit="share")
+def irregular_share(window: Window) -> float:
+    """Time in look-ups, gathers, scatters and embedding gradients below 30 % of the bandwidth (useful bytes), over the wall time."""
+    return window.share_of_wall(find_irregular_work(window))
+
+
+@fact("irregular_rate_share", unit="share")
+def irregular_rate_share(window: Window) -> float:
+    """Useful bytes of these ops over what the bandwidth would move in their time."""
+    work = find_irregular_work(window)
+    if not work.height:
+        raise NotKnownError("no look-up or scatter runs below 30 % of the bandwidth")
+    return float(work["bytes_moved"].sum()) / (window.bandwidth * float(work["time_ns"].sum()) / 1e9)
+
+
+@fact("irregular_saving_ns", unit="ns")
+def irregular_saving_ns(window: Window) -> float:
+    """Time that these ops would save with their useful bytes at 85 % of the bandwidth."""
+    floor = pl.col("bytes_moved") / (MEMORY_SHARE_OF_PEAK * window.bandwidth) * 1e9
+    return window.saving_ns(find_irregular_work(window), floor)

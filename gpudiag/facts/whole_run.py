@@ -1,0 +1,438 @@
+"""Facts about all steps of a run, profiled or not: phases, drift, stalls, padding, price, and how the step grows with the batch."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import polars as pl
+
+from gpudiag.facts.idle_time import idle_gc_ns, idle_io_ns, without_stalls_ns
+from gpudiag.facts.registry import NotKnownError, fact, require
+from gpudiag.facts.window import Window
+from gpudiag.model.experiment import ExperimentData, Outcome
+from gpudiag.model.timeline import StepHistory
+from gpudiag.timeline.history import MIN_FOR_DRIFT, MIN_FOR_PACE, SETTLED_AFTER
+
+NO_RECORDS = "a trace does not hold the steps outside it: record with gpudiag.profile"
+
+
+def _read_history(window: Window) -> StepHistory:
+    if window.history is None:
+        raise NotKnownError(NO_RECORDS)
+    return window.history
+
+
+def _measure_phase_share(window: Window, column: str, what: str) -> float:
+    """Return the summed `column` over the wall time of the plain steps whose phases were seen."""
+    _read_history(window)
+    records = window.analysis.step_records
+    plain = (pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & pl.col("phase_clock").is_not_null()
+    seen = pl.DataFrame() if records is None else records.filter(plain)
+    require(seen.height >= MIN_FOR_PACE, f"fewer than {MIN_FOR_PACE} unprofiled steps whose phases were seen: let the recording run on")
+    require(seen[column].null_count() < seen.height, f"no {what} was seen in the unprofiled steps")
+    return min(1.0, int(seen[column].sum()) / max(1, int(seen["wall_ns"].sum())))
+
+
+@fact("run_forward_share", unit="share")
+def run_forward_share(window: Window) -> float:
+    """Time from a batch in hand to its backward pass over the wall time of the unprofiled steps; loss and own data code included."""
+    return _measure_phase_share(window, "forward_ns", "forward pass with a backward pass")
+
+
+@fact("run_backward_share", unit="share")
+def run_backward_share(window: Window) -> float:
+    """Time in Tensor.backward over the wall time of the unprofiled steps (on a GPU: time of the device)."""
+    return _measure_phase_share(window, "backward_ns", "Tensor.backward")
+
+
+@fact("run_optimizer_share", unit="share")
+def run_optimizer_share(window: Window) -> float:
+    """Time in the steps of torch optimizers over the wall time of the unprofiled steps (on a GPU: time of the device)."""
+    return _measure_phase_share(window, "optimizer_ns", "step of a torch optimizer")
+
+
+@fact("run_h2d_share", unit="share")
+def run_h2d_share(window: Window) -> float:
+    """Copies from host to device that the training thread asks for, over the wall time of the unprofiled steps."""
+    window.require_accelerator()
+    return _measure_phase_share(window, "h2d_ns", "copy from host to device")
+
+
+@fact("padded_share", unit="share")
+def padded_share(window: Window) -> float:
+    """Padding among the positions of the batches, by their masks or lengths; all steps."""
+    found = _read_history(window).padded_share
+    if found is None:
+        raise NotKnownError("no batch told its padding: a field attention_mask, padding_mask or lengths on the CPU does")
+    return found
+
+
+@fact("step_drift_share", unit="share")
+def step_drift_share(window: Window) -> float:
+    """How much longer an unprofiled step takes in the last quarter of the run than in the first; 0 where that may be noise.
+
+    Negative where steps became faster. See gpudiag.timeline.history.measure_drift for the test.
+    """
+    found = _read_history(window).drift
+    if found is None:
+        raise NotKnownError(f"fewer than {MIN_FOR_DRIFT} unprofiled steps: let the recording run on")
+    return found.share if found.real else 0.0
+
+
+@fact("slow_step_share", unit="share")
+def slow_step_share(window: Window) -> float:
+    """Time of slow unprofiled steps (over 1.5 times the median) beyond the median, over the wall time of the unprofiled steps."""
+    found = _read_history(window).slow_share
+    if found is None:
+        raise NotKnownError(f"fewer than {MIN_FOR_PACE} unprofiled steps: let the recording run on")
+    return found
+
+
+ENOUGH_STEPS = 20
+"""Fewer plain steps than this say less of the run than the window does (heuristic: rarer stalls than one in 20 need more anyway)."""
+
+AFTER_EXPORT = 10
+"""Steps after the recorder wrote a trace: the garbage that is collected in them is its own (seen: up to 8 steps later)."""
+
+LEAST_STALL_SHARE = 0.01
+"""Share of the usual step from which a stall is one (heuristic)."""
+
+TWICE = 2
+
+SYNC = "os.fsync"
+"""Name of the marks of that call (capture/host_marks.py)."""
+
+
+def find_stalled_steps(window: Window) -> pl.DataFrame:
+    """Return the plain steps of the run with gc_ns and io_ns: what collections, saves and file writes cost each of them.
+
+    A collection costs its own time, on a GPU at most what the step takes beyond the median of those without a mark: the device may have had
+    work. Writing a file costs that excess, on a CPU at least the time of torch.save; os.fsync its own time, on a GPU at most that excess.
+    Raises NotKnownError where the records do not say.
+    """
+    records, marks = window.analysis.step_records, window.analysis.host_marks
+    if records is None or marks is None:
+        raise NotKnownError("a trace does not hold the steps outside it: record with gpudiag.profile")
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain")).select("step", "wall_ns")
+    if plain.height < ENOUGH_STEPS:
+        raise NotKnownError(f"fewer than {ENOUGH_STEPS} unprofiled steps: let the recording run on")
+    exported = pl.concat(
+        [records.filter(pl.col("window") == "export").select(step=pl.col("step") + later) for later in range(AFTER_EXPORT + 1)]
+    )
+    plain = plain.join(exported, on="step", how="anti")
+    marked = plain.join(_sum_by_step(marks), on="step", how="left").with_columns(
+        pl.col("gc_ns", "save_ns", "sync_ns", "writes").fill_null(0)
+    )
+    free = marked.filter((pl.col("gc_ns") + pl.col("save_ns") + pl.col("writes")) == 0)["wall_ns"]
+    usual = free.median() if len(free) >= MIN_FOR_PACE else None
+    if usual is None and (not window.on_cpu or marked.filter((pl.col("writes") > 0) & (pl.col("save_ns") == 0)).height):
+        raise NotKnownError("nearly every step collects garbage or writes files, so what a step without takes is not known")
+    # where every step saves, no more is known to come of it than the time of torch.save
+    excess = pl.col("save_ns") if usual is None else (pl.col("wall_ns") - usual).clip(lower_bound=0)
+    gc_ns = pl.min_horizontal("gc_ns", excess if not window.on_cpu else "wall_ns")
+    untimed = (pl.col("writes") > 0) & (pl.col("save_ns") == 0)
+    written = pl.when(untimed | (pl.col("save_ns") > 0)).then(excess).otherwise(0)
+    if window.on_cpu:
+        saved_ns = pl.max_horizontal("save_ns", written, "sync_ns")
+    else:
+        saved_ns = pl.max_horizontal(written, pl.min_horizontal("sync_ns", excess))
+    io_ns = pl.min_horizontal(saved_ns, (pl.col("wall_ns") - gc_ns).clip(lower_bound=0))
+    found = marked.with_columns(gc_ns=gc_ns.cast(pl.Float64), io_ns=io_ns.cast(pl.Float64))
+    return _drop_single_stalls(_drop_single_stalls(found, "gc_ns"), "io_ns")
+
+
+def _drop_single_stalls(steps: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return `steps` with `column` 0 where it holds 1 % of the usual step in one step alone: what comes once does not come again."""
+    least = LEAST_STALL_SHARE * float(steps["wall_ns"].median() or 0)  # type: ignore[arg-type]
+    return steps.with_columns(pl.lit(0.0).alias(column)) if (steps[column] >= least).sum() < TWICE else steps
+
+
+def _sum_by_step(marks: pl.DataFrame) -> pl.DataFrame:
+    """Return for each step that has marks: gc_ns, save_ns, sync_ns and the number of files written."""
+    kind, sync = pl.col("kind"), pl.col("name").eq_missing(SYNC)
+    return marks.group_by("step").agg(
+        gc_ns=pl.col("duration_ns").filter(kind == "gc").sum(),
+        save_ns=pl.col("duration_ns").filter((kind == "save") & ~sync).sum(),
+        sync_ns=pl.col("duration_ns").filter((kind == "save") & sync).sum(),
+        writes=(kind == "file_write").sum(),
+    )
+
+
+def _measure_stall_share(window: Window, column: str, in_window: float) -> float:
+    """Return the share of the plain steps' time in `column`; of the analysed steps, `in_window`, where the records do not say."""
+    try:
+        found = find_stalled_steps(window)
+    except NotKnownError:
+        return in_window
+    return float(found[column].sum()) / max(1, int(found["wall_ns"].sum()))
+
+
+@fact("gc_share", unit="share")
+def gc_share(window: Window) -> float:
+    """Time in which Python collected garbage over the time of all unprofiled steps; on a GPU only what a step takes beyond the usual one.
+
+    Without records of the run: idle time of the analysed steps.
+    """
+    return _measure_stall_share(window, "gc_ns", float(idle_gc_ns(window)) / window.wall_ns)
+
+
+@fact("io_share", unit="share")
+def io_share(window: Window) -> float:
+    """As gc_share, for torch.save and other writing of files (checkpoints, logs)."""
+    return _measure_stall_share(window, "io_ns", float(idle_io_ns(window)) / window.wall_ns)
+
+
+@fact("run_stall_share", unit="share")
+def run_stall_share(window: Window) -> float:
+    """gc_share and io_share together."""
+    return min(1.0, float(gc_share(window)) + float(io_share(window)))
+
+
+@fact("stalled_step_share", unit="share")
+def stalled_step_share(window: Window) -> float:
+    """Part of the unprofiled steps in which garbage was collected or a file written, at a cost of 1 % of the usual step or more."""
+    found = find_stalled_steps(window)
+    least = LEAST_STALL_SHARE * float(found["wall_ns"].median() or 0)  # type: ignore[arg-type]
+    return found.filter(pl.col("gc_ns") + pl.col("io_ns") > least).height / found.height
+
+
+@fact("without_run_stalls_ns", unit="ns")
+def without_run_stalls_ns(window: Window) -> float:
+    """Time that as many steps as were analysed save without them, on average over the run; by the window (without_stalls_ns) where it alone
+    is known."""
+    try:
+        find_stalled_steps(window)
+    except NotKnownError:
+        return float(without_stalls_ns(window))
+    return float(run_stall_share(window)) * window.wall_ns
+
+
+_MODEL_PHASES = ("forward", "backward")
+
+
+def _find_model_work(window: Window) -> pl.DataFrame:
+    """Return the work of forward and backward; raises NotKnownError where no phases were told."""
+    found = window.work().filter(pl.col("phase").is_in(_MODEL_PHASES))
+    require(found.height > 0, "no work of a forward or backward pass was told apart from the rest")
+    return found
+
+
+@fact("model_work_ns", unit="ns")
+def model_work_ns(window: Window) -> int:
+    """Time that only work of the forward and backward pass fills; on a CPU their ops."""
+    found = _find_model_work(window)
+    return min(int(found["time_ns"].sum()), window.exposed_ns(found))
+
+
+@fact("padded_work_ns", unit="ns")
+def padded_work_ns(window: Window) -> float:
+    """At most this part of model_work_ns goes into padding: padded_share w of it, of attention 1 - (1 - w)^2.
+
+    Attention grows with the square of the length: its waste is 1 - sum(len^2) / (B L^2), which is never above that (Jensen).
+    """
+    padded, work = float(padded_share(window)), _find_model_work(window)
+    summed = int(work["time_ns"].sum())
+    attention = int(work.filter(pl.col("family") == "attention")["time_ns"].sum()) / summed
+    return float(model_work_ns(window)) * (padded * (1 - attention) + (1 - (1 - padded) ** 2) * attention)
+
+
+@fact("padded_work_share", unit="share")
+def padded_work_share(window: Window) -> float:
+    """padded_work_ns over the wall time of the analysed steps."""
+    return float(padded_work_ns(window)) / window.wall_ns
+
+
+SECONDS_PER_HOUR = 3600
+THOUSAND = 1000
+
+
+def _read_price(window: Window) -> float:
+    if window.analysis.gpu_hour_price is None:
+        raise NotKnownError("what an hour of the device costs is not known: give --gpu-hour-price, for example 2.00")
+    return window.analysis.gpu_hour_price
+
+
+def measure_plain_step_ns(window: Window) -> float:
+    """Return the mean wall time of a step in ns: of the unprofiled steps where there are enough, else of the analysed ones."""
+    found = window.history
+    if found is None or found.plain < MIN_FOR_PACE or window.analysis.step_records is None:
+        return window.wall_ns / max(1, window.steps.height)
+    plain = window.analysis.step_records.filter(window.analysis.step_records["window"] == "plain")["wall_ns"]
+    settled = plain[2:] if len(plain) > 2 + MIN_FOR_PACE else plain
+    return float(settled.sum()) / len(settled)
+
+
+def _estimate_cost(window: Window, steps: float) -> float:
+    """Return what `steps` steps cost on all ranks: idle ones cost the same."""
+    ranks = window.analysis.manifest.world_size if window.analysis.manifest else 1
+    return steps * ranks * _read_price(window) * measure_plain_step_ns(window) / 1e9 / SECONDS_PER_HOUR
+
+
+def format_money(amount: float) -> str:
+    """Return an amount in dollars with two digits that say something: $0.31, $0.0042, $1,234."""
+    if amount >= 100:
+        return f"${amount:,.0f}"
+    return f"${amount:,.2f}" if amount >= 0.1 else f"${amount:.2g}"
+
+
+@fact("gpu_hour_price", unit="count")
+def gpu_hour_price(window: Window) -> float:
+    """Price of one hour of one device in dollars (or whatever currency), as given by --gpu-hour-price."""
+    return _read_price(window)
+
+
+@fact("thousand_steps_cost", unit="text")
+def thousand_steps_cost(window: Window) -> str:
+    """What 1,000 steps cost on all ranks at gpu_hour_price, by the unprofiled steps where there are some."""
+    return format_money(_estimate_cost(window, THOUSAND))
+
+
+@fact("ranks", unit="count")
+def ranks(window: Window) -> int:
+    """Processes of the run, each with a device of its own."""
+    manifest = window.analysis.manifest
+    if manifest is None:
+        raise NotKnownError("a trace does not hold the number of processes: record with gpudiag.profile")
+    return manifest.world_size
+
+
+@fact("planned_steps", unit="count")
+def planned_steps(window: Window) -> int:
+    """Steps of the whole run, as given by --planned-steps."""
+    if window.analysis.planned_steps is None:
+        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
+    return window.analysis.planned_steps
+
+
+@fact("planned_cost", unit="text")
+def planned_cost(window: Window) -> str:
+    """What planned_steps steps cost on all ranks at gpu_hour_price."""
+    if window.analysis.planned_steps is None:
+        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
+    return format_money(_estimate_cost(window, window.analysis.planned_steps))
+
+
+@fact("tenth_of_planned_cost", unit="text")
+def tenth_of_planned_cost(window: Window) -> str:
+    """What a tenth of planned_cost is: the worth of steps that are 10 % shorter."""
+    if window.analysis.planned_steps is None:
+        raise NotKnownError("how many steps the run is to have is not known: give --planned-steps")
+    return format_money(_estimate_cost(window, window.analysis.planned_steps / 10))
+
+
+MIN_STEPS = 5
+"""Plain steps of a batch size whose median counts (heuristic)."""
+
+MIN_RATIO = 1.5
+"""Largest over smallest batch size from which a line through them can be told from scatter (heuristic)."""
+
+ASK = "run a few steps with twice the batch in the same recording, or test it: gpudiag ab -o BUNDLE --fix batch-size=x2 ..."
+
+BATCH_FIX = "batch-size"
+
+
+class BatchFit(NamedTuple):
+    """Step time in ns by batch size in samples: fixed_ns + sample_ns x batch."""
+
+    fixed_ns: float
+    sample_ns: float
+    batch: int
+    """The size that is asked to be doubled: the largest of a run, that of the unchanged program in an experiment."""
+    smallest: int
+    largest: int
+    """The smallest and the largest size seen."""
+
+    def step_ns(self, batch: float) -> float:
+        """Return the time of a step of `batch` samples in ns."""
+        return self.fixed_ns + self.sample_ns * batch
+
+
+def fit_step_time(window: Window) -> BatchFit:
+    """Return the line of an experiment with another batch size, else of the batch sizes of the run. Raises NotKnownError without either."""
+    tested = next((found for data in reversed(window.analysis.experiments) if (found := fit_experiment(data)) is not None), None)
+    return tested or fit_run(window)
+
+
+def fit_experiment(data: ExperimentData) -> BatchFit | None:
+    """Return the line through the unchanged batch and the largest other one that was compared with it; None where none was.
+
+    With f times the batch a step takes f / (ratio of samples a second) times as long.
+    """
+    samples = data.baseline.samples_per_step if data.baseline else None
+    if data.baseline is None or not samples or data.baseline.step_ns <= 0:
+        return None
+    step_ns = data.baseline.step_ns
+    known = [(factor, one.ratio) for one in data.experiments if (factor := _find_batch_factor(one, samples)) and one.ratio]
+    if not known:
+        return None
+    factor, ratio = max(known)
+    slope = min(max(step_ns * (factor / ratio - 1) / (samples * (factor - 1)), 0.0), step_ns / samples)
+    return BatchFit(step_ns - slope * samples, slope, round(samples), round(samples), round(factor * samples))
+
+
+def _find_batch_factor(one: Outcome, samples: float) -> float | None:
+    """Return how many times the batch of `samples` a measured experiment had; None unless it changed the batch alone, by 1.5 or more."""
+    name, _, value = one.fix.partition("=")
+    if name != BATCH_FIX or one.variant or one.screening or one.unit != "samples" or one.verdict in ("failed", "not_applied", "unstable"):
+        return None
+    try:
+        factor = float(value[1:]) if value.startswith("x") else float(value) / samples
+    except ValueError:
+        return None
+    return factor if factor >= MIN_RATIO else None
+
+
+def fit_run(window: Window) -> BatchFit:
+    """Return the least-squares line through the median step time of each batch size of the run, no part of it negative.
+
+    Raises NotKnownError unless two sizes with a ratio of 1.5 have 5 unprofiled steps each.
+    """
+    records = window.analysis.step_records
+    if records is None:
+        raise NotKnownError("a trace does not hold the steps outside it: record with gpudiag.profile")
+    plain = records.filter((pl.col("step") >= SETTLED_AFTER) & (pl.col("window") == "plain") & (pl.col("samples") > 0))
+    sizes = plain.group_by("samples").agg(pl.len().alias("steps"), pl.col("wall_ns").median()).filter(pl.col("steps") >= MIN_STEPS)
+    sizes = sizes.sort("samples")
+    if sizes.height < 2 or int(sizes["samples"][-1]) < MIN_RATIO * int(sizes["samples"][0]):
+        raise NotKnownError(f"the batch size did not vary (two sizes, 1.5 apart, {MIN_STEPS} unprofiled steps each): {ASK}")
+    at, times = sizes["samples"].cast(pl.Float64).to_numpy(), sizes["wall_ns"].to_numpy()
+    weights = sizes["steps"].cast(pl.Float64).to_numpy()
+    mean_at, mean_time = (weights * at).sum() / weights.sum(), (weights * times).sum() / weights.sum()
+    slope = float((weights * (at - mean_at) * (times - mean_time)).sum() / (weights * (at - mean_at) ** 2).sum())
+    slope = min(max(slope, 0.0), float(mean_time / mean_at))
+    return BatchFit(float(mean_time - slope * mean_at), slope, int(at[-1]), int(at[0]), int(at[-1]))
+
+
+@fact("smallest_batch", unit="count")
+def smallest_batch(window: Window) -> int:
+    """Samples of the smallest batch of at least 5 unprofiled steps, where the batch size varied; in an experiment the unchanged one."""
+    return fit_step_time(window).smallest
+
+
+@fact("largest_batch", unit="count")
+def largest_batch(window: Window) -> int:
+    """Samples of the largest batch of at least 5 unprofiled steps, where the batch size varied; in an experiment the largest tested."""
+    return fit_step_time(window).largest
+
+
+@fact("doubling_ratio", unit="ratio")
+def doubling_ratio(window: Window) -> float:
+    """How many times as long a step takes with twice the largest batch of the run, by the line T = a + c b through its batch sizes; where
+    an experiment has tested another batch size, with twice that of the unchanged program.
+
+    1: a larger batch costs nothing (overhead, latency, weight reads); 2: the device is saturated.
+    """
+    found = fit_step_time(window)
+    return found.step_ns(2 * found.batch) / found.step_ns(found.batch)
+
+
+@fact("fixed_step_ns", unit="ns")
+def fixed_step_ns(window: Window) -> float:
+    """The part of a step that does not grow with the batch (a of T = a + c b)."""
+    return fit_step_time(window).fixed_ns
+
+
+@fact("doubling_saves_ns", unit="ns")
+def doubling_saves_ns(window: Window) -> float:
+    """Time that the samples of the analysed steps save with twice the batch: 1 - doubling_ratio / 2 of it."""
+    return (1 - float(doubling_ratio(window)) / 2) * window.wall_ns

@@ -1,0 +1,369 @@
+"""Which device a recording was made on, and its peaks: from the table, cut to what was recorded, at the clock that it ran at."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+import polars as pl
+
+from gpudiag.hardware.device_table import (
+    DeviceName,
+    Links,
+    Row,
+    Table,
+    compare_evidence,
+    is_capability,
+    is_device_name,
+    is_in_family,
+    load_table,
+    parse_device_name,
+)
+from gpudiag.model.hardware import SCALED_PEAKS, Device, ObservedDevice
+
+GPU_LAUNCH_FLOOR_NS = 2000.0
+"""A kernel shorter than about 2 us cannot be judged by a roofline: the time of an empty kernel on current GPUs, rounded up."""
+
+VECTOR_PEAKS = ("fp32", "fp64")
+"""Peaks of the vector units; all others are those of the matrix units."""
+
+
+def build_device(row: Row, table: Table) -> Device:
+    """Return the device of a row with its published peaks."""
+    chip, memory = row.chip, row.memory
+    return Device(
+        id=row.id,
+        name=row.name,
+        kind="gpu",
+        provenance=row.provenance.confidence,
+        source=f"device table, row {row.id}: {'; '.join(table.sources[key].title.split(' (')[0] for key in row.provenance.sources)}",
+        vendor=chip.vendor,
+        architecture=chip.architecture,
+        compute_capability=chip.compute_capability,
+        sm_count=chip.sm_count,
+        boost_clock_mhz=chip.boost_clock_mhz,
+        tensor_clock_mhz=chip.tensor_clock_mhz,
+        memory_bytes=memory.bytes,
+        bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
+        cache_bytes=memory.cache_bytes,
+        peaks={dtype: tflops * 1e12 for dtype, tflops in row.peaks_tflop_per_s.items()},
+        pcie_byte_per_s=_estimate_host_byte_per_s(row.links, table),
+        link_byte_per_s=None if row.links.peer_gbyte_per_s is None else row.links.peer_gbyte_per_s * 1e9,
+        launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
+        notes=_list_row_notes(row),
+    )
+
+
+def _estimate_host_byte_per_s(links: Links, table: Table) -> float | None:
+    if links.host_gbyte_per_s is not None:
+        return links.host_gbyte_per_s * 1e9
+    return None if links.pcie_gen is None else table.pcie_gbyte_per_s[links.pcie_gen] * 1e9
+
+
+def _list_row_notes(row: Row) -> tuple[str, ...]:
+    weak = row.provenance.unverified
+    return (*row.notes, f"Not verified: {', '.join(weak)}.") if weak else row.notes
+
+
+def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceName) -> tuple[Device, tuple[str, ...]]:
+    """Return the row's device as it was recorded (cut SMs, partition, other memory), and a warning for each change."""
+    share = _find_sm_share(row, observed, name)
+    memory_bytes = observed.memory_bytes or (name.mig_gib * 2**30 if name.mig_gib else None)
+    warnings: tuple[str, ...] = ()
+    if share is not None:
+        device, warnings = _cut_sms(device, row, share, observed)
+    if memory_bytes is None:
+        return device, warnings
+    fits = compare_evidence(row, msgspec.structs.replace(observed, memory_bytes=memory_bytes)).memory
+    if not fits and not name.vgpu:
+        device, warning = _change_memory(device, row, memory_bytes, partition=share is not None and share < 1)
+        warnings += (warning,)
+    return msgspec.structs.replace(device, memory_bytes=memory_bytes), warnings
+
+
+def _find_sm_share(row: Row, observed: ObservedDevice, name: DeviceName) -> float | None:
+    """Return the share of the full part's SMs; None: all of them, or not recorded."""
+    if observed.sm_count is not None:
+        return None if observed.sm_count == row.chip.sm_count else observed.sm_count / row.chip.sm_count
+    # A MIG instance ng.* owns n of 7 compute slices (NVIDIA MIG user guide); slices hold slightly less than a seventh of all SMs.
+    return min(1.0, name.mig_slices / 7) if name.mig_slices else None
+
+
+def _cut_sms(device: Device, row: Row, share: float, observed: ObservedDevice) -> tuple[Device, tuple[str, ...]]:
+    sms = observed.sm_count if observed.sm_count is not None else round(row.chip.sm_count * share)
+    device = msgspec.structs.replace(
+        device,
+        name=f"{row.name}, {sms} of {row.chip.sm_count} SMs" if share < 1 else f"{row.name}, {sms} SMs",
+        provenance="derived",
+        source=f"{device.source}; peaks scaled by SM count {sms} / {row.chip.sm_count}",
+        sm_count=sms,
+        peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
+        link_byte_per_s=None,
+    )
+    why = "a partition or another part; peaks are scaled by the SM count, the peer link is unknown"
+    return device, (f"{sms} SMs, {row.name} has {row.chip.sm_count}: {why}",)
+
+
+def _change_memory(device: Device, row: Row, memory_bytes: int, *, partition: bool) -> tuple[Device, str]:
+    """Return the device with the bandwidth of its memory slices, or without one where the board carries other memory."""
+    recorded = f"{memory_bytes / 2**30:.3g} GiB of memory recorded, {row.name} has {row.memory.gib:g} GiB"
+    eighths = round(8 * memory_bytes / row.memory.bytes)
+    if not partition or not 1 <= eighths < 8 or device.bandwidth_byte_per_s is None:
+        changed = msgspec.structs.replace(device, bandwidth_byte_per_s=None)
+        return changed, f"{recorded}: another board, its bandwidth is unknown"
+    # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
+    changed = msgspec.structs.replace(
+        device,
+        bandwidth_byte_per_s=device.bandwidth_byte_per_s * eighths / 8,
+        cache_bytes=round(row.memory.cache_bytes * eighths / 8),
+    )
+    return changed, f"{recorded}: bandwidth and cache of {eighths}/8 of it are assumed"
+
+
+def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) -> Device | str:
+    """Return a device whose peaks are SMs x FLOP per clock x an assumed clock, or the reason why nothing can be derived."""
+    if observed.sm_count is None or observed.compute_capability is None:
+        missing = "SM count" if observed.sm_count is None else "compute capability"
+        return f"the {missing} is not recorded, so that no peak can be derived"
+    key = _find_rates_key(observed, name, table)
+    if key is None:
+        return f"no rates are known for compute capability {observed.compute_capability[:20]!r}"
+    same = [row.chip for row in table.devices if row.chip.rates == key]
+    boost = statistics.median(chip.boost_clock_mhz for chip in same)
+    tensor = statistics.median(chip.tensor_clock_mhz or chip.boost_clock_mhz for chip in same)
+    clocks = {dtype: boost if dtype in VECTOR_PEAKS else tensor for dtype in table.rates[key]}
+    label = name.text or f"{key} with {observed.sm_count} SMs"
+    return Device(
+        id=f"unknown-{re.sub(r'[^a-z0-9]+', '-', label.lower()).strip('-')}",
+        name=label,
+        kind="gpu",
+        provenance="derived",
+        source=f"SM count x {key} rates x {boost:g} MHz (matrix units {tensor:g} MHz), the median {key} clock in the device table",
+        vendor=same[0].vendor,
+        architecture=same[0].architecture,
+        compute_capability=same[0].compute_capability,
+        sm_count=observed.sm_count,
+        boost_clock_mhz=boost,
+        tensor_clock_mhz=tensor if tensor != boost else None,
+        memory_bytes=observed.memory_bytes,
+        peaks={dtype: float(rate * observed.sm_count * clocks[dtype] * 1e6) for dtype, rate in table.rates[key].items()},
+        launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
+        notes=("The clock is assumed, not known.",),
+    )
+
+
+def _find_rates_key(observed: ObservedDevice, name: DeviceName, table: Table) -> str | None:
+    """Return the row of `table.rates` for this chip; None where there is none or several chips share the recorded number."""
+    recorded = observed.compute_capability or ""
+    for key in table.rates:
+        amd = key.startswith("gfx")
+        if name.vendor not in (None, "amd" if amd else "nvidia") or observed.warp_size not in (None, 64 if amd else 32):
+            continue
+        if key in table.ambiguous_rates and not recorded.lower().startswith("gfx"):
+            continue
+        if not key.endswith("_geforce") and is_capability(_parse_capability(key), recorded):
+            return f"{key}_geforce" if name.geforce and f"{key}_geforce" in table.rates else key
+    return None
+
+
+def _parse_capability(key: str) -> str:
+    digits = key.removeprefix("sm_")
+    return key if key.startswith("gfx") else f"{digits[:-1]}.{digits[-1]}"
+
+
+# Below this difference it does not matter which of two devices it is: streaming kernels reach 85-93 % of a bandwidth anyway.
+_ALIKE = 0.06
+_TRUST = {"datasheet": 0, "derived": 1, "unverified": 2}
+
+
+class Resolution(msgspec.Struct, frozen=True):
+    """The device of a recording (None: unknown, the last warning says why) and what the reader should know about the choice."""
+
+    device: Device | None
+    warnings: tuple[str, ...] = ()
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    row: Row
+    others: tuple[Row, ...] = ()
+    """Rows that fit as well."""
+    warning: str | None = None
+
+
+def resolve_device(observed: ObservedDevice) -> Resolution:
+    """Return the device that `observed` describes: a row of the table, as it is or cut to what was recorded, or one derived."""
+    observed, name, table = _drop_impossible(observed), parse_device_name(observed.name), load_table()
+    choice = _match_by_name(observed, name, table) or _match_by_family(observed, name, table) or _match_by_evidence(observed, name, table)
+    if choice is not None:
+        return _build_resolution(choice, observed, name, table)
+    device = build_device_from_rates(observed, name, table)
+    if isinstance(device, str):
+        return Resolution(None, (f"no peaks for {_format_label(name)}: {device}",))
+    warning = f"{_format_label(name)} is not in the device table: its peaks are {device.source}; its bandwidth is unknown"
+    return Resolution(device, (warning,))
+
+
+def _drop_impossible(observed: ObservedDevice) -> ObservedDevice:
+    """Return the observation without figures that cannot be true (0 or negative stands for 'not recorded' in some files)."""
+    changes = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
+    return msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes)
+
+
+def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
+    row = next((row for row in table.devices if is_device_name(row, name)), None)
+    if row is None or compare_evidence(row, observed).chip is False:
+        return None
+    found = compare_evidence(row, observed)
+    if name.mig_slices or name.vgpu or not found.contradicts:
+        return _Choice(row)
+    # Another SM count may be another product (an MI210 named MI250X); other memory under the same name is another board of the line.
+    exact = [other for other in table.devices if compare_evidence(other, observed).enough] if found.sms is False else []
+    if not exact:
+        return _Choice(row)
+    best, others = _choose_best(exact)
+    recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
+    return _Choice(best, others, f"{_format_label(name)} is taken as {best.name}: {recorded}")
+
+
+def _match_by_family(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
+    rows = [row for row in table.devices if is_in_family(row, name) and compare_evidence(row, observed).chip is not False]
+    if not rows:
+        return None
+    exact = [row for row in rows if not compare_evidence(row, observed).contradicts]
+    same_sms = [row for row in rows if compare_evidence(row, observed).sms is not False]
+    best, others = _choose_best(exact or same_sms or rows)
+    reason = f"settled by {_format_reason(observed)}" if exact else "the nearest of its product line"
+    return _Choice(best, others, f"{_format_label(name)} is not in the device table by that name: taken as {best.name}, {reason}")
+
+
+def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
+    """Return the row that everything recorded points at, for names that say nothing; None where it could be several architectures."""
+    misnamed = any(is_device_name(row, name) for row in table.devices)  # and its chip was ruled out before
+    if not name.anonymous and not misnamed:
+        return None
+    rows = [row for row in table.devices if compare_evidence(row, observed).enough and name.vendor in (None, row.chip.vendor)]
+    if not rows or len({row.chip.architecture for row in rows}) > 1:
+        return None
+    best, others = _choose_best(rows)
+    why = " contradicts what is recorded" if misnamed else " does not name a product" if name.text else ""
+    return _Choice(best, others, f"{_format_label(name)}{why}: taken as {best.name}, settled by {_format_reason(observed)}")
+
+
+def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
+    """Return the row to take among those that fit alike, and the others: best known first, then the higher roof.
+
+    The higher roof never shows an efficiency above 100 % for a device that has the lower one.
+    """
+
+    def order(row: Row) -> tuple[float, ...]:
+        return _TRUST[row.provenance.confidence], -row.peaks_tflop_per_s["fp16"], -row.memory.gbyte_per_s
+
+    ranked = sorted(rows, key=order)
+    return ranked[0], tuple(ranked[1:])
+
+
+def _build_resolution(choice: _Choice, observed: ObservedDevice, name: DeviceName, table: Table) -> Resolution:
+    device, others = _note_doubt(build_device(choice.row, table), choice, table)
+    device, changes = fit_device(device, choice.row, observed, name)
+    return Resolution(device, tuple(text for text in (choice.warning, others, *changes) if text))
+
+
+def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, str | None]:
+    """Return the device with what the rows that fit as well leave open: links that differ are unknown, peaks that differ unverified."""
+    others = [build_device(row, table) for row in choice.others]
+    unsure = {
+        key: None for key in ("pcie_byte_per_s", "link_byte_per_s") if any(getattr(other, key) != getattr(device, key) for other in others)
+    }
+    device = msgspec.structs.replace(device, **unsure)
+    differing = [other for other in others if _measure_difference(device, other) > 0]
+    if not differing:
+        return device, None
+    rivals = ", ".join(f"{other.name} ({_list_figures(other)})" for other in differing[:3])
+    doubt = f"{device.name} ({_list_figures(device)}) is assumed; what is recorded fits as well: {rivals}"
+    if any(_measure_difference(device, other) > _ALIKE for other in differing):
+        device = msgspec.structs.replace(device, provenance="unverified")
+    return device, doubt
+
+
+def _measure_difference(device: Device, other: Device) -> float:
+    """Return the largest relative difference of peaks and bandwidth (1.0 where only one of them has a type)."""
+    mine, theirs = ({**one.peaks, "": one.bandwidth_byte_per_s or 0.0} for one in (device, other))
+    if mine.keys() != theirs.keys():
+        return 1.0
+    return max(abs(value - theirs[key]) / value for key, value in mine.items())
+
+
+def _list_figures(device: Device) -> str:
+    return f"fp16 {device.peaks['fp16'] / 1e12:g} TFLOP/s, {(device.bandwidth_byte_per_s or 0) / 1e9:g} GB/s"
+
+
+def _format_reason(observed: ObservedDevice) -> str:
+    parts = (
+        observed.sm_count is not None and f"{observed.sm_count} SMs",
+        observed.memory_bytes is not None and f"{observed.memory_bytes / 2**30:.3g} GiB",
+        observed.compute_capability is not None and f"compute capability {_format_name(observed.compute_capability)}",
+        observed.warp_size is not None and f"warp size {observed.warp_size}",
+    )
+    return ", ".join(part for part in parts if part) or "its name alone"
+
+
+def _format_label(name: DeviceName) -> str:
+    return f"{_format_name(name.text)!r}" if name.text else "a device without a name"
+
+
+def _format_name(text: str) -> str:
+    """Return text of a recording cut to what fits a line, without control characters."""
+    return "".join(character for character in text[:60] if character.isprintable())
+
+
+MIN_CLOCK_MHZ = 100.0
+"""Below this a reading is a sleeping device or a fault of the driver, not a clock that kernels ran at."""
+
+MAX_CLOCK_MHZ = 10_000.0
+"""Above this it is a field that the driver did not fill."""
+
+CLOCK_HOLDS_NS = 10 * 10**9
+"""How long a clock still holds while no sample follows: one is taken every second at least, unless the driver stopped answering."""
+
+
+def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]], column: str = "sm_clock_mhz") -> float | None:
+    """Return the median clock within the spans (Unix ns, half-open) in MHz; None where no sample tells.
+
+    A sample holds until the next one, where that is not long: the last before a span counts for its start.
+    """
+    known = telemetry.filter(pl.col(column).is_between(MIN_CLOCK_MHZ, MAX_CLOCK_MHZ)).sort("t_ns").select("t_ns", column)
+    times, clocks = known["t_ns"].to_numpy(), known[column].to_list()
+    chosen: set[int] = set()
+    for start, end in spans:
+        first, last = (int(times.searchsorted(moment, side="left")) for moment in (start, end))
+        holds = first and not (first < last and times[first] == start) and start - int(times[first - 1]) <= CLOCK_HOLDS_NS
+        chosen.update(range(first - 1 if holds else first, last))
+    return statistics.median(clocks[row] for row in chosen) if chosen else None
+
+
+def derate_device(device: Device, sm_clock_mhz: float | None) -> Device:
+    """Return `device` with the compute peaks of `sm_clock_mhz`, never above the published ones, and a note that says so.
+
+    Peaks scale with the SM clock: published ones hold at the boost clock, those of the matrix units at `tensor_clock_mhz` where that
+    differs. Bandwidths do not: DRAM has a clock of its own, and the table holds none to compare with. Measured peaks stay: they hold at
+    the clock that they were measured at.
+    """
+    if device.kind != "gpu" or device.provenance == "measured" or not device.boost_clock_mhz:
+        return device
+    boost = device.boost_clock_mhz
+    if sm_clock_mhz is None:
+        return _add_note(device, f"Peaks at the boost clock of {boost:,.0f} MHz: the clock during the analysed steps was not recorded.")
+    if sm_clock_mhz >= boost:
+        return _add_note(device, f"Peaks at the boost clock of {boost:,.0f} MHz, which the run held ({sm_clock_mhz:,.0f} MHz observed).")
+    tensor = device.tensor_clock_mhz or boost
+    peaks = {key: peak * min(1.0, sm_clock_mhz / (boost if key in VECTOR_PEAKS else tensor)) for key, peak in device.peaks.items()}
+    source = f"{device.source}; {SCALED_PEAKS} {sm_clock_mhz:,.0f} / {boost:,.0f} MHz"
+    changed = msgspec.structs.replace(device, peaks=peaks, provenance="derived", source=source)
+    at = f" (matrix units: {tensor:,.0f} MHz)" if tensor != boost else ""
+    return _add_note(changed, f"Peaks at the observed {sm_clock_mhz:,.0f} of {boost:,.0f} MHz{at}, the median over the analysed steps.")
+
+
+def _add_note(device: Device, note: str) -> Device:
+    return msgspec.structs.replace(device, notes=(note, *device.notes))

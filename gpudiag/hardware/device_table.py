@@ -1,0 +1,243 @@
+"""The rows of devices.yaml, decoded once, and how far a device's name and recorded properties agree with one."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import re
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from gpudiag.document_cache import load_document
+from gpudiag.model.hardware import ObservedDevice
+
+Confidence = Literal["datasheet", "derived", "unverified"]
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A document that figures come from, and whether it was read itself or through another one."""
+
+    read: Literal["direct", "secondary"]
+    title: str
+
+
+class Chip(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The processor of a row, as torch enumerates it."""
+
+    vendor: Literal["nvidia", "amd"]
+    architecture: str
+    compute_capability: str
+    """'9.0' (NVIDIA) or 'gfx942' (AMD)."""
+    sm_count: int
+    """SMs (NVIDIA) or CUs (AMD)."""
+    boost_clock_mhz: float
+    tdp_w: float
+    rates: str | None = None
+    """Row of `Table.rates` that its peaks follow; None: its rates are cut below every known row."""
+    tensor_clock_mhz: float | None = None
+
+    @property
+    def warp_size(self) -> int:
+        """Return the threads of a warp (wavefront): 64 on AMD's CDNA, which is all of AMD that the table holds."""
+        return 64 if self.vendor == "amd" else 32
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """DRAM and last-level cache of a row."""
+
+    gib: float
+    type: str
+    gbyte_per_s: float
+    l2_mib: float
+    infinity_cache_mib: float | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Return the marketing size in bytes."""
+        return round(self.gib * 2**30)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Return the size of the last-level cache in bytes (AMD: Infinity Cache where there is one)."""
+        return round((self.infinity_cache_mib or self.l2_mib) * 2**20)
+
+
+class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Links of one GPU, GB/s in one direction."""
+
+    pcie_gen: int | None = None
+    host_gbyte_per_s: float | None = None
+    """Where the host link is not PCIe."""
+    peer_gbyte_per_s: float | None = None
+
+
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far a row can be trusted."""
+
+    confidence: Confidence
+    sources: tuple[str, ...]
+    unverified: tuple[str, ...] = ()
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One device of the table."""
+
+    id: str
+    name: str
+    names: tuple[str, ...]
+    """Names that torch, NVML or traces have shown for it."""
+    match: str
+    """Regular expression (re.search) over a name without vendor prefix and partition suffix."""
+    family: str
+    """Word that a name of this product line holds, whatever the board."""
+    chip: Chip
+    memory: Memory
+    links: Links
+    peaks_tflop_per_s: dict[str, float]
+    provenance: Provenance
+    notes: tuple[str, ...] = ()
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All of devices.yaml."""
+
+    version: Literal[1]
+    sources: dict[str, Source]
+    rates: dict[str, dict[str, int]]
+    """Dense FLOP per clock per SM by architecture and type."""
+    ambiguous_rates: tuple[str, ...]
+    pcie_gbyte_per_s: dict[int, float]
+    devices: tuple[Row, ...]
+
+
+@functools.cache
+def load_table() -> Table:
+    """Return the device table (read and checked once per process)."""
+    text = importlib.resources.files("gpudiag.hardware").joinpath("devices.yaml").read_bytes()
+    return msgspec.convert(load_document("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)
+
+
+# Reported size / marketing size in GiB. Seen: 0.91 (T4, inline ECC) to 1.016 (GB200); the nearest other size is 12 % away (80 / 94).
+_LEAST_MEMORY, _MOST_MEMORY = 0.88, 1.03
+
+
+class Evidence(NamedTuple):
+    """Agreement of a recording with a row, by property: True, False, or None where it was not recorded."""
+
+    chip: bool | None
+    """Compute capability and warp size."""
+    sms: bool | None
+    memory: bool | None
+
+    @property
+    def contradicts(self) -> bool:
+        """Return whether any recorded property disagrees."""
+        return False in self
+
+    @property
+    def enough(self) -> bool:
+        """Return whether the SM count and at least one more property agree and none disagrees: enough to do without a name."""
+        return not self.contradicts and self.sms is True and (self.chip or self.memory) is True
+
+
+def compare_evidence(row: Row, observed: ObservedDevice) -> Evidence:
+    """Return where `observed` agrees with `row`."""
+    sms = None if observed.sm_count is None else observed.sm_count == row.chip.sm_count
+    memory = None
+    if observed.memory_bytes is not None:
+        memory = _LEAST_MEMORY <= observed.memory_bytes / row.memory.bytes <= _MOST_MEMORY
+    return Evidence(_is_same_chip(row.chip, observed), sms, memory)
+
+
+def _is_same_chip(chip: Chip, observed: ObservedDevice) -> bool | None:
+    if observed.warp_size is not None and observed.warp_size != chip.warp_size:
+        return False
+    if observed.compute_capability:
+        return is_capability(chip.compute_capability, observed.compute_capability)
+    return None if observed.warp_size is None else True
+
+
+def is_capability(known: str, recorded: str) -> bool:
+    """Return whether a recorded compute capability means `known` ('9.0' or 'gfx942').
+
+    Recorded as torch does ('9.0', 'gfx942:sramecc+:xnack-') or as Kineto does on ROCm: major.minor of the gfx number (9.4).
+    """
+    text = recorded.strip().lower().split(":")[0]
+    if text.startswith("gfx") or not known.startswith("gfx"):
+        return text.removeprefix("sm_") in (known, known.replace(".", ""))
+    return text == parse_gfx_version(known)
+
+
+def parse_gfx_version(name: str) -> str | None:
+    """Return '9.4' for 'gfx942': the last digit is the stepping, the one before the minor number (LLVM AMDGPU usage guide)."""
+    found = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", name)
+    return f"{found[1]}.{int(found[2], 16)}" if found else None
+
+
+_LONGEST = 200  # a trace is untrusted; no real name is half as long
+_PREFIX = re.compile(r"(?i)^(NVIDIA|GRID)\s+")
+_MIG = re.compile(r"(?i)\s+MIG\s+(\d+)g\.(\d+)gb\b.*$")
+_VGPU = re.compile(r"-\d+[ABCQ]$")
+# Words that make another chip of a plain product name: "RTX 4090 Laptop GPU", "RTX 5090 D", "RTX 3090 Ti", "A10M".
+_VARIANT = re.compile(r"(?i)(?<![a-z])(laptop|mobile|max-q|ti|super|d|m|embedded)\b")
+# Names that say nothing of the product: empty, driver place-holders, board numbers (PG509-210), gfx names.
+_ANONYMOUS = re.compile(r"(?i)^(amd\s*)?(instinct|radeon|radeon graphics|graphics device|device|gpu|unknown|p[gm]?\d{3,4}(-\S+)?|gfx\w+)?$")
+_AMD = re.compile(r"(?i)\bAMD\b|Instinct|Radeon|^gfx")
+_NVIDIA = re.compile(r"(?i)NVIDIA|GeForce|Tesla|Quadro|\bRTX\b")
+_GEFORCE = re.compile(r"(?i)GeForce|\bRTX [2-5]0[5-9]0\b")
+
+
+class DeviceName(NamedTuple):
+    """A device name, taken apart."""
+
+    text: str
+    """Without vendor prefix and partition suffix."""
+    vendor: str | None = None
+    """'amd' or 'nvidia' where the name says so."""
+    mig_slices: int | None = None
+    mig_gib: int | None = None
+    vgpu: bool = False
+    """A time-sliced virtual GPU: all SMs, its share of the memory."""
+
+    @property
+    def anonymous(self) -> bool:
+        """Return whether the name does not say which product this is."""
+        return _ANONYMOUS.match(self.text) is not None
+
+    @property
+    def geforce(self) -> bool:
+        """Return whether this is a GeForce board, where FP32 accumulation on tensor cores runs at half rate."""
+        return _GEFORCE.search(self.text) is not None
+
+
+def parse_device_name(name: str) -> DeviceName:
+    """Return the parts of a device name as torch, NVML or a trace prints it."""
+    whole = " ".join(name[:_LONGEST].split())
+    vendor = "amd" if _AMD.search(whole) else "nvidia" if _NVIDIA.search(whole) else None
+    text = _PREFIX.sub("", whole)
+    mig = _MIG.search(text)
+    if mig:
+        return DeviceName(text[: mig.start()], vendor, int(mig[1]), int(mig[2]))
+    if _VGPU.search(text):
+        return DeviceName(_VGPU.sub("", text), vendor, vgpu=True)
+    return DeviceName(text, vendor)
+
+
+def is_device_name(row: Row, name: DeviceName) -> bool:
+    """Return whether the name is one of this row's, down to board and variant."""
+    return re.search(row.match, name.text) is not None and _is_same_variant(row, name)
+
+
+def is_in_family(row: Row, name: DeviceName) -> bool:
+    """Return whether the name holds the row's product word ('V100'), whatever the board."""
+    word = rf"(?i)(?<![a-z0-9]){re.escape(row.family)}(?![a-z0-9])"
+    return re.search(word, name.text) is not None and _is_same_variant(row, name)
+
+
+def _is_same_variant(row: Row, name: DeviceName) -> bool:
+    return _parse_variants(name.text) <= _parse_variants(row.name)
+
+
+def _parse_variants(text: str) -> set[str]:
+    return {word.lower() for word in _VARIANT.findall(text)}

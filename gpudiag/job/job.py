@@ -1,0 +1,201 @@
+"""All ranks of one training, compared: one Job from the summaries of its ranks, with a row for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import polars as pl
+
+from gpudiag.errors import InputError
+from gpudiag.job.clocks import AlignedClocks
+from gpudiag.job.message_matching import Matches, match_messages
+from gpudiag.job.message_table import stack_summaries
+from gpudiag.job.messages import build_calls, build_matched, build_message_rows, iterate_ranks
+from gpudiag.job.parallelism import find_balance, find_experts, find_pipeline, measure_spread
+from gpudiag.job.straggler import find_straggler
+from gpudiag.job.traffic import find_traffic
+from gpudiag.model.analysis import RankSummary
+from gpudiag.model.job import Job, RankRow, Spread
+from gpudiag.model.timeline import BUCKETS, BucketsNs
+from gpudiag.units import format_ns
+
+
+def build_rank_rows(
+    summaries: Sequence[RankSummary], matched: pl.DataFrame, calls: pl.DataFrame, aligned: AlignedClocks, unread: Mapping[int, str]
+) -> tuple[RankRow, ...]:
+    """Return a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.waits."""
+    waits = {int(row["rank"]): row for row in _sum_message_time(matched).iter_rows(named=True)}
+    last = _count_last_arrivals(matched, calls)
+    rows = [_build_rank_row(summary, waits.get(summary.rank), last.get(summary.rank), aligned) for summary in summaries]
+    rows += [RankRow(rank=rank, unread=why) for rank, why in unread.items()]
+    return tuple(sorted(rows, key=lambda row: row.rank))
+
+
+def _build_rank_row(summary: RankSummary, times: Mapping[str, int] | None, last_share: float | None, aligned: AlignedClocks) -> RankRow:
+    steps = summary.steps.height
+    correction = aligned.corrections.get(summary.rank)
+    row = RankRow(
+        rank=summary.rank,
+        device=summary.device,
+        host=summary.host,
+        steps=steps,
+        arrived_last_share=last_share,
+        clock_offset_ns=None if correction is None else correction.offset_ns,
+        unread="" if steps else "no complete step was recorded",
+    )
+    if not steps:
+        return row
+    wall = int((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
+    buckets = BucketsNs(**{name: round(int(summary.steps[name].sum()) / steps) for name in BUCKETS})
+    row = msgspec.structs.replace(
+        row, wall_ns=round(wall / steps), buckets_ns=buckets, exposed_communication_ns=buckets.exposed_communication
+    )
+    if times is None:
+        return row
+    exposed = min(times["exposed"], int(summary.steps["exposed_communication"].sum()))
+    return msgspec.structs.replace(
+        row,
+        own_ns=round((wall - exposed) / steps),
+        waiting_ns=round(times["wait"] / steps),
+        exposed_waiting_ns=round(exposed / steps),
+        transfer_ns=round(times["transfer"] / steps),
+    )
+
+
+def _sum_message_time(matched: pl.DataFrame) -> pl.DataFrame:
+    """Return (rank, wait, exposed, transfer): time of the analysed steps spent in matched messages; of several at once only once."""
+    until = pl.col("arrival_ns") + pl.col("wait_ns")
+    sums = (
+        _measure_union("arrival_ns", until).alias("wait"),
+        pl.col("exposed_wait_ns").sum().alias("exposed"),
+        _measure_union(until, "end_ns").alias("transfer"),
+    )
+    rows = (part.lazy().filter(pl.col("step").is_not_null() & pl.col("wait_ns").is_not_null()) for part in iterate_ranks(matched))
+    return pl.concat([part.group_by("rank").agg(sums).collect() for part in rows])
+
+
+def _measure_union(start: pl.Expr | str, end: pl.Expr | str) -> pl.Expr:
+    """Return the length of the union of [start, end) in a group."""
+    begin = pl.col(start) if isinstance(start, str) else start
+    until = pl.col(end) if isinstance(end, str) else end
+    order = begin
+    begins, ends = begin.sort_by(order), until.sort_by(order)
+    reached = ends.cum_max().shift(1)
+    return (ends - pl.max_horizontal(begins, reached)).clip(lower_bound=0).sum()
+
+
+def _count_last_arrivals(matched: pl.DataFrame, calls: pl.DataFrame) -> dict[int, float]:
+    """Return the share of each rank's matched messages in which it came last; of ranks that came together the lowest one counts."""
+    of_call = calls.drop_nulls("last").select("call", "last")
+    rows = matched.select("call", "rank")
+    rows = rows if of_call.height == calls.height else rows.join(of_call, on="call", how="semi")
+    last = dict(of_call.group_by("last").len().iter_rows())
+    return {rank: last.get(rank, 0) / count for rank, count in rows.group_by("rank").len().iter_rows()}
+
+
+def choose_shown_rank(rows: Sequence[RankRow]) -> tuple[int, str]:
+    """Return the rank whose own analysis stands for all, and why: that of the median own time, the lower of the two in the middle.
+
+    Without own times that of the median step. Raises ValueError where no rank was read.
+    """
+    read = [row for row in rows if row.wall_ns is not None]
+    owned = [(row.own_ns, row.rank) for row in read if row.own_ns is not None]
+    times = owned if len(owned) == len(read) else [(row.wall_ns or 0, row.rank) for row in read]
+    if not times:
+        raise ValueError("no rank was read")
+    time, rank = sorted(times)[(len(times) - 1) // 2]
+    if len(times) == 1:
+        return rank, "the only rank that was read"
+    what = "time of a step without waits for other ranks" if times is owned else "step"
+    return rank, f"its {what}, {format_ns(time)}, is the median of {len(times)} ranks"
+
+
+MOST_WORLD = 2**20
+"""More than any job has: a damaged header."""
+
+_MOST_NAMED = 8
+"""Ranks that a warning names."""
+
+
+def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int, str]) -> Job:
+    """Return what the comparison of the ranks tells; `unread`: rank -> why it could not be read.
+
+    Raises InputError where no rank holds a complete step, or a rank comes twice.
+    """
+    summaries = stack_summaries(summaries)
+    _check_summaries(summaries)
+    matches = match_messages(summaries)
+    matched = build_matched(summaries, matches)
+    summaries.forget("exposed_by", "start", "end", "seq", "number")  # what the job needs of them stands in `matched`
+    matches = matches._replace(rows=matches.rows.select("call", "kind", "group", "step"))
+    calls = build_calls(matched)
+    rows = build_rank_rows(summaries, matched, calls, matches.aligned, unread)
+    if all(row.wall_ns is None for row in rows):
+        raise InputError("no rank holds a complete step", "record at least one step on each rank")
+    shown, reason = choose_shown_rank(rows)
+    worlds = [summary.world_size for summary in summaries if summary.world_size]
+    world = max((size for size in worlds if size <= MOST_WORLD), default=None)
+    told, more = build_message_rows(summaries, matches, calls)
+    straggler, no_straggler = find_straggler(summaries, matched, rows)
+    own = {row.rank: float(row.own_ns) for row in rows if row.own_ns is not None}
+    return Job(
+        ranks=rows,
+        world_size=world,
+        shown_rank=shown,
+        shown_reason=reason,
+        wall=_spread_over(rows, "wall_ns"),
+        own=measure_spread(own) if own else None,
+        exposed_communication=_spread_over(rows, "exposed_communication_ns"),
+        clocks=matches.aligned.clocks,
+        messages=told,
+        straggler=straggler,
+        no_straggler=no_straggler,
+        pipeline=find_pipeline(summaries, matched),
+        experts=find_experts(summaries, matched),
+        balance=find_balance(summaries),
+        traffic=find_traffic(summaries, world),
+        warnings=_list_warnings(summaries, matches, more, worlds),
+    )
+
+
+def _check_summaries(summaries: Sequence[RankSummary]) -> None:
+    if not summaries:
+        raise InputError("no rank could be read", "give the traces of at least one rank")
+    ranks = [summary.rank for summary in summaries]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(set(ranks)) < len(ranks) else []
+    if twice:
+        raise InputError(f"rank {twice[0]} comes twice", "give each rank of one job once")
+
+
+def _spread_over(rows: Sequence[RankRow], name: str) -> Spread:
+    return measure_spread({row.rank: float(getattr(row, name)) for row in rows if getattr(row, name) is not None})
+
+
+def _list_warnings(summaries: Sequence[RankSummary], matches: Matches, more: int, worlds: Sequence[int]) -> tuple[str, ...]:
+    """Return what limits the comparison."""
+    found = []
+    if len(set(worlds)) > 1:
+        sizes = " and ".join(str(world) for world in sorted(set(worlds)))
+        found.append(f"the ranks say that they are of jobs of {sizes} ranks: they may not belong together")
+    missing = _name_missing(summaries, max(worlds, default=0))
+    if missing and matches.rows["call"].count():
+        found.append(
+            f"{missing} {'was' if missing.startswith('rank ') else 'were'} not read: what the others wait for them counts as transfer"
+        )
+    untold = matches.rows.filter(matches.rows["group"].is_null() & matches.rows["step"].is_not_null()).height
+    if untold:
+        found.append(f"of {untold:,} messages it was not recorded between which ranks they go: they are not compared")
+    if more:
+        found.append(f"{more:,} more kinds of messages between groups of ranks are not listed")
+    return tuple(found)
+
+
+def _name_missing(summaries: Sequence[RankSummary], world: int) -> str:
+    """Return 'rank 3' or 'ranks 1, 2 and 5 more', the ranks of the job that were not read; '' where there is none."""
+    read = {summary.rank for summary in summaries}
+    lacking = [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
+    if not lacking:
+        return ""
+    more = f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
+    return f"rank{'s' if len(lacking) > 1 else ''} {', '.join(map(str, lacking[:_MOST_NAMED]))}{more}"

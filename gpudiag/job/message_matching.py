@@ -1,0 +1,407 @@
+"""Which calls of different ranks are one message: by sequence number, else by step, else by the shift at which sequences fit.
+
+How far two ranks' sequences of calls are shifted against each other, where neither sequence numbers nor step numbers tell.
+
+Calls repeat with each step, so several shifts fit. The true one shows in the ends of the calls: all ranks leave a collective together, so
+their differences are constant but for the drift of the clocks; a shift by whole steps adds how steps vary.
+
+The place of each message in the sequence of its group: by sequence number, else by step, else by what fits.
+
+A place is (way, slot, turn): rows of different ranks at the same place of the same group, of one kind and size, are one message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.job.clocks import AlignedClocks, align_rank_clocks
+from gpudiag.job.message_table import (
+    CODES,
+    NO_VALUE,
+    Ints,
+    MessageTable,
+    Whole,
+    build_keys,
+    count_before,
+    count_equal,
+    find_runs,
+    read_values,
+    stack_summaries,
+)
+from gpudiag.job.process_groups import Group, SeparatedGroups, find_doubtful, resolve_groups, separate_groups
+from gpudiag.model.analysis import RankSummary
+from gpudiag.model.trace import Column
+
+Shifts = npt.NDArray[np.int64]
+
+PROBE_CALLS = 48
+"""Calls in a row whose likes are looked for."""
+
+SHIFT_SAMPLES = 128
+"""Calls whose ends are compared for each shift that fits."""
+
+LEAST_AGREEMENT = 0.9
+"""Share of the calls common to both sequences that must be alike (heuristic: a few may be missing from a recording)."""
+
+DECISIVE_FACTOR = 3.0
+"""A shift is the true one where the next best is this many times as bad (heuristic)."""
+
+RESOLUTION_NS = 2_000
+"""Times of older traces have whole microseconds."""
+
+LONG_APART_NS = 1_000_000_000
+"""Clocks that are set by NTP differ by much less."""
+
+_NEAR = 4
+"""Nearness by Unix time decides where the nearest shift is this many times nearer than the next."""
+
+
+def find_shift(first: tuple[Shifts, Shifts], other: tuple[Shifts, Shifts], *, same_clock: bool) -> int | None:
+    """Return how many places later in `first` each call of `other` stands; None where that cannot be told.
+
+    Each sequence: (signatures, ends in ns). `same_clock`: both ends are Unix time, so that nearness counts too.
+    """
+    shifts = _find_fitting(first[0], other[0])
+    if not len(shifts):
+        return None
+    differences = [_measure_differences(first[1], other[1], int(shift)) for shift in shifts]
+    if len(shifts) == 1:
+        return int(shifts[0]) if not same_clock or _may_meet(first[1], other[1], differences[0]) else None
+    if same_clock:
+        near = _choose_least(np.array([abs(float(np.median(each))) for each in differences]), _NEAR, RESOLUTION_NS)
+        if near is not None:
+            return int(shifts[near])
+    # two calls always have a straight line through them: they tell no shift
+    spread = np.array([_measure_spread(each) if len(each) > 2 else np.inf for each in differences])
+    best = _choose_least(spread, DECISIVE_FACTOR, RESOLUTION_NS)
+    return None if best is None else int(shifts[best])
+
+
+def _may_meet(first: Shifts, other: Shifts, differences: Shifts) -> bool:
+    """Return whether two recordings by Unix time can be of the same moments: no further apart than they are long, or than LONG_APART_NS."""
+    longest = max(int(first[-1] - first[0]), int(other[-1] - other[0]), LONG_APART_NS)
+    return abs(float(np.median(differences))) <= longest
+
+
+def _choose_least(badness: npt.NDArray[np.float64], factor: float, resolution: float) -> int | None:
+    """Return the row of the least badness; None where another comes near."""
+    order = np.argsort(badness, kind="stable")
+    least, next_best = badness[order[0]], badness[order[1]]
+    clear = np.isfinite(least) and next_best > factor * least + resolution
+    return int(order[0]) if clear else None
+
+
+def _find_fitting(first: Shifts, other: Shifts) -> Shifts:
+    """Return the shifts at which a probe of `other` occurs in `first` and the whole agrees."""
+    length = min(PROBE_CALLS, len(first), len(other))
+    if not length:
+        return np.empty(0, dtype=np.int64)
+    windows = np.lib.stride_tricks.sliding_window_view(first, length)
+    places = {0, (len(other) - length) // 2, len(other) - length}
+    found = [np.flatnonzero((windows == other[place : place + length]).all(axis=1)) - place for place in places]
+    shifts = np.unique(np.concatenate(found))
+    return np.array([shift for shift in shifts if _measure_agreement(first, other, int(shift)) >= LEAST_AGREEMENT], dtype=np.int64)
+
+
+def _find_overlap(first: int, other: int, shift: int) -> tuple[slice, slice]:
+    """Return the rows of both sequences (of these lengths) that stand at one place."""
+    begin, end = max(0, shift), min(first, other + shift)
+    return slice(begin, end), slice(begin - shift, end - shift)
+
+
+def _measure_agreement(first: Shifts, other: Shifts, shift: int) -> float:
+    mine, theirs = _find_overlap(len(first), len(other), shift)
+    return float((first[mine] == other[theirs]).mean()) if mine.stop > mine.start else 0.0
+
+
+def _measure_differences(first: Shifts, other: Shifts, shift: int) -> Shifts:
+    mine, theirs = _find_overlap(len(first), len(other), shift)
+    found = first[mine] - other[theirs]
+    chosen: Shifts = found[np.linspace(0, len(found) - 1, min(SHIFT_SAMPLES, len(found))).astype(np.int64)]
+    return chosen
+
+
+def _measure_spread(differences: Shifts) -> float:
+    """Return how much the differences vary about a straight line (median deviation, ns)."""
+    place = np.arange(len(differences)) - (len(differences) - 1) / 2
+    values = (differences - differences[0]).astype(np.float64)
+    half = len(values) // 2
+    slope = (np.median(values[-half:]) - np.median(values[:half])) / max(len(values) - half, 1)
+    rest = values - slope * place
+    return float(np.median(np.abs(rest - np.median(rest))))
+
+
+_BY_SEQ, _BY_STEP, _BY_FIT = 0, 1, 2
+
+NOWHERE = -1
+"""Place of a message that has none: it cannot be told where it belongs."""
+
+APART_SHARE = 0.5
+"""Steps that bear one number but end further apart than this part of a step are not the same one, where clocks are Unix time."""
+
+
+def find_places(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int], step_ns: Mapping[int, int]) -> Ints:
+    """Return the place of each of `rows` (messages with `group`, in the order of their start) as a number; NOWHERE: none is known.
+
+    `unix`: the ranks whose clock is Unix time; `step_ns`: the length of a step on each rank that has steps.
+    """
+    if not rows.height:
+        return np.empty(0, dtype=np.int64)
+    way = _choose_ways(rows, groups)
+    slot, turn = np.full(rows.height, NO_VALUE), np.zeros(rows.height, dtype=np.int32)
+    _place_by_sequence(rows, np.flatnonzero(way == _BY_SEQ), slot, turn)
+    by_step = np.flatnonzero(way == _BY_STEP)
+    _place_by_step(rows, by_step, slot, turn)
+    found = _number_places(rows, way, slot, turn)
+    again = _find_misnumbered(rows, by_step[found[by_step] != NOWHERE], found, unix, step_ns)
+    moved = by_step[np.isin(read_values(rows["group"][by_step]), again)] if len(again) else by_step[:0]
+    refit = [at for at in (moved, np.flatnonzero(way == _BY_FIT)) if len(at)]
+    for at in refit:
+        _place_again(rows, at, (way, slot, turn), groups, unix, sure=at is not moved)
+    return _number_places(rows, way, slot, turn) if refit else found
+
+
+def _number_places(rows: pl.DataFrame, way: Whole, slot: Ints, turn: Whole) -> Ints:
+    """Return a number for each place."""
+    size = rows["bytes"].set(pl.Series(way == _BY_SEQ), 0)
+    found = build_keys(read_values(column) for column in (rows["group"], way, rows["kind"], size, slot, turn))
+    found[slot == NO_VALUE] = NOWHERE
+    return found
+
+
+def _choose_ways(rows: pl.DataFrame, groups: Mapping[int, Group]) -> Whole:
+    """Return how the calls of each group are placed. Sends and receives are numbered by each rank for itself: seq tells nothing there."""
+    pairs = [number for number, group in groups.items() if group.pair]
+    lacking = rows.group_by("group", "rank").agg(seq=pl.col("seq").count(), number=pl.col("number").count())
+    least = lacking.group_by("group").agg(pl.col("seq", "number").min())
+    by_seq = least.filter((pl.col("seq") > 0) & ~pl.col("group").is_in(pairs))["group"]
+    by_step = least.filter(pl.col("number") > 0)["group"]
+    told = rows["seq"].is_not_null() & rows["group"].is_in(by_seq.implode())
+    numbered = rows["group"].is_in(by_step.implode())
+    ways = np.array((_BY_FIT, _BY_STEP, _BY_SEQ), dtype=np.int8)
+    return ways[np.where(told.to_numpy(), 2, numbered.to_numpy())]
+
+
+def _place_by_sequence(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
+    """Place the rows `at` by their sequence number, and by their turn where a rank has several of one."""
+    chosen = rows.select("rank", "group", "seq")[at] if len(at) < rows.height else rows
+    slot[at] = read_values(chosen["seq"])
+    turn[at] = count_before(find_runs(build_keys(read_values(chosen[name]) for name in ("rank", "group", "seq"))))
+
+
+def _place_by_step(rows: pl.DataFrame, at: Ints, slot: Ints, turn: Whole) -> None:
+    """Place the rows `at` by the number of their step and their turn among its calls of one kind and size.
+
+    A rank that has more or fewer of them in a step than another leaves all of these without a place: which is missing cannot be told.
+    """
+    chosen = rows.select("rank", "group", "number", "kind", "bytes")[at]
+    same = build_keys(read_values(chosen[name]) for name in ("group", "number", "kind", "bytes"))
+    of_rank = find_runs(build_keys((read_values(chosen["rank"]), same)))
+    count, of_all = count_equal(of_rank), find_runs(same)
+    ordered = count[of_all.order]
+    uneven = np.empty(len(at), dtype=bool)
+    if len(at):
+        differ = np.minimum.reduceat(ordered, of_all.starts) < np.maximum.reduceat(ordered, of_all.starts)
+        uneven[of_all.order] = np.repeat(differ, of_all.lengths)
+    slot[at] = np.where(uneven, NO_VALUE, read_values(chosen["number"]))
+    turn[at] = count_before(of_rank)
+
+
+def _find_misnumbered(rows: pl.DataFrame, at: Ints, place: Ints, unix: set[int], step_ns: Mapping[int, int]) -> list[int]:
+    """Return the groups whose ranks seem to number their steps differently: Unix time puts the same ones far apart."""
+    known = rows.select("group", "rank", "end")[at].with_columns(place=pl.Series(place[at]))
+    known = known.filter(pl.col("rank").is_in(list(unix & set(step_ns))))
+    if not known.height:
+        return []
+    length = float(np.median(list(step_ns.values())))
+    late = known.with_columns(late=pl.col("end") - pl.col("end").min().over("place")).group_by("group", "rank").agg(pl.col("late").median())
+    found: list[int] = late.group_by("group").agg(pl.col("late").max()).filter(pl.col("late") > APART_SHARE * length)["group"].to_list()
+    return found
+
+
+def _place_again(
+    rows: pl.DataFrame, at: Ints, placed: tuple[Whole, Ints, Whole], groups: Mapping[int, Group], unix: set[int], *, sure: bool
+) -> None:
+    """Place the rows `at` (way, slot, turn of all rows) by what fits; not `sure`: groups of which nothing fits keep the place they have."""
+    way, slot, turn = placed
+    fits = _place_by_fit(rows[at].with_columns(at=pl.Series(at)), groups, unix)
+    if not sure:
+        fits = fits.filter(pl.col("slot").is_not_null().any().over("group"))
+    rows_of = fits["at"].to_numpy()
+    way[rows_of], slot[rows_of], turn[rows_of] = _BY_FIT, read_values(fits["slot"]), 0
+
+
+def _place_by_fit(rows: pl.DataFrame, groups: Mapping[int, Group], unix: set[int]) -> pl.DataFrame:
+    """Return the rows placed by their place in the sequence of the group's rank with the most calls; null where that is not known."""
+    found = [_fit_group(frame, groups[int(group)].members, unix) for (group,), frame in rows.group_by("group", maintain_order=True)]
+    return pl.concat([rows.clear().with_columns(slot=pl.lit(None, dtype=pl.Int64)), *found])
+
+
+def _fit_group(rows: pl.DataFrame, members: tuple[int, ...], unix: set[int]) -> pl.DataFrame:
+    """Return the rows of one group with their slots."""
+    rows = rows.with_columns(sign=pl.col("bytes").cast(pl.Int64) * 16 + pl.col("kind"))
+    parts = {int(rank): frame for (rank,), frame in rows.group_by("rank", maintain_order=True)}
+    longest = max(parts.values(), key=lambda frame: frame.height)
+    first = _read_sequence(longest)
+    first_rank = int(longest["rank"][0])
+    placed = []
+    for rank, frame in parts.items():
+        shift = 0 if rank == first_rank else find_shift(first, _read_sequence(frame), same_clock={rank, first_rank} <= unix)
+        placed.append(frame.with_columns(pl.Series("slot", _find_slots(first[0], frame, shift), dtype=pl.Int64)))
+    return pl.concat(placed).drop("sign")
+
+
+def _read_sequence(frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    return frame["sign"].to_numpy(), frame["end"].to_numpy()
+
+
+def _find_slots(first: np.ndarray, frame: pl.DataFrame, shift: int | None) -> pl.Series:
+    """Return the place of each call in `first`; null where the call there is another one, or the shift is not known."""
+    slot = pl.int_range(frame.height, dtype=pl.Int64, eager=True) + (shift or 0)
+    inside = (slot >= 0) & (slot < len(first))
+    there = first[slot.clip(0, len(first) - 1).to_numpy()]
+    alike = inside & (frame["sign"] == pl.Series(there))
+    keep = alike if shift is not None else pl.repeat(False, frame.height, eager=True)
+    found: pl.Series = slot.set(~keep, None)
+    return found
+
+
+_I32, _I64, _NAME = pl.Int32(), pl.Int64(), pl.Categorical()
+
+MATCHED: tuple[Column, ...] = (
+    Column("call", _I32, "", "number of the message: the rows of all its ranks bear the same; in no order of time"),
+    Column("rank", _I32, "", "RankSummary.rank"),
+    Column("row", _I32, "", "row of this rank's RankSummary.messages"),
+    Column("step", _I32, "", "row of this rank's steps; null: outside its analysed steps"),
+    Column("kind", _NAME, "", "all_reduce | all_gather | ... | point_to_point; null: not told"),
+    Column("group", _NAME, "", "its ranks, '0,1,2,3'; for point-to-point messages 'source>target'"),
+    Column("size", _I32, "ranks", "ranks that were matched: all of the group that were read"),
+    Column("bytes", _I64, "B", "the whole tensor as this rank recorded it; null: not recorded"),
+    Column("phase", _NAME, "", "forward | backward | ...; null: not told"),
+    Column("arrival_ns", _I64, "ns", "its start on the clock of the job's first rank; null: clocks cannot be compared"),
+    Column("end_ns", _I64, "ns", "on the same clock; null likewise"),
+    Column("wait_ns", _I64, "ns", "last arrival less own arrival, at most until the own end; null likewise"),
+    Column("exposed_wait_ns", _I64, "ns", "the part of the wait in which no other work of the device ran; null likewise"),
+    Column("transfer_ns", _I64, "ns", "own end less last arrival, at least 0: wait + transfer = end - arrival; null likewise"),
+)
+"""One row for each (message, rank); only messages that all ranks of their group recorded that were read."""
+
+
+NO_CALL = -1
+
+EQUAL_SIZE_KINDS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter")
+"""Kinds whose tensor is as large on all ranks: their bytes tell calls apart."""
+
+
+def build_empty_matched() -> pl.DataFrame:
+    """Return a table MATCHED without rows."""
+    return pl.DataFrame(schema={column.name: column.dtype for column in MATCHED})
+
+
+class Matches(NamedTuple):
+    """What was matched, and the clocks by which it can be compared."""
+
+    rows: pl.DataFrame
+    """The rows of Stack.messages, in its order: rank, party, kind, bytes (0 where they do not tell calls apart), seq, source, step, number,
+    start, end, and group and call; null: it is not known who takes part; without a partner on every rank."""
+    groups: dict[int, Group]
+    """By number, from 0 on."""
+    aligned: AlignedClocks
+
+
+def match_messages(summaries: Sequence[RankSummary]) -> Matches:
+    """Return the messages of all ranks, matched, and their clocks.
+
+    First those whose group is told; by their clocks, groups that are known by name only are told apart, and what they send is matched.
+    """
+    stack = stack_summaries(summaries)
+    world = max((summary.world_size for summary in stack if summary.world_size), default=len(stack))
+    columns = _select_columns(stack)
+    told, named = resolve_groups(stack.parties, _find_ranks(columns), world)
+    numbers, groups = _number_groups(told)
+    number = pl.col("party").replace_strict(numbers, default=None, return_dtype=pl.Int32) if numbers else pl.lit(None, dtype=pl.Int32)
+    rows = columns.with_columns(number.alias("group"))
+    called = _number_calls(rows, groups, summaries)
+    aligned = align_rank_clocks(called, summaries)
+    if named:
+        apart = separate_groups(rows.filter(pl.col("party").is_in(list(named))), named, aligned, summaries)
+        first = len(groups)
+        groups |= {first + number: group for number, group in apart.groups.items()}
+        called = _number_calls(_add_groups(rows, apart, first), groups, summaries)
+        aligned = align_rank_clocks(called, summaries)
+        wrong = find_doubtful(called, range(first, len(groups)), aligned)
+        if wrong:
+            called = called.with_columns(pl.when(~pl.col("group").is_in(wrong)).then("call").alias("call"))
+            aligned = align_rank_clocks(called, summaries)
+    return Matches(called, groups, aligned)
+
+
+def _find_ranks(rows: pl.DataFrame) -> dict[int, list[int]]:
+    """Return the ranks that name each party."""
+    named = find_runs(build_keys(read_values(rows[name]) for name in ("party", "rank")))
+    first = rows.select("party", "rank")[named.order[named.starts]]
+    return dict(first.group_by("party").agg("rank").iter_rows())
+
+
+def _number_groups(told: dict[int, Group]) -> tuple[dict[int, int], dict[int, Group]]:
+    """Return the number of each party's group, and the groups by number."""
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(told.values()))}
+    return {party: numbers[group] for party, group in told.items()}, {number: group for group, number in numbers.items()}
+
+
+def _add_groups(rows: pl.DataFrame, apart: SeparatedGroups, first: int) -> pl.DataFrame:
+    """Return `rows` with the groups that were told apart, numbered from `first`."""
+    found = [(party, rank, first + number) for (party, rank), number in apart.of.items()]
+    schema = {"party": rows.schema["party"], "rank": rows.schema["rank"], "more": rows.schema["group"]}
+    table = pl.DataFrame(found, schema=schema, orient="row")
+    rows = rows.join(table, on=["party", "rank"], how="left", maintain_order="left")
+    return rows.with_columns(pl.coalesce("group", "more").alias("group")).drop("more")
+
+
+def _select_columns(stack: MessageTable) -> pl.DataFrame:
+    """Return the messages of `stack` (the columns themselves, not copies) with what tells calls apart: bytes are 0 where they do not."""
+    even = pl.col("kind").is_in([CODES[kind] for kind in EQUAL_SIZE_KINDS])
+    size = pl.when(even).then("bytes").otherwise(0).fill_null(0).alias("bytes")
+    return stack.messages.select("rank", "party", "kind", size, "seq", "source", "step", "number", "start", "end")
+
+
+def _number_calls(rows: pl.DataFrame, groups: dict[int, Group], summaries: Sequence[RankSummary]) -> pl.DataFrame:
+    """Return `rows` with the number of their call: rows at one place on all ranks of their group that were read; null for the others."""
+    read = {summary.rank for summary in summaries}
+    expected = {number: len(read.intersection(group.members)) for number, group in groups.items()}
+    at = np.flatnonzero(_find_known(rows, groups))
+    unix = {summary.rank for summary in summaries if summary.clock == "unix"}
+    known = rows if len(at) == rows.height else rows[at]
+    place = find_places(known, groups, unix, _measure_step_ns(summaries))
+    found = find_runs(place)
+    first = found.order[found.starts]
+    count = np.array([expected[number] for number in known["group"].gather(first).to_list()], dtype=np.int64)
+    complete = (found.lengths == count) & (count > 1) & (place[first] != NOWHERE)
+    number = np.where(complete, np.cumsum(complete) - 1, NO_CALL)
+    call = np.full(rows.height, NO_CALL, dtype=np.int32)
+    call[at[found.order]] = np.repeat(number, found.lengths)
+    calls = pl.Series("call", call)
+    return rows.with_columns(calls.set(calls == NO_CALL, None))
+
+
+def _find_known(rows: pl.DataFrame, groups: dict[int, Group]) -> npt.NDArray[np.bool_]:
+    """Return which rows have a group that holds their rank."""
+    members = {number: set(group.members) for number, group in groups.items()}
+    each = find_runs(build_keys(read_values(rows[name], -1) for name in ("group", "rank")))
+    told = rows.select("group", "rank")[each.order[each.starts]]
+    belongs = told.with_columns(known=pl.Series([rank in members.get(number, ()) for number, rank in told.iter_rows()], dtype=pl.Boolean))
+    if belongs["known"].all():
+        return np.ones(rows.height, dtype=bool)
+    marked = rows.select("group", "rank").join(belongs, on=["group", "rank"], how="left", nulls_equal=True, maintain_order="left")
+    return np.asarray(marked["known"].to_numpy(), dtype=bool)
+
+
+def _measure_step_ns(summaries: Sequence[RankSummary]) -> dict[int, int]:
+    """Return the median length of a step of each rank that has steps."""
+    lengths = {summary.rank: (summary.steps["end_ns"] - summary.steps["start_ns"]).median() for summary in summaries}
+    return {rank: int(length) for rank, length in lengths.items() if length}

@@ -1,0 +1,290 @@
+"""How the work of a training is spread over its ranks: pipeline stages, experts, and the balance of the batches.
+
+The work of the ranks' batches side by side, and what equal work would give.
+
+Source of the what-if: Wang et al. 2024, FlexSP (arXiv:2412.01523), which balances sequences of all lengths over the devices by their cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+
+import numpy as np
+import polars as pl
+
+from gpudiag.facts.communication import EMBEDDING_OPS, EXPERT_OPS
+from gpudiag.job.message_table import CODES, MessageTable, stack_summaries
+from gpudiag.job.rank_summary import read_rank_steps
+from gpudiag.model.analysis import RankSummary
+from gpudiag.model.job import Balance, Experts, Pipeline, Spread
+from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.timeline.history import Floats, RankSteps, measure_correlation, measure_imbalance
+
+
+def measure_spread(values: Mapping[int, float]) -> Spread:
+    """Return the spread of `values` (rank -> figure), the lowest rank of equal ones named. Raises ValueError where there is none."""
+    least = min(values, key=lambda rank: (values[rank], rank))
+    most = max(values, key=lambda rank: (values[rank], -rank))
+    return Spread(
+        median=float(median(values.values())),
+        least=float(values[least]),
+        most=float(values[most]),
+        least_rank=least,
+        most_rank=most,
+    )
+
+
+POINT_TO_POINT = "point_to_point"
+
+Edges = set[tuple[int, int]]
+
+
+def find_pipeline(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Pipeline | None:
+    """Return the pipeline that the ranks form, by their sends and receives; None where these join the ranks to no chains.
+
+    Micro-batches: the messages from one stage to the next in a step, of one size (a stage may send several tensors for each); not known
+    where stages are interleaved, for then each rank sends each of them several times.
+    """
+    sent = _find_sent(summaries, matched)
+    edges: Edges = {(source, target) for source, target in sent.select("source", "target").unique().iter_rows()}
+    chains = _find_chains(edges)
+    if not chains or _is_exchange(sent, chains, edges):
+        return None
+    times = _measure_times(summaries, {rank for chain in chains for rank in chain})
+    if not times.height:
+        return None
+    stages = len(chains[0])
+    batches = None if _is_ring(chains[0], edges) else _count_micro_batches(sent)
+    busy = times["busy"].to_list()
+    return Pipeline(
+        stages=stages,
+        micro_batches=batches,
+        bubble_share=float(times.select((1 - pl.col("busy") / pl.col("wall")).mean()).item()),
+        ideal_share=None if batches is None else (stages - 1) / (batches + stages - 1),
+        slowest_stage_rank=times["rank"].to_list()[busy.index(max(busy))],
+        imbalance_share=1 - sum(busy) / len(busy) / max(*busy, 1.0),
+    )
+
+
+def is_pipeline(summaries: Sequence[RankSummary]) -> bool:
+    """Return whether point-to-point messages join the ranks to chains: their stages differ in work by their making."""
+    edges = {(source, target) for source, target in _find_recorded(summaries).select("source", "target").unique().iter_rows()}
+    return bool(_find_chains(edges))
+
+
+def _find_sent(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> pl.DataFrame:
+    """Return the point-to-point messages of the analysed steps, each once (rank, source, target, step, bytes, phase)."""
+    pairs = matched.filter((pl.col("kind") == POINT_TO_POINT) & pl.col("step").is_not_null())
+    ends = pl.col("group").cast(pl.String).str.split_exact(">", 1).struct.rename_fields(["source", "target"])
+    pairs = pairs.with_columns(ends.alias("ends")).unnest("ends").with_columns(pl.col("source", "target").cast(pl.Int64, strict=False))
+    pairs = pairs.filter(pl.col("rank") == pl.col("source")).select("rank", "source", "target", "step", "bytes", "phase")
+    return pairs if pairs.height else _find_recorded(summaries)
+
+
+def _find_recorded(summaries: Sequence[RankSummary]) -> pl.DataFrame:
+    """Return the sends of the analysed steps as each rank recorded them; receives of ranks that were not read too."""
+    stack = stack_summaries(summaries)
+    known = [summary.rank for summary in stack]
+    sends = (
+        _select_point_to_point(stack)
+        .drop_nulls(["source", "target"])
+        .filter((pl.col("source") == pl.col("rank")) | ~pl.col("source").is_in(known))
+    )
+    whole = pl.col("rank", "source", "target", "step", "bytes").cast(pl.Int64)
+    return sends.select(whole, "phase")
+
+
+def _select_point_to_point(stack: MessageTable) -> pl.DataFrame:
+    """Return the point-to-point messages of the analysed steps."""
+    return stack.messages.filter((pl.col("kind") == CODES[POINT_TO_POINT]) & pl.col("step").is_not_null())
+
+
+def _find_chains(edges: Edges) -> list[tuple[int, ...]]:
+    """Return the sets of ranks that `edges` join; none unless all are chains, or rings, of one length."""
+    beside: dict[int, set[int]] = {}
+    for source, target in edges:
+        if source != target:
+            beside.setdefault(source, set()).add(target)
+            beside.setdefault(target, set()).add(source)
+    if any(len(others) > 2 for others in beside.values()):
+        return []
+    chains, left = [], set(beside)
+    while left:
+        chain = _find_joined(min(left), beside)
+        left -= chain
+        chains.append(tuple(sorted(chain)))
+    return chains if len({len(chain) for chain in chains}) == 1 else []
+
+
+def _find_joined(start: int, beside: dict[int, set[int]]) -> set[int]:
+    found, reach = set[int](), [start]
+    while reach:
+        rank = reach.pop()
+        if rank not in found:
+            found.add(rank)
+            reach.extend(beside[rank] - found)
+    return found
+
+
+def _is_ring(chain: Iterable[int], edges: Edges) -> bool:
+    """Return whether the last rank is joined to the first: a ring, as interleaved stages make one."""
+    members = set(chain)
+    pairs = {frozenset(edge) for edge in edges if set(edge) <= members}
+    return len(members) > 2 and len(pairs) == len(members)
+
+
+def _is_exchange(sent: pl.DataFrame, chains: list[tuple[int, ...]], edges: Edges) -> bool:
+    """Return whether the messages rather go round, as those of ring attention do: one way only, or both ways within the forward pass.
+
+    A pipeline sends activations one way and gradients the other.
+    """
+    if not _is_ring(chains[0], edges) and len(chains[0]) > 2:
+        return False
+    one_way = not any((target, source) in edges for source, target in edges)
+    forward = {(source, target) for source, target in sent.filter(pl.col("phase") == "forward").select("source", "target").iter_rows()}
+    return (one_way and len(chains[0]) > 2) or any((target, source) in forward for source, target in forward)
+
+
+def _count_micro_batches(sent: pl.DataFrame) -> int | None:
+    """Return how many messages of one size a stage sends to the next in a step; None where stages or steps do not agree."""
+    steps = sent.group_by("source", "target", "bytes", "step").agg(pl.len().alias("sends"))
+    edges = steps.group_by("source", "target", "step").agg(pl.col("sends").max())["sends"]
+    usual = edges.mode()
+    if usual.len() != 1 or (edges == usual[0]).sum() * 2 <= edges.len():
+        return None
+    return int(usual[0])
+
+
+def _measure_times(summaries: Sequence[RankSummary], ranks: set[int]) -> pl.DataFrame:
+    """Return for each rank of the pipeline the means over its steps (rank, wall, busy) in ns.
+
+    Busy is what is neither idle nor filled by sends and receives alone.
+    """
+    stack, rows = stack_summaries(summaries), []
+    sums = dict(_select_point_to_point(stack).group_by("rank").agg(pl.col("exposed_ns").cast(pl.Int64).sum()).iter_rows())
+    for summary in (summary for summary in stack if summary.rank in ranks and summary.steps.height):
+        alone = sums.get(summary.rank, 0)
+        wall = float((summary.steps["end_ns"] - summary.steps["start_ns"]).sum())
+        idle = float(sum(summary.steps[bucket].sum() for bucket in IDLE_BUCKETS))
+        rows.append((summary.rank, wall / summary.steps.height, max(0.0, wall - idle - float(alone)) / summary.steps.height))
+    return pl.DataFrame(rows, schema={"rank": pl.Int64, "wall": pl.Float64, "busy": pl.Float64}, orient="row").filter(pl.col("wall") > 0)
+
+
+_BUSY_BUCKETS = ("compute", "memory", "overhead", "unknown")
+
+
+def find_balance(summaries: Sequence[RankSummary]) -> Balance | None:
+    """Return how evenly the work of the batches lies on the ranks; None where no measure of it is known, or stages of a pipeline differ.
+
+    By positions of the batches in the records of all steps, else by the matrix FLOP of the profiled steps.
+    """
+    if len(summaries) < 2 or is_pipeline(summaries):
+        return None
+    return _balance_by_positions(summaries) or _balance_by_flops(summaries)
+
+
+def _balance_by_positions(summaries: Sequence[RankSummary]) -> Balance | None:
+    steps = read_rank_steps(summaries)
+    if not isinstance(steps, RankSteps) or steps.positions is None:
+        return None
+    saved, wall = steps.balanced, steps.wall.max(axis=1)
+    return Balance(
+        measure="positions",
+        per_rank=measure_spread(dict(zip(steps.ranks, steps.positions.mean(axis=0).tolist(), strict=True))),
+        imbalance_share=float(steps.imbalance.mean()),
+        saved_ns=round(float(saved.mean())),
+        saved_share=float(saved.sum() / wall.sum()),
+        correlation=steps.follows_positions,
+    )
+
+
+def _balance_by_flops(summaries: Sequence[RankSummary]) -> Balance | None:
+    """Return the balance by matrix FLOP: in a step, the busiest rank would take less of its busy time by mean over largest."""
+    count = min(summary.steps.height for summary in summaries)
+    known = all(not summary.steps["matrix_flops"].null_count() for summary in summaries)
+    if not count or not known:
+        return None
+    frames = [summary.steps.head(count) for summary in summaries]
+    work, wall = _build_array(frames, pl.col("matrix_flops")), _build_array(frames, pl.col("end_ns") - pl.col("start_ns"))
+    busy = _build_array(frames, pl.sum_horizontal(_BUSY_BUCKETS))
+    if not (work.max(axis=1) > 0).all() or not wall.sum():
+        return None
+    saved = np.minimum(measure_imbalance(work), measure_imbalance(busy)) * busy.max(axis=1)
+    return Balance(
+        measure="matrix FLOP",
+        per_rank=measure_spread(dict(zip([summary.rank for summary in summaries], work.mean(axis=0).tolist(), strict=True))),
+        imbalance_share=float(measure_imbalance(work).mean()),
+        saved_ns=round(float(saved.mean())),
+        saved_share=float(saved.sum() / wall.max(axis=1).sum()),
+        correlation=measure_correlation(work, busy),
+    )
+
+
+def _build_array(frames: list[pl.DataFrame], values: pl.Expr) -> Floats:
+    """Return `values` of the steps of each rank as (steps x ranks)."""
+    return np.column_stack([frame.select(values.cast(pl.Float64)).to_series().to_numpy() for frame in frames])
+
+
+ALL_TO_ALL = "all_to_all"
+
+
+def find_experts(summaries: Sequence[RankSummary], matched: pl.DataFrame) -> Experts | None:
+    """Return what all-to-alls of experts take; None where there are none, or they carry something else (rows of embedding tables)."""
+    stack = stack_summaries(summaries)
+    sent = _select_all_to_alls(stack)
+    walls = {summary.rank: summary.wall_ns for summary in stack if summary.wall_ns}
+    if not sent.height or not walls or not _carries_tokens(stack):
+        return None
+    loads = _measure_loads(stack, sent)
+    most = max(loads.values(), default=0.0)
+    return Experts(
+        all_to_all_share=_measure_mean_share(sent.group_by("rank").agg(pl.col("exposed_ns").sum().alias("time")), walls),
+        waiting_share=_measure_waiting(matched, walls),
+        received=measure_spread(loads) if loads else None,
+        imbalance_share=1 - sum(loads.values()) / len(loads) / most if most else None,
+    )
+
+
+def _select_all_to_alls(stack: MessageTable) -> pl.DataFrame:
+    """Return the all-to-alls of the analysed steps with rank, and turn: which of its step."""
+    found = stack.messages.filter((pl.col("kind") == CODES[ALL_TO_ALL]) & pl.col("step").is_not_null())
+    found = found.select(pl.col("rank", "step", "sent", "received", "exposed_ns").cast(pl.Int64))
+    return found.with_columns(turn=pl.int_range(pl.len()).over("rank", "step"))
+
+
+def _carries_tokens(stack: MessageTable) -> bool:
+    """Return whether the exchanges are those of experts: by the operators around them, else by uneven splits without embedding tables."""
+    names = pl.concat([summary.ops["name"] for summary in stack]).unique()
+    if names.str.contains(EMBEDDING_OPS).any():
+        return False
+    uneven = any(found.uneven for found in stack.splits.values())
+    return bool(names.str.contains(EXPERT_OPS).any()) or uneven
+
+
+def _measure_loads(summaries: Sequence[RankSummary], sent: pl.DataFrame) -> dict[int, float]:
+    """Return the elements that each rank receives in a step for its experts; empty where sizes were not recorded.
+
+    An exchange and its return carry the same tokens: on the way to the experts what ranks receive differs more than what they send, on the
+    way back less. The ways to the experts count.
+    """
+    if sent["received"].null_count() or sent["sent"].null_count():
+        return {}
+    steps = {summary.rank: summary.steps.height for summary in summaries}
+    each = sent.group_by("turn", "rank").agg(pl.col("received", "sent").mean())
+    lack = [(1 - pl.col(name).mean() / pl.col(name).max()).fill_nan(0.0).alias(name) for name in ("received", "sent")]
+    there = each.group_by("turn").agg(lack).filter(pl.col("received") >= pl.col("sent"))["turn"]
+    counted = sent.filter(pl.col("turn").is_in(there.implode())).group_by("rank").agg(pl.col("received").sum())
+    return {rank: received / steps[rank] for rank, received in counted.sort("rank").iter_rows() if steps[rank]}
+
+
+def _measure_waiting(matched: pl.DataFrame, walls: dict[int, int]) -> float | None:
+    """Return the share of the step spent in matched all-to-alls before the last rank has arrived; None where none could be matched."""
+    found = matched.filter((pl.col("kind") == ALL_TO_ALL) & pl.col("step").is_not_null() & pl.col("exposed_wait_ns").is_not_null())
+    return _measure_mean_share(found.group_by("rank").agg(pl.col("exposed_wait_ns").sum().alias("time")), walls) if found.height else None
+
+
+def _measure_mean_share(times: pl.DataFrame, walls: dict[int, int]) -> float:
+    """Return the mean over the ranks of `time` (columns rank, time) over the wall time; a rank without a row spent none."""
+    spent: dict[int, int] = dict(times.select("rank", "time").iter_rows())
+    return sum(spent.get(rank, 0) / wall for rank, wall in walls.items()) / len(walls)

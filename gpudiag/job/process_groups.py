@@ -1,0 +1,187 @@
+"""The process groups behind messages: by recorded members, by the size of the job, or by who leaves messages at the same moments.
+
+Groups that are known by name or by nothing: which ranks they are, by who leaves messages at the same moments.
+
+Process groups are numbered by each rank, so '1' may be one pair of ranks here and another pair there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.job.clocks import SYNCHRONISING, AlignedClocks
+from gpudiag.job.message_table import CODES, PARTY_SEPARATOR
+from gpudiag.model.analysis import RankSummary
+
+MOST_RANKS = 2**20
+"""More than any job has: a damaged record."""
+
+
+class Group(NamedTuple):
+    """Ranks that send each other messages in one order."""
+
+    members: tuple[int, ...]
+    """In ranks of the job; of a pair source and target."""
+    name: str = ""
+    pair: bool = False
+
+
+class NamedGroup(NamedTuple):
+    """A group of which only the name is known; several groups of the job may bear it."""
+
+    name: str
+    size: int | None
+
+
+class _Party(NamedTuple):
+    group: str
+    members: tuple[int, ...]
+    size: int | None
+
+
+def resolve_groups(
+    parties: Sequence[str], ranks_of: Mapping[int, Iterable[int]], world: int | None
+) -> tuple[dict[int, Group], dict[int, NamedGroup]]:
+    """Return the group of each party (index) whose members are told, and the names of the others.
+
+    `ranks_of`: the ranks that name a party; `world`: ranks of the job. Parties that are none (a rank that sends to itself) are left out.
+    """
+    pairs: dict[int, Group] = {}
+    told: dict[int, _Party] = {}
+    named: dict[int, NamedGroup] = {}
+    for index, text in enumerate(parties):
+        sort, rest = text.split(PARTY_SEPARATOR, 1)
+        if sort == "P":
+            source, target = map(int, rest.split(PARTY_SEPARATOR))
+            if source != target:
+                pairs[index] = Group((source, target), pair=True)
+            continue
+        party = _parse_party(rest, world)
+        if party.members:
+            told[index] = party
+        else:
+            named[index] = NamedGroup(party.group, party.size)
+    return pairs | _group_by_members(told, ranks_of), named
+
+
+def _parse_party(text: str, world: int | None) -> _Party:
+    group, members, size = text.rsplit(PARTY_SEPARATOR, 2)
+    count = int(size) if size else None
+    ranks = tuple(int(rank) for rank in members.split(",")) if members else ()
+    if not ranks and count is not None and count == world and count <= MOST_RANKS:
+        ranks = tuple(range(count))
+    return _Party(group, ranks, count)
+
+
+def _group_by_members(told: Mapping[int, _Party], ranks_of: Mapping[int, Iterable[int]]) -> dict[int, Group]:
+    """Return the groups: of the same members and name, or of the same members alone where no rank knows them by two names."""
+    names: dict[tuple[int, ...], dict[int, set[str]]] = {}
+    for index, party in told.items():
+        by_rank = names.setdefault(party.members, {})
+        for rank in ranks_of.get(index, ()):
+            by_rank.setdefault(rank, set()).add(party.group)
+    several = {members for members, by_rank in names.items() if any(len(own) > 1 for own in by_rank.values())}
+    return {index: Group(party.members, party.group if party.members in several else "") for index, party in told.items()}
+
+
+END_SAMPLES = 32
+"""Ends of each rank that are looked for among those of the others."""
+
+CLOSER_FACTOR = 0.5
+"""Ranks are one group where they end within this part of their distance to every other rank (heuristic)."""
+
+TOGETHER_NS, TOGETHER_SHARE = 50_000, 0.25
+"""Ends of one message lie within 50 us, or this part of its time, of each other; else the ranks are no group (heuristic: NCCL's ends lie
+within a few us, gloo's within a fraction of its messages' time)."""
+
+Ends = npt.NDArray[np.int64]
+
+
+class SeparatedGroups(msgspec.Struct, frozen=True):
+    """Groups that were told apart: their ranks, and for each (party, rank) the group's number."""
+
+    groups: dict[int, Group]
+    of: dict[tuple[int, int], int]
+
+
+def separate_groups(
+    rows: pl.DataFrame, named: Mapping[int, NamedGroup], aligned: AlignedClocks, summaries: Sequence[RankSummary]
+) -> SeparatedGroups:
+    """Return the groups behind the parties `named` of `rows` (see Matches.rows).
+
+    A party that says no size may be the group of all ranks that name it; whether it is, the ends of its messages tell (`doubtful`).
+    """
+    timed = _select_timed(rows, aligned, summaries).filter(pl.col("kind").is_in([CODES[kind] for kind in SYNCHRONISING]))
+    groups: dict[int, Group] = {}
+    of: dict[tuple[int, int], int] = {}
+    for party, (name, size) in named.items():
+        ranks = sorted(rows.filter(pl.col("party") == party)["rank"].unique().to_list())
+        found = [tuple(ranks)] if size is None or size == len(ranks) else _cluster_ranks(timed.filter(pl.col("party") == party), size)
+        for members in found:
+            if len(members) > 1:
+                of |= {(party, rank): len(groups) for rank in members}
+                groups[len(groups)] = Group(members, name)
+    return SeparatedGroups(groups, of)
+
+
+def _select_timed(rows: pl.DataFrame, aligned: AlignedClocks, summaries: Sequence[RankSummary]) -> pl.DataFrame:
+    """Return the rows whose ends can be compared: on the common clock, or as Unix time where no clock was aligned."""
+    if aligned.corrections:
+        return aligned.common(rows, "end").drop_nulls("end")
+    return rows.filter(pl.col("rank").is_in([summary.rank for summary in summaries if summary.clock == "unix"]))
+
+
+def _cluster_ranks(rows: pl.DataFrame, size: int) -> list[tuple[int, ...]]:
+    """Return the sets of `size` ranks each of which ends nearer to the others of its set than to any other rank."""
+    ends = {int(rank): np.sort(frame["end"].to_numpy()) for (rank,), frame in rows.group_by("rank")}
+    ranks = sorted(ends)
+    if not 1 < size <= len(ranks):
+        return []
+    distance = _measure_distances([ends[rank] for rank in ranks])
+    order = np.argsort(distance, axis=1, kind="stable")
+    nearest = [frozenset(row[:size].tolist()) for row in order]
+    found = []
+    for chosen in sorted({own for place, own in enumerate(nearest) if place in own}, key=sorted):
+        inside = sorted(chosen)
+        if any(nearest[place] != chosen for place in inside):
+            continue
+        outside = [place for place in range(len(ranks)) if place not in chosen]
+        within = distance[np.ix_(inside, inside)].max()
+        if not outside or within <= CLOSER_FACTOR * distance[np.ix_(inside, outside)].min():
+            found.append(tuple(ranks[place] for place in inside))
+    return found
+
+
+def _measure_distances(ends: Sequence[Ends]) -> npt.NDArray[np.float64]:
+    """Return for each two ranks the median distance of ends of one to the nearest end of the other, the larger way round; 0 to itself."""
+    samples = [own[np.linspace(0, len(own) - 1, min(END_SAMPLES, len(own))).astype(np.int64)] for own in ends]
+    owner = np.repeat(np.arange(len(ends)), [len(own) for own in samples])
+    every = np.concatenate(samples)
+    result = np.zeros((len(ends), len(ends)))
+    for column, own in enumerate(ends):
+        place = np.searchsorted(own, every).clip(1, max(len(own) - 1, 1)) if len(own) > 1 else np.ones(len(every), dtype=np.int64)
+        before, after = own[place - 1], own[np.minimum(place, len(own) - 1)]
+        away = np.minimum(np.abs(every - before), np.abs(after - every)).astype(np.float64)
+        result[:, column] = [np.median(away[owner == row]) for row in range(len(ends))]
+    both: npt.NDArray[np.float64] = np.maximum(result, result.T)
+    return both
+
+
+def find_doubtful(called: pl.DataFrame, numbers: Sequence[int], aligned: AlignedClocks) -> list[int]:
+    """Return which of the groups `numbers` are none: what was taken for one message does not end together on their ranks."""
+    rows = called.filter(pl.col("group").is_in(list(numbers)) & pl.col("call").is_not_null())
+    rows = rows.with_columns(duration=pl.col("end") - pl.col("start"))
+    calls = (
+        aligned.common(rows, "end")
+        .group_by("group", "call")
+        .agg(apart=pl.col("end").max() - pl.col("end").min(), time=pl.col("duration").max())
+    )
+    judged = calls.group_by("group").agg(pl.col("apart", "time").median())
+    bad = judged.filter(pl.col("apart") > pl.max_horizontal(pl.lit(TOGETHER_NS), pl.col("time") * TOGETHER_SHARE))
+    return [int(number) for number in bad["group"].to_list()]

@@ -1,0 +1,179 @@
+"""What checks come to: gates for a terminal, GitHub and JUnit; the text of `gpudiag doctor`.
+
+A check as workflow commands of GitHub Actions: annotations on the file of gates.
+
+Escapes: actions/toolkit, packages/core/src/command.ts (escapeData, escapeProperty).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from xml.etree import ElementTree
+
+from gpudiag.model.comparison import CheckData, GateOutcome, GateResult
+from gpudiag.report.console import QUIET, clean, collect_text, create_console, print_item, print_line
+from gpudiag.report.labels import pluralize
+
+OUTCOME_WORDS: dict[GateOutcome, str] = {"passed": "ok", "within_noise": "noise", "failed": "FAIL", "unknown": "unknown"}
+_STYLES: dict[GateOutcome, str] = {"passed": "green", "within_noise": "yellow", "failed": "bold red", "unknown": "yellow"}
+_ORDER: tuple[GateOutcome, ...] = ("failed", "unknown", "within_noise", "passed")
+
+
+def format_gates_headline(found: CheckData) -> str:
+    """Return the answer in one sentence, such as 'FAILED: 2 of 5 gates'."""
+    failing = [result for result in found.results if result.fails]
+    count = f"{len(found.results)} {pluralize(len(found.results), 'gate')}"
+    if failing:
+        return f"FAILED: {len(failing)} of {count}, on {found.path}"
+    kinds = (("within_noise", "within noise"), ("unknown", "not known and not required"))
+    counted = [(sum(result.outcome == outcome for result in found.results), word) for outcome, word in kinds]
+    noted = ", ".join(f"{number} {word}" for number, word in counted if number)
+    return f"passed: {count}{f' ({noted})' if noted else ''}, on {found.path}"
+
+
+def render_gates_text(found: CheckData, *, width: int = 100, color: bool = False) -> str:
+    """Return the check for a terminal of `width` columns: what failed first."""
+    console, sink = create_console(width, color)
+    print_line(console, format_gates_headline(found), "bold" if found.passed else "bold red")
+    against = [f"gates of {found.budget}"] if found.budget else []
+    against += [f"baseline {found.baseline}"] if found.baseline else []
+    print_line(console, f"against {' and '.join(against)}", QUIET)
+    for said in found.warnings:
+        print_item(console, "! ", said, "yellow")
+    console.print()
+    for result in sorted(found.results, key=lambda result: _ORDER.index(result.outcome)):
+        print_item(console, f"{OUTCOME_WORDS[result.outcome]:<8}", f"{result.name}: {format_gate_result(result)}", _STYLES[result.outcome])
+    if any(result.low is not None for result in found.results):
+        console.print()
+        print_line(
+            console, "Intervals are of 95 %, over batches of consecutive steps: the variance within the run; another run may differ.", QUIET
+        )
+    return collect_text(sink)
+
+
+def format_gate_result(result: GateResult) -> str:
+    """Return what was decided of a gate; of one that is not known also whether that fails."""
+    if result.outcome != "unknown":
+        return result.message
+    consequence = "fails: what is not known is not passed; required = false lets it" if result.required else "not required"
+    return f"{result.message} ({consequence})"
+
+
+_DATA_ESCAPES = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_PROPERTY_ESCAPES = {**_DATA_ESCAPES, ":": "%3A", ",": "%2C"}
+
+
+def render_gates_github(found: CheckData) -> str:
+    """Return a line for each gate that did not pass, and a notice with the whole."""
+    lines = [_format_annotation(found, result) for result in found.results if result.outcome != "passed"]
+    lines.append(format_workflow_command("notice", {"title": "gpudiag check"}, clean(format_gates_headline(found), 1_000)))
+    return "".join(f"{line}\n" for line in lines)
+
+
+def fence_commands(text: str, token: str) -> str:
+    """Return `text` between commands that stop commands, until `token` (random, so that no text can hold it).
+
+    A line of a finding may begin with '::', also after spaces, and the runner would take it for a command.
+    """
+    return f"::stop-commands::{token}\n{text}\n::{token}::\n"
+
+
+def _format_annotation(found: CheckData, result: GateResult) -> str:
+    properties = {"title": f"gpudiag: {result.name}"}
+    if found.budget and result.line is not None:
+        properties = {"file": found.budget, "line": str(result.line), **properties}
+    return format_workflow_command("error" if result.fails else "warning", properties, clean(format_gate_result(result), 4_000))
+
+
+def format_workflow_command(name: str, properties: dict[str, str], message: str) -> str:
+    """Return '::name key=value,key=value::message', escaped so that no text can begin a command of its own."""
+    listed = ",".join(f"{key}={_escape_command(value, _PROPERTY_ESCAPES)}" for key, value in properties.items())
+    return f"::{name} {listed}::{_escape_command(message, _DATA_ESCAPES)}"
+
+
+def _escape_command(text: str, escapes: dict[str, str]) -> str:
+    return "".join(escapes.get(character, character) for character in text)
+
+
+_LONGEST_MESSAGE = 4_000
+
+
+def render_gates_junit(found: CheckData) -> bytes:
+    """Return the XML (UTF-8): failed gates are failures, unknown ones errors, or skipped where they are not required.
+
+    Characters that XML 1.0 forbids are taken out; the serialiser escapes the rest.
+    """
+    suite = ElementTree.Element("testsuite", {"name": "gpudiag check", "tests": str(len(found.results)), **_count_outcomes(found)})
+    for result in found.results:
+        suite.append(_build_case(found, result))
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    ElementTree.indent(suites)
+    xml: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return xml + b"\n"
+
+
+def _count_outcomes(found: CheckData) -> dict[str, str]:
+    kinds = [_choose_element(result) for result in found.results]
+    return {"failures": str(kinds.count("failure")), "errors": str(kinds.count("error")), "skipped": str(kinds.count("skipped"))}
+
+
+def _choose_element(result: GateResult) -> str:
+    """Return the element that tells the outcome, '' for passed; what is within noise passes, and its output says so."""
+    if result.outcome == "failed":
+        return "failure"
+    if result.outcome == "unknown":
+        return "error" if result.required else "skipped"
+    return ""
+
+
+def _build_case(found: CheckData, result: GateResult) -> ElementTree.Element:
+    message = clean(format_gate_result(result), _LONGEST_MESSAGE)
+    case = ElementTree.Element("testcase", classname="gpudiag.check", name=clean(result.name))
+    if kind := _choose_element(result):
+        element = ElementTree.SubElement(case, kind, message=message)
+        element.text = clean(f"{found.path}: {message}", _LONGEST_MESSAGE)
+    else:
+        ElementTree.SubElement(case, "system-out").text = message
+    return case
+
+
+_WRONG = ("missing", "limited", "unknown")
+_LONGEST_CHECK = 1_000
+"""Characters of a text: drivers and libraries say what they like."""
+
+CheckFields = Mapping[str, str]
+"""A check: name, status, found, costs and fix."""
+
+
+def format_doctor(verdict: str, checks: Sequence[CheckFields], width: int) -> str:
+    """Return the page, in lines of at most `width` characters where words allow it."""
+    shown = [{key: clean(text, _LONGEST_CHECK) for key, text in check.items()} for check in checks]
+    column = max((len(check["name"]) for check in shown), default=0) + 2
+    lines = textwrap.wrap(clean(f"{verdict[:1].upper()}{verdict[1:]}.", _LONGEST_CHECK), width)
+    for status in _WRONG:
+        found = [check for check in shown if check["status"] == status]
+        lines += ["", status, *(line for check in found for line in _format_check(check, column, width))] if found else []
+    right = [check for check in shown if check["status"] == "ok"]
+    lines += (
+        ["", "ok", *(line for check in right for line in _format_check_row(check["name"], check["found"], column, width))] if right else []
+    )
+    idle = [f"{check['name']} ({check['found']})" for check in shown if check["status"] == "not applicable"]
+    lines += ["", "not applicable", *_wrap_text(", ".join(idle), "  ", "  ", width)] if idle else []
+    return "\n".join(lines) + "\n"
+
+
+def _format_check(check: CheckFields, column: int, width: int) -> Iterator[str]:
+    yield from _format_check_row(check["name"], check["found"], column, width)
+    for title in ("costs", "fix"):
+        if check[title]:
+            yield from _format_check_row("", f"{title + ':':<7}{check[title]}", column, width, hanging=7)
+
+
+def _format_check_row(name: str, text: str, column: int, width: int, hanging: int = 0) -> list[str]:
+    return _wrap_text(text, f"  {name:<{column}}", " " * (column + 2 + hanging), width)
+
+
+def _wrap_text(text: str, first: str, others: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,319 @@
+"""How far the figures of a report can be trusted: steps, device, coverage, profiler overhead, suppressed rules."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
+from gpudiag.model.finding import AT_RECORDED_PACE, HOLDS, SLOWED, SWITCHED_OFF, WITHHELD, RuleOutcome
+from gpudiag.model.hardware import SCALED_PEAKS
+from gpudiag.model.report import Mfu, MfuReference, ReportData
+from gpudiag.report import idle_time, ranks, whole_run
+from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize, step_ns
+from gpudiag.units import format_flop, format_ns, format_rate, format_share
+
+_PROVENANCE = {
+    "datasheet": "peak rates from its data sheet",
+    "derived": "peak rates derived from its units and clock",
+    "unverified": "unverified peak rates",
+    "measured": "measured peak rates",
+}
+NO_MARKS = "no ProfilerStep marks: the whole trace counts as one step"
+_FEW_STEPS = re.compile(r"only \d+ complete steps?\b")
+SMALL_UTILISATION = 0.0005
+"""A utilisation below this would read 0.0 %."""
+
+COUNTED_ENOUGH = 0.95
+"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.utilisation says so too)."""
+_WORTH_NAMING = 0.05
+"""Share of the time in kernels without an op from which their names are told."""
+_CLASSES_TOLD = 5
+_WORTH_A_LINE = 1.1
+"""A slow-down from which a person who times the training would doubt the time of a step."""
+_FASTER = 0.95
+"""A slow-down below this is noise that is worth a word."""
+# Two durations that differ by less are one to the reader.
+_SKEWED = 0.1
+
+
+def format_headlines(report: ReportData) -> list[str]:
+    """Return what stands beside the verdict: the spread over the ranks, how much of the time the figures cover, the utilisation."""
+    return [
+        text
+        for text in (
+            _format_broken_recording(report),
+            _format_unprofiled_step(report),
+            ranks.format_ranks_headline(report),
+            format_coverage(report),
+            format_mfu(report),
+        )
+        if text
+    ]
+
+
+def _format_broken_recording(report: ReportData) -> str:
+    """Return that the recording is not whole, which changes what every figure means; '' where it is."""
+    return next((f"The recording is not whole: {text}." for text in report.trust.warnings if text.startswith(BREAKS_OFF)), "")
+
+
+def _format_unprofiled_step(report: ReportData) -> str:
+    """Return how long a step takes without the profiler, which is the time that a person knows; '' where it is unknown or much the same."""
+    slowdown, pace = report.trust.profiler_slowdown, report.history
+    if pace is None or pace.median_ns is None or slowdown is None or slowdown < _WORTH_A_LINE:
+        return ""
+    return f"Without the profiler a step takes {format_ns(pace.median_ns)} (median); the figures below are of the profiled steps."
+
+
+def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
+    """Return (topic, plain sentence) of what was modelled, linked and read; unknown shares are said."""
+    lines = [
+        ("coverage", " ".join(part for part in (_format_modelled(report), _format_linked(report)) if part)),
+        ("by name", _format_kernel_classes(report)),
+        ("measurement", format_measurement(report)),
+        ("steps", format_steps(report)),
+        ("device", format_device(report)),
+        ("utilisation", _format_mfu_grade(report)),
+        ("profiler", _format_slowdown(report)),
+        ("read", _format_read_share(report)),
+        ("ranks", ranks.format_ranks_quality(report)),
+        *whole_run.list_report_telemetry(report),
+        ("replay", idle_time.format_replay_trust(report)),
+        ("call sites", _format_site_share(report)),
+        ("other steps", whole_run.explain_missing_history(report)),
+        ("rules", format_changed_rules(report)),
+    ]
+    return [(topic, text) for topic, text in lines if text]
+
+
+def format_changed_rules(report: ReportData) -> str:
+    """Return which rules were judged by other thresholds than their own, and which not at all, as the user chose; '' for none."""
+    changed = [f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed]
+    off = [rule.id for rule in report.rules if rule.reason.startswith(SWITCHED_OFF)]
+    parts = [f"Thresholds changed: {'; '.join(changed)}."] if changed else []
+    return " ".join([*parts, f"Switched off: {', '.join(off)}."] if off else parts)
+
+
+def list_warnings(report: ReportData) -> list[str]:
+    """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off."""
+    said = (BREAKS_OFF, NO_MARKS)
+    return [text for text in report.trust.warnings if not text.startswith(said) and not _FEW_STEPS.match(text)]
+
+
+def format_measurement(report: ReportData) -> str:
+    """Return what makes the measurement weak, '' where nothing does. An invalid one is a finding."""
+    weak = find_weak_measurement(report)
+    return f"Weak, so findings lose a grade of confidence. {weak.message} ({weak.rule})" if weak else ""
+
+
+def format_coverage(report: ReportData) -> str:
+    """Return how much of the time cost models cover, and what the rest is; '' where there is no time that could be modelled."""
+    trust, work = report.trust, name_work(report, 1)
+    if trust.linked_share is None:
+        return ""
+    rest = ", ".join(f"{format_share(share)} {words}" for words, share in list_uncovered(report))
+    if trust.modelled_share is None:
+        return f"Cost models cover none of the {work} time{f': {rest}' if rest else ''}."
+    text = f"Cost models cover {format_share(trust.modelled_share)} of the {work} time"
+    if trust.modelled_share_of_all is not None and trust.modelled_share - trust.modelled_share_of_all >= ROUNDS_TO_ZERO:
+        text += f" that can be modelled, {format_share(trust.modelled_share_of_all)} of all"
+    return f"{text}{f'; the rest: {rest}' if rest else ''}."
+
+
+def list_uncovered(report: ReportData) -> list[tuple[str, float]]:
+    """Return (words, share of all kernel time) of what cost models do not cover, largest first; what rounds to 0 left out."""
+    trust = report.trust
+    guessed = None if trust.attributable_share is None else trust.attributable_share - (trust.modelled_share_of_all or 0.0)
+    parts = (
+        ("launched before the recording", trust.without_launch_share),
+        ("outside any op", trust.outside_ops_share),
+        ("in ops without shapes", trust.without_shapes_share),
+        ("replayed from captured graphs", trust.replay_share),
+        ("communication", trust.collective_share),
+        ("copies and memory fills", trust.copy_share),
+        ("in ops without a cost model", guessed),
+    )
+    known = [(words, share) for words, share in parts if share is not None and share >= ROUNDS_TO_ZERO]
+    return sorted(known, key=lambda part: -part[1])
+
+
+def _format_modelled(report: ReportData) -> str:
+    """Return how what can be modelled splits; a plain sentence where nothing can be."""
+    trust, work = report.trust, name_work(report, 1)
+    if trust.linked_share is None:
+        return f"The recording holds no {work} time that could be linked or modelled."
+    if trust.modelled_share is None:
+        return "Cost models cover none of it: no op with recorded shapes stands behind it."
+    modelled, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
+    return f"Of the {work} time that can be modelled, {modelled} has a cost model, {generic} a generic guess, {unknown} neither."
+
+
+def _format_linked(report: ReportData) -> str:
+    """Return how much of all time is linked to the op that launched it, and how much of that by a graph's capture."""
+    share, mapped = report.trust.linked_share, report.trust.mapped_replay_share
+    if share is None:
+        return ""
+    text = f"{format_share(share)} of all {name_work(report, 1)} time is linked to the op that launched it"
+    if mapped is not None and mapped >= ROUNDS_TO_ZERO:
+        text += f", {format_share(mapped)} by way of the pass that captured the replayed graph"
+    return f"{text}."
+
+
+def _format_kernel_classes(report: ReportData) -> str:
+    """Return what the kernels without an op do, told by their names alone; '' where they have next to none of the time."""
+    total = sum(row.kernel_ns for row in report.kernels)
+    classes: Counter[str] = Counter()
+    for row in report.kernels:
+        if row.op is None and row.kernel_class is not None:
+            classes[row.kernel_class] += row.kernel_ns
+    if not total or classes.total() < _WORTH_NAMING * total:
+        return ""
+    told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(_CLASSES_TOLD) if ns >= ROUNDS_TO_ZERO * total]
+    listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
+    return f"{format_share(classes.total() / total)} of the kernel time stands in kernels without an op; by their names it is {listed}."
+
+
+def format_steps(report: ReportData) -> str:
+    """Return how many steps were analysed, how they were found, and their spread."""
+    steps = report.steps
+    if not has_steps(report):
+        return f"No steps were found: the whole recorded window of {format_ns(steps.wall_ns)} was analysed as one."
+    recorded = f" of {steps.recorded} recorded" if steps.recorded > steps.count else ""
+    edges = "" if recorded or steps.count == 1 or not steps.recorded else ", the first and the last included"
+    text = f"{steps.count}{recorded} {pluralize(max(steps.count, steps.recorded), 'step')} analysed{edges} (found by {steps.source})"
+    if steps.count > 1:
+        text += f", median {format_ns(steps.median_ns)}, 95th percentile {format_ns(steps.p95_ns)}"
+    if steps.median_ns and abs(step_ns(report) / steps.median_ns - 1) > _SKEWED:
+        text += f"; the mean of {format_ns(step_ns(report))} is used below because its parts add up"
+    return f"{text}."
+
+
+def format_device(report: ReportData) -> str:
+    """Return the device and where its peaks come from, or that there is no roofline."""
+    device = report.device
+    if device is not None and device.peaks and device.provenance is not None:
+        scaled = ", scaled to the clock that was observed" if SCALED_PEAKS in device.source else ""
+        return f"{device.name}: {'published peak rates' if scaled else _PROVENANCE[device.provenance]}{scaled}."
+    why = " (the reason is among the warnings)" if explain_missing_peaks(report) else ""
+    name = f"{device.name}: no peak rates are known" if device else "Not known"
+    return f"{name}, so there is no roofline and no op is judged against one{why}."
+
+
+def format_mfu(report: ReportData) -> str:
+    """Return the utilisation with what it is divided by, '' where it is not known; with recomputed work (HFU) where there is some."""
+    mfu = report.mfu
+    if mfu is None:
+        return ""
+    least = "at least " if mfu.known_share is not None and mfu.known_share < COUNTED_ENOUGH else ""
+    text = f"Model FLOPs utilisation (MFU): {least}{_format_percent(mfu.share)} of {_format_denominator(report, mfu)}"
+    if mfu.recompute_flops and mfu.hfu_share is not None:
+        text += f"; with recomputed work (HFU) {_format_percent(mfu.hfu_share)}"
+    return f"{text}."
+
+
+def _format_percent(share: float) -> str:
+    return f"below {format_share(2 * SMALL_UTILISATION, 1)}" if share < SMALL_UTILISATION else format_share(share, 1)
+
+
+def _format_denominator(report: ReportData, mfu: Mfu) -> str:
+    """Return the peak in words, such as '989 TFLOP/s (bf16 dense, H100 SXM)'."""
+    device = [report.device.name] if report.device else []
+    if mfu.peak_flop_per_s is None:
+        return f"the {mfu.dtype} peak".replace("  ", " ")
+    kind = [f"{mfu.dtype} dense"] if mfu.dtype else []
+    return f"{format_rate(mfu.peak_flop_per_s, 'FLOP')}" + (f" ({', '.join([*kind, *device])})" if kind or device else "")
+
+
+def _format_mfu_grade(report: ReportData) -> str:
+    """Return how the utilisation was counted, '' where it is not known."""
+    mfu = report.mfu
+    if mfu is None:
+        return ""
+    how = {
+        "exact": "from recorded shapes",
+        "derived": "partly derived from other ops",
+        "generic": "partly guessed",
+    }.get(mfu.provenance, "of unknown origin")
+    known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
+    return f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
+
+
+def list_mfu_references(report: ReportData) -> list[str]:
+    """Return published utilisations to compare with, each with what it was divided by."""
+    references = report.mfu.references if report.mfu else ()
+    return [f"{item.what}: {format_mfu_reference(item)}" for item in references]
+
+
+def format_mfu_reference(item: MfuReference) -> str:
+    """Return a published utilisation with what it was divided by; says so where that is another device."""
+    return f"{format_share(item.share, 1)} of {item.denominator}{', another device' if item.another_device else ''}"
+
+
+def explain_missing_peaks(report: ReportData) -> str:
+    """Return the warning that says why there are no peaks to judge against, '' where none does."""
+    words = ("device", "peak", "roofline")
+    return next((warning for warning in report.trust.warnings if any(word in warning.lower() for word in words)), "")
+
+
+def _format_slowdown(report: ReportData) -> str:
+    slowdown = report.trust.profiler_slowdown
+    if slowdown is None and UNFINISHED in report.trust.warnings:
+        return "Slow-down unknown: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
+    if slowdown is None:
+        return "Slow-down unknown: no unprofiled steps were recorded beside the profiled ones."
+    noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
+    return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{_format_withheld_findings(report)}."
+
+
+def _format_withheld_findings(report: ReportData) -> str:
+    """Return which findings about the host are not made because the profiler slows it, '' where none is withheld for that."""
+    found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD) and SLOWED in rule.reason]
+    if not found:
+        return ""
+    what = "nothing is said" if len(found) > 1 else "it is not said"
+    return f"; that may explain what {', '.join(found)} would say of the host, so {what} there"
+
+
+def _format_read_share(report: ReportData) -> str:
+    trust = report.trust
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(trust.dropped.items()))
+    text = f"{trust.events:,} events, {trust.kernels:,} {name_work(report, trust.kernels)}"
+    return f"{text}; not used: {dropped}." if dropped else f"{text}."
+
+
+def _format_site_share(report: ReportData) -> str:
+    share = report.trust.site_match_share
+    if share is None:
+        return ""
+    return f"Known for {format_share(share)} of the op time. The line given is that of the function, not of the call in it."
+
+
+def list_suppressed_rules(report: ReportData) -> list[str]:
+    """Return which rules are no finding though they hold or might, one line for those without a gain and one for those withheld."""
+    idle, held = _find_rules_without_gain(report), _find_withheld_rules(report)
+    where = f" {AT_RECORDED_PACE}" if any(AT_RECORDED_PACE in rule.reason for rule in idle) else ""
+    found = [f"Hold, but would gain nothing{where}: {_join_ids(idle)}."] if idle else []
+    return [*found, f"Withheld (why: --all-findings): {_join_ids(held)}."] if held else found
+
+
+def list_suppression_reasons(report: ReportData) -> list[str]:
+    """Return the reason of each rule that `lines` names; rules that are withheld for the same one in one line."""
+    groups: dict[str, list[RuleOutcome]] = {}
+    for rule in _find_withheld_rules(report):
+        groups.setdefault(rule.reason.removeprefix(WITHHELD), []).append(rule)
+    alone = [f"{rule.id} {rule.reason}" for rule in _find_rules_without_gain(report)]
+    return [*alone, *(f"Withheld: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
+
+
+def _find_rules_without_gain(report: ReportData) -> list[RuleOutcome]:
+    return [rule for rule in report.rules if rule.status == "suppressed" and rule.reason.startswith(HOLDS)]
+
+
+def _find_withheld_rules(report: ReportData) -> list[RuleOutcome]:
+    others = [rule for rule in report.rules if rule.status == "suppressed" and not rule.reason.startswith(HOLDS)]
+    weak = [rule for rule in report.rules if rule.status == "not_applicable" and rule.reason.startswith(WITHHELD)]
+    return sorted([*others, *weak], key=lambda rule: rule.id)
+
+
+def _join_ids(rules: list[RuleOutcome]) -> str:
+    return ", ".join(rule.id for rule in rules)

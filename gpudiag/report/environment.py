@@ -1,0 +1,201 @@
+"""What a run was recorded with: versions, precision, loader, optimizer, how the model runs, the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gpudiag.model.bundle import Compiled, DistributedData, LoaderSettings, Machine, OptimizerSettings, Program, Settings, ShardedData
+from gpudiag.model.report import ReportData
+from gpudiag.units import format_bytes, format_count
+
+LONGEST_ENVIRONMENT_TEXT = 600
+"""Characters of one line."""
+
+_MOST_PACKAGES = 8
+_MOST_ALIKE = 3
+_COMMIT_CHARACTERS = 12
+
+
+def list_environment(report: ReportData) -> list[tuple[str, str]]:
+    """Return (topic, text) of what the bundle says; [] for a trace alone."""
+    found = report.recorded
+    if found is None:
+        return []
+    cpu = report.device is not None and report.device.kind == "cpu"
+    program = found.program or Program()
+    said = (
+        ("versions", _format_versions(found.machine, program)),
+        ("precision", _format_precision(found.settings, program, cpu=cpu)),
+        ("switches", _join_parts((_list_switches(found.settings, cpu=cpu), _format_variables(program)))),
+        ("processor", _format_processor(found.machine, found.settings) if cpu else ""),
+        ("loader", _format_loader(found.settings.loader, cpu=cpu) if found.settings.loader else ""),
+        ("optimizer", _format_optimizers(found.settings.optimizers)),
+        ("model", _format_model(found.settings, program)),
+        ("code", _format_commit(program)),
+    )
+    return [(topic, text) for topic, text in said if text]
+
+
+def _join_parts(parts: Iterable[str], by: str = ", ") -> str:
+    return by.join(part for part in parts if part)
+
+
+def _format_count_of(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def _format_versions(machine: Machine, program: Program) -> str:
+    first = (
+        f"torch {machine.torch}" if machine.torch else "",
+        f"Python {machine.python}" if machine.python else "",
+        f"CUDA {machine.cuda}" if machine.cuda else "",
+        f"driver {machine.driver}" if machine.driver else "",
+    )
+    others = [f"{name} {version}" for name, version in sorted(program.packages.items()) if name != "torch"]
+    more = f"{len(others) - _MOST_PACKAGES} more" if len(others) > _MOST_PACKAGES else ""
+    return _join_parts((*first, *others[:_MOST_PACKAGES], more))
+
+
+def _format_precision(settings: Settings, program: Program, *, cpu: bool) -> str:
+    parts = [f"autocast {' and '.join(settings.autocast)}" if settings.autocast else "no autocast"]
+    if cpu:
+        parts.append(f'fp32 products "{settings.float32_matmul_precision}"' if settings.float32_matmul_precision else "")
+    else:
+        parts.append(_format_switch("TF32 in products", settings.cuda_matmul_allow_tf32))
+        parts.append(_format_switch("in convolutions", settings.cudnn_allow_tf32))
+    parts.append("GradScaler" if program.wrappers and program.wrappers.grad_scaler else "")
+    return _join_parts(parts)
+
+
+def _format_processor(machine: Machine, settings: Settings) -> str:
+    quota = f"limited to the time of {machine.cpu_quota:g}" if machine.cpu_quota is not None else ""
+    cores = f"{machine.cpu_cores} cores" if machine.cpu_cores else ""
+    return _join_parts((f"{settings.threads} threads" if settings.threads else "", cores, quota, machine.isa or ""))
+
+
+def _format_switch(what: str, on: bool | None) -> str:
+    return "" if on is None else f"{what} {'on' if on else 'off'}"
+
+
+def _list_switches(settings: Settings, *, cpu: bool) -> str:
+    """Return the switches that cost or save time, those that stand as torch sets them left out."""
+    fused = settings.sdp_backends is None or any(name != "math" for name in settings.sdp_backends)
+    return _join_parts(
+        (
+            "" if cpu else _format_switch("cuDNN benchmark", settings.cudnn_benchmark),
+            "cuDNN disabled" if settings.cudnn_enabled is False and not cpu else "",
+            "deterministic algorithms" if settings.deterministic or settings.cudnn_deterministic else "",
+            "anomaly detection on" if settings.anomaly_detection else "",
+            "" if fused else "fused attention switched off",
+            *(() if cpu else (f"{key} {value}" for key, value in settings.allocator.items())),
+        )
+    )
+
+
+def _format_loader(loader: LoaderSettings, *, cpu: bool) -> str:
+    workers = loader.num_workers
+    return _join_parts(
+        (
+            _format_count_of(workers, "worker") if workers else "no workers",
+            f"batches of {loader.batch_size}" if loader.batch_size is not None else "",
+            f"prefetch {loader.prefetch_factor}" if loader.prefetch_factor is not None else "",
+            "pinned memory" if loader.pin_memory else "" if cpu else "memory not pinned",
+            ("persistent" if loader.persistent_workers else "not persistent") if workers else "",
+            loader.sampler or ("iterable dataset" if loader.dataset == "iterable" else ""),
+            "last batch dropped" if loader.drop_last else "",
+            "in any order" if loader.in_order is False else "",
+        )
+    )
+
+
+def _format_optimizers(optimizers: tuple[OptimizerSettings, ...]) -> str:
+    more = f"{len(optimizers) - _MOST_ALIKE} more" if len(optimizers) > _MOST_ALIKE else ""
+    return _join_parts((*map(_format_optimizer, optimizers[:_MOST_ALIKE]), more), "; ")
+
+
+def _format_optimizer(found: OptimizerSettings) -> str:
+    many = found.parameters >= 1e6
+    amount = f"{format_count(found.parameters / 1e6)} million parameters" if many else _format_count_of(found.parameters, "parameter")
+    way: str = found.implementation or ""
+    if way in ("foreach", "for-loop") and found.fused is None and found.foreach is None:
+        way += " (torch's choice)"
+    return _join_parts((found.name, way, f"{amount} in {_format_count_of(found.tensors, 'tensor')}"))
+
+
+def _format_model(settings: Settings, program: Program) -> str:
+    wrapped = program.wrappers
+    layouts = {optimizer.channels_last for optimizer in settings.optimizers}
+    return _join_parts(
+        (
+            *(map(_format_ddp, wrapped.ddp[:_MOST_ALIKE]) if wrapped else ()),
+            *(map(_format_fsdp, wrapped.fsdp[:_MOST_ALIKE]) if wrapped else ()),
+            f"DataParallel over {wrapped.data_parallel_devices} devices" if wrapped and wrapped.data_parallel_devices else "",
+            f"DeepSpeed ZeRO {wrapped.deepspeed_zero_stage}" if wrapped and wrapped.deepspeed_zero_stage is not None else "",
+            _format_compiled(program.compiled) if program.compiled else "",
+            "activation checkpointing" if program.activation_checkpointing else "",
+            "channels_last" if True in layouts else "",
+        ),
+        "; ",
+    )
+
+
+def _format_ddp(found: DistributedData) -> str:
+    options = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "broadcast_buffers")
+    return _join_parts(
+        (
+            "DDP",
+            f"{found.world_size} ranks" if found.world_size else "",
+            f"buckets of {format_bytes(found.bucket_cap_bytes)}" if found.bucket_cap_bytes else "",
+            *(option for option in options if getattr(found, option)),
+            *found.comm_hooks[:_MOST_ALIKE],
+        )
+    )
+
+
+def _format_fsdp(found: ShardedData) -> str:
+    types = "/".join(kind for kind in (found.param_dtype, found.reduce_dtype) if kind)
+    return _join_parts(
+        (
+            "fully_shard" if found.version == 2 else "FSDP",
+            found.sharding or "",
+            _format_count_of(found.units, "unit"),
+            f"mesh {' x '.join(map(str, found.mesh[:4]))}" if found.mesh else "",
+            types,
+            "parameters on the CPU" if found.cpu_offload else "",
+        )
+    )
+
+
+def _format_compiled(found: Compiled) -> str:
+    return _join_parts(
+        (
+            " and ".join(dict.fromkeys(_format_compile_calls(found))) or "torch.compile",
+            _format_count_of(found.graphs, "graph"),
+            _format_count_of(found.generated_kernels, "generated kernel") if found.generated_kernels else "",
+            _format_count_of(found.graph_breaks, "graph break") if found.graph_breaks else "no graph break",
+            _format_count_of(found.recompiles, "recompilation") if found.recompiles else "none recompiled",
+        )
+    )
+
+
+def _format_compile_calls(found: Compiled) -> Iterator[str]:
+    for call in found.calls[:_MOST_ALIKE]:
+        words = [call.backend if call.backend != "inductor" else "", "" if call.mode in (None, "default") else f"mode {call.mode}"]
+        words += ["fullgraph" if call.fullgraph else "", "" if call.dynamic is None else f"dynamic={call.dynamic}"]
+        yield f"torch.compile ({_join_parts(words)})" if any(words) else "torch.compile"
+
+
+def _format_variables(program: Program) -> str:
+    """Return what is set in the environment; the allocator's variable is told by its options."""
+    told = {name: value for name, value in program.variables.items() if not (name.endswith("_ALLOC_CONF") and value)}
+    return _join_parts(f"{name} set" if value is None else f"{name}={value}" for name, value in told.items())
+
+
+def _format_commit(program: Program) -> str:
+    found = program.code
+    if found is None:
+        return ""
+    unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
+    state = {True: "with changes that are not committed", False: unchanged, None: "changes not known"}
+    outside = "the script itself is not in git" if found.script_tracked is False else ""
+    return _join_parts((f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside))

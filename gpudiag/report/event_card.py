@@ -1,0 +1,303 @@
+"""One event of the time line in words: what it is, how long, what it belongs to, why. Texts of the trace are cleaned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from gpudiag.facts.event_labels import describe_event, format_kernel_name
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.ops import OVER_ROOF_ABOVE, parse_signature
+from gpudiag.model.report import ReportData
+from gpudiag.report import labels
+from gpudiag.report.console import clean
+from gpudiag.report.labels import format_site
+from gpudiag.report.report_data import format_signature
+from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
+
+EventRow = dict[str, Any]
+CardLines = list[tuple[str, str | None]]
+
+_BOUNDS = {
+    "compute": "bound by compute",
+    "memory": "bound by memory",
+    "overhead": "too small for the device (overhead)",
+    "communication": "collective (communication)",
+    "copy": "copy between host and device",
+    "unknown": "bound not known",
+}
+_HOST = {
+    "step": "step",
+    "step_left_out": "step that is not analysed",
+    "op": "op on the host",
+    "call": "runtime call",
+    "wait": "call that waits for the device",
+    "mark": "annotation",
+}
+_NAMES = {
+    "kernels": "name",
+    "ops": "name",
+    "marks": "name",
+    "launches": "api",
+    "steps": "name",
+    "idle": "cause",
+    "critical_path": "bound",
+}
+"""Column of each table that names its events."""
+
+_NAME, _LABEL = 200, 80
+"""Characters of one name in a card, which the page wraps, and on an event."""
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of one event."""
+
+    table: str
+    row: int
+    title: str
+    start_ns: int
+    end_ns: int
+    lines: tuple[tuple[str, str], ...]
+    """What and its value, only what is known."""
+    op: str | None = None
+    """Name of its row in the op table, as it stands in the trace."""
+    related: tuple[tuple[str, str, int], ...] = ()
+    """What, table and row of events that belong to it, such as the call that launched a kernel."""
+
+
+def name_styles(report: ReportData) -> dict[str, str]:
+    """Return what each of timeline.lanes.STYLES is called in a legend; idle causes as in the breakdown."""
+    idle = [name for name in report.breakdown.buckets_ns.__struct_fields__ if name.startswith("idle_")]
+    return {**_BOUNDS, **{name: labels.name_bucket(name, report) for name in idle}, **_HOST}
+
+
+def build_card(analysis: Analysis, report: ReportData, sites: pl.Series | None, table: str, row: int) -> Card:
+    """Return what is told of a row of a table; `sites`: call sites by op. Raises KeyError, IndexError where there is no such event."""
+    return _CARDS[table](_EventTables(analysis, report, sites), row)
+
+
+def read_raw_names(analysis: Analysis, table: str) -> pl.Series:
+    """Return the column of a table that names its events, as it stands in the trace."""
+    return _find_table(analysis, table)[_NAMES[table]]
+
+
+def format_event_name(name: str, *, kernel: bool) -> str:
+    """Return a name as it is written on an event: as people know it, cleaned, short."""
+    return clean(format_kernel_name(name) if kernel else name, _LABEL)
+
+
+def _find_table(analysis: Analysis, table: str) -> pl.DataFrame:
+    owner = analysis if table in ("steps", "idle", "critical_path") else analysis.trace
+    found: pl.DataFrame = getattr(owner, table)
+    return found
+
+
+class _EventTables:
+    """The tables of one analysis, asked row by row."""
+
+    def __init__(self, analysis: Analysis, report: ReportData, sites: pl.Series | None) -> None:
+        self.analysis, self.report, self.sites = analysis, report, sites
+        self.words = name_styles(report)
+
+    def row(self, table: str, number: int) -> EventRow:
+        """Return a row as a dict. Raises IndexError."""
+        frame = _find_table(self.analysis, table)
+        if not 0 <= number < frame.height:
+            raise IndexError(f"{table} has no row {number}")
+        return frame.row(number, named=True)
+
+    def step(self, number: int | None) -> str | None:
+        """Return the name of a step."""
+        return None if number is None else clean(str(self.row("steps", number)["name"]), _NAME)
+
+    def op_lines(self, number: int | None, *, named: bool = True) -> CardLines:
+        """Return what is known of an op: name, module, phase, inputs, call site."""
+        if number is None:
+            return []
+        op = self.row("ops", number)
+        return [
+            ("op", _clean_name(op["name"]) if named else None),
+            ("module", _clean_name(op["module"])),
+            ("phase", _clean_name(op["phase"])),
+            ("inputs", self._inputs(op["signature"])),
+            ("called at", _clean_name(format_site(self.sites[number])) if self.sites is not None else None),
+        ]
+
+    def _inputs(self, number: int | None) -> str | None:
+        if number is None:
+            return None
+        row = self.analysis.trace.signatures.row(number, named=True)
+        return _clean_name(format_signature(parse_signature(row["shapes"], row["dtypes"], row["strides"], row["args"])))
+
+
+def _clean_name(value: object) -> str | None:
+    """Return a name of the trace, cleaned; None where there is nothing to show."""
+    return clean(str(value), _NAME) or None if value is not None else None
+
+
+def _make_card(table: str, row: EventRow, title: str, lines: CardLines, **more: Any) -> Card:
+    begins = f"{format_ns(row['start_ns'])} into the recording"
+    length: CardLines = [("duration", format_ns(row["end_ns"] - row["start_ns"])), ("begins", begins)]
+    known = tuple((what, value) for what, value in [*length, *lines] if value)
+    return Card(table=table, row=row["id"], title=title, start_ns=row["start_ns"], end_ns=row["end_ns"], lines=known, **more)
+
+
+def _describe_kernel(source: _EventTables, number: int) -> Card:
+    row = source.row("kernels", number)
+    owner = row["op"] if row["owner"] is None else row["owner"]
+    own: CardLines = [("own time", _format_own_time(row))] if row["kind"] == "cpu" else []
+    lines = [
+        *own,
+        *_list_roofline_lines(row, source),
+        *source.op_lines(owner),
+        *_list_launch_lines(row, source),
+        *_list_shape_lines(row),
+        ("step", source.step(row["step"])),
+    ]
+    related = [("the call that launched it", "launches", row["launch"]), ("its op on the host", "ops", owner)]
+    return _make_card(
+        "kernels", row, _clean_name(format_kernel_name(str(row["name"]))) or "kernel", lines,
+        op=str(row["name"] if owner is None else source.row("ops", owner)["name"]), related=_drop_unknown(related),
+    )  # fmt: skip
+
+
+def _drop_unknown(related: list[tuple[str, str, int | None]]) -> tuple[tuple[str, str, int], ...]:
+    return tuple((what, table, row) for what, table, row in related if row is not None)
+
+
+def _list_roofline_lines(row: EventRow, source: _EventTables) -> CardLines:
+    """Return how a kernel is bound, how close it is to its roof, what it computes and moves."""
+    took = row["busy_ns"]
+    flops, moved = row["flops"] or None, row["bytes_moved"] or None
+    rate = f", {format_rate(flops * 1e9 / took, 'FLOP')}" if flops and took else ""
+    speed = f", {format_rate(moved * 1e9 / took, 'B')}" if moved and took else ""
+    return [
+        ("bound", _BOUNDS.get(str(row["bound"]), "not known").removeprefix("bound by ").removeprefix("bound ")),
+        ("efficiency", _format_efficiency(row)),
+        ("computes", f"{format_flop(flops)}{rate}" if flops else None),
+        ("moves", f"{format_bytes(moved)}{speed} (compulsory bytes)" if moved else None),
+        ("copied", format_bytes(row["bytes"]) if row["bytes"] is not None else None),
+        ("cost model", row["provenance"] if row["provenance"] != "none" else None),
+    ]
+
+
+def _format_own_time(row: EventRow) -> str:
+    return f"{format_ns(row['busy_ns'])}, without the ops inside"
+
+
+def _format_efficiency(row: EventRow) -> str | None:
+    if row["efficiency"] is None or row["t_roof_ns"] is None:
+        return None
+    if row["over_roof"] or row["efficiency"] > OVER_ROOF_ABOVE:
+        return f"{labels.OVER_ROOF}: its roofline time is {format_ns(row['t_roof_ns'])}"
+    return f"{format_share(row['efficiency'])} of its roof (roofline time {format_ns(row['t_roof_ns'])})"
+
+
+def _list_launch_lines(row: EventRow, source: _EventTables) -> CardLines:
+    if row["kind"] == "cpu":
+        return []
+    if row["launch"] is None:
+        return [("launched", "before the recording, or its call was not recorded")]
+    launch = source.row("launches", row["launch"])
+    replay = " of a graph" if row["replay"] else ""
+    return [("launched", f"by {_clean_name(launch['api'])}{replay}, {format_ns(row['start_ns'] - launch['start_ns'])} before it began")]
+
+
+def _list_shape_lines(row: EventRow) -> CardLines:
+    known = row["grid"] is not None and row["block"] is not None
+    blocks = f"{row['grid']:,} {labels.pluralize(row['grid'], 'block')} of {row['block']:,} threads" if known else None
+    return [
+        ("stream", str(row["stream"]) if row["stream"] is not None else None),
+        ("grid", blocks),
+        ("occupancy", f"{format_share(row['occupancy'])} (estimate of the profiler)" if row["occupancy"] else None),
+    ]
+
+
+def _describe_op(source: _EventTables, number: int) -> Card:
+    """Return an op of the host; on a CPU it is the device's work, and its own time is judged."""
+    row = source.row("ops", number)
+    kernels = source.analysis.trace.kernels
+    own = kernels.filter((pl.col("op") == number) & (pl.col("kind") == "cpu"))
+    judged: CardLines = []
+    if own.height:
+        kernel = own.row(0, named=True)
+        judged = [("own time", _format_own_time(kernel)), *_list_roofline_lines(kernel, source)]
+    work = kernels.filter((pl.col("op") == number) & (pl.col("kind") != "cpu"))
+    launched = (
+        f"{work.height:,} {labels.pluralize(work.height, 'kernel')}, {format_ns(int(work['busy_ns'].sum()))}" if work.height else None
+    )
+    lines = [*judged, *source.op_lines(number, named=False), ("launches", launched), ("step", source.step(row["step"]))]
+    related = [("the op around it", "ops", row["parent"]), ("its first kernel", "kernels", work["id"].first() if work.height else None)]
+    return _make_card("ops", row, _clean_name(row["name"]) or "op", lines, op=str(row["name"]), related=_drop_unknown(related))
+
+
+def _describe_launch(source: _EventTables, number: int) -> Card:
+    row = source.row("launches", number)
+    work = source.analysis.trace.kernels.filter(pl.col("launch") == number)
+    started = f"{work.height:,} {labels.pluralize(work.height, 'kernel')}" if work.height > 1 else None
+    if work.height == 1:
+        started = _clean_name(format_kernel_name(str(work["name"][0])))
+    waits = None if source.analysis.syncs is None else source.analysis.syncs.filter(pl.col("launch") == number)
+    waited: CardLines = []
+    if waits is not None and waits.height:
+        sync = waits.row(0, named=True)
+        waited = [
+            ("waited", f"{format_ns(sync['waited_ns'])} for work that was still running"),
+            ("costs", f"{format_ns(sync['cost_ns'])} in which the device was idle" if sync["cost_ns"] else None),
+            ("called at", _clean_name(format_site(sync["site"]))),
+        ]
+    related = [("the work it launched", "kernels", work["id"].first() if work.height else None), ("the op around it", "ops", row["op"])]
+    lines = [*waited, ("launches", started), *[line for line in source.op_lines(row["op"]) if line[0] not in dict(waited)]]
+    return _make_card("launches", row, _clean_name(row["api"]) or "call", lines, related=_drop_unknown(related))
+
+
+def _describe_idle(source: _EventTables, number: int) -> Card:
+    row = source.row("idle", number)
+    lines: CardLines = [
+        ("because of", _clean_name(describe_event(row["evidence"])) if row["evidence"] else None),
+        ("at", _clean_name(format_site(row["site"]))),
+        *source.op_lines(row["op"]),
+    ]
+    related = [("the work that ends it", "kernels", row["kernel"]), ("its op on the host", "ops", row["op"])]
+    return _make_card("idle", row, source.words.get(row["cause"], "idle"), lines, related=_drop_unknown(related))
+
+
+def _describe_path(source: _EventTables, number: int) -> Card:
+    row = source.row("critical_path", number)
+    bound = str(row["bound"])
+    title = source.words.get(bound) or source.words.get(f"idle_{bound}", bound)
+    kernel = source.row("kernels", row["kernel"]) if row["kernel"] is not None else None
+    lines: CardLines = [
+        ("kind", _clean_name(row["kind"])),
+        ("work", _clean_name(format_kernel_name(str(kernel["name"]))) if kernel else None),
+        ("efficiency", _format_efficiency(kernel) if kernel else None),
+        *source.op_lines(row["op"]),
+        ("step", source.step(row["step"])),
+    ]
+    related = [("its work", "kernels", row["kernel"]), ("its op on the host", "ops", row["op"])]
+    return _make_card("critical_path", row, f"longest path: {title.removeprefix('idle: ')}", lines, related=_drop_unknown(related))
+
+
+def _describe_step(source: _EventTables, number: int) -> Card:
+    row = source.row("steps", number)
+    counted = "counts in the breakdown" if row["analysed"] else "left out of the analysis: at the edge of the recording"
+    return _make_card("steps", row, _clean_name(row["name"]) or "step", [("analysed", counted), ("found by", source.analysis.steps_source)])
+
+
+def _describe_annotation(source: _EventTables, number: int) -> Card:
+    row = source.row("marks", number)
+    return _make_card("marks", row, _clean_name(row["name"]) or "annotation", [("category", _clean_name(row["category"]))])
+
+
+_CARDS: dict[str, Callable[[_EventTables, int], Card]] = {
+    "kernels": _describe_kernel,
+    "ops": _describe_op,
+    "launches": _describe_launch,
+    "idle": _describe_idle,
+    "critical_path": _describe_path,
+    "steps": _describe_step,
+    "marks": _describe_annotation,
+}

@@ -1,0 +1,223 @@
+"""Intervals of experiments drawn: bars of ASCII characters, and a plain plotly figure."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpudiag.model.experiment import Outcome, Pair, compute_pair_log_ratio
+from gpudiag.report.console import clean
+from gpudiag.report.experiment import verdicts
+from gpudiag.report.experiment.verdicts import choose_tone
+
+LEAST_CELLS, MOST_CELLS = 16, 48
+_NARROWEST_BAR_AXIS = 1.02
+"""The axis shows 2 % to both sides of 1 at least: smaller effects should look small."""
+_WIDEST_BAR_AXIS = 4.0
+"""A first interval can reach far; what lies beyond is cut, and the bar ends in < or >."""
+
+
+class Axis:
+    """A logarithmic axis of `cells` characters that holds the intervals of `outcomes` and 1."""
+
+    def __init__(self, outcomes: Sequence[Outcome], cells: int) -> None:
+        ends = [
+            end
+            for found in outcomes
+            if verdicts.format_throughput(found)
+            for end in (found.ratio, *(found.interval or ()))
+            if end and end > 0
+        ]
+        low = max(min([*ends, 1 / _NARROWEST_BAR_AXIS]), 1 / _WIDEST_BAR_AXIS)
+        high = min(max([*ends, _NARROWEST_BAR_AXIS]), _WIDEST_BAR_AXIS)
+        self.cells = max(cells, LEAST_CELLS)
+        self._low, self._span = math.log(low), math.log(high) - math.log(low)
+
+    def _place(self, value: float) -> int:
+        """Return the cell of a ratio, that of the nearer end for one beyond the axis."""
+        share = (math.log(value) - self._low) / self._span if value > 0 else 0.0
+        return round(min(max(share, 0.0), 1.0) * (self.cells - 1))
+
+    def bar(self, outcome: Outcome) -> str:
+        """Return a row: '|' at x1, '(==o==)' for an interval with its middle; '' where there is no ratio."""
+        if not verdicts.format_throughput(outcome) or outcome.ratio is None:
+            return ""
+        row = [" "] * self.cells
+        low, high = outcome.interval or (outcome.ratio, outcome.ratio)
+        first, last = self._place(low), self._place(high)
+        for cell in range(first, last + 1):
+            row[cell] = "="
+        row[self._place(1.0)] = "|"
+        if last > first:
+            row[first] = "<" if self._beyond(low) else "("
+            row[last] = ">" if self._beyond(high) else ")"
+        row[self._place(outcome.ratio)] = "o"
+        return "".join(row)
+
+    def _beyond(self, value: float) -> bool:
+        place = math.log(value) if value > 0 else -math.inf
+        return place < self._low - 1e-9 or place > self._low + self._span + 1e-9
+
+
+Figure = dict[str, Any]
+
+# Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black; each verdict has a shape too.
+_COLOURS = {"good": "#1a9270", "bad": "#bb6a97", "slower": "#c77700", "weak": "#808080"}
+_SYMBOLS = {"good": "triangle-right", "bad": "x", "slower": "triangle-left", "weak": "circle"}
+_CALLED = {"good": "proved faster", "bad": "does not train the same", "slower": "slower", "weak": "nothing proved"}
+_LINE = "#7a7a7a"
+_AT_ONE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"color": _LINE, "width": 1.5}}
+_ROW, _FRAME = 34, 150
+"""Pixels of a row, and of what stands around all of them."""
+_LEAST = math.log(1.02)
+"""The axis shows 2 % to both sides of 1 at least."""
+_BEYOND = math.log(1.5)
+"""Ends of intervals and promises further than this beyond the largest effect are cut."""
+_WIDEST = math.log(1000)
+"""The axis ends at a thousandfold: no change of a training comes near, and a file of unknown origin may claim any ratio."""
+_STEPS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+_MOST_TICKS = 8
+_LONGEST = 60
+MOST_ROWS = 60
+
+
+def draw_intervals(outcomes: Sequence[Outcome]) -> Figure | None:
+    """Return the chart: each change's throughput ratio with its interval, its pairs, and what was promised; None where none has a ratio."""
+    drawn = [found for group in verdicts.group_outcomes(outcomes)[:2] for found in group if found.ratio and found.ratio > 0][:MOST_ROWS]
+    if not drawn:
+        return None
+    places = {id(found): len(drawn) - index for index, found in enumerate(drawn)}  # the first row on top
+    data = [*_draw_pairs(drawn, places), *_draw_ratios(drawn, places), *_draw_promises(drawn, places)]
+    return {"data": data, "layout": _build_layout(drawn, places)}
+
+
+def compute_pair_ratios(pairs: Sequence[Pair]) -> list[float]:
+    """Return the ratio of each pair, within a thousandfold: the median of its blocks, as in the verdict. Without steps it has none."""
+    return [math.exp(_clamp_ratio(ratio)) for pair in pairs if (ratio := compute_pair_log_ratio(pair)) is not None]
+
+
+def _clamp_ratio(log_ratio: float) -> float:
+    return min(max(log_ratio, -_WIDEST), _WIDEST)
+
+
+def _draw_ratios(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    """Return one trace for each kind of verdict that occurs: points with their intervals."""
+    return [
+        _draw_ratios_of_kind(kind, chosen, places)
+        for kind in _COLOURS
+        if (chosen := [found for found in drawn if choose_tone(found) == kind])
+    ]
+
+
+def _draw_ratios_of_kind(kind: str, chosen: Sequence[Outcome], places: dict[int, int]) -> Figure:
+    ends = [found.interval or (_get_ratio(found), _get_ratio(found)) for found in chosen]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": _CALLED[kind],
+        "x": [_get_ratio(found) for found in chosen],
+        "y": [places[id(found)] for found in chosen],
+        "text": [_format_hover(found) for found in chosen],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {"color": _COLOURS[kind], "symbol": _SYMBOLS[kind], "size": 12},
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [max(0.0, high - _get_ratio(found)) for found, (_, high) in zip(chosen, ends, strict=True)],
+            "arrayminus": [max(0.0, _get_ratio(found) - low) for found, (low, _) in zip(chosen, ends, strict=True)],
+            "color": _COLOURS[kind],
+            "thickness": 2.5,
+            "width": 6,
+        },
+    }
+
+
+def _get_ratio(found: Outcome) -> float:
+    return found.ratio or 1.0
+
+
+def _draw_pairs(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    points = [(ratio, places[id(found)] - 0.28) for found in drawn for ratio in compute_pair_ratios(found.measured)]
+    return [_draw_markers("each process pair", points, {"color": _LINE, "size": 5, "opacity": 0.6})] if points else []
+
+
+def _draw_promises(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Figure]:
+    """Return where each change would stand if it gave all that its finding promised: 1 / (1 - share)."""
+    known = [(found.ceiling_share, found) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    points = [(1 / (1 - share), float(places[id(found)])) for share, found in known]
+    marker = {"color": _LINE, "size": 13, "symbol": "line-ns-open", "line": {"width": 2}}
+    return [_draw_markers("promised at most", points, marker)] if points else []
+
+
+def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figure) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [x for x, _ in points],
+        "y": [y for _, y in points],
+        "hovertemplate": f"{name}: x%{{x:.3f}}<extra></extra>",
+        "marker": marker,
+    }
+
+
+def _format_hover(found: Outcome) -> str:
+    """Return the hover text; plotly reads a subset of HTML, so names are escaped."""
+    told = (
+        verdicts.format_outcome_verdict(found),
+        verdicts.format_throughput(found),
+        verdicts.format_basis(found),
+        verdicts.format_parity(found),
+    )
+    lines = [html.escape(clean(text, 120)) for text in told if text]
+    return "<br>".join([f"<b>{html.escape(clean(verdicts.name_outcome(found), _LONGEST))}</b>", *lines])
+
+
+def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
+    low, high = _find_axis_ends(drawn)
+    at = choose_ticks(low, high)
+    unit = drawn[0].unit
+    return {
+        "xaxis": {
+            "type": "log",
+            "title": {"text": f"{unit}/s over those of the program as it is"},
+            "range": [math.log10(low), math.log10(high)],
+            "tickvals": at,
+            "ticktext": [f"x{value:.4g}" for value in at],
+            "zeroline": False,
+        },
+        "yaxis": {
+            "range": [0.4, len(drawn) + 0.6],
+            "tickvals": [places[id(found)] for found in drawn],
+            "ticktext": [html.escape(clean(verdicts.name_outcome(found), _LONGEST)) for found in drawn],
+            "zeroline": False,
+            "showgrid": False,
+            "automargin": True,
+        },
+        "shapes": [_AT_ONE],
+        "hovermode": "closest",
+        "showlegend": True,
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"},
+        "margin": {"l": 40, "r": 20, "t": 50, "b": 60},
+        "height": _FRAME + _ROW * len(drawn),
+    }
+
+
+def _find_axis_ends(drawn: Sequence[Outcome]) -> tuple[float, float]:
+    """Return the ends of the axis: it holds all ratios, and of intervals and promises what does not make them small."""
+    middles = [_clamp_ratio(math.log(_get_ratio(found))) for found in drawn]
+    most = max(map(abs, middles)) + _BEYOND
+    ends = [math.log(end) for found in drawn for end in found.interval or () if end > 0 and math.isfinite(end)]
+    promises = [-math.log1p(-found.ceiling_share) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
+    values = [*middles, *(min(max(value, -most), most) for value in (*ends, *promises)), _LEAST, -_LEAST]
+    margin = 0.05 * (max(values) - min(values))
+    return math.exp(min(values) - margin), math.exp(max(values) + margin)
+
+
+def choose_ticks(low: float, high: float) -> list[float]:
+    """Return round ratios between `low` and `high`, 1 among them: multiples of the smallest step that gives ten or fewer."""
+    step = next((step for step in _STEPS if (high - low) / step <= _MOST_TICKS), _STEPS[-1])
+    found = {round(k * step, 6) for k in range(math.ceil(low / step), math.floor(high / step) + 1) if k > 0}
+    return sorted(found | {1.0})

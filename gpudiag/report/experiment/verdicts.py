@@ -1,0 +1,414 @@
+"""Outcomes of experiments in words and rows: verdict, throughput, parity, memory. Nothing is called faster without proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudiag.model.experiment import NO_INSTRUCTIONS, Outcome, Parity, Verdict
+
+Interval = tuple[float, float]
+
+_WORDS: dict[Verdict, str] = {
+    "faster": "faster",
+    "slower": "slower",
+    "no_difference": "no difference",
+    "inconclusive": "inconclusive",
+    "too_noisy": "too noisy",
+    "unstable": "unstable",
+    "not_applied": "not applied",
+    "failed": "failed",
+}
+_UNPROVED: dict[Verdict, str] = {"faster": "looks faster", "slower": "looks slower", "no_difference": "looks the same"}
+_FAILURES = {
+    "oom": "out of memory",
+    "crash": "it crashed",
+    "hang": "it gave no sign of life",
+    "timeout": "it ran out of time",
+    "ended": "the script was over before its trial was",
+    "no_steps": "no training step was found",
+}
+SCREENED = "screened"
+"""In place of a verdict: one pair ranks a change, and judges neither it nor the machine."""
+_NO_EVIDENCE = "it left no evidence of having taken effect"
+_YARDSTICKS = {"rounding": "rounding yardsticks", "low_precision": "bf16 yardsticks"}
+NOT_CHECKED = "whether it trains the same was not checked"
+
+_NEAR_ONE = 0.1
+_MOST_DIGITS = 5
+_UNCHANGED = 0.005
+"""A ratio this close to 1 rounds to no change in percent."""
+_SMALLEST_P = 1e-5
+"""Below it a p value says no more: no t statistic of a dozen pairs is known to be normal that far out."""
+
+
+def name_outcome(outcome: Outcome) -> str:
+    """Return what was changed: the fixes joined by '+', the variant, or both."""
+    variant = f"variant {outcome.variant}" if outcome.variant else ""
+    return ", ".join(text for text in (outcome.fix, variant) if text) or "unchanged"
+
+
+# -- what is claimed ------------------------------------------------------------------------------------------------------
+
+
+def is_proof(outcome: Outcome) -> bool:
+    """Return whether the verdict may be claimed: it is over pairs of processes, and not from screening."""
+    return outcome.over == "pairs" and not outcome.screening
+
+
+def trains_differently(outcome: Outcome) -> bool:
+    """Return whether the change was seen to train otherwise than it may."""
+    return outcome.parity is not None and outcome.parity.verdict == "differs"
+
+
+def is_proved(outcome: Outcome) -> bool:
+    """Return whether the change is proved to be faster and was not seen to train otherwise."""
+    return outcome.verdict == "faster" and is_proof(outcome) and not trains_differently(outcome)
+
+
+def has_no_result(outcome: Outcome) -> bool:
+    """Return whether there is no result at all."""
+    return outcome.verdict in ("not_applied", "failed")
+
+
+def ran_out_of_time(outcome: Outcome) -> bool:
+    """Return whether there is no result for want of time: that says nothing against the change."""
+    return outcome.verdict == "failed" and outcome.reason == "timeout"
+
+
+def format_outcome_verdict(outcome: Outcome) -> str:
+    """Return the verdict in a few words; what is no proof 'looks' so, and what was only screened has none."""
+    if outcome.screening and not has_no_result(outcome):
+        return SCREENED
+    if ran_out_of_time(outcome):
+        return "not measured"
+    word = _WORDS[outcome.verdict]
+    if not is_proof(outcome):
+        word = _UNPROVED.get(outcome.verdict, word)
+    return f"{word}, parity fails" if trains_differently(outcome) else word
+
+
+def group_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
+    """Return the measured changes (proved first, then by ratio), those of screening, and those without a result."""
+    measured = [found for found in outcomes if not found.screening and not has_no_result(found)]
+    measured.sort(key=lambda found: (not is_proved(found), -(found.ratio or 0.0)))
+    screened = sorted(
+        (found for found in outcomes if found.screening and not has_no_result(found)), key=lambda found: -(found.ratio or 0.0)
+    )
+    return measured, screened, [found for found in outcomes if has_no_result(found)]
+
+
+# -- figures ----------------------------------------------------------------------------------------------------------------
+
+
+def choose_digits(values: Sequence[float]) -> int:
+    """Return the decimals of a ratio and the ends of its interval: three within 10 % of 1, else two, one from 10 on.
+
+    More where an end that is not 1 would be shown as 1: whether an interval holds 1 is what it is read for.
+    """
+    count = 3 if abs(values[0] - 1) <= _NEAR_ONE else 1 if values[0] >= 10 else 2
+    while count < _MOST_DIGITS and any(value != 1 and round(value, count) == 1 for value in values[1:]):
+        count += 1
+    return count
+
+
+def _format_known_ratio(ratio: float, interval: Interval | None) -> tuple[str, str]:
+    """Return a ratio and its interval as text; an end that is not finite reads '?'."""
+    values = [ratio, *(interval or ())]
+    count = choose_digits([value for value in values if math.isfinite(value)] or [1.0])
+    texts = [f"{value:,.{count}f}" if math.isfinite(value) else "?" for value in values]
+    return texts[0], f" [{texts[1]}, {texts[2]}]" if interval else ""
+
+
+def format_ratio(ratio: float | None, interval: Interval | None) -> str:
+    """Return 'x1.83 [1.79, 1.87]', '' where there is no ratio."""
+    if ratio is None:
+        return ""
+    middle, ends = _format_known_ratio(ratio, interval)
+    return f"x{middle}{ends}"
+
+
+def format_times_as_fast(ratio: float, interval: Interval | None) -> str:
+    """Return '1.83 times as fast [1.79, 1.87]'."""
+    middle, ends = _format_known_ratio(ratio, interval)
+    return f"{middle} times as fast{ends}"
+
+
+def format_throughput(outcome: Outcome) -> str:
+    """Return 'x1.83 [1.79, 1.87] samples/s', '' where there is no result."""
+    found = "" if has_no_result(outcome) else format_ratio(outcome.ratio, outcome.interval)
+    return f"{found} {outcome.unit}/s" if found else ""
+
+
+def format_p_value(p: float | None) -> str:
+    """Return 'p=0.003', 'p=2e-4' or 'p<1e-5', '' where it is not known."""
+    if p is None:
+        return ""
+    if p < _SMALLEST_P:
+        return "p<1e-5"
+    if p < 0.001:
+        mantissa, exponent = f"{p:.0e}".split("e")
+        return f"p={mantissa}e{int(exponent)}"
+    return f"p={p:.2g}"
+
+
+def format_pair_count(count: int) -> str:
+    """Return '6 process pairs'."""
+    return f"{count} process pair{'' if count == 1 else 's'}"
+
+
+def format_basis(outcome: Outcome) -> str:
+    """Return what the figure rests on: p and the number of pairs, or why it proves nothing."""
+    if has_no_result(outcome) or outcome.ratio is None:
+        return ""
+    if outcome.over == "blocks":
+        return f"{_format_block_count(outcome)}: not proof"
+    p = "" if outcome.verdict == "unstable" else format_p_value(outcome.p)  # it would look like proof
+    told = ", ".join(text for text in (p, format_pair_count(outcome.pairs)) if text)
+    return f"{told} (screening: not proof)" if outcome.screening else told
+
+
+def _format_block_count(outcome: Outcome) -> str:
+    return f"blocks of {'one process pair' if outcome.pairs == 1 else format_pair_count(outcome.pairs)}"
+
+
+def format_percent(ratio: float) -> str:
+    """Return '-12 %' for 0.88, 'unchanged' where it rounds to nothing."""
+    return "unchanged" if abs(ratio - 1) < _UNCHANGED else f"{(ratio - 1) * 100:+,.0f} %"
+
+
+def format_peak_memory(outcome: Outcome) -> str:
+    """Return 'peak memory -12 %', '' where it is not known."""
+    return "" if outcome.memory_ratio is None else f"peak memory {format_percent(outcome.memory_ratio)}"
+
+
+def format_energy(outcome: Outcome) -> str:
+    """Return 'energy per sample -20 %', '' where the device does not tell."""
+    return "" if outcome.energy_ratio is None else f"energy per {outcome.unit.removesuffix('s')} {format_percent(outcome.energy_ratio)}"
+
+
+def format_payback(outcome: Outcome) -> str:
+    """Return after how many steps the longer start has paid back, '' where it is not known, not proved, or there is nothing to pay back."""
+    if outcome.verdict != "faster" or not is_proof(outcome):
+        return ""
+    ways = ((outcome.break_even_steps, "cold"), (outcome.break_even_warm_steps, "warm"))
+    known = [f"{math.ceil(steps):,} steps ({way})" for steps, way in ways if steps is not None and steps > 0 and math.isfinite(steps)]
+    return f"pays back after {', '.join(known)}" if known else ""
+
+
+def format_parity(outcome: Outcome) -> str:
+    """Return whether the change trains the same; '' where that was not asked and nothing is claimed."""
+    found = outcome.parity
+    if found is None:
+        return NOT_CHECKED if outcome.verdict == "faster" and is_proof(outcome) else ""
+    if found.verdict == "same":
+        return _format_same(found)
+    if found.verdict == "differs":
+        return f"does NOT train the same: {explain_parity(found)}"
+    if found.verdict == "not_comparable":
+        quality = f"; {found.quality}" if found.quality else ""
+        return f"changes what is trained on, so steps cannot be set side by side{quality}"
+    return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
+
+
+def _format_same(found: Parity) -> str:
+    over = f" over {found.steps} steps" if found.steps else ""
+    if found.kind == "exact":
+        return f"losses and gradients {'as close as two unchanged runs' if found.worst_yardsticks else 'equal'}{over}"
+    unit = _YARDSTICKS.get(found.kind)
+    if unit is None or found.worst_yardsticks is None:
+        return f"trains the same{over}"
+    return f"losses and gradients within {found.worst_yardsticks:.1f} {unit}{over}"
+
+
+def explain_parity(found: Parity) -> str:
+    """Return why a change does not train the same."""
+    told = [found.reason, *(text for text in found.settings_changed if text not in found.reason)]
+    if not any(told) and found.worst_yardsticks is not None:
+        told = [f"off by {found.worst_yardsticks:,.0f} yardsticks"]
+    return "; ".join(text for text in told if text) or "the reason was not kept"
+
+
+# -- sentences --------------------------------------------------------------------------------------------------------------
+
+
+def format_figures(outcome: Outcome) -> str:
+    """Return all that was measured of a change in one line, as in experiments of a lab book."""
+    measured = ", ".join(text for text in (format_throughput(outcome), format_basis(outcome)) if text)
+    return "; ".join(text for text in (measured, *format_effects(outcome)) if text)
+
+
+def format_effects(outcome: Outcome) -> list[str]:
+    """Return parity, memory, energy and when the change pays back, those that are known."""
+    if has_no_result(outcome):
+        return []
+    return [text for text in (format_parity(outcome), format_peak_memory(outcome), format_energy(outcome), format_payback(outcome)) if text]
+
+
+def format_outcome_line(outcome: Outcome) -> str:
+    """Return a change with its figures in one line; without a result: with the reason."""
+    return f"{name_outcome(outcome)}  {format_figures(outcome) or f'{format_outcome_verdict(outcome)}: {explain_no_result(outcome)}'}"
+
+
+def explain_no_result(outcome: Outcome) -> str:
+    """Return why there is no result, '' where there is one."""
+    if outcome.verdict == "unstable":
+        return outcome.reason or "its steps had not settled when they were measured"
+    if outcome.verdict == "not_applied":
+        return outcome.reason or (shorten_note(outcome.notes[0]) if outcome.notes else _NO_EVIDENCE)
+    if outcome.verdict != "failed":
+        return ""
+    known = _FAILURES.get(outcome.reason, outcome.reason)
+    note = shorten_note(outcome.notes[0]) if outcome.notes else ""
+    told = [text for text in ("" if known in note or (note and outcome.reason == "timeout") else known, note) if text]  # it says which time
+    return ": ".join(told) or "the reason was not kept"
+
+
+def explain_slower(outcome: Outcome) -> str:
+    """Return the reason for a slower change that its evidence holds, '' where it holds none."""
+    parts = (part for said in outcome.evidence for part in said.split("; "))
+    return next((part[part.index(NO_INSTRUCTIONS) :] for part in parts if NO_INSTRUCTIONS in part), "")
+
+
+def list_outcome_notes(outcome: Outcome) -> list[str]:
+    """Return the notes of a change in short, but for the one that `why` tells."""
+    said = explain_no_result(outcome)
+    return [text for note in outcome.notes if (text := shorten_note(note)) and text not in said]
+
+
+def shorten_note(note: str) -> str:
+    """Return a note in one line: of what a program printed its last line, of the stack of one that hung the place where it stood."""
+    lines = [text.strip() for text in note.splitlines() if text.strip()]
+    if len(lines) <= 1:
+        return "".join(lines)
+    if lines[0].startswith("Current thread"):  # faulthandler: the innermost frame comes first
+        return f"it stood at {next((text for text in lines if text.startswith('File ')), lines[1])}"
+    return f"it said last: {lines[-1]}"
+
+
+def format_promise(outcome: Outcome) -> str:
+    """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
+    if outcome.ceiling_share is None:
+        return ""
+    most = f"Promised: at most {_format_share_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
+    if has_no_result(outcome) or outcome.ratio is None:
+        return f"{most}; not measured."
+    saved = compute_saved_share(outcome.ratio)
+    ends = [compute_saved_share(end) for end in outcome.interval or ()]
+    interval = f" [{', '.join(map(_format_share_percent, ends))}]" if ends else ""
+    how = "measured" if is_proof(outcome) else "seen, not proved"
+    beyond = ends and is_proof(outcome) and ends[0] > outcome.ceiling_share
+    verdict = " That is more than promised: the ceiling is too low." if beyond else ""
+    return f"{most}; {how}: {_format_share_percent(saved)} %{interval}.{verdict}"
+
+
+def compute_saved_share(ratio: float) -> float:
+    """Return the share of the time of a sample that a throughput ratio saves: 1 - 1 / ratio; negative where it costs time."""
+    return 1 - 1 / ratio if ratio > 0 else -math.inf
+
+
+def _format_share_percent(share: float) -> str:
+    return f"{share * 100:,.0f}" if abs(share) >= 0.1 or share == 0 else f"{share * 100:.1f}"
+
+
+def format_outcome_sentence(outcome: Outcome) -> str:
+    """Return the verdict on one change as a sentence."""
+    what, ratio = name_outcome(outcome), outcome.ratio
+    if has_no_result(outcome) or ratio is None:
+        return f"{what}: {format_outcome_verdict(outcome)}: {explain_no_result(outcome) or 'there is no figure'}."
+    if outcome.screening:  # whatever its verdict: one pair judges neither the change nor the machine
+        over = format_pair_count(outcome.pairs)
+        return f"{what} ran {format_times_as_fast(ratio, outcome.interval)} in screening over {over}: that ranks changes, and is no proof."
+    if outcome.verdict in _UNPROVED and not is_proof(outcome):
+        return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {_format_no_proof(outcome)}."
+    return _format_judgement(outcome, what, f"{what} trains {format_times_as_fast(ratio, outcome.interval)}", _format_range(outcome, ratio))
+
+
+def _format_judgement(outcome: Outcome, what: str, trains: str, between: str) -> str:
+    if outcome.verdict == "faster" and outcome.parity is not None and trains_differently(outcome):
+        return f"{trains}, but not the same: {explain_parity(outcome.parity)}."
+    told: dict[Verdict, str] = {
+        "faster": f"{trains}: proved on {format_pair_count(outcome.pairs)}.",
+        "slower": f"{trains}: slower, proved on {format_pair_count(outcome.pairs)}.",
+        "no_difference": f"{what} makes no difference: {between}.",
+        "inconclusive": f"Whether {what} helps is not decided: {between}.",
+        "too_noisy": f"This machine is too noisy to judge {what}: {between}.",
+        "unstable": f"{what} cannot be judged: {explain_no_result(outcome)}.",
+    }
+    return told[outcome.verdict]
+
+
+def _format_range(outcome: Outcome, ratio: float) -> str:
+    """Return 'between x0.98 and x1.06 after 12 process pairs'."""
+    low, high = outcome.interval or (ratio, ratio)
+    count = choose_digits([ratio, low, high])
+    weak = "" if is_proof(outcome) else f" ({_format_no_proof(outcome)})"
+    return f"between x{low:,.{count}f} and x{high:,.{count}f} after {format_pair_count(outcome.pairs)}{weak}"
+
+
+def _format_no_proof(outcome: Outcome) -> str:
+    return (
+        f"screened over {format_pair_count(outcome.pairs)}" if outcome.screening else f"the interval is over {_format_block_count(outcome)}"
+    )
+
+
+NO_RESULT = "no result"
+_UNKNOWN = "?"
+
+
+class OutcomeRow(msgspec.Struct, frozen=True):
+    """One change in words. `told` is the reason where there is no result, and else what its figure rests on."""
+
+    name: str
+    verdict: str
+    ratio: str
+    told: str
+    parity: str
+    memory: str
+    pays_back: str
+    promised: str
+    tone: str
+    """good (proved), bad (does not train the same, failed), slower, or weak: for colours beside the words."""
+    more: tuple[str, ...]
+    """Evidence and notes in short."""
+
+
+def build_outcome_rows(outcomes: Sequence[Outcome]) -> list[OutcomeRow]:
+    """Return the measured changes, then those of screening, then those without a result."""
+    return [build_outcome_row(found) for group in group_outcomes(outcomes) for found in group]
+
+
+def build_outcome_row(found: Outcome) -> OutcomeRow:
+    """Return the row of one change."""
+    lost = has_no_result(found)
+    told = (
+        [explain_no_result(found), format_basis(found)]
+        if found.verdict == "unstable"
+        else [explain_no_result(found) if lost else format_basis(found)]
+    )
+    energy = format_energy(found)
+    memory = "" if lost else _UNKNOWN if found.memory_ratio is None else format_percent(found.memory_ratio)
+    evidence = [f"In effect: {said}" for said in found.evidence]
+    return OutcomeRow(
+        name=name_outcome(found),
+        verdict=format_outcome_verdict(found),
+        ratio=format_throughput(found) or NO_RESULT,
+        told="; ".join(text for text in told if text),
+        parity="" if lost else format_parity(found),
+        memory=memory,
+        pays_back=format_payback(found).removeprefix("pays back "),
+        promised=format_promise(found),
+        tone=choose_tone(found),
+        more=(*evidence, *([energy] if energy and not lost else []), *list_outcome_notes(found)),
+    )
+
+
+def choose_tone(found: Outcome) -> str:
+    """Return good, bad, slower or weak."""
+    if trains_differently(found) or (found.verdict == "failed" and not ran_out_of_time(found)):
+        return "bad"
+    if is_proved(found):
+        return "good"
+    return "slower" if found.verdict == "slower" and is_proof(found) else "weak"

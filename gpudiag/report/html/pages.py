@@ -1,0 +1,385 @@
+"""The self-contained HTML pages: report, rules, comparison, experiments; their templates and security policy."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpudiag.diagnosis.config import list_config_changes
+from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
+from gpudiag.facts import CATALOGUE
+from gpudiag.model.comparison import StepComparison
+from gpudiag.model.experiment import ExperimentData
+from gpudiag.model.finding import SWITCHED_OFF
+from gpudiag.model.fixes import FIX_BY_ID
+from gpudiag.model.report import MfuReference, ReportData
+from gpudiag.report import comparison, data_quality, environment, findings, labels, whole_run
+from gpudiag.report.comparison import ComparisonTable
+from gpudiag.report.console import clean, clean_prose, encode_script_json, join_units
+from gpudiag.report.experiment import summary
+from gpudiag.report.experiment.intervals import draw_intervals
+from gpudiag.report.html import ranks, sections
+from gpudiag.report.html import sections as experiments
+from gpudiag.report.html.sections import build_experiments_context as outcomes_context
+from gpudiag.report.html.tables import build_tables
+from gpudiag.units import format_ns, format_share
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+def build_policy(scripts: list[str]) -> str:
+    """Return the Content-Security-Policy: these scripts by their hashes (CSP level 2), inline styles, no request of any kind."""
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" for script in scripts)
+    allowed = hashes or "'none'"
+    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
+
+
+@cache
+def read_asset(name: str) -> str:
+    """Return the text of a file beside the templates."""
+    return (files("gpudiag.report.html") / "templates" / name).read_text(encoding="utf-8")
+
+
+@cache
+def load_plotly_js() -> str:
+    """Return plotly's script, about 5 MB."""
+    from plotly.offline import get_plotlyjs
+
+    # An HTML parser turns CR LF into LF; the hash is of what it sees.
+    return str(get_plotlyjs()).replace("\r\n", "\n").replace("\r", "\n")
+
+
+@cache
+def load_template(name: str) -> Template:
+    """Return a template: values are escaped, a name that is not given is an error."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=FunctionLoader(read_asset)
+    )
+    return environment.get_template(name)
+
+
+CATEGORY_TITLES = {
+    "eff": "Efficiency and measurement",
+    "ovh": "Overhead of the host",
+    "syn": "Synchronisation",
+    "inp": "Input",
+    "cmp": "Compute",
+    "mem": "Memory traffic",
+    "cap": "Memory capacity",
+    "dst": "Distributed training",
+    "hw": "Hardware and system",
+    "inf": "Inference",
+    "gnn": "Graph networks",
+}
+"""Category -> title (rules.md); a category of the user's own is its own title."""
+
+
+class RuleRow(msgspec.Struct, frozen=True):
+    """One property of a rule."""
+
+    label: str
+    lines: tuple[str, ...]
+    code: bool = False
+    """Whether the lines are expressions or names, not sentences."""
+
+
+class RulePage(msgspec.Struct, frozen=True):
+    """One rule to read."""
+
+    id: str
+    title: str
+    category: str
+    state: str
+    """stable, preview, advisory, or 'switched off (gpudiag.toml)'."""
+    rows: tuple[RuleRow, ...]
+
+
+def name_rule_state(rule: Rule | Advisory) -> str:
+    """Return the maturity of `rule`, or that the user switched it off."""
+    if isinstance(rule, Rule) and rule.disabled:
+        return f"{SWITCHED_OFF} ({rule.disabled})"
+    return rule.file.maturity
+
+
+def build_rule_page(rule: Rule | Advisory) -> RulePage:
+    """Return the page of `rule`; properties that it does not have are left out."""
+    rows = _build_advisory_rows(rule) if isinstance(rule, Advisory) else _build_rule_rows(rule)
+    shown = tuple(RuleRow(row.label, lines, row.code) for row in rows if (lines := tuple(text for text in row.lines if text)))
+    return RulePage(rule.id, rule.file.title, CATEGORY_TITLES.get(rule.file.category, rule.file.category), name_rule_state(rule), shown)
+
+
+def name_category(category: str) -> str:
+    """Return the title of a category."""
+    return CATEGORY_TITLES.get(category, category)
+
+
+def _build_advisory_rows(rule: Advisory) -> Iterator[RuleRow]:
+    yield RuleRow("judged", ("never: no data that can be recorded or read would tell",))
+    yield RuleRow("would need", (_join_lines(rule.file.needs),))
+    yield from _build_common_rows(rule)
+
+
+def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
+    file = rule.file
+    yield RuleRow("fires when", (_join_lines(file.when),), code=True)
+    for name, param in file.params.items():
+        yield RuleRow(f"  {name}", (f"{param.value:g}{f' {param.unit}' if param.unit else ''}  ({param.origin})",))
+    yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
+    yield RuleRow("says", (_join_lines(file.message),))
+    yield RuleRow("and adds", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
+    yield RuleRow("at most", (f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "no gain of its own",))
+    yield RuleRow("facts of its own", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
+    yield RuleRow("compares", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
+    yield RuleRow(
+        "withholds", tuple(f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds)
+    )
+    yield from _build_common_rows(rule)
+    yield RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in file.needless.items()))
+    yield RuleRow("tests", tuple(f"{test.name or 'without a name'}: {test.expect}" for test in file.tests))
+
+
+def _build_common_rows(rule: Rule | Advisory) -> Iterator[RuleRow]:
+    file = rule.file
+    yield RuleRow("why", (_join_lines(file.why),))
+    yield RuleRow("explains", (", ".join(file.explains),), code=True)
+    yield RuleRow("fixes", tuple(_format_fix(fix) for fix in file.fixes))
+    yield RuleRow("device", (", ".join(file.device_kinds),))
+    yield RuleRow("maturity", (file.maturity if file.maturity != ADVISORY else "",))
+    yield RuleRow("references", file.references)
+    yield RuleRow("file", (rule.source,))
+
+
+def _format_fact(name: str) -> str:
+    found = CATALOGUE[name]
+    return f"{name} ({found.unit}): {found.doc}"
+
+
+def _format_fix(identifier: str) -> str:
+    found = FIX_BY_ID[identifier]
+    return f"{found.id}: {found.title}" + (f", {_join_lines(found.change)}" if found.change else "")
+
+
+def _join_lines(text: str) -> str:
+    return " ".join(text.split())
+
+
+_WIDE_ENOUGH = 0.07
+"""Share from which a segment of the bar has room for its percentage."""
+
+_WIDE_ON_A_PHONE = 0.17
+"""The same on a narrow page."""
+
+_ROOM_FOR_WORDS = 0.24
+"""Share from which it has room for its name as well, on a wide page."""
+
+_SCALE_PARTS = 4
+
+
+def build_page_context(report: ReportData) -> dict[str, Any]:
+    """Return the values of the page template, without scripts and figures."""
+    return {
+        "tool": f"{report.tool.name} {clean(report.tool.version)}",
+        "source": clean(report.source.path),
+        "device": clean(report.device.name) if report.device else "unknown device",
+        "verdict": clean_prose(labels.format_verdict(report)),
+        "title": _format_title(report),
+        "span": labels.name_span(report),
+        "span_phrase": labels.format_span(report),
+        "total_time": format_ns(labels.step_ns(report)),
+        "summed_over": f"the {report.steps.count} analysed steps" if report.steps.count > 1 else f"the {labels.name_span(report)}",
+        "scale": [format_ns(labels.step_ns(report) * part / _SCALE_PARTS) if part else "0" for part in range(_SCALE_PARTS + 1)],
+        "idle_note": labels.format_idle_note(report),
+        "headlines": [clean_prose(text) for text in (*data_quality.format_headlines(report), data_quality.format_steps(report))],
+        "references": [_format_published_mfu(item) for item in report.mfu.references] if report.mfu else [],
+        "buckets": _build_buckets(report),
+        "findings": sections.build_cards(report),
+        "program": sections.PROGRAM_PLACEHOLDER,
+        "matter_most": sections.count_full_findings(report),
+        "on_gains": findings.explain_gains(report),
+        "nothing_found": clean_prose(labels.format_nothing_found(report)),
+        "gauges": _build_gauges(report),
+        "trust": [(topic, clean_prose(text)) for topic, text in (*data_quality.list_quality_lines(report), *_list_peak_notes(report))],
+        "warnings": [clean_prose(warning) for warning in data_quality.list_warnings(report)],
+        "recorded": [(topic, clean(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)],
+        "op_legend": labels.format_op_legend(report.ops),
+        "rules_line": labels.format_rule_counts(report),
+        "tables": build_tables(report),
+        "idleness": sections.build_idle_context(report),
+        "experiments": experiments.build_experiments_context(report.experiments),
+        "history": whole_run.build_history_context(report),
+        "memory": sections.build_memory_context(report.memory),
+        "strip": sections.build_strip_context(report),
+        "ranks": ranks.build_ranks_context(report),
+    }
+
+
+def _format_title(report: ReportData) -> str:
+    """Return what tells this page from others in a browser's tabs: the end of the path, then the tool."""
+    name = [part for part in clean(report.source.path).replace("\\", "/").split("/") if part]
+    return f"{name[-1] if name else 'report'} - {report.tool.name}"
+
+
+def _list_peak_notes(report: ReportData) -> list[tuple[str, str]]:
+    """Return the sources of the peaks and the notes of the device table; too much for the terminal."""
+    if report.device is None:
+        return []
+    said = {report.device.source, *report.trust.warnings}
+    notes = [note for note in dict.fromkeys(report.device.notes) if note not in said]
+    rows = [("peaks from", report.device.source), ("device notes", " ".join(notes))]
+    return [(topic, text) for topic, text in rows if text]
+
+
+def _build_buckets(report: ReportData) -> list[dict[str, Any]]:
+    rows = labels.build_bucket_rows(report, limit=16)
+    return [
+        {
+            "id": row.bucket.replace("_", "-"),
+            "label": row.label,
+            "time": format_ns(row.ns),
+            "share": format_share(row.share, 1),
+            "percent": f"{row.share * 100:.4f}",
+            "idle": row.idle,
+            "inside": format_share(row.share) if row.share >= _WIDE_ENOUGH else "",
+            "named": row.share >= _ROOM_FOR_WORDS,
+            "tight": row.share < _WIDE_ON_A_PHONE,
+        }
+        for row in rows
+    ]
+
+
+def _build_gauges(report: ReportData) -> list[dict[str, str]]:
+    """Return the three figures that trust hangs on: what is modelled, what is linked, what the profiler costs; each may be not known."""
+    found, work = report.trust, labels.name_work(report, 1)
+    slowdown = found.profiler_slowdown
+    cost = {"value": "not known", "label": "how much the profiler slows a step down", "percent": ""}
+    if slowdown is not None:
+        cost |= {"value": f"{slowdown:.2f} x", "label": "the time of an unprofiled step is what a profiled one takes"}
+    return [
+        _build_gauge(f"of the {work} time that can be modelled has a cost model", found.modelled_share),
+        _build_gauge(f"of all {work} time is linked to the op that launched it", found.linked_share),
+        cost,
+    ]
+
+
+def _build_gauge(label: str, share: float | None) -> dict[str, str]:
+    if share is None:
+        return {"value": "not known", "label": f"how much {label}", "percent": ""}
+    return {"value": labels.format_part(share), "label": label, "percent": f"{min(1.0, max(0.0, share)) * 100:.2f}"}
+
+
+def _format_published_mfu(item: MfuReference) -> tuple[str, str, tuple[str, str]]:
+    """Return (what, figure with its denominator, source) of a published utilisation."""
+    return clean(item.what), clean_prose(data_quality.format_mfu_reference(item)), sections.split_reference(item.source)
+
+
+def render_rules_page(rules: RuleBase, tool: str) -> str:
+    """Return the page: an index by category, then each rule with its id as anchor; `tool`: name and version."""
+    pages = sorted(map(build_rule_page, rules.all), key=lambda page: (page.category, page.id))
+    return load_template("rules.html.j2").render(
+        tool=tool,
+        count=f"{len(rules.judged)} rules are judged, {len(rules.advisories)} are advice that no data could judge",
+        notes=list_config_changes(rules.judged),
+        categories=[(title, list(members)) for title, members in groupby(pages, key=lambda page: page.category)],
+        css=read_asset("report.css"),
+        csp=build_policy([]),
+    )
+
+
+def build_finding_rule_pages(report: ReportData, rules: RuleBase | None) -> tuple[RulePage, ...]:
+    """Return the pages of the rules that the findings of `report` name, by id; none where the rules are not known."""
+    if rules is None:
+        return ()
+    named = {rule for finding in report.findings for rule in (finding.rule, *finding.folded)}
+    return tuple(build_rule_page(rule) for rule in rules.all if rule.id in named)
+
+
+TOP_CHANGES = 200
+_NAME_COLUMNS = ("op", "run")
+_DETAILED_COLUMNS = ("op", "finding")
+_WIDE_COLUMNS = (*_NAME_COLUMNS, *_DETAILED_COLUMNS, "device", "part of the profiled step")
+
+
+def render_comparison_page(found: StepComparison) -> str:
+    """Return the page, with the TOP ops that changed most."""
+    return load_template("compare.html.j2").render(
+        policy=build_policy([]),
+        style=read_asset("report.css"),
+        title=clean(f"gpudiag: {found.a.path} against {found.b.path}", 200),
+        headline=clean_prose(comparison.format_comparison_headline(found)),
+        gate=clean_prose(comparison.format_speed_gate(found)),
+        gate_failed=found.gate is not None and found.gate.fails,
+        warnings=[clean_prose(said) for said in found.warnings],
+        tables=[_build_comparison_table(table) for table in comparison.build_comparison_tables(found, TOP_CHANGES)],
+        meaning=clean_prose(comparison.format_interval_meaning(found)),
+    )
+
+
+def _build_comparison_table(table: ComparisonTable) -> dict[str, Any]:
+    details = table.details or ("",) * len(table.rows)
+    columns = [
+        {
+            "title": title,
+            "number": side == "r",
+            "name": title in _NAME_COLUMNS,
+            "detail": title in _DETAILED_COLUMNS,
+            "wide": title in _WIDE_COLUMNS,
+        }
+        for title, side in table.columns
+    ]
+    rows = [
+        {"cells": [{"text": join_units(clean(cell.text)), "tone": cell.tone} for cell in row], "detail": clean_prose(detail)}
+        for row, detail in zip(table.rows, details, strict=True)
+    ]
+    return {"title": table.title, "columns": columns, "rows": rows, "notes": [clean_prose(note) for note in table.notes]}
+
+
+_LONGEST_EXPERIMENT_TEXT = 2_000
+
+
+def render_experiments_page(data: ExperimentData, *, bundle: str = "") -> str:
+    """Return the page; plotly.js (about 5 MB) is inside only where there is a chart to draw. `bundle`: where experiments lie, if known."""
+    figure = draw_intervals(data.experiments)
+    scripts = [*([load_plotly_js()] if figure else []), read_asset("report.js")]
+    return load_template("experiment.html.j2").render(
+        **_build_experiments_page_context(data, bundle),
+        csp=build_policy(scripts),
+        css=read_asset("report.css"),
+        scripts=scripts,
+        figure=encode_script_json(figure) if figure else "",
+        height=figure["layout"]["height"] if figure else 0,
+    )
+
+
+def _build_experiments_page_context(data: ExperimentData, bundle: str) -> dict[str, Any]:
+    """Return the values of the page's template: every text is cleaned here, the template escapes it."""
+    device = data.baseline.device if data.baseline else ""
+    baseline = [
+        (topic, clean(said, _LONGEST_EXPERIMENT_TEXT), topic == "command") for topic, said in summary.build_baseline_rows(data.baseline)
+    ]
+    recipe = data.recipe
+    return {
+        "device": clean(device),
+        "headline": clean_prose(summary.format_experiments_headline(data)),
+        "leads": [clean_prose(said) for said in summary.list_leads(data, bundle)],
+        "baseline": baseline,
+        "as_is": summary.AS_IS[:1].upper() + summary.AS_IS[1:],
+        "proved": recipe.proved,
+        "changes": [(clean(item.fix), clean(item.title), _clean_code(item.code)) for item in summary.list_recipe_changes(recipe)],
+        "as_it_is": summary.build_recipe_command(data, bundle),
+        "further": [_clean_code(text) for text in summary.list_variant_changes(recipe)],
+        "experiments": outcomes_context(data.experiments),
+    }
+
+
+def _clean_code(text: str) -> str:
+    return "\n".join(summary.split_code_lines(text))

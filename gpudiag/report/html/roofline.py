@@ -1,0 +1,243 @@
+"""The roofline as a plain plotly figure, a pure function of the report."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gpudiag.model.ops import BOUNDS, Bound
+from gpudiag.model.report import OpRow, ReportData, ReportDevice
+from gpudiag.report import data_quality
+from gpudiag.report import labels as labels_module
+from gpudiag.report.console import clean
+from gpudiag.report.labels import format_site
+from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
+
+Figure = dict[str, Any]
+
+MOST_POINTS = 500
+"""Ops drawn, largest first; more are one cloud and slow the page."""
+
+# Okabe and Ito's colour-blind-safe set, darkened or lightened to 3:1 against white and against near-black; each bound has a shape too.
+COLOURS: dict[Bound, str] = {
+    "compute": "#2f7fc1",
+    "memory": "#1a9270",
+    "overhead": "#c77700",
+    "communication": "#bb6a97",
+    "copy": "#2494c4",
+    "unknown": "#808080",
+}
+SYMBOLS: dict[Bound, str] = {
+    "compute": "circle",
+    "memory": "square",
+    "overhead": "diamond",
+    "communication": "triangle-up",
+    "copy": "triangle-down",
+    "unknown": "x",
+}
+_ROOF = "#7a7a7a"
+_LEAST, _MOST = 7.0, 34.0
+"""Diameter of a point in pixels; its area grows with the op's time."""
+
+
+def draw_roofline(report: ReportData) -> Figure | None:
+    """Return the roofline (log-log, FLOP/byte against FLOP/s) or None where there is nothing to judge or to judge against.
+
+    Roofs: bandwidth x intensity, and the dense peak of each engine that an op uses (Williams, Waterman and Patterson, 2009).
+    """
+    rows = select_roofline_rows(report)
+    device = report.device
+    if not rows or device is None or not device.peaks:
+        return None
+    engines = find_used_peaks(device, rows)
+    intensities = [row.flops / row.bytes for row in rows if row.flops and row.bytes]
+    ridge = max(engines.values()) / device.bandwidth_byte_per_s if device.bandwidth_byte_per_s else 1.0
+    low, high = min(*intensities, ridge) / 3, max(*intensities, ridge) * 4
+    data = [*_draw_bandwidth_roofs(device, engines, low), *_draw_engine_roofs(device, engines, low, high), *_draw_points(report, rows)]
+    rates = [rate for trace in data for rate in trace["y"]]
+    return {"data": data, "layout": _build_layout((low, high), (min(rates) / 2, max(rates) * 3), engines, device)}
+
+
+def select_roofline_rows(report: ReportData) -> list[OpRow]:
+    """Return the ops that have a place on the roofline (FLOPs, bytes and time known and not zero), largest first."""
+    return [row for row in sort_ops_by_time(report) if row.flops and row.bytes and row.kernel_ns > 0][:MOST_POINTS]
+
+
+def sort_ops_by_time(report: ReportData) -> list[OpRow]:
+    """Return the ops in the order of the page's table: by time, largest first."""
+    return sorted(report.ops, key=lambda row: -row.kernel_ns)
+
+
+def format_roofline_note(report: ReportData) -> str:
+    """Return what the roofline leaves out, or why there is none."""
+    rows = select_roofline_rows(report)
+    if report.device is None or not report.device.peaks:
+        why = data_quality.explain_missing_peaks(report)
+        return f"No roofline can be drawn: the peak rates of the device are not known. {why}".rstrip()
+    if not rows:
+        return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
+    total = labels_module.sum_op_ns(report.ops)
+    left_out = 1 - labels_module.sum_op_ns(rows) / total if total else 0.0
+    text = (
+        "Each point is one op with its shapes; its area grows with its time, its colour and shape say what bounds it. The distance to the "
+        "roof above it is what a better kernel could gain. A click on a point shows the op in the table."
+    )
+    if left_out < labels_module.ROUNDS_TO_ZERO:
+        return text
+    return f"{text} Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn."
+
+
+def find_used_peaks(device: ReportDevice, rows: Sequence[OpRow]) -> dict[str, float]:
+    """Return engine names (those of one rate joined) and peaks in FLOP/s: the vector rate and each type that `rows` compute in."""
+    used = {"fp32"} | {row.dtype for row in rows if row.dtype}
+    by_rate: dict[float, list[str]] = {}
+    for name, rate in device.peaks.items():
+        if name in used and rate > 0:
+            by_rate.setdefault(rate, []).append(name)
+    by_rate = by_rate or {max(device.peaks.values()): [max(device.peaks, key=lambda name: device.peaks[name])]}
+    return {", ".join(names): rate for rate, names in sorted(by_rate.items())}
+
+
+def _draw_bandwidth_roofs(device: ReportDevice, engines: dict[str, float], low: float) -> list[Figure]:
+    top = max(engines.values())
+    slopes = (("DRAM", device.bandwidth_byte_per_s, "solid"), ("cache", device.cache_bandwidth_byte_per_s, "dot"))
+    lines = []
+    for name, rate, dash in slopes:
+        if rate:
+            label = f"{name} {format_rate(rate, 'B')}"
+            lines.append(_draw_line([low, top / rate], [low * rate, top], label, dash))
+    return lines
+
+
+def _draw_engine_roofs(device: ReportDevice, engines: dict[str, float], low: float, high: float) -> list[Figure]:
+    fastest = device.cache_bandwidth_byte_per_s or device.bandwidth_byte_per_s
+    return [
+        _draw_line([max(low, peak / fastest) if fastest else low, high], [peak, peak], f"{name} {format_rate(peak, 'FLOP')}", "solid")
+        for name, peak in engines.items()
+    ]
+
+
+def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": x,
+        "y": y,
+        "name": name,
+        "line": {"color": _ROOF, "width": 1.5, "dash": dash},
+        "hoverinfo": "name",
+        "showlegend": False,
+    }
+
+
+def _draw_points(report: ReportData, rows: Sequence[OpRow]) -> list[Figure]:
+    """Return the points by bound; with each goes, as `customdata`, its place in the table of ops."""
+    largest = max(row.kernel_ns for row in rows)
+    total = labels_module.sum_op_ns(report.ops)
+    places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
+    traces = []
+    for bound in BOUNDS:
+        chosen = [row for row in rows if row.bound == bound]
+        if chosen:
+            traces.append({**_draw_trace(bound, chosen, largest, total), "customdata": [places[id(row)] for row in chosen]})
+    return traces
+
+
+def _draw_trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: int) -> Figure:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": bound,
+        "x": [labels_module.compute_intensity(row) for row in rows],
+        "y": [labels_module.compute_rate(row.flops, row.kernel_ns) for row in rows],
+        "text": [_format_hover(row, total_ns) for row in rows],
+        "hovertemplate": "%{text}<extra></extra>",
+        "marker": {
+            "color": COLOURS[bound],
+            "symbol": SYMBOLS[bound],
+            "size": [round(_LEAST + (_MOST - _LEAST) * math.sqrt(row.kernel_ns / largest_ns), 1) for row in rows],
+            "opacity": 0.75,
+            "line": {"width": 1, "color": COLOURS[bound]},
+        },
+    }
+
+
+def _format_hover(row: OpRow, total_ns: int) -> str:
+    """Return the hover text; plotly reads a subset of HTML, so what comes from the trace is escaped."""
+    site = format_site(row.where)
+    place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature, site and f"at {site}") if text]
+    share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
+    flop_rate, byte_rate = labels_module.compute_rate(row.flops, row.kernel_ns), labels_module.compute_rate(row.bytes, row.kernel_ns)
+    resident = " (fits the cache)" if row.cache_resident else ""
+    lines = [
+        f"<b>{place[0]}</b>",
+        *place[1:],
+        f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
+        f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
+        f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {labels_module.format_number(labels_module.compute_intensity(row))} FLOP/B",
+        f"{row.bound}{resident}, {_format_efficiency(row)} ({row.provenance} cost)",
+    ]
+    return "<br>".join(lines)
+
+
+def _format_efficiency(row: OpRow) -> str:
+    return labels_module.OVER_ROOF if labels_module.compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of its roof"
+
+
+def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:
+    labels = [
+        _build_label(x[1], peak, f"{name} {format_rate(peak, 'FLOP')}", "top" if _has_close_above(peak, engines) else "bottom")
+        for name, peak in engines.items()
+    ]
+    labels += _build_slope_labels(device, x[0], max(engines.values()))
+    return {
+        "xaxis": _build_axis("arithmetic intensity (FLOP/byte)", x, [f"{10.0**k:g}" for k in _find_decades(x)]),
+        "yaxis": _build_axis("achieved rate (FLOP/s)", y, [format_rate(10.0**k, "FLOP") for k in _find_decades(y)]),
+        "annotations": labels,
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left"},
+        "legend": {"orientation": "h", "y": -0.16, "yanchor": "top", "x": 0, "itemsizing": "constant"},
+        "margin": {"l": 110, "r": 20, "t": 40, "b": 90},
+        "height": 500,
+    }
+
+
+def _build_slope_labels(device: ReportDevice, low: float, top: float) -> list[Figure]:
+    """Return the labels of the slopes, clear of both: DRAM below its lower end, the cache above its upper end."""
+    labels = []
+    if device.bandwidth_byte_per_s:
+        text = f"DRAM {format_rate(device.bandwidth_byte_per_s, 'B')}"
+        labels.append(_build_label(low * 1.3, low * device.bandwidth_byte_per_s, text, "top", "left"))
+    if device.cache_bandwidth_byte_per_s:
+        end = top / device.cache_bandwidth_byte_per_s
+        text = f"cache {format_rate(device.cache_bandwidth_byte_per_s, 'B')}"
+        labels.append(_build_label(end * 0.6, top * 0.6, text, "bottom"))
+    return labels
+
+
+def _find_decades(ends: tuple[float, float]) -> range:
+    return range(math.ceil(math.log10(ends[0])), math.floor(math.log10(ends[1])) + 1)
+
+
+def _build_axis(title: str, ends: tuple[float, float], texts: list[str]) -> Figure:
+    """Return a logarithmic axis with one labelled tick a decade."""
+    return {
+        "type": "log",
+        "title": {"text": title},
+        "range": [math.log10(end) for end in ends],
+        "tickvals": [10.0**k for k in _find_decades(ends)],
+        "ticktext": texts,
+        "zeroline": False,
+    }
+
+
+def _has_close_above(peak: float, engines: dict[str, float]) -> bool:
+    """Return whether the label of the next higher roof would stand on this one's: less than half a decade above."""
+    return any(peak < other < peak * 10**0.5 for other in engines.values())
+
+
+def _build_label(x: float, y: float, text: str, yanchor: str, xanchor: str = "right") -> Figure:
+    place = {"x": math.log10(x), "y": math.log10(y), "xref": "x", "yref": "y"}
+    return {**place, "text": text, "showarrow": False, "xanchor": xanchor, "yanchor": yanchor, "font": {"size": 11}}

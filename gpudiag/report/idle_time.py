@@ -1,0 +1,375 @@
+"""Idle time in words: causes, call sites, calls that wait, queue depth, critical path; and what-ifs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpudiag.facts.event_labels import describe_idle_event
+from gpudiag.model.report import IdleRow, ReportData, SyncRow
+from gpudiag.model.timeline import ReplayTrust, WhatIf
+from gpudiag.report import labels
+from gpudiag.report.console import (
+    QUIET,
+    clean_unbroken,
+    collect_text,
+    create_console,
+    create_table,
+    format_cells,
+    print_heading,
+    print_line,
+    shrink_table,
+)
+from gpudiag.units import format_count, format_ns, format_share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+MOST_PLACES = 3
+MOST_CALLS = 3
+MOST_CHANGES = 5
+WORTH_TELLING = 0.01
+"""Share of the time below which a cause or place is not listed: nobody acts upon it."""
+_PARTS = 5
+_HOST_BOUND = 0.5
+"""Share of the kernels that the device waits for from which the host is called the slower one."""
+
+_NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
+_MEANINGS = {
+    "idle_launch": "nothing was queued for the {device} while the host was in Python, the framework or a launch call",
+    "idle_sync": "after a wait nothing is queued until the host has issued more",
+    "idle_dependency": "the work had been issued and waited its turn",
+    "idle_unexplained": "nothing that was recorded tells why",
+}
+_MEANINGS_ON_CPU = {"idle_launch": "no op ran on the threads that train"}
+_PATH_AS_BUCKET = {
+    **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
+    "communication": "exposed_communication",
+    "copy": "exposed_copy",
+}
+_PATH = {
+    "launch": "Python and framework",
+    "communication": "communication",
+    "copy": "host-device copies",
+    "dependency": "waits between dependent work",
+}
+"""Bounds on the longest path that are not called as in the breakdown, where only what nothing hides is meant."""
+_CHANGES = {
+    "launch": "one CUDA graph issues the {span}",
+    "host": "Python and framework take {percent} of their time",
+    "fused": "element-wise chains fused",
+    "roof": "every {work} at {percent} of its roof",
+    "loader": "the next batch always ready",
+    "copies": "host-device copies beside other work",
+    "communication": "communication beside other work",
+    "sync": "no waiting for the {device}",
+    "gc": "no garbage collection",
+    "io": "no files written",
+    "allocation": "no memory allocated from the driver",
+    "compile": "nothing compiled",
+    "profiler": "no work of the profiler",
+    "batch": "{value} x the batch (gain per sample)",
+}
+
+
+class IdlePlace(msgspec.Struct, frozen=True):
+    """Idle time at one place: mean ns a step, share of the time, and where (site, then what happened)."""
+
+    ns: float
+    share: float
+    site: str
+    what: str
+
+    @property
+    def detail(self) -> str:
+        """Return site and event in one line."""
+        return ": ".join(text for text in (self.site, self.what) if text)
+
+
+class IdleCause(msgspec.Struct, frozen=True):
+    """Idle time of one cause in words, mean ns a step, share of the time, its places, and what the words mean ('': plain)."""
+
+    bucket: str
+    label: str
+    ns: float
+    share: float
+    places: tuple[IdlePlace, ...]
+    meaning: str
+
+
+def list_idle_causes(report: ReportData, most: int = MOST_PLACES) -> list[IdleCause]:
+    """Return why the device was idle, longest cause first, each with at most `most` places and the rest as one; they add up.
+
+    None where no cause is known; left out is what fills less than 1 % of the time, unless it is the largest and does not round to nothing.
+    """
+    if not report.breakdown.wall_ns or report.breakdown.buckets_ns.idle_unexplained >= report.breakdown.idle_ns:
+        return []
+    rows = [row for row in labels.build_bucket_rows(report, 99) if row.idle]
+    return [_build_cause(row, report, most) for index, row in enumerate(rows) if _is_worth_telling(row.share, index)]
+
+
+def _is_worth_telling(share: float, index: int) -> bool:
+    return share >= (WORTH_TELLING if index else labels.ROUNDS_TO_ZERO)
+
+
+def _build_cause(row: labels.BucketRow, report: ReportData, most: int) -> IdleCause:
+    places = _build_places(row, report, most)
+    known = {**_MEANINGS, **_MEANINGS_ON_CPU} if labels.is_on_cpu(report) else _MEANINGS
+    meaning = known.get(row.bucket, "").format(device=labels.name_device(report))
+    return IdleCause(row.bucket, row.label.removeprefix("idle: "), row.ns, row.share, places, meaning)
+
+
+def _build_places(cause: labels.BucketRow, report: ReportData, most: int) -> tuple[IdlePlace, ...]:
+    """Return the largest places of a cause; those with the same words are one, and what is not told of is the last."""
+    steps, wall = max(1, report.steps.count), report.breakdown.wall_ns
+    sums: Counter[tuple[str, str]] = Counter()
+    for row in report.idle:
+        if row.cause == cause.bucket:
+            sums[format_row_site(row), describe_idle_event(row.evidence, row.op)] += row.idle_ns
+    del sums["", ""]
+    ranked = [(key, ns) for index, (key, ns) in enumerate(sums.most_common(most)) if _is_worth_telling(ns / wall, index)]
+    found = [IdlePlace(ns / steps, ns / wall, *key) for key, ns in ranked]
+    rest = cause.ns * steps - sum(ns for _, ns in ranked)
+    if found and rest / wall >= labels.ROUNDS_TO_ZERO:
+        found.append(IdlePlace(rest / steps, rest / wall, "", "other places"))
+    return tuple(found)
+
+
+def format_cause_meanings(found: list[IdleCause]) -> str:
+    """Return what the names of causes mean that do not speak for themselves, as one paragraph."""
+    return " ".join(f"{cause.label[:1].upper()}{cause.label[1:]}: {cause.meaning}." for cause in found if cause.meaning)
+
+
+def format_row_site(row: IdleRow | SyncRow) -> str:
+    """Return 'file.py:12', '' where the place is not known."""
+    return "" if not row.file else row.file if row.line is None else f"{row.file}:{row.line}"
+
+
+def list_waiting_calls(report: ReportData, most: int = MOST_CALLS) -> list[SyncRow]:
+    """Return the calls that wait for the device and matter, those of one name and place as one: by what they cost, else by their time."""
+    sums: dict[tuple[str, str], SyncRow] = {}
+    for row in report.syncs:
+        key = (name_call(row), format_row_site(row))
+        sums[key] = _add_sync_rows(sums[key], row) if key in sums else row
+    wall = report.breakdown.wall_ns
+    rows = [row for row in sums.values() if wall and max(row.cost_ns, row.wall_ns) / wall >= labels.ROUNDS_TO_ZERO]
+    return sorted(rows, key=lambda row: (-row.cost_ns, -row.wall_ns))[:most]
+
+
+def _add_sync_rows(first: SyncRow, second: SyncRow) -> SyncRow:
+    sums = {name: getattr(first, name) + getattr(second, name) for name in ("count", "wall_ns", "waited_ns", "cost_ns")}
+    return msgspec.structs.replace(first, **sums)
+
+
+def format_call_figures(row: SyncRow, report: ReportData) -> tuple[str, str, str]:
+    """Return calls, time inside them and idle time after them, each of one step."""
+    steps = max(1, report.steps.count)
+    return format_count(row.count / steps), format_ns(row.wall_ns / steps), format_ns(row.cost_ns / steps)
+
+
+def name_call(row: SyncRow) -> str:
+    """Return what waits, as a user knows it: the op, else the runtime call."""
+    return row.op or row.api
+
+
+def format_queue(report: ReportData) -> str:
+    """Return how far the host is ahead of the device, '' where launches were not recorded."""
+    queue, device = report.queue, labels.name_device(report)
+    if queue is None:
+        return ""
+    if queue.host_bound_share >= _HOST_BOUND:
+        return (
+            f"The {device} waits for the host at {labels.format_part(queue.host_bound_share)} of its kernels; for "
+            f"{labels.format_part(queue.empty_share)} of the time it has nothing to do."
+        )
+    depth = round(queue.depth_median)
+    issued = f", with {depth:,} {labels.pluralize(depth, 'kernel')} issued and not yet over" if depth else ""
+    return (
+        f"The host runs {format_ns(queue.delay_median_ns)} ahead of the {device} (median){issued}; at "
+        f"{labels.format_small_share(queue.host_bound_share)} of the kernels the {device} waits for it."
+    )
+
+
+def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
+    """Return (bound, words, share) of the longest path, the largest first."""
+    sums: Counter[str] = Counter()
+    for row in report.critical_path:
+        sums[row.bound] += row.share  # type: ignore[assignment]
+    return [(bound, _name_path_part(bound, report), float(share)) for bound, share in sums.most_common()]
+
+
+def _name_path_part(bound: str, report: ReportData) -> str:
+    """Return what a part of the longest path is called: as in the breakdown, where the same is meant."""
+    if bound in _PATH and not (bound == "launch" and labels.is_on_cpu(report)):
+        return _PATH[bound]
+    return labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
+
+
+def format_critical_path(report: ReportData) -> str:
+    """Return what the longest path through the step consists of, '' where it is not known."""
+    parts = [part for part in list_path_parts(report) if part[2] >= labels.ROUNDS_TO_ZERO]
+    if not parts:
+        return ""
+    told = [f"{format_share(share)} {text}" for _, text, share in parts[:_PARTS]]
+    rest = sum(share for _, _, share in parts[_PARTS:])
+    told += [f"{format_share(rest)} other"] if rest >= labels.ROUNDS_TO_ZERO else []
+    return f"Longest path through the {labels.name_span(report)}: {', '.join(told)}."
+
+
+def name_what_if(what_if: WhatIf, report: ReportData) -> str:
+    """Return a what-if in a few words; one that is not known by its name."""
+    name, _, value = what_if.name.partition("=")
+    known = _CHANGES.get(name)
+    if known is None:
+        return what_if.name
+    fill = {"device": labels.name_device(report), "work": labels.name_work(report, 1), "span": labels.name_span(report)}
+    percent = format_share(float(value)) if _NUMBER.fullmatch(value) else value
+    return known.format(value=value, percent=percent, **fill)
+
+
+class WhatIfChange(msgspec.Struct, frozen=True):
+    """One what-if: in words, as `gpudiag whatif --set` takes it, the step then, the gain with the replay's error, and as a share."""
+
+    label: str
+    setting: str
+    then: str
+    gain: str
+    share: float
+
+
+def list_what_if_changes(report: ReportData, most: int = MOST_CHANGES) -> list[WhatIfChange]:
+    """Return the what-ifs, the largest gain first; last those that change the batch, whose gain is per sample.
+
+    The step then is the mean analysed step times what the replay makes of it: as ceilings of findings are.
+    """
+    error = report.replay.error_share if report.replay else None
+    plus_minus = "" if error is None else f" \u00b1 {labels.format_replay_error(error)}"
+    ranked = sorted(report.what_ifs, key=lambda found: -found.share)
+    batch = [found for found in ranked if found.name.startswith("batch=")]
+    chosen = [found for found in ranked if found not in batch][:most] + batch[:1]
+    return [
+        WhatIfChange(
+            name_what_if(found, report),
+            found.name,
+            _format_changed_step(found, report),
+            f"{labels.format_small_share(found.share)}{plus_minus}",
+            found.share,
+        )
+        for found in chosen
+    ]
+
+
+def _format_changed_step(found: WhatIf, report: ReportData) -> str:
+    return format_ns(labels.step_ns(report) * found.changed_ns / found.step_ns) if found.step_ns else "?"
+
+
+def format_replay_trust(report: ReportData) -> str:
+    """Return how well the replay reproduces the run, '' where nothing was replayed."""
+    replay = report.replay
+    if replay is None:
+        return ""
+    steps = ", ".join(f"{step.name} ({step.role})" for step in replay.steps)
+    few = labels.has_steps(report) and len(replay.steps) < report.steps.count
+    if not few:
+        several = ""
+    elif replay.run is not None:
+        several = f"Gains are those of the recorded run, {replay.run.name}, in its order; looked at one by one: {steps}. "
+    else:
+        several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. "
+    note = f" {replay.note}." if replay.note else ""
+    return (
+        f"{several}Replayed with nothing changed, the measured time is missed by {labels.format_replay_error(replay.error_share)} at most; "
+        f"{labels.format_replay_error(replay.free_share)} of it are waits that no dependency explains.{note}"
+    )
+
+
+_MUCH = 0.1
+"""Two durations that differ by less are one to the reader."""
+_ROUNDS_TO = 0.001
+_LISTED_STEPS = 1
+"""One what-if alone is told step by step."""
+
+
+def render_what_ifs(
+    what_ifs: Sequence[WhatIf], trust: ReplayTrust | None, *, reason: str = "", width: int = 100, color: bool = False
+) -> str:
+    """Return trust, step time now and then, gain and assumption of each of `what_ifs`; `reason`: why there is no replay."""
+    console, sink = create_console(width, color)
+    if reason:
+        print_line(console, f"No what-ifs: {reason}.")
+        return collect_text(sink)
+    for text in list_replay_trust(trust):
+        print_line(console, text)
+    if not what_ifs:
+        print_line(console, "No standard what-if applies to these steps.")
+        return collect_text(sink)
+    print_heading(
+        console,
+        f"A step takes {format_ns(what_ifs[0].step_ns)} in a run that repeats these{_format_time_alone(trust, what_ifs[0].step_ns)}",
+    )
+    error = None if trust is None else trust.error_share
+    table = create_table([("what if", "name"), ("step", "right"), ("gain", "right")])
+    what_ifs = sorted(what_ifs, key=lambda found: found.name.startswith("batch="))  # its gain is per sample, not of the step
+    for found in what_ifs:
+        table.add_row(*format_cells(clean_unbroken(found.name), format_ns(found.changed_ns), format_gain(found, error)))
+    _print_what_if_rows(console, table, [_format_detail(found) for found in what_ifs])
+    if len(what_ifs) == _LISTED_STEPS:
+        for name, before, after in what_ifs[0].per_step_ns:
+            print_line(console, f"{name}: {format_ns(before)} -> {format_ns(after)}", indent=2)
+    return collect_text(sink)
+
+
+def _print_what_if_rows(console: Console, table: Table, details: Sequence[str]) -> None:
+    """Print a table whose rows take one line each, with the whole of its detail under each row."""
+    from rich.text import Text
+
+    shrink_table(console, table)
+    for row, detail in zip(console.render_lines(table, pad=False), ("", *details), strict=True):
+        console.print(Text.assemble(*((segment.text, segment.style or "") for segment in row)), no_wrap=True, overflow="crop")
+        if detail:
+            print_line(console, detail, QUIET, indent=2)
+
+
+def list_replay_trust(trust: ReplayTrust | None) -> list[str]:
+    """Return which steps are replayed and how far the replay can be trusted, in words."""
+    if trust is None:
+        return ["Replay: how well it reproduces these steps is not known."]
+    steps = ", ".join(f"{step.name} ({step.role})" for step in trust.steps)
+    return [
+        f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",
+        *([f"Gains are those of the recorded run, {trust.run.name}, replayed in its order."] if trust.run else []),
+        f"With nothing changed it is off by at most {_format_error(trust.error_share)} of a step; "
+        f"up to {_format_error(trust.free_share)} of a step are waits that no dependency explains, which every what-if keeps.",
+        *([f"{trust.note}."] if trust.note else []),
+    ]
+
+
+def _format_time_alone(trust: ReplayTrust | None, step_ns: float) -> str:
+    """Return how long the steps take with the work that earlier steps left on the device, where that makes them much longer."""
+    if trust is None or not trust.steps:
+        return ""
+    least, most = min(step.measured_ns for step in trust.steps), max(step.measured_ns for step in trust.steps)
+    if most <= (1 + _MUCH) * step_ns:
+        return ""
+    span = format_ns(least) if format_ns(least) == format_ns(most) else f"{format_ns(least)} to {format_ns(most)}"
+    return f"; alone, with work that earlier steps left on the device: {span}"
+
+
+def format_gain(what_if: WhatIf, error_share: float | None) -> str:
+    """Return the gain in words, with the error of the replay where it is known."""
+    share = format_share(what_if.share, 1)
+    return share if error_share is None else f"{share} \u00b1 {_format_error(error_share)}"
+
+
+def _format_error(share: float) -> str:
+    """Return the error of the replay; no replay is exact, so what rounds to nothing reads '<0.1 %'."""
+    return f"<{format_share(_ROUNDS_TO, 1)}" if share < _ROUNDS_TO / 2 else format_share(share, 1)
+
+
+def _format_detail(what_if: WhatIf) -> str:
+    return "; ".join((what_if.words, *what_if.notes))

@@ -1,0 +1,470 @@
+"""The op table: rows filtered, grouped and sorted; as text, CSV and JSON.
+
+The op table for those who want it: rows of a report filtered, summed by group and sorted. Pure functions of the report.
+
+Sums over rows of which some are not known are sums over the known ones, beside the time that they stand for: a rate divides the known
+work by the known rows' time, an efficiency the known roofline times by the same rows' measured times.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+from gpudiag.errors import InputError, UsageError
+from gpudiag.facts.event_labels import format_kernel_name
+from gpudiag.model.ops import BOUNDS, Bound, Provenance
+from gpudiag.model.report import KernelRow, OpRow, ReportData
+from gpudiag.report import labels
+from gpudiag.report.console import (
+    QUIET,
+    clean,
+    collect_text,
+    create_console,
+    create_table,
+    fit_columns,
+    format_cells,
+    print_line,
+    print_table_with_details,
+    shorten_middle,
+    shorten_path,
+)
+from gpudiag.report.labels import build_op_namer, format_phase
+from gpudiag.units import format_bytes, format_flop, format_ns, format_share
+
+Grouping = Literal["op", "signature", "module", "phase", "kernel"]
+Sorting = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
+
+NO_MODULE = "no op of this recording can be put to an nn.Module"
+_RECORD_MODULES = "modules stand in Python stacks: record with gpudiag.profile, or with torch.profiler.profile(with_stack=True)"
+_NOT_NAMED = "(not known)"
+_Row = TypeVar("_Row", OpRow, KernelRow)
+
+
+class KnownSum(msgspec.Struct, frozen=True):
+    """A sum over the rows whose value is known (None: over none), and the kernel time of those rows in ns."""
+
+    value: float | None
+    ns: int
+
+
+class OpGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the op table. Keys that are not grouped by are null where they differ within the group."""
+
+    name: str
+    """What the group is called: the op, module, phase or kernel."""
+    op: str | None
+    signature: str | None
+    module: str | None
+    phase: str | None
+    dtype: str | None
+    engine: str | None
+    """Peak that its matrix work was judged against."""
+    provenance: Provenance | None
+    """Of the costs, where one holds for the whole group."""
+    kernel_class: str | None = None
+    rows: int
+    """Rows of the report in it."""
+    calls: int
+    kernel_ns: int
+    share: float | None
+    """Of the time of all ops of the report, before any filter."""
+    flops: KnownSum
+    bytes: KnownSum
+    intensity: float | None
+    """FLOP/byte over the rows where both are known."""
+    t_roof: KnownSum
+    """Roofline time in ns, without rows that beat their roof."""
+    efficiency: float | None
+    """t_roof / time of the same rows."""
+    over_roof_ns: int
+    """Time of rows that are faster than their roof: the peak or a count is wrong, so they have no efficiency."""
+    bound: Bound
+    """Where most of its time goes."""
+    bound_ns: dict[Bound, int]
+    recompute_ns: int
+    occupancy: float | None = None
+    """'est. achieved occupancy' 0..1, mean over the time of rows with a record."""
+    waves: float | None = None
+    """Waves of thread blocks, mean over the time of rows with a record."""
+
+    @property
+    def judged_share(self) -> float:
+        """Return the share of the group's time that `efficiency` speaks of."""
+        return self.t_roof.ns / self.kernel_ns if self.kernel_ns else 0.0
+
+
+class OpTable(msgspec.Struct, frozen=True):
+    """The groups in order, with how they were made."""
+
+    grouping: Grouping
+    sorting: Sorting
+    groups: tuple[OpGroup, ...]
+    total_ns: int
+    """Time of all rows of the report, before any filter."""
+    cut: int = 0
+    """Rows of which the report keeps the largest alone (kernel names); 0: it keeps all."""
+
+
+def build_op_table(
+    report: ReportData,
+    *,
+    grouping: Grouping = "op",
+    sorting: Sorting = "time",
+    phase: str | None = None,
+    bound: Bound | None = None,
+) -> OpTable:
+    """Return the rows of `report` that pass the filters, summed by group and sorted.
+
+    Raises InputError where the recording does not hold what is asked for, UsageError where the question makes no sense.
+    """
+    if grouping == "kernel":
+        return _build_kernel_table(report, sorting, phase, bound)
+    rows = _filter_phase(report.ops, phase)
+    rows = [row for row in rows if bound in (None, row.bound)]
+    if grouping == "module" and rows and all(row.module is None for row in rows):
+        raise InputError(NO_MODULE, _RECORD_MODULES)
+    total = labels.sum_op_ns(report.ops)
+    name = _build_namers(report)[grouping]
+    groups = [_build_group(name(members[0]), members, total) for members in _gather_rows(rows, _KEYS[grouping])]
+    return OpTable(grouping, sorting, tuple(_sort_groups(groups, sorting)), total)
+
+
+_KEYS: dict[str, Callable[[OpRow], tuple[str | None, ...]]] = {
+    "op": lambda row: (row.name,),
+    "signature": lambda row: (row.name, row.signature),
+    "module": lambda row: (row.module,),
+    "phase": lambda row: (row.phase,),
+}
+
+
+def _build_namers(report: ReportData) -> dict[str, Callable[[OpRow], str]]:
+    label = build_op_namer(report)
+    return {
+        "op": lambda row: row.name,
+        "signature": label,
+        "module": lambda row: row.module or _NOT_NAMED,
+        "phase": lambda row: format_phase(row) or _NOT_NAMED,
+    }
+
+
+def _filter_phase(rows: Iterable[OpRow], phase: str | None) -> list[OpRow]:
+    """Return the rows of a phase. Raises InputError where none has it, with those that occur."""
+    rows = list(rows)
+    if phase is None or not rows:
+        return rows
+    known = sorted({format_phase(row) for row in rows if row.phase})
+    if phase not in known:
+        raise InputError(f"no op has the phase {phase!r}", f"phases of this recording: {', '.join(known) or 'none is known'}")
+    return [row for row in rows if format_phase(row) == phase]
+
+
+def _gather_rows(rows: Iterable[_Row], key: Callable[[_Row], tuple[str | None, ...]]) -> list[list[_Row]]:
+    """Return the rows of each key, in the order of the keys' first rows."""
+    found: dict[tuple[str | None, ...], list[_Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return list(found.values())
+
+
+def _build_group(name: str, rows: list[OpRow], total_ns: int) -> OpGroup:
+    time = labels.sum_op_ns(rows)
+    judged = [row for row in rows if labels.compute_over_roof(row) is None]
+    roof = _sum_known(judged, lambda row: row.t_roof_ns)
+    both = [row for row in rows if row.flops is not None and row.bytes is not None]
+    moved = sum(row.bytes or 0.0 for row in both)
+    bound_ns = _sum_bound_ns(rows)
+    return OpGroup(
+        name=name,
+        op=_find_common_value(row.name for row in rows),
+        signature=_find_common_value(row.signature for row in rows),
+        module=_find_common_value(row.module for row in rows),
+        phase=_find_common_value(row.phase for row in rows),
+        dtype=_find_common_value(row.dtype for row in rows),
+        engine=_find_common_value(row.engine for row in rows),
+        provenance=_find_common_value(row.provenance for row in rows),
+        rows=len(rows),
+        calls=sum(row.count for row in rows),
+        kernel_ns=time,
+        share=time / total_ns if total_ns else None,
+        flops=_sum_known(rows, lambda row: row.flops),
+        bytes=_sum_known(rows, lambda row: row.bytes),
+        intensity=sum(row.flops or 0.0 for row in both) / moved if moved else None,
+        t_roof=roof,
+        efficiency=roof.value / roof.ns if roof.value is not None and roof.ns else None,
+        over_roof_ns=time - labels.sum_op_ns(judged),
+        bound=max(bound_ns, key=lambda bound: bound_ns[bound]),
+        bound_ns=bound_ns,
+        recompute_ns=sum(row.recompute_ns for row in rows),
+        occupancy=_average_known(rows, lambda row: row.occupancy),
+        waves=_average_known(rows, lambda row: row.waves),
+    )
+
+
+_Value = TypeVar("_Value", bound=str)
+
+
+def _find_common_value(values: Iterable[_Value | None]) -> _Value | None:
+    """Return the value that all share, None where they differ."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else None
+
+
+def _sum_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]) -> KnownSum:
+    found = [(number, row.kernel_ns) for row in rows if (number := value(row)) is not None]
+    return KnownSum(sum(number for number, _ in found) if found else None, sum(ns for _, ns in found))
+
+
+def _average_known(rows: Iterable[OpRow], value: Callable[[OpRow], float | None]) -> float | None:
+    """Return the mean weighted by kernel time over the rows whose value is known."""
+    found = [(number, row.kernel_ns) for row in rows if (number := value(row)) is not None]
+    total = sum(ns for _, ns in found)
+    return sum(number * ns for number, ns in found) / total if total else None
+
+
+def _sum_bound_ns(rows: list[OpRow]) -> dict[Bound, int]:
+    """Return the time by bound; a row that does not say how its time splits counts as its main bound."""
+    sums = {bound: sum((row.bound_ns or {row.bound: row.kernel_ns}).get(bound, 0) for row in rows) for bound in BOUNDS}
+    return {bound: ns for bound, ns in sums.items() if ns} or {rows[0].bound: 0}
+
+
+def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None, bound: Bound | None) -> OpTable:
+    """Return the kernels by name: time and calls alone, for work is known by op."""
+    if sorting not in ("time", "calls"):
+        raise UsageError(f"kernels cannot be sorted by {sorting}: work is counted by op, not by kernel", "use --sort time or calls")
+    if phase is not None:
+        raise UsageError("kernels are not told apart by phase", "leave --phase or --group kernel out")
+    rows = [row for row in report.kernels if bound in (None, row.bound)]
+    if not report.kernels and report.ops:
+        raise InputError("this run has no kernels: the device is the CPU, whose work comes in ops", "use --group op")
+    total = sum(row.kernel_ns for row in report.kernels)
+    groups = [_build_kernel_group(members, total) for members in _gather_rows(rows, lambda row: (row.name,))]
+    return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, len(report.kernels) if _is_cut(report) else 0)
+
+
+def _is_cut(report: ReportData) -> bool:
+    """Return whether the report leaves small kernels out: their launches do not add up to those that were read."""
+    return sum(row.count for row in report.kernels) < report.trust.kernels
+
+
+def _build_kernel_group(rows: list[KernelRow], total_ns: int) -> OpGroup:
+    bound_ns = {
+        bound: sum(row.kernel_ns for row in rows if row.bound == bound) for bound in BOUNDS if any(row.bound == bound for row in rows)
+    }
+    nothing, time = KnownSum(None, 0), sum(row.kernel_ns for row in rows)
+    return OpGroup(
+        name=rows[0].name,
+        op=max(rows, key=lambda row: row.kernel_ns).op,
+        signature=None,
+        module=None,
+        phase=None,
+        dtype=None,
+        engine=None,
+        provenance=None,
+        kernel_class=_find_common_value(row.kernel_class for row in rows),
+        rows=len(rows),
+        calls=sum(row.count for row in rows),
+        kernel_ns=time,
+        share=time / total_ns if total_ns else None,
+        flops=nothing,
+        bytes=nothing,
+        intensity=None,
+        t_roof=nothing,
+        efficiency=None,
+        over_roof_ns=0,
+        bound=max(bound_ns, key=lambda bound: bound_ns[bound]),
+        bound_ns=bound_ns,
+        recompute_ns=0,
+    )
+
+
+def _sort_groups(groups: list[OpGroup], sorting: Sorting) -> list[OpGroup]:
+    """Return the groups, largest first (efficiency: lowest first, there is most to gain); what is not known comes last."""
+    values: dict[str, Callable[[OpGroup], float | None]] = {
+        "time": lambda group: group.kernel_ns,
+        "calls": lambda group: group.calls,
+        "flops": lambda group: group.flops.value,
+        "bytes": lambda group: group.bytes.value,
+        "efficiency": lambda group: None if group.efficiency is None else -group.efficiency,
+        "ai": lambda group: group.intensity,
+    }
+    value = values[sorting]
+
+    def order(group: OpGroup) -> tuple[bool, float, int, str]:
+        number = value(group)
+        return number is None, -(number or 0.0), -group.kernel_ns, group.name
+
+    return sorted(groups, key=order)
+
+
+LONGEST_NAME = 10_000
+"""Characters of a name in CSV and JSON: what a report keeps."""
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
+_ONLY_SORTED = 10_000
+"""Least width of a column that is shown only where it is sorted by."""
+_SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roof", "ai": "FLOP/B"}
+"""Title of the column that shows what a table is sorted by, whatever the width."""
+_TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module", "phase": "phase", "kernel": "kernel"}
+
+
+class _TextColumn(NamedTuple):
+    """A column of the text: title, alignment, least width of the terminal, and what stands in it."""
+
+    title: str
+    align: str
+    least: int
+    cell: Callable[[OpGroup], str]
+
+
+def render_op_table(table: OpTable, *, width: int = 100, top: int = 20, color: bool = False) -> str:
+    """Return the first `top` groups for a terminal of `width` columns; wider ones show more columns."""
+    groups = table.groups[:top]
+    if not groups:
+        return "No op passes these filters.\n"
+    console, sink = create_console(width, color)
+    sorted_by = _SORTED_BY.get(table.sorting, "")
+    columns = _choose_columns(table.grouping, groups)
+    figures = [[column.cell(group) for column in columns] for group in groups]
+    wanted = [(column.title, 0 if column.title == sorted_by else column.least) for column in columns]
+    kept, room = fit_columns(console.width, wanted, figures)
+    made = create_table(((_TITLES[table.grouping], "name"), *((columns[k].title, columns[k].align) for k in kept)))
+    cut = shorten_path if table.grouping == "module" else shorten_middle
+    for group, row in zip(groups, figures, strict=True):
+        made.add_row(*format_cells(cut(clean(format_kernel_name(group.name), LONGEST_NAME), room), *(row[k] for k in kept)))
+    details = [clean(group.signature or "", 400) if table.grouping == "signature" else "" for group in groups]
+    print_table_with_details(console, made, details)
+    for said in _list_notes(table, groups):
+        print_line(console, said, QUIET)
+    return collect_text(sink)
+
+
+def _choose_columns(grouping: Grouping, groups: Sequence[OpGroup]) -> list[_TextColumn]:
+    shared = [
+        _TextColumn("calls", "right", 72, lambda group: f"{group.calls:,}"),
+        _TextColumn("time", "right", 0, lambda group: format_ns(group.kernel_ns)),
+        _TextColumn("share", "right", 60, lambda group: format_share(group.share, 1)),
+        _TextColumn("time/call", "right", 130, lambda group: format_ns(group.kernel_ns / group.calls if group.calls else None)),
+        _TextColumn("bound", "left", 60, lambda group: group.bound),
+    ]
+    if grouping == "kernel":
+        kind = _TextColumn("class", "left", 100, lambda group: clean((group.kernel_class or "").replace("_", " "), 40))
+        return [*shared, kind, _TextColumn("op", "left", 120, lambda group: clean(group.op or "", 40))]
+    return [*shared, *_choose_work_columns(groups)]
+
+
+def _choose_work_columns(groups: Sequence[OpGroup]) -> list[_TextColumn]:
+    """Return the columns of work and roof; how much of a line's time is judged, wherever that is not all or nothing."""
+    flop, byte = _choose_unit("FLOP/s", groups, lambda group: group.flops), _choose_unit("B/s", groups, lambda group: group.bytes)
+    partial = any(labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO for group in groups)
+    return [
+        _TextColumn("of roof", "right", 0, _format_efficiency),
+        _TextColumn("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
+        _TextColumn("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
+        _TextColumn("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
+        _TextColumn(flop[0], "right", 90, lambda group: labels.format_number(_compute_rate(group.flops), flop[1])),
+        _TextColumn(byte[0], "right", 100, lambda group: labels.format_number(_compute_rate(group.bytes), byte[1])),
+        _TextColumn("FLOP/B", "right", 110, lambda group: labels.format_number(group.intensity)),
+        _TextColumn("occupied", "right", 160, lambda group: labels.format_number(group.occupancy, 100, " %")),
+        _TextColumn("waves", "right", 160, lambda group: labels.format_number(group.waves)),
+        _TextColumn("dtype", "left", 145, lambda group: clean(group.dtype or "", 20)),
+        _TextColumn("cost", "left", 145, lambda group: group.provenance or "mixed"),
+    ]
+
+
+def _choose_unit(name: str, groups: Sequence[OpGroup], amount: Callable[[OpGroup], KnownSum]) -> tuple[str, float]:
+    return labels.choose_rate_unit(name, [(_compute_rate(amount(group)), group.kernel_ns) for group in groups])
+
+
+def _format_efficiency(group: OpGroup) -> str:
+    if group.efficiency is None and group.over_roof_ns:
+        return labels.OVER_ROOF
+    return labels.format_number(group.efficiency, 100, " %")
+
+
+def _compute_rate(known: KnownSum) -> float | None:
+    return labels.compute_rate(known.value, known.ns)
+
+
+def _list_notes(table: OpTable, groups: Sequence[OpGroup]) -> list[str]:
+    """Return what to know about the table: what was left out, and the words in it that are no figures."""
+    notes = [f"{len(groups)} of {len(table.groups)} lines; --top N shows more"] if len(groups) < len(table.groups) else []
+    if table.cut:
+        notes.append(f"the {table.cut:,} kernel names with most time; shares are of their time")
+    if table.grouping == "kernel":
+        return notes
+    total = sum(group.kernel_ns for group in table.groups)
+    judged = sum(group.t_roof.ns for group in table.groups)
+    if judged and judged < total * (1 - labels.ROUNDS_TO_ZERO):
+        notes.append(f"of roof: over the time whose roof is known, {format_share(judged / total)} of these ops' time")
+    over = sum(group.over_roof_ns for group in table.groups)
+    if over:
+        notes.append(f"{labels.OVER_ROOF_LEGEND}: {format_ns(over)} in all, left out of the efficiencies")
+    return [*notes, labels.UNKNOWN_LEGEND] if any(group.efficiency is None and not group.over_roof_ns for group in groups) else notes
+
+
+def flatten_group(group: OpGroup) -> dict[str, Any]:
+    """Return a group as flat keys with their unit and raw values; null is not known."""
+    return {
+        "group": group.name[:LONGEST_NAME],
+        "op": group.op,
+        "signature": group.signature,
+        "module": group.module,
+        "phase": group.phase,
+        "dtype": group.dtype,
+        "engine": group.engine,
+        "cost_provenance": group.provenance,
+        "kernel_class": group.kernel_class,
+        "rows": group.rows,
+        "calls": group.calls,
+        "kernel_ns": group.kernel_ns,
+        "time_share": group.share,
+        "flop": group.flops.value,
+        "flop_known_ns": group.flops.ns,
+        "flop_per_s": _compute_rate(group.flops),
+        "bytes": group.bytes.value,
+        "bytes_known_ns": group.bytes.ns,
+        "byte_per_s": _compute_rate(group.bytes),
+        "flop_per_byte": group.intensity,
+        "t_roof_ns": group.t_roof.value,
+        "t_roof_known_ns": group.t_roof.ns,
+        "efficiency_share": group.efficiency,
+        "over_roof_ns": group.over_roof_ns,
+        "recompute_ns": group.recompute_ns,
+        "occupancy_share": group.occupancy,
+        "waves": group.waves,
+        "bound": group.bound,
+        **{f"{bound}_bound_ns": group.bound_ns.get(bound, 0) for bound in BOUNDS},
+    }
+
+
+def encode_op_table_json(table: OpTable, top: int | None = None) -> bytes:
+    """Return the first `top` groups (default: all) as JSON: {group_by, sort_by, total_ns, groups: [...]}."""
+    rows = [flatten_group(group) for group in table.groups[:top]]
+    made = {"group_by": table.grouping, "sort_by": table.sorting, "total_ns": table.total_ns, "groups": rows}
+    return msgspec.json.format(msgspec.json.encode(made), indent=2) + b"\n"
+
+
+def encode_op_table_csv(table: OpTable, top: int | None = None) -> str:
+    """Return the first `top` groups (default: all) as CSV (RFC 4180, one header line); an empty cell is not known.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe in front.
+    """
+    sink = io.StringIO()
+    rows = [flatten_group(group) for group in table.groups[:top]]
+    writer = csv.writer(sink)
+    writer.writerow(rows[0] if rows else [])
+    writer.writerows([_format_csv_cell(value) for value in row.values()] for row in rows)
+    return sink.getvalue()
+
+
+def _format_csv_cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    harmless = clean(value, LONGEST_NAME)
+    return f"'{harmless}" if harmless.startswith(_FORMULA) else harmless

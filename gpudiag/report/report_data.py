@@ -1,0 +1,391 @@
+"""ReportData from an analysis and the findings: rows of ops, kernels, collectives, idle time; texts capped in length."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import polars as pl
+
+from gpudiag.attribution.names import decode_column, decode_names
+from gpudiag.facts import Facts, efficiency
+from gpudiag.facts.catalogue import split_site, sum_by_call_site
+from gpudiag.facts.efficiency import list_mfu_references
+from gpudiag.facts.window import Replays, Window
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.finding import Finding, Missing, RuleOutcome
+from gpudiag.model.ops import BOUNDS, Signature, parse_signature
+from gpudiag.model.report import (
+    CollectiveRow,
+    IdleRow,
+    KernelRow,
+    Mfu,
+    OpRow,
+    Recorded,
+    ReportData,
+    ReportDevice,
+    Source,
+    StepSummary,
+    SyncRow,
+    Tool,
+    Trust,
+)
+from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
+from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
+from gpudiag.timeline.critical_path import sum_critical_path
+
+MAX_KERNEL_ROWS = 1_000
+
+
+def build_report_data(
+    analysis: Analysis,
+    findings: tuple[Finding, ...],
+    outcomes: tuple[RuleOutcome, ...],
+    *,
+    tool: Tool,
+    source: Source,
+    sites: pl.Series | None = None,
+    site_match_share: float | None = None,
+    facts: Facts | None = None,
+) -> ReportData:
+    """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
+    warnings = [*(analysis.job.warnings if analysis.job else ()), *analysis.warnings]
+    facts = facts or Facts(analysis)
+    mfu, idle, history = _build_mfu(facts, warnings), build_idle_rows(facts.window), facts.window.history
+    facts.forget_tables()  # the replays that follow need the memory, and none of them
+    made = ReportData(
+        tool=tool,
+        source=source,
+        device=_build_device(analysis),
+        trust=_build_trust(analysis, site_match_share, warnings),
+        steps=_summarize_steps(analysis),
+        device_time=analysis.device_time,
+        breakdown=analysis.breakdown,
+        mfu=mfu,
+        ops=_build_op_rows(analysis, sites),
+        kernels=_build_kernel_rows(analysis),
+        idle=idle,
+        collectives=_build_collective_rows(analysis),
+        findings=findings,
+        rules=outcomes,
+        syncs=build_sync_rows(analysis),
+        queue=analysis.queue,
+        critical_path=() if analysis.critical_path is None else sum_critical_path(analysis.critical_path),
+        replay=analysis.replay,
+        memory=analysis.memory,
+        energy=analysis.energy,
+        telemetry=analysis.telemetry,
+        ranks=analysis.job.ranks if analysis.job else None,
+        job=analysis.job,
+        what_ifs=select_what_ifs(facts.window.replays),
+        history=history,
+        recorded=_build_recorded(analysis),
+        experiments=tuple(one for data in analysis.experiments for one in data.experiments),
+    )
+    return cap_texts(made)
+
+
+def _build_recorded(analysis: Analysis) -> Recorded | None:
+    found = analysis.manifest
+    if found is None:
+        return None
+    machine = msgspec.structs.replace(found.machine, gpu_uuid=None)
+    return Recorded(machine=machine, settings=found.settings, program=found.program)
+
+
+def _build_device(analysis: Analysis) -> ReportDevice | None:
+    device = analysis.device
+    if device is None:
+        name = _find_device_name(analysis)
+        return ReportDevice(name, analysis.device_kind, None) if name else None
+    return ReportDevice(
+        name=device.name,
+        kind=device.kind,
+        provenance=device.provenance,
+        peaks=device.peaks,
+        bandwidth_byte_per_s=device.bandwidth_byte_per_s,
+        cache_bytes=device.cache_bytes,
+        cache_bandwidth_byte_per_s=device.cache_bandwidth_byte_per_s,
+        sm_count=device.sm_count,
+        launch_floor_ns=device.launch_floor_ns,
+        source=device.source,
+        notes=device.notes,
+    )
+
+
+def _find_device_name(analysis: Analysis) -> str:
+    """Return what can be called the device where its peaks are not known."""
+    if analysis.device_kind == "cpu":
+        machine = analysis.manifest.machine if analysis.manifest else None
+        return machine.cpu if machine and machine.cpu else "CPU"
+    for observed in analysis.trace.meta.devices:
+        if observed.name and observed.index == (analysis.device_index or 0):
+            return observed.name
+    return "GPU" if analysis.device_time is not None else ""
+
+
+def _build_trust(analysis: Analysis, site_match_share: float | None, warnings: list[str]) -> Trust:
+    found = analysis.coverage
+    return Trust(
+        events=analysis.trace.meta.events,
+        kernels=found.kernels,
+        linked_share=found.linked_share,
+        modelled_share=found.modelled_share,
+        generic_share=found.generic_share,
+        unknown_share=found.unknown_share,
+        modelled_share_of_all=found.modelled_share_of_all,
+        without_launch_share=found.without_launch_share,
+        outside_ops_share=found.outside_ops_share,
+        without_shapes_share=found.without_shapes_share,
+        replay_share=found.replay_share,
+        mapped_replay_share=found.mapped_replay_share,
+        attributable_share=found.attributable_share,
+        collective_share=found.collective_share,
+        copy_share=found.copy_share,
+        dropped=analysis.trace.meta.dropped,
+        profiler_slowdown=analysis.profiler_slowdown,
+        replay_error_share=analysis.replay.error_share if analysis.replay else None,
+        site_match_share=site_match_share,
+        warnings=tuple(dict.fromkeys(warnings)),
+    )
+
+
+def _summarize_steps(analysis: Analysis) -> StepSummary:
+    chosen = analysis.steps.filter(pl.col("analysed"))
+    lengths = chosen["end_ns"] - chosen["start_ns"]
+
+    def quantile(q: float) -> int | None:
+        value = lengths.quantile(q, "linear")
+        return None if value is None else round(value)
+
+    return StepSummary(
+        count=chosen.height,
+        source=analysis.steps_source,
+        wall_ns=analysis.wall_ns,
+        median_ns=quantile(0.5),
+        p95_ns=quantile(0.95),
+        recorded=analysis.steps.height,
+    )
+
+
+def _build_mfu(facts: Facts, warnings: list[str]) -> Mfu | None:
+    names = ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
+    values = {name: facts.value(name) for name in names}
+    for value in values.values():
+        if isinstance(value, Missing):
+            warnings.append(f"no model FLOPs utilisation: {value.reason}")
+            return None
+    window, analysis = facts.window, facts.window.analysis
+    warnings.extend(efficiency.list_mfu_notes(window))
+    trains = bool((analysis.trace.ops["phase"] == "backward").any())  # published figures are of training
+    return Mfu(
+        model_flops=float(values["matrix_flop"]),  # type: ignore[arg-type]  # none is Missing
+        share=float(values["mfu"]),  # type: ignore[arg-type]
+        provenance=efficiency.find_weakest_provenance(window),
+        dtype=str(values["matrix_dtype"]),
+        modelled_share=analysis.coverage.modelled_share,
+        peak_flop_per_s=efficiency.find_peak_flop_per_s(window),
+        recompute_flops=float(values["recompute_flop"]),  # type: ignore[arg-type]
+        hfu_share=float(values["hfu"]),  # type: ignore[arg-type]
+        references=list_mfu_references(window.device, str(values["matrix_dtype"])) if trains else (),
+        known_share=float(values["matrix_known_share"]),  # type: ignore[arg-type]
+    )
+
+
+def _build_op_rows(analysis: Analysis, sites: pl.Series | None) -> tuple[OpRow, ...]:
+    texts = _format_signatures(analysis)
+    where = _find_row_sites(analysis, sites)
+    rows = []
+    for row in analysis.op_rows.iter_rows(named=True):
+        text, dtype = texts.get(row["signature"], (None, None))
+        rows.append(
+            OpRow(
+                name=row["name"],
+                phase=row["phase"],
+                module=row["module"],
+                signature=text,
+                count=row["count"],
+                kernel_ns=row["kernel_ns"],
+                recompute_ns=row["recompute_ns"],
+                flops=row["flops"],
+                bytes=row["bytes"],
+                t_roof_ns=row["t_roof_ns"],
+                bound=row["bound"],
+                bound_ns={bound: row[f"{bound}_ns"] for bound in BOUNDS if row[f"{bound}_ns"]},
+                efficiency=row["efficiency"],
+                provenance=row["provenance"],
+                dtype=dtype,
+                cache_resident=row["cache_resident"],
+                **{name: row[name] for name in ("over_roof", "over_roof_cause", "engine", "engine_by", "occupancy", "waves")},
+                where=where.get((row["name"], row["phase"], row["signature"])),
+            )
+        )
+    return tuple(rows)
+
+
+def _format_signatures(analysis: Analysis) -> dict[int | None, tuple[str | None, str | None]]:
+    """Return (text, dtype of the first tensor) of each signature that occurs in the op rows."""
+    wanted = analysis.op_rows["signature"].drop_nulls().unique()
+    rows = analysis.trace.signatures[wanted.to_list()] if len(wanted) else analysis.trace.signatures.clear()
+    found: dict[int | None, tuple[str | None, str | None]] = {}
+    for row, shapes, dtypes, strides, args in rows.select("id", "shapes", "dtypes", "strides", "args").iter_rows():
+        signature = parse_signature(shapes, dtypes, strides, args)
+        found[row] = (format_signature(signature), next((item.dtype for item in signature.inputs if item.dtype), None))
+    return found
+
+
+def format_signature(signature: Signature) -> str:
+    """Return the tensors of a signature as people write them: '[141, 512] [512, 512] bf16'; '' where there is none."""
+    words: list[str] = []
+    dtypes: list[str] = []
+    for item in signature.inputs:
+        if item.is_tensor:
+            words.append(str(list(item.shape)))
+            dtypes.append(item.dtype or "")
+        elif item.tensors is not None:
+            words.append(f"{len(item.tensors)} tensor{'' if len(item.tensors) == 1 else 's'}")
+    kinds = dict.fromkeys(dtypes)
+    return " ".join([*words, "/".join(kinds)]).strip()
+
+
+def _find_row_sites(analysis: Analysis, sites: pl.Series | None) -> dict[tuple[str, str | None, int | None], str]:
+    """Return the call site with the most kernel time of each (name, phase, signature)."""
+    if sites is None or sites.is_null().all():
+        return {}
+    ops = analysis.trace.ops.select(pl.col("id").alias("call"), pl.col("name").alias("op_name"), "phase", "signature")
+    ops = ops.with_columns(sites.alias("site")).drop_nulls("site")
+    kernels = analysis.trace.kernels.select(pl.coalesce("owner", "op").alias("call"), "busy_ns")
+    sums = kernels.join(ops, on="call").group_by("op_name", "phase", "signature", "site").agg(pl.col("busy_ns").sum())
+    sums = sums.sort("busy_ns", "site").unique(["op_name", "phase", "signature"], keep="last", maintain_order=True)
+    return {
+        (name, phase, row): site
+        for name, phase, row, site in sums.select(decode_column("op_name"), "phase", "signature", "site").iter_rows()
+    }
+
+
+def _build_kernel_rows(analysis: Analysis) -> tuple[KernelRow, ...]:
+    """Return the kernel names with the most time over the whole trace; none for a CPU-only run, whose ops say it all."""
+    if analysis.device_kind == "cpu":
+        return ()
+    ops = analysis.trace.ops.select(pl.col("id").alias("op"), pl.col("name").alias("op_name"))
+    frame = analysis.trace.kernels.select("op", "name", "kind", "bound", "busy_ns", "kernel_class")
+    frame = frame.join(ops, on="op", how="left")
+    largest = pl.col("busy_ns").sum()
+    by_bound = frame.group_by("name", "kind", "bound").agg(largest).sort("busy_ns", "bound", descending=True)
+    by_bound = by_bound.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "bound")
+    by_op = frame.drop_nulls("op_name").group_by("name", "kind", "op_name").agg(largest)
+    by_op = by_op.with_columns(decode_column("op_name")).sort("busy_ns", "op_name", descending=True)
+    by_op = by_op.unique(["name", "kind"], keep="first", maintain_order=True).select("name", "kind", "op_name")
+    rows = frame.group_by("name", "kind").agg(pl.len().alias("count"), largest.alias("kernel_ns"), pl.col("kernel_class").first())
+    rows = rows.join(by_bound, on=["name", "kind"], how="left").join(by_op, on=["name", "kind"], how="left")
+    rows = rows.with_columns(decode_column("name")).sort("kernel_ns", "name", descending=[True, False]).head(MAX_KERNEL_ROWS)
+    names = ("name", "kind", "count", "kernel_ns", "bound", "op_name", "kernel_class")
+    return tuple(
+        KernelRow(name=name, kind=kind, count=count, kernel_ns=time, bound=bound, op=op, kernel_class=word)
+        for name, kind, count, time, bound, op, word in rows.select(names).iter_rows()
+    )
+
+
+def _build_collective_rows(analysis: Analysis) -> tuple[CollectiveRow, ...]:
+    """Return the collectives by name, group and message size, longest first. Kernels without recorded fields go by kernel name."""
+    recorded = pl.col("op").is_in(analysis.trace.collectives["op"].drop_nulls().implode())  # on a CPU most are calls that only enqueue
+    kernels = analysis.trace.kernels.filter(pl.col("collective") & ((pl.col("kind") != "cpu") | recorded))
+    if not kernels.height:
+        return ()
+    fields = analysis.trace.collectives.with_columns(bytes=count_message_bytes(analysis.trace.collectives)).drop("id")
+    by_kernel = fields.drop_nulls("kernel").unique("kernel", keep="first").select("kernel", "name", "group", "size", "bytes")
+    by_op = fields.drop_nulls("op").unique("op", keep="first").select("op", "name", "group", "size", "bytes")
+    frame = kernels.select("id", "op", "busy_ns", decode_column("name").alias("kernel_name"))
+    frame = frame.join(by_kernel, left_on="id", right_on="kernel", how="left").join(by_op, on="op", how="left", suffix="_op")
+    frame = frame.with_columns([pl.coalesce(name, f"{name}_op").alias(name) for name in ("name", "group", "size", "bytes")])
+    frame = frame.with_columns(pl.coalesce("name", "kernel_name").alias("name"))
+    rows = frame.group_by("name", "group", "size", "bytes").agg(pl.len().alias("count"), pl.col("busy_ns").sum().alias("kernel_ns"))
+    rows = rows.sort("kernel_ns", "name", "bytes", descending=[True, False, False])
+    columns = ("name", "count", "kernel_ns", "group", "size", "bytes")
+    return tuple(_add_bandwidths(CollectiveRow(**row)) for row in rows.select(columns).iter_rows(named=True))
+
+
+def _add_bandwidths(row: CollectiveRow) -> CollectiveRow:
+    """Return `row` with its bandwidths where name, group size and message are known."""
+    total = None if row.bytes is None else row.bytes * row.count
+    algorithm, bus = compute_bandwidths(row.name, total, row.size, row.kernel_ns) or (None, None)
+    return msgspec.structs.replace(row, algbw_byte_per_s=algorithm, busbw_byte_per_s=bus)
+
+
+MAX_IDLE_ROWS = 50
+MAX_SYNC_ROWS = 50
+WORTH_TELLING = 0.01
+"""Least gain of a what-if that stands in a report."""
+
+
+def build_idle_rows(window: Window) -> tuple[IdleRow, ...]:
+    """Return the idle time of the analysed steps by cause and place, the largest first."""
+    rows = sum_by_call_site(window.idle, window.analysis.trace.ops).head(MAX_IDLE_ROWS)
+    assert rows["cause"].is_in(IDLE_BUCKETS).all(), "an idle cause without a bucket"  # noqa: S101
+    return tuple(
+        IdleRow(cause=cause, count=count, idle_ns=time, op=op, file=file, line=line, evidence=evidence)
+        for cause, count, time, op, evidence, site in rows.select("cause", "count", "time_ns", "op", "evidence", "site").iter_rows()
+        for file, line in [split_site(site)]
+    )
+
+
+def build_sync_rows(analysis: Analysis) -> tuple[SyncRow, ...]:
+    """Return the calls of the analysed steps that waited for the device by call, op and place; the most costly first."""
+    if analysis.syncs is None:
+        return ()
+    ids = analysis.steps.filter("analysed")["id"]
+    ops = decode_names(analysis.trace.ops["name"])
+    found = analysis.syncs.filter(pl.col("step").is_in(ids.implode()) & ((pl.col("waited_ns") > 0) | (pl.col("cost_ns").fill_null(0) > 0)))
+    found = found.with_columns(decode_column("api"), op_name=pl.lit(ops.gather(found["op"])))
+    rows = found.group_by("api", "op_name", "site").agg(
+        pl.len().alias("count"),
+        (pl.col("end_ns") - pl.col("start_ns")).sum().alias("wall_ns"),
+        pl.col("waited_ns").sum(),
+        pl.col("cost_ns").fill_null(0).sum(),
+    )
+    order = ["cost_ns", "wall_ns", "api", "op_name", "site"]
+    rows = rows.sort(order, descending=[True, True, False, False, False], nulls_last=True).head(MAX_SYNC_ROWS)
+    columns = ("api", "op_name", "count", "wall_ns", "waited_ns", "cost_ns", "site")
+    return tuple(
+        SyncRow(api=api, op=op, count=count, wall_ns=wall, waited_ns=waited, cost_ns=cost, file=file, line=line)
+        for api, op, count, wall, waited, cost, site in rows.select(columns).iter_rows()
+        for file, line in [split_site(site)]
+    )
+
+
+def select_what_ifs(replays: Replays) -> tuple[WhatIf, ...]:
+    """Return the standard what-ifs that gain more than 1 %, the largest gain first."""
+    return tuple(found for found in replays.standard if found.share > WORTH_TELLING)
+
+
+LONGEST_TEXT = 10_000
+"""Characters of one text of a report; the longest kernel names of C++ templates have about 5,000."""
+
+_CUT = "…"
+_Report = TypeVar("_Report", bound=msgspec.Struct)
+
+
+def cap_texts(report: _Report) -> _Report:
+    """Return `report` with every text, keys of mappings included, cut at LONGEST_TEXT characters."""
+    made: _Report = _cap_value(report)
+    return made
+
+
+def _cap_value(value: Any) -> Any:
+    """Return `value` with its texts cut; the value itself where nothing is to be cut. Its depth is that of the report's types."""
+    if isinstance(value, str):
+        return value if len(value) <= LONGEST_TEXT else value[: LONGEST_TEXT - 1] + _CUT
+    if isinstance(value, msgspec.Struct):
+        fields = {name: old for name in value.__struct_fields__ if isinstance(old := getattr(value, name), _HOLDERS)}
+        changed = {name: new for name, old in fields.items() if (new := _cap_value(old)) is not old}
+        return msgspec.structs.replace(value, **changed) if changed else value
+    if isinstance(value, dict):
+        made: Any = {_cap_value(key): _cap_value(item) for key, item in value.items()}
+    elif isinstance(value, (list, tuple)):
+        made = type(value)(_cap_value(item) for item in value)
+    else:
+        return value
+    return value if made == value else made
+
+
+_HOLDERS = (str, msgspec.Struct, dict, list, tuple)

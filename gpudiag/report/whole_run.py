@@ -1,0 +1,419 @@
+"""The whole run: pace, phases, drift, slow steps, telemetry, and the lines shown while it is recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpudiag.facts.telemetry import measure_link_share, measure_others_share
+from gpudiag.model.bundle import Moment
+from gpudiag.model.hardware import ColumnRange, Energy, Telemetry
+from gpudiag.model.report import ReportData
+from gpudiag.model.timeline import Drift, ProfilerCost, SlowPart, SlowStep, StepHistory
+from gpudiag.report import labels
+from gpudiag.report.console import clean, escape_markdown, join_units, print_heading, print_line
+from gpudiag.report.labels import format_small_share, pluralize
+from gpudiag.units import format_bytes, format_ns, format_rate, format_share
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WHOLE_RUN_TITLE = "The whole run"
+NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
+
+MOST_SLOW = 3
+"""Slow steps told of in the lines."""
+
+_WORTH_TELLING = 0.01
+"""Share of the median step, or of the run, below which a part of it is left out."""
+
+_MANY = 0.1
+"""Share of the steps from which slow ones are no exceptions."""
+
+_PHASES = (
+    ("forward_ns", "forward"),
+    ("backward_ns", "backward"),
+    ("optimizer_ns", "optimizer"),
+    ("h2d_ns", "copies to the device"),
+    ("loader_wait_ns", "waiting for batches"),
+    ("rest_ns", "the rest"),
+)
+_GREW = {
+    "loader": "waiting for its batch",
+    "gc": "garbage collection",
+    "h2d": "more in copies to the device",
+    "forward": "more in forward",
+    "backward": "more in backward",
+    "optimizer": "more in the optimizer",
+    "rest": "more outside these phases",
+}
+_PROFILER_LABELS = {"warm": "warm-up", "timing": "recording", "sites": "recording with stacks", "export": "writing the trace"}
+
+
+def list_report_history(report: ReportData) -> list[str]:
+    """Return what matters of all steps of the run, one sentence or two a line; none where only a trace was read."""
+    return [] if report.history is None else list_history(report.history)
+
+
+def list_history(found: StepHistory) -> list[str]:
+    """Return the lines of `found`; none where too few steps were left alone to tell the pace of the run."""
+    if found.median_ns is None:
+        return []
+    lines = (
+        _format_pace(found),
+        _format_phases(found),
+        _format_padding(found),
+        _format_drift(found.drift),
+        _format_slow_steps(found),
+        _format_profiler_cost(found),
+    )
+    return [text for text in lines if text]
+
+
+def print_history(console: Console, report: ReportData) -> None:
+    """Print the history of the run on a terminal; nothing where only a trace was read."""
+    if found := list_report_history(report):
+        print_heading(console, WHOLE_RUN_TITLE)
+        for text in found:
+            print_line(console, text)
+
+
+def format_history_markdown(report: ReportData) -> str:
+    """Return the history of the run as a section of Markdown, '' where only a trace was read."""
+    found = list_report_history(report)
+    return f"## {WHOLE_RUN_TITLE}\n\n" + "\n".join(f"- {escape_markdown(text)}" for text in found) if found else ""
+
+
+def build_history_context(report: ReportData) -> dict[str, Any] | None:
+    """Return the values of the HTML template's part on the run; None where only a trace was read."""
+    found = list_report_history(report)
+    if not found or report.history is None:
+        return None
+    slow = [(f"{step.step:,}", format_ns(step.wall_ns), clean(_format_slow_parts(step, 4))) for step in report.history.slowest]
+    return {"title": WHOLE_RUN_TITLE, "lines": [join_units(clean(text, 2_000)) for text in found], "slow": slow}
+
+
+def explain_missing_history(report: ReportData) -> str:
+    """Return why there is no history of the run, '' where there is one."""
+    found = report.history
+    if found is None:
+        return NO_HISTORY
+    if found.median_ns is None:
+        return f"{found.plain} of {found.steps} steps were neither profiled nor among the first two: too few to tell the pace of the run."
+    return ""
+
+
+def _format_pace(found: StepHistory) -> str:
+    profiled = f", {found.profiled} of them profiled" if found.profiled else ""
+    first = ""
+    if found.first_ns is not None and found.median_ns and found.first_ns > 2 * found.median_ns:
+        first = f"; the first took {format_ns(found.first_ns)}"
+    pace = f"an unprofiled one takes {format_ns(found.median_ns)} (median), 95 % take less than {format_ns(found.p95_ns)}"
+    return f"{found.steps:,} {labels.pluralize(found.steps, 'step')}{profiled}: {pace}{first}."
+
+
+def _format_phases(found: StepHistory) -> str:
+    times = found.phases
+    if times is None or not found.median_ns:
+        return ""
+    parts = [(getattr(times, name), label) for name, label in _PHASES]
+    told = [f"{label} {format_ns(ns)}" for ns, label in parts if ns is not None and ns >= _WORTH_TELLING * found.median_ns]
+    clock = "times of the device" if times.clock == "device" else "by the host's clock"
+    return f"Of a typical one ({clock}): {', '.join(told)}." if told else ""
+
+
+def _format_padding(found: StepHistory) -> str:
+    if found.padded_share is None or found.padded_share < _WORTH_TELLING:
+        return ""
+    return f"{format_share(found.padded_share)} of the positions in the batches are padding."
+
+
+def _format_drift(found: Drift | None) -> str:
+    if found is None or not found.real:
+        return ""
+    low, high = sorted((abs(found.low_share), abs(found.high_share)))
+    word = "slower" if found.share > 0 else "faster"
+    between = f"99 % interval {format_share(low)} to {format_share(high)}"
+    times = f"{format_ns(found.first_ns)} to {format_ns(found.last_ns)}"
+    return f"The last quarter of the run is {format_share(abs(found.share))} {word} than the first: {times} a step ({between})."
+
+
+def _format_slow_steps(found: StepHistory) -> str:
+    if not found.slow_steps or not found.slow_share or not found.slowest:
+        return ""
+    count = found.slow_steps
+    cost = f"cost {format_share(found.slow_share, 1)} of the time"
+    what = f"{count:,} of {found.plain:,} unprofiled steps took more than 1.5 times the median and {cost}"
+    if count > _MANY * found.plain:
+        return f"The pace varies widely: {what}. Slowest: {format_slow_step(found.slowest[0])}."
+    return f"{what}. Slowest: {'; '.join(format_slow_step(step) for step in found.slowest[:MOST_SLOW])}."
+
+
+def format_slow_step(step: SlowStep) -> str:
+    """Return one slow step with what it had: 'step 731, 2.31 s (2.10 s waiting for its batch)'."""
+    return f"step {step.step:,}, {format_ns(step.wall_ns)} ({_format_slow_parts(step, 2)})"
+
+
+def _format_slow_parts(step: SlowStep, most: int) -> str:
+    return ", ".join(_format_slow_part(part) for part in step.had[:most]) or "nothing recorded tells why"
+
+
+def _format_slow_part(part: SlowPart) -> str:
+    if part.what == "file_write":
+        return f"wrote {part.name or 'a file'}"
+    if part.what == "save":
+        return f"{format_ns(part.ns)} in {part.name or 'torch.save'}"
+    return f"{format_ns(part.ns)} {_GREW[part.what]}"
+
+
+def _format_profiler_cost(found: StepHistory) -> str:
+    extra = sum(cost.extra_ns for cost in found.profiler)
+    if not found.profiler or not found.wall_ns or extra < _WORTH_TELLING * found.wall_ns:
+        return ""
+    told = ", ".join(_format_cost(cost, found.median_ns or 1) for cost in found.profiler if cost.median_ns > (found.median_ns or 0))
+    return f"Profiling added {format_ns(extra)} to the {format_ns(found.wall_ns)} of all steps: {told}."
+
+
+def _format_cost(cost: ProfilerCost, usual_ns: int) -> str:
+    took = f"{cost.steps} {labels.pluralize(cost.steps, 'step')} of {cost.median_ns / usual_ns:.1f} x the usual time"
+    return f"{_PROFILER_LABELS[cost.label]} ({took})"
+
+
+HELD_ENOUGH = 0.01
+"""Share of the time from which it is worth a word that clocks were held down."""
+
+COVERED_ENOUGH = 0.9
+"""Part of the time that samples tell of from which the rest is not worth a word."""
+
+GREW_ENOUGH = 0.05
+"""Growth of the resident memory that is worth a word: less is a cache that fills."""
+
+OTHERS_BUSY = 0.2
+"""Share of the CPUs that others take from which times of the host may be theirs."""
+
+TELEMETRY_LABELS = {
+    "sm_clock_mhz": "SM clock",
+    "mem_clock_mhz": "memory clock",
+    "gpu_util_pct": "GPU in use (a kernel ran, however small)",
+    "mem_util_pct": "device memory read or written",
+    "mem_used_bytes": "device memory in use",
+    "power_w": "power",
+    "temperature_c": "GPU temperature",
+    "pcie_rx_bytes_per_s": "PCIe received",
+    "pcie_tx_bytes_per_s": "PCIe sent",
+    "pcie_link_gen": "PCIe generation",
+    "pcie_link_width": "PCIe lanes",
+    "nvlink_rx_bytes_per_s": "NVLink received",
+    "nvlink_tx_bytes_per_s": "NVLink sent",
+    "ecc_uncorrected": "uncorrected ECC errors since the run began",
+    "xid_events": "Xid errors",
+    "cpu_util_pct": "CPU of this process and its children (100 % = one core)",
+    "system_cpu_util_pct": "CPU of the machine",
+    "cpu_freq_mhz": "CPU frequency",
+    "rss_bytes": "resident memory of this process and its children",
+}
+_PROVENANCE = {"counter": "by the device's energy counter", "power": "by its power, integrated"}
+
+
+class TelemetryRow(NamedTuple):
+    """One column of telemetry: its name, and lowest, median and highest value as text."""
+
+    label: str
+    low: str
+    median: str
+    high: str
+
+
+def list_report_telemetry(report: ReportData) -> list[tuple[str, str]]:
+    """Return (topic, plain sentence) of what is worth saying; none where nothing was sampled."""
+    return [] if report.telemetry is None else list_telemetry(report.telemetry, report.energy)
+
+
+def list_telemetry(found: Telemetry, energy: Energy | None) -> list[tuple[str, str]]:
+    """Return the same of a recording without a report."""
+    said = [("energy", _format_energy(energy, found)), ("clocks", _format_clocks(found)), ("link", _format_link(found))]
+    said += [("device errors", _format_errors(found)), ("other load", _format_other_programs(found)), ("memory", _format_growth(found))]
+    return [(topic, text) for topic, text in said if text]
+
+
+def format_telemetry_caption(report: ReportData) -> str:
+    """Return what the table of rows() covers."""
+    found = report.telemetry
+    if found is None:
+        return ""
+    return f"{'All steps of the run' if found.over == 'all steps' else 'The analysed steps'}; {found.samples:,} samples in the whole run"
+
+
+def build_report_telemetry_rows(report: ReportData) -> list[TelemetryRow]:
+    """Return the sampled columns."""
+    return [] if report.telemetry is None else build_telemetry_rows(report.telemetry)
+
+
+def build_telemetry_rows(found: Telemetry) -> list[TelemetryRow]:
+    """Return the same of a recording without a report."""
+    made = []
+    for name, label in TELEMETRY_LABELS.items():
+        if (column := found.columns.get(name)) is not None:
+            made.append(TelemetryRow(label, *(_format_value(value, column.unit) for value in (column.min, column.median, column.max))))
+    return made
+
+
+def _format_value(value: float, unit: str) -> str:
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "B/s":
+        return format_rate(value, "B")
+    number = f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:.1f}"
+    return f"{number} {unit}".strip()
+
+
+def _format_energy(energy: Energy | None, found: Telemetry) -> str:
+    """Return the energy per step and sample; why it is not known only where a GPU was sampled."""
+    if energy is None or (energy.reason and found.source != "nvml"):
+        return ""
+    if energy.joule_per_step is None or energy.mean_power_w is None:
+        return f"Not known: {clean(energy.reason, 300)}."
+    sample = "" if energy.joule_per_sample is None else f", {_format_joules(energy.joule_per_sample)} a sample"
+    how = _PROVENANCE.get(energy.provenance or "", "")
+    over = f"{how}, over {energy.steps:,} {energy.of if energy.steps != 1 else (energy.of or '').removesuffix('s')}"
+    off = f" ± {format_share(energy.uncertain_share)}" if energy.uncertain_share and energy.uncertain_share >= HELD_ENOUGH else ""
+    note = f"; {clean(energy.note, 200)}" if energy.note else ""
+    power = _format_value(round(energy.mean_power_w), "W")
+    return f"{_format_joules(energy.joule_per_step)}{off} a step{sample}, {power} on average ({over}{note})."
+
+
+def _format_joules(joules: float) -> str:
+    for factor, unit in ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if joules >= factor:
+            return f"{joules / factor:.3g} {unit}"
+    return f"{joules * 1e3:.2g} mJ"
+
+
+def _format_clocks(found: Telemetry) -> str:
+    """Return the SM clock and which reasons held it down for how long."""
+    clock = found.columns.get("sm_clock_mhz")
+    if clock is None:
+        why = found.missing.get("sm_clock_mhz")
+        return f"The SM clock is not known: {clean(why, 200)}." if why and found.source == "nvml" else ""
+    most = found.limits.get("max_sm_clock_mhz")
+    text = f"SM clock {clock.median:,.0f}{f' of {most:,.0f}' if most else ''} MHz"
+    if found.throttle_share is None:
+        return f"{text}; what held it down was not told."
+    held = [f"{event.reason} {format_share(event.share)}" for event in found.clock_events if event.lowers and event.share >= HELD_ENOUGH]
+    known = (
+        "" if found.throttle_covered_share >= COVERED_ENOUGH else f" (known for {format_small_share(found.throttle_covered_share)} of it)"
+    )
+    if found.throttle_share < HELD_ENOUGH or not held:
+        return f"{text}; nothing held it down{' while it was sampled' if known else ''}{known.replace('of it', 'of the time')}."
+    return f"{text}; held down {format_small_share(found.throttle_share)} of the time{known} ({', '.join(held)})."
+
+
+def _format_link(found: Telemetry) -> str:
+    """Return the PCIe link where it was never as good as board and slot allow."""
+    generation, lanes = found.columns.get("pcie_link_gen"), found.columns.get("pcie_link_width")
+    most = found.limits.get("max_pcie_link_gen", 0.0), found.limits.get("max_pcie_link_width", 0.0)
+    share = None if generation is None or lanes is None else measure_link_share((generation.max, lanes.max), most)
+    if share is None or generation is None or lanes is None or share >= 0.99:
+        return ""
+    return (
+        f"The PCIe link was {generation.max:.0f}.0 x{lanes.max:.0f} at best, where {most[0]:.0f}.0 x{most[1]:.0f} is possible: "
+        f"{format_small_share(share)} of its rate."
+    )
+
+
+def _format_errors(found: Telemetry) -> str:
+    said = []
+    for name, word in (("xid_events", "Xid error"), ("ecc_uncorrected", "uncorrected ECC error")):
+        count = _find_highest(found.columns.get(name))
+        if count:
+            note = found.notes.get(name, "")
+            said.append(f"{count} {pluralize(count, word)}{f' ({clean(note, 100)})' if note else ''}")
+    where = "NVIDIA's list of Xid errors, and the system log" if _find_highest(found.columns.get("xid_events")) else "the system log"
+    return f"{', '.join(said)} during the run: see {where}." if said else ""
+
+
+def _find_highest(column: ColumnRange | None) -> int:
+    return 0 if column is None else round(column.max)
+
+
+def _format_other_programs(found: Telemetry) -> str:
+    """Return how busy other programs kept the machine, where it is enough to disturb a measurement."""
+    share = measure_others_share(found)
+    return (
+        "" if share is None or share < OTHERS_BUSY else f"Other programs kept {format_share(share)} of the machine's CPUs busy meanwhile."
+    )
+
+
+def _format_growth(found: Telemetry) -> str:
+    """Return how much the resident memory grew, where it did; a run that goes on will run out of it."""
+    grown, rss = found.rss_growth_share, found.columns.get("rss_bytes")
+    if grown is None or rss is None or grown < GREW_ENOUGH:
+        return ""
+    return f"Resident memory of the process grew by {format_share(grown)} in the second half of the run, to {format_bytes(rss.max)}."
+
+
+ENDED_STATES = ("gone", "stopped", "finished")
+"""Status after which nothing more will come."""
+
+_MINUTE_S = 60
+
+
+def format_watch_line(moment: Moment) -> str:
+    """Return one line: the step, its time, how much of it waits for data, the device; or why nothing comes."""
+    parts = (
+        (format_watch_status(moment),)
+        if moment.status == "waiting"
+        else (format_watch_status(moment), format_watch_pace(moment), format_watch_device(moment))
+    )
+    return "; ".join(text for text in parts if text)
+
+
+def format_watch_status(moment: Moment) -> str:
+    """Return whether it records, and how many steps and windows there are."""
+    steps = f"{moment.steps:,} {pluralize(moment.steps, 'step')}"
+    if moment.status == "waiting":
+        return clean(moment.reason, 400)
+    if moment.status == "finished":
+        return f"finished after {steps}"
+    if moment.status == "stopped":
+        return f"{clean(moment.reason, 400)}; {steps} until then"
+    if moment.status in ("silent", "gone"):
+        return f"nothing was written for {_format_span(moment.silent_s)}: {moment.reason}; {steps} until then"
+    return steps
+
+
+def format_watch_pace(moment: Moment) -> str:
+    """Return the step time and what it holds, '' where too little is known."""
+    if moment.step_ns is None:
+        return "no unprofiled step yet"
+    parts = [f"{format_ns(moment.step_ns)} a step (median of the last {moment.over:,})"]
+    if moment.samples_per_s is not None:
+        parts.append(f"{moment.samples_per_s:,.{0 if moment.samples_per_s >= 100 else 1}f} samples/s")
+    if moment.loader_share is not None:
+        parts.append(f"{format_share(moment.loader_share)} waiting for data")
+    return ", ".join(parts)
+
+
+def format_watch_device(moment: Moment) -> str:
+    """Return what was last sampled: of the GPU where it is known, else of the process; '' where nothing is."""
+    found = moment.sampled
+    gpu = [
+        f"GPU {found['gpu_util_pct']:.0f} %" if "gpu_util_pct" in found else "",
+        f"{found['sm_clock_mhz']:,.0f} MHz" if "sm_clock_mhz" in found else "",
+        f"{found['power_w']:.0f} W" if "power_w" in found else "",
+        f"{found['temperature_c']:.0f} C" if "temperature_c" in found else "",
+        f"{format_bytes(found['mem_used_bytes'])} in use" if "mem_used_bytes" in found else "",
+    ]
+    host = [
+        f"CPU {found['cpu_util_pct']:.0f} % of a core" if "cpu_util_pct" in found else "",
+        f"{format_bytes(found['rss_bytes'])} resident" if "rss_bytes" in found else "",
+    ]
+    return ", ".join(text for text in (gpu if any(gpu) else host) if text)
+
+
+def format_watch_windows(moment: Moment) -> str:
+    """Return what was profiled so far."""
+    return f"profiled: {', '.join(moment.windows)}" if moment.windows else "no window was recorded yet"
+
+
+def _format_span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} min"

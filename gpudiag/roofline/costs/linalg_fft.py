@@ -1,0 +1,152 @@
+"""Factorisations, solves and Fourier transforms: leading-order FLOP counts of the standard algorithms.
+
+Factorisations and solves of (batches of) matrices: leading-order FLOP counts of the standard dense algorithms.
+
+LAPACK Working Note 41, appendix C (Cholesky n^3/3, LU 2n^3/3, QR 2n^2(m - n/3), inverse 2n^3, triangular solve n^2 a column) and Golub
+& Van Loan, Matrix Computations, sections 5.2, 8.3, 8.6 (symmetric eigenvectors 9n^3, values 4n^3/3; SVD 4m^2 n + 8mn^2 + 9n^3).
+Iterative ones depend on the data, and a library may choose another algorithm: all are `derived`. Bytes: the matrix read, results as large
+as it written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, log2, prod
+
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs.arguments import count_read_bytes, flag, integer, integers, size_of, tensor
+from gpudiag.roofline.costs.gemm import build_matrix_cost
+from gpudiag.roofline.costs.registry import costs, require
+
+Flops = Callable[[int, int], int]
+
+
+def _count_qr_flops(m: int, n: int) -> int:
+    long, short = max(m, n), min(m, n)
+    return 2 * short * short * long - 2 * short**3 // 3
+
+
+def _count_svd_flops(m: int, n: int) -> int:
+    long, short = max(m, n), min(m, n)
+    return 4 * long * long * short + 8 * long * short * short + 9 * short**3
+
+
+# name -> (FLOP of one m x n matrix, results as large as the matrix)
+_FACTORISATIONS: dict[str, tuple[Flops, int]] = {
+    "linalg_cholesky_ex": (lambda m, n: n**3 // 3, 1),
+    "cholesky": (lambda m, n: n**3 // 3, 1),
+    "cholesky_inverse": (lambda m, n: 2 * n**3 // 3, 1),
+    "linalg_lu_factor_ex": (lambda m, n: 2 * n**3 // 3, 1),
+    "linalg_lu": (lambda m, n: 2 * n**3 // 3, 2),
+    "linalg_ldl_factor_ex": (lambda m, n: n**3 // 3, 1),
+    "_linalg_det": (lambda m, n: 2 * n**3 // 3, 1),
+    "_linalg_slogdet": (lambda m, n: 2 * n**3 // 3, 1),
+    "linalg_inv_ex": (lambda m, n: 2 * n**3, 1),
+    "geqrf": (_count_qr_flops, 1),
+    "linalg_householder_product": (_count_qr_flops, 1),
+    "linalg_qr": (lambda m, n: 2 * _count_qr_flops(m, n), 2),
+    "_linalg_eigh": (lambda m, n: 9 * n**3, 1),
+    "linalg_eig": (lambda m, n: 25 * n**3, 2),
+    "_linalg_svd": (_count_svd_flops, 2),
+}
+
+# name -> (positions of matrix and right-hand sides, FLOP of factorising an n x n matrix first)
+_SOLVES: dict[str, tuple[int, int, Callable[[int], int], int]] = {
+    "_linalg_solve_ex": (0, 1, lambda n: 2 * n**3 // 3, 2),
+    "linalg_solve_triangular": (0, 1, lambda n: 0, 1),
+    "triangular_solve": (1, 0, lambda n: 0, 1),
+    "cholesky_solve": (1, 0, lambda n: 0, 2),
+    "_cholesky_solve_helper": (1, 0, lambda n: 0, 2),
+    "linalg_lu_solve": (0, 2, lambda n: 0, 2),
+    "linalg_ldl_solve": (0, 2, lambda n: 0, 2),
+}
+
+
+def estimate_factorisation(signature: Signature, flops: Flops, results: int) -> Cost:
+    """Return the cost of factorising a batch of m x n matrices."""
+    x = tensor(signature, 0, "A")
+    require(len(x.shape) >= 2, "A is no matrix")
+    *batch, m, n = x.shape
+    operations = prod(batch) * flops(m, n)
+    return build_matrix_cost(-(-operations // 2), x.dtype, x.distinct_bytes + results * size_of(x.numel, x.dtype), "derived")
+
+
+def estimate_solve(signature: Signature, matrix: int, right: int, factor: Callable[[int], int], passes: int) -> Cost:
+    """Return the cost of solving for right-hand sides: n^2 FLOP a column and triangular pass, after a factorisation if any."""
+    a, b = tensor(signature, matrix, "A"), tensor(signature, right, "B")
+    require(len(a.shape) >= 2 and len(b.shape) >= 1, "A is no matrix")
+    n = a.shape[-1]
+    columns = b.numel // n if n else 0
+    operations = prod(a.shape[:-2]) * factor(n) + passes * n * n * columns
+    return build_matrix_cost(-(-operations // 2), a.dtype, count_read_bytes((a, b)) + size_of(b.numel, b.dtype), "derived")
+
+
+def _register_linalg() -> None:
+    for name, (flops, results) in _FACTORISATIONS.items():
+
+        def one(signature: Signature, flops: Flops = flops, results: int = results) -> Cost:
+            return estimate_factorisation(signature, flops, results)
+
+        costs(f"aten::{name}")(one)
+    for name, rule in _SOLVES.items():
+
+        def two(signature: Signature, rule: tuple[int, int, Callable[[int], int], int] = rule) -> Cost:
+            return estimate_solve(signature, *rule)
+
+        costs(f"aten::{name}")(two)
+
+
+_register_linalg()
+
+
+_COMPLEX = {"fp16": "complex64", "bf16": "complex64", "fp32": "complex64", "fp64": "complex128"}
+_REAL = {"complex64": "fp32", "complex128": "fp64"}
+_FLOP_PER_POINT = 5
+
+
+def _count_transformed(signature: Signature, x: Input) -> tuple[int, ...]:
+    dims = integers(signature, 1, "dim (Concrete Inputs)")
+    rank = len(x.shape)
+    require(bool(dims) and all(-rank <= dim < rank for dim in dims), "dim does not fit the shape")
+    return tuple(dim % rank for dim in dims)
+
+
+def _count_fft_flops(elements: int, points: int, real: bool) -> int:
+    return ceil(_FLOP_PER_POINT * elements * log2(points) / (2 if real else 1)) if points > 1 else 0
+
+
+@costs("aten::_fft_c2c")
+def complex_to_complex(signature: Signature) -> Cost:
+    """Return the cost of a complex transform over all of `dim` in one pass: read and written once."""
+    x = tensor(signature, 0, "self")
+    points = prod(x.shape[dim] for dim in _count_transformed(signature, x))
+    return Cost(vector_flops=_count_fft_flops(x.numel, points, real=False), bytes=x.distinct_bytes + size_of(x.numel, x.dtype))
+
+
+@costs("aten::_fft_r2c")
+def real_to_complex(signature: Signature) -> Cost:
+    """Return the cost of a real transform; `onesided` keeps n/2 + 1 of the last transformed dimension."""
+    x = tensor(signature, 0, "self")
+    dims = _count_transformed(signature, x)
+    last = x.shape[dims[-1]]
+    kept = last // 2 + 1 if flag(signature, 3, "onesided (Concrete Inputs)") else last
+    outputs = x.numel // last * kept if last else 0
+    points = prod(x.shape[dim] for dim in dims)
+    return Cost(
+        vector_flops=_count_fft_flops(x.numel, points, real=True), bytes=x.distinct_bytes + size_of(outputs, _COMPLEX.get(x.dtype or ""))
+    )
+
+
+@costs("aten::_fft_c2r")
+def complex_to_real(signature: Signature) -> Cost:
+    """Return the cost of the inverse of a real transform (last_dim_size 3)."""
+    x = tensor(signature, 0, "self")
+    dims = _count_transformed(signature, x)
+    last = integer(signature, 3, "last_dim_size (Concrete Inputs)")
+    have = x.shape[dims[-1]]
+    require(last >= 0, "last_dim_size is negative")
+    outputs = x.numel // have * last if have else 0
+    points = prod(x.shape[dim] for dim in dims[:-1]) * last
+    return Cost(
+        vector_flops=_count_fft_flops(outputs, points, real=True), bytes=x.distinct_bytes + size_of(outputs, _REAL.get(x.dtype or ""))
+    )

@@ -1,0 +1,158 @@
+"""Softmax and losses (op_costs sections 5 and 13)."""
+
+from __future__ import annotations
+
+from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, integer, present, register_flows, scalar_type, size_of, tensor
+from gpudiag.roofline.costs.registry import costs, require
+
+
+@costs("aten::_softmax", "aten::_log_softmax")
+def softmax(signature: Signature) -> Cost:
+    """Return 5 FLOP an element (maximum, subtract, exponential, sum, divide), x read and y written; fp32 y with half_to_float."""
+    x = tensor(signature, 0, "self")
+    widened = x.dtype in ("fp16", "bf16") and flag(signature, 2, "half_to_float (Concrete Inputs)")
+    return Cost(vector_flops=5 * x.numel, bytes=x.distinct_bytes + size_of(x.numel, "fp32" if widened else x.dtype))
+
+
+@costs("aten::_softmax_backward_data", "aten::_log_softmax_backward_data")
+def softmax_backward(signature: Signature) -> Cost:
+    """Return 4 FLOP an element, gradient and output read, the input's gradient written in the input's dtype (argument 3)."""
+    grad, output = tensor(signature, 0, "grad_output"), tensor(signature, 1, "output")
+    before = signature.tensor(3)  # torch before 1.11 passed the input itself
+    dtype = before.dtype if before is not None else scalar_type(signature, 3, grad.dtype or "")
+    return Cost(vector_flops=4 * output.numel, bytes=count_read_bytes((grad, output)) + size_of(output.numel, dtype))
+
+
+@costs("aten::_masked_softmax")
+def masked_softmax(signature: Signature) -> Cost:
+    """Return the cost of a softmax that also reads a mask."""
+    x = tensor(signature, 0, "self")
+    return Cost(vector_flops=5 * x.numel, bytes=count_read_bytes((x, *present(signature, 1))) + size_of(x.numel, x.dtype))
+
+
+register_flows({"aten::_masked_softmax_backward": Flow(reads=(0, 1, 2), writes=(1,), operations=4, per=1)})
+
+
+NO_REDUCTION = 0
+"""at::Reduction::None (aten/src/ATen/core/Reduction.h); 1 mean, 2 sum."""
+
+# name -> (FLOP per element, optional tensors, position of the reduction)
+_PAIRWISE = {
+    "mse_loss": (3, (), 2),
+    "l1_loss": (3, (), 2),
+    "smooth_l1_loss": (5, (), 2),
+    "huber_loss": (5, (), 2),
+    "binary_cross_entropy": (10, (2,), 3),
+    "binary_cross_entropy_with_logits": (10, (2, 3), 4),
+}
+_PAIRWISE_BACKWARD = {
+    "mse_loss_backward": (3, ()),
+    "smooth_l1_loss_backward": (5, ()),
+    "huber_loss_backward": (5, ()),
+    "multilabel_margin_loss_backward": (5, (4,)),
+    "binary_cross_entropy_backward": (10, (3,)),
+}
+
+
+def _is_reduced(signature: Signature, index: int) -> bool:
+    return integer(signature, index, "reduction (Concrete Inputs)") != NO_REDUCTION
+
+
+def estimate_pairwise(signature: Signature, operations: int, optional: tuple[int, ...], reduction: int) -> Cost:
+    """Return the cost of a loss of input and target: both read, one number (or one an element) written."""
+    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    outputs = 1 if _is_reduced(signature, reduction) else x.numel
+    moved = count_read_bytes((x, target, *present(signature, *optional))) + size_of(outputs, x.dtype)
+    return Cost(vector_flops=operations * x.numel, bytes=moved)
+
+
+def estimate_pairwise_backward(signature: Signature, operations: int, optional: tuple[int, ...]) -> Cost:
+    """Return the cost of such a loss's backward: gradient, input and target read, the input's gradient written."""
+    grad, x, target = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "self", "target")))
+    moved = count_read_bytes((grad, x, target, *present(signature, *optional))) + size_of(x.numel, x.dtype)
+    return Cost(vector_flops=operations * x.numel, bytes=moved)
+
+
+def _register_losses() -> None:
+    for name, (operations, optional, reduction) in _PAIRWISE.items():
+
+        def forward(signature: Signature, rule: tuple[int, tuple[int, ...], int] = (operations, optional, reduction)) -> Cost:
+            return estimate_pairwise(signature, *rule)
+
+        costs(f"aten::{name}")(forward)
+    for name, (operations, optional) in _PAIRWISE_BACKWARD.items():
+
+        def backward(signature: Signature, rule: tuple[int, tuple[int, ...]] = (operations, optional)) -> Cost:
+            return estimate_pairwise_backward(signature, *rule)
+
+        costs(f"aten::{name}")(backward)
+
+
+_register_losses()
+
+
+@costs("aten::nll_loss_forward", "aten::nll_loss2d_forward")
+def nll_loss_forward(signature: Signature) -> Cost:
+    """Return the cost of picking one log-probability a target: picked values and targets read; a mean's two numbers are not counted."""
+    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    require(bool(x.shape), "input has no class dimension")
+    # not recorded: a mean or sum, whose result has no size; the difference is one number a target
+    outputs = target.numel if signature.value(3) == NO_REDUCTION and type(signature.value(3)) is int else 0
+    moved = _count_picked(x, target) + target.distinct_bytes + size_of(outputs, x.dtype) + count_read_bytes(present(signature, 2))
+    return Cost(vector_flops=target.numel, bytes=moved)
+
+
+@costs("aten::nll_loss_backward", "aten::nll_loss2d_backward")
+def nll_loss_backward(signature: Signature) -> Cost:
+    """Return the cost of the scatter kernel: targets and gradient read, one element a target written.
+
+    The gradient's zero fill is an op of its own below this one (aten::zero_) and carries the rest of the output.
+    """
+    grad, x, target = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "self", "target")))
+    return Cost(vector_flops=target.numel, bytes=_count_picked(x, target) + count_read_bytes((grad, target)))
+
+
+def _count_picked(x: Input, target: Input) -> int:
+    return size_of(min(target.numel, x.numel), x.dtype)
+
+
+@costs("aten::multi_margin_loss", "aten::multilabel_margin_loss_forward")
+def margin_loss(signature: Signature) -> Cost:
+    """Return the cost of a margin between classes: input and targets read, one number (or one a sample) written; 4 FLOP an element."""
+    x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
+    one_target = len(target.shape) < len(x.shape)
+    reduces = _is_reduced(signature, 5 if one_target else 2)
+    samples = x.shape[0] if len(x.shape) == 2 else 1
+    is_target = 0 if one_target else size_of(target.numel, x.dtype)
+    moved = count_read_bytes((x, target, *present(signature, 4))) + size_of(1 if reduces else samples, x.dtype) + is_target
+    return Cost(vector_flops=4 * x.numel, bytes=moved)
+
+
+# CTC: 6 FLOP for each cell of the forward and of the backward lattice, [batch, time, 2 * target length + 1] (Graves et al. 2006).
+register_flows(
+    {
+        "aten::multi_margin_loss_backward": Flow(reads=(0, 1, 2, 5), writes=(1,), operations=5, per=1),
+        "aten::_ctc_loss_backward": Flow(reads=(0, 1, 2, 5, 6), writes=(1,), operations=12, per=6),
+        "aten::_cudnn_ctc_loss": Flow(reads=(0, 1), writes=(0,), operations=12, provenance="derived"),
+        "aten::miopen_ctc_loss": Flow(reads=(0, 1), writes=(0,), operations=12, provenance="derived"),
+    }
+)
+
+
+@costs("aten::_ctc_loss")
+def ctc_loss(signature: Signature) -> Cost:
+    """Return the cost of the forward lattice: log-probabilities of the targets read, [batch, time, 2 * longest target + 1] written.
+
+    Targets in one row without their lengths: all as long as the mean (`derived`).
+    """
+    x, targets = tensor(signature, 0, "log_probs"), tensor(signature, 1, "targets")
+    require(len(x.shape) == 3 and x.shape[1] > 0, "log_probs is not [time, batch, classes]")
+    lengths = signature.value(3)
+    known = isinstance(lengths, tuple) and bool(lengths) and all(type(item) is int and item >= 0 for item in lengths)
+    longest = max((item for item in lengths if type(item) is int), default=0) if isinstance(lengths, tuple) and known else 0
+    if not known:
+        longest = targets.shape[1] if len(targets.shape) == 2 else -(-targets.numel // x.shape[1])
+    cells = x.shape[0] * x.shape[1] * (2 * longest + 1)
+    moved = min(x.distinct_bytes, size_of(cells, x.dtype)) + targets.distinct_bytes + size_of(cells + x.shape[1], x.dtype)
+    return Cost(vector_flops=6 * cells, bytes=moved, provenance="exact" if known else "derived")

@@ -1,0 +1,262 @@
+"""What the rules need to know of a call beyond its cost: op family, dtype, GEMM dimensions, copy kind. Once per distinct signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+import polars as pl
+
+from gpudiag.model.ops import ITEM_BYTES, Input, Signature, parse_signature
+
+_NAMES = {
+    "gemm": """
+        mm addmm bmm baddbmm linear matmul _addmm_activation _scaled_mm _int_mm addbmm
+    """,
+    "conv": """
+        convolution _convolution convolution_overrideable cudnn_convolution cudnn_convolution_transpose cudnn_convolution_relu
+        cudnn_convolution_add_relu miopen_convolution miopen_convolution_transpose miopen_depthwise_convolution
+        mkldnn_convolution thnn_conv2d _slow_conv2d_forward slow_conv3d _conv_depthwise2d conv_depthwise3d convolution_backward
+        convolution_backward_overrideable cudnn_convolution_backward cudnn_convolution_backward_input
+        cudnn_convolution_backward_weight miopen_convolution_backward miopen_convolution_backward_input
+        miopen_convolution_backward_weight mkldnn_convolution_backward _slow_conv2d_backward
+    """,
+    "elementwise": """
+        add sub rsub mul div true_divide neg abs sign pow sqrt rsqrt exp exp2 expm1 log log1p log2 sin cos tan tanh sigmoid relu
+        leaky_relu elu selu celu gelu silu mish hardtanh hardswish hardsigmoid hardshrink softplus softshrink threshold erf erfc
+        erfinv clamp clamp_min clamp_max where masked_fill maximum minimum fmod remainder floor ceil round trunc reciprocal
+        square addcmul addcdiv lerp bitwise_and bitwise_or bitwise_not bitwise_xor logical_and logical_or logical_not
+        logical_xor eq ne lt le gt ge isnan isinf isfinite native_dropout bernoulli nan_to_num atan2 sinh cosh asin acos atan
+        tanh_backward sigmoid_backward threshold_backward leaky_relu_backward elu_backward gelu_backward silu_backward
+        mish_backward hardtanh_backward hardswish_backward softplus_backward native_dropout_backward masked_scale _fused_dropout
+        softshrink_backward hardsigmoid_backward logit log_sigmoid_forward log_sigmoid_backward
+    """,
+    "softmax": """
+        _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data _safe_softmax _masked_softmax
+    """,
+    "norm": """
+        native_layer_norm native_layer_norm_backward native_batch_norm native_batch_norm_backward cudnn_batch_norm
+        cudnn_batch_norm_backward miopen_batch_norm miopen_batch_norm_backward _batch_norm_with_update batch_norm_backward
+        native_group_norm native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward batch_norm_stats batch_norm_elemt
+    """,
+    "reduction": """
+        sum mean prod amax amin max min argmax argmin var std var_mean std_mean norm linalg_vector_norm any all cumsum cumprod
+        logsumexp count_nonzero nansum
+    """,
+    "copy": """
+        copy_ _to_copy clone contiguous cat stack constant_pad_nd pad repeat _reshape_copy narrow_copy roll flip
+    """,
+    "fill": """
+        fill zero full zeros ones arange normal uniform zeros_like ones_like
+    """,
+}
+
+_BY_NAME = {name if name.startswith("_") else name.rstrip("_"): family for family, names in _NAMES.items() for name in names.split()}
+
+_MOST_NAMES = 4096
+"""Operators that are remembered: a trace names some hundred, each in thousands of rows; a broken file any number."""
+
+MATRIX_FAMILIES = ("gemm", "conv", "attention")
+"""Families whose work runs on matrix engines."""
+
+FUSABLE_FAMILIES = ("elementwise", "norm", "softmax", "reduction", "copy")
+"""Families that torch.compile fuses (rule OVH-03)."""
+
+_ATTENTION_PREFIXES = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention", "_cudnn_attention", "_fused_attention")
+_ATTENTION_WRAPPERS = ("_scaled_dot_product_attention_math",)  # its children carry the work
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def find_base_name(name: str) -> str:
+    """Return the operator without its namespace and in-place mark: 'aten::mul_' -> 'mul'; '' for no ATen operator."""
+    if not name.startswith("aten::"):
+        return ""
+    short = name[len("aten::") :]
+    return short if short.startswith("_") else short.rstrip("_")
+
+
+@lru_cache(maxsize=_MOST_NAMES)
+def find_family(name: str) -> str:
+    """Return the family of an operator, 'other' where it has none.
+
+    gemm | conv | attention | elementwise | softmax | norm | reduction | copy | fill | optimizer | other.
+    """
+    short = find_base_name(name)
+    if short in _BY_NAME:
+        return _BY_NAME[short]
+    if short.startswith(("_fused_adam", "_fused_sgd", "_fused_adagrad", "_foreach_")):
+        return "optimizer"
+    if name.startswith("flash_attn::"):
+        return "attention"
+    if short.startswith(_ATTENTION_PREFIXES) and not short.startswith(_ATTENTION_WRAPPERS):
+        return "attention"
+    return "other"
+
+
+FLOATING_DTYPES = ("fp64", "fp32", "fp16", "bf16", "fp8", "fp4")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One distinct (operator, signature). None: not recorded, or does not apply to this operator."""
+
+    op_name: str
+    signature: int | None
+    family: str
+    dtype: str | None = None
+    """Type of the first floating (else first) tensor."""
+    item_bytes: int | None = None
+    numel: int | None = None
+    """Elements of the largest tensor: the output of an element-wise op."""
+    batch: int | None = None
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    """GEMM dimensions; for a convolution n and k are the output and the input channels of one group, m is None."""
+    copy_kind: str | None = None
+    """layout (other strides) | cast (other dtype) | plain; None: no copy, or strides were not recorded."""
+    zeroed_bytes: int | None = None
+    shapes: str = ""
+    """Shapes as text for messages."""
+
+
+CALL_SCHEMA = {
+    "op_name": pl.String, "signature": pl.Int64, "family": pl.String, "dtype": pl.String, "item_bytes": pl.Int64, "numel": pl.Int64,
+    "batch": pl.Int64, "m": pl.Int64, "n": pl.Int64, "k": pl.Int64, "copy_kind": pl.String, "zeroed_bytes": pl.Int64, "shapes": pl.String,
+}  # fmt: skip
+
+_INT64_MAX = 2**63 - 1
+
+
+def build_call_table(pairs: Iterable[tuple[str, int | None]], signatures: pl.DataFrame) -> pl.DataFrame:
+    """Return one row (fields of Call) per (operator name, signature row) of `pairs`."""
+    rows = [msgspec.structs.asdict(_drop_oversized(describe_call(name, sig, signatures))) for name, sig in pairs]
+    return pl.DataFrame(rows, schema=CALL_SCHEMA, orient="row")
+
+
+def describe_call(name: str, row: int | None, signatures: pl.DataFrame) -> Call:
+    """Return what is known of operator `name` called with row `row` of `signatures`."""
+    if row is None or not 0 <= row < signatures.height:
+        return Call(name, row, find_family(name))
+    texts = signatures.row(row, named=True)
+    signature = parse_signature(texts["shapes"], texts["dtypes"], texts["strides"], texts["args"])
+    return describe_signature(name, row, signature)
+
+
+def describe_signature(name: str, row: int | None, signature: Signature) -> Call:
+    """Return the description of operator `name` called with `signature`."""
+    tensors = [item for item in signature.inputs if item.is_tensor]
+    group = find_family(name)
+    lead = next((item for item in tensors if item.dtype in FLOATING_DTYPES), tensors[0] if tensors else None)
+    batch, m, n, k = find_matrix_dimensions(name, signature) or (None, None, None, None)
+    return Call(
+        op_name=name,
+        signature=row,
+        family=group,
+        dtype=lead.dtype if lead else None,
+        item_bytes=ITEM_BYTES.get(lead.dtype or "") if lead else None,
+        numel=max((item.numel for item in tensors), default=None),
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        copy_kind=find_copy_kind(name, signature),
+        zeroed_bytes=_count_zeroed_bytes(name, signature),
+        shapes=" x ".join("[" + ", ".join(map(str, item.shape)) + "]" for item in tensors[:4]),
+    )
+
+
+def find_matrix_dimensions(name: str, signature: Signature) -> tuple[int | None, int | None, int, int] | None:
+    """Return (batch, m, n, k) of a GEMM, (None, None, output channels, input channels of a group) of a convolution, else None."""
+    short = find_base_name(name)
+    if find_family(name) == "conv":
+        return _find_channels(short, signature)
+    first = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "_scaled_mm": 0, "_int_mm": 0}.get(short, 1)
+    if find_family(name) != "gemm":
+        return None
+    a, b = signature.tensor(first), signature.tensor(first + 1)
+    if a is None or b is None or not a.shape or not b.shape:
+        return None
+    return _find_linear_dimensions(a, b) if short == "linear" else _find_product_dimensions(a, b)
+
+
+def _find_linear_dimensions(a: Input, weight: Input) -> tuple[int | None, int | None, int, int] | None:
+    if len(weight.shape) != 2:
+        return None
+    return 1, math.prod(a.shape[:-1]), weight.shape[0], weight.shape[1]
+
+
+def _find_product_dimensions(a: Input, b: Input) -> tuple[int | None, int | None, int, int] | None:
+    if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
+        return None
+    if len(b.shape) == 2:  # matmul folds the leading dimensions into m
+        return 1, math.prod(a.shape[:-1]), b.shape[-1], a.shape[-1]
+    return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
+
+
+def _find_channels(short: str, signature: Signature) -> tuple[int | None, int | None, int, int] | None:
+    # input, weight, ... forward; grad_output, input, weight backward (schemas of torch 2.13 and of the cudnn/miopen ops before 1.11)
+    weight = signature.tensor(2 if "backward" in short else 1)
+    if weight is None or len(weight.shape) < 3:
+        return None
+    return None, None, weight.shape[0], weight.shape[1]
+
+
+def find_copy_kind(name: str, signature: Signature) -> str | None:
+    """Return 'layout', 'cast' or 'plain' for a copying operator; None for others and where strides were not recorded."""
+    short = find_base_name(name)
+    if short in ("cat", "stack", "constant_pad_nd", "pad", "repeat", "_reshape_copy", "narrow_copy", "roll", "flip"):
+        return "layout"
+    if short not in ("copy", "clone", "contiguous", "_to_copy"):
+        return None
+    source = signature.tensor(1 if short == "copy" else 0)
+    target = signature.tensor(0)
+    if source is None or target is None:
+        return None
+    if short == "copy" and source.dtype != target.dtype:
+        return "cast"
+    if short == "_to_copy":
+        return None  # its target is its child copy_, which carries the kernel
+    if source.strides is None or target.strides is None:
+        return None
+    return "layout" if _is_layout_changed(short, source, target) else "plain"
+
+
+def _is_layout_changed(short: str, source: Input, target: Input) -> bool:
+    """Return whether the copy reorders elements: other strides of the target, or (clone) a source that is not dense row-major."""
+    if 0 in (source.strides or ()):
+        return True  # an expanded source is written out
+    expected = target.strides if short == "copy" and target.shape == source.shape else _build_row_major_strides(source.shape)
+    return any(size > 1 and have != want for size, have, want in zip(source.shape, source.strides or (), expected or (), strict=False))
+
+
+def _build_row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _count_zeroed_bytes(name: str, signature: Signature) -> int | None:
+    """Return the bytes that zero_ or _foreach_zero_ writes (tensor lists carry no dtype: fp32, the default of gradients)."""
+    short = find_base_name(name)
+    if short == "zero":
+        tensor = signature.tensor(0)
+        return tensor.numel * tensor.item_bytes if tensor else None
+    if short == "_foreach_zero_":
+        lists = signature.inputs[0].tensors if signature.inputs else None
+        return sum(math.prod(shape) for shape in lists) * 4 if lists else None
+    return None
+
+
+def _drop_oversized(call: Call) -> Call:
+    """Return `call` without numbers that no int64 column holds: sizes of a hostile or broken trace."""
+    bad = {
+        field: None
+        for field in ("numel", "batch", "m", "n", "k", "zeroed_bytes")
+        if (value := getattr(call, field)) is not None and abs(value) > _INT64_MAX
+    }
+    return msgspec.structs.replace(call, **bad) if bad else call

@@ -1,0 +1,139 @@
+"""What each recorded op is to the search for a kernel's attributed op: work, view, wrapper; and which calls only pass the work on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.names import decode_names
+from gpudiag.attribution.nesting import find_nearest, mark_ancestors
+from gpudiag.model.finding import Missing
+from gpudiag.model.ops import Cost
+from gpudiag.roofline.costs import find_kind
+from gpudiag.roofline.costs.registry import FORMULAS
+
+OpRows = npt.NDArray[np.int64]
+
+WORK, VIEW, FORMULA_WRAPPER, WRAPPER, OTHER, FRAMEWORK, COMMUNICATION, COMPILED = range(8)
+"""FORMULA_WRAPPER: children carry the cost, but where they are not known its own formula says it. OTHER: no formula (custom ops).
+COMPILED: the recording itself tells its cost, with or without shapes."""
+
+_ROLES = {"work": WORK, "view": VIEW, "wrapper": WRAPPER, None: OTHER, "framework": FRAMEWORK, "communication": COMMUNICATION}
+
+
+class OpTree(NamedTuple):
+    """The ops of a trace as columns: the row of the enclosing op (-1 at the top), whether shapes were recorded, the grade."""
+
+    parent: OpRows
+    shaped: npt.NDArray[np.bool_]
+    grade: npt.NDArray[np.int8]
+
+
+class RecordedCosts(NamedTuple):
+    """Costs that the recording itself tells, before any formula: of kernels that a compiler wrote."""
+
+    costs: tuple[Cost, ...]
+    of_op: OpRows
+    """Row of `costs` per op, -1 where nothing is told."""
+
+
+def build_op_tree(ops: pl.DataFrame, known: RecordedCosts | None = None) -> OpTree:
+    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: ops whose cost the recording tells."""
+    codes = ops["name"].to_physical().to_numpy()
+    _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    words = decode_names(ops["name"]).gather(first).to_list()
+    grade = np.array([_find_role(word) for word in words], dtype=np.int8)[inverse]
+    if known is not None:
+        grade[known.of_op >= 0] = COMPILED
+    return OpTree(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy() | (grade == COMPILED), grade)
+
+
+def _find_role(name: str) -> int:
+    grade = _ROLES[find_kind(name)]
+    return FORMULA_WRAPPER if grade == WRAPPER and name in FORMULAS else grade
+
+
+def climb(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) -> OpRows:
+    """Return the first row at or above each start row that is `wanted`, -1 where there is none."""
+    found: OpRows = np.append(find_nearest(parent, wanted), -1)[start]
+    return found
+
+
+Mask = npt.NDArray[np.bool_]
+
+DISPATCH_COST = Cost()
+"""Self time on a CPU of a call whose children do the work: it neither computes nor moves anything."""
+
+OUTSIDE_WRAPPED_WORK = Missing("a kernel directly under a call whose other kernels carry its cost")
+"""A device kernel is work, whoever launched it: beside the children of a wrapper nothing says how much."""
+
+NOTHING_RECORDED = Missing("its recorded inputs say that nothing was done, but a kernel ran")
+"""Such as aten::arange.out, whose result still has size 0 when its shape is recorded."""
+
+MOVES_WORK, VECTOR_WORK, MATRIX_WORK, UNKNOWN_WORK = range(4)
+"""The greatest kind of work in a cost; each holds those before it, and nobody knows what UNKNOWN holds."""
+
+
+def find_delegating_on_device(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
+    """Return which owning calls `rows` (with their `costs`) are wrappers that have their work, with kernels of its own, inside."""
+    return np.isin(calls.grade[rows], (FORMULA_WRAPPER, WRAPPER)) & _find_holding_work(calls, rows, costs)
+
+
+def find_delegating_on_cpu(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
+    """Return which owning calls `rows` (with their `costs`) have a self time that is dispatch alone.
+
+    Views, wrappers and autograd nodes always (a wrapper with a formula only around its work); any other call where the calls inside
+    it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around aten::copy_, but not aten::addmm around
+    the aten::copy_ of its bias. Never compiled code: its cost is that of its own kernels, without the calls of libraries inside.
+    """
+    grade = calls.grade[rows]
+    plain = np.isin(grade, (VIEW, WRAPPER, FRAMEWORK))
+    wrapper = (grade == FORMULA_WRAPPER) & _find_holding_work(calls, rows, costs)
+    result: Mask = plain | wrapper | (~np.isin(grade, (FORMULA_WRAPPER, COMPILED)) & _find_covered(calls, rows, costs, plain | wrapper))
+    return result
+
+
+def _find_holding_work(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
+    """Return around which of `rows` lies modelled work of the kind that they cost: products where they cost products, else arithmetic.
+
+    An aten::copy_ of a bias says nothing: a transposed convolution on a CPU computes within aten::_convolution itself. Work of unknown
+    cost may be what the wrapper stands for. A wrapper with a formula carries its work for the wrappers around it.
+    """
+    working = np.isin(calls.grade[rows], (WORK, COMPILED, FORMULA_WRAPPER))
+    own = np.array([_find_work_kind(cost) for cost in costs], dtype=np.int64)
+    result = np.zeros(len(rows), dtype=bool)
+    for kind in (MATRIX_WORK, VECTOR_WORK, MOVES_WORK):
+        holding = _find_around(calls, rows[working & (own >= kind)])
+        result |= (own == kind) & holding[rows]
+    unknown = own == UNKNOWN_WORK
+    result |= unknown & _find_around(calls, rows[working & (~unknown | (calls.grade[rows] != FORMULA_WRAPPER))])[rows]
+    return result
+
+
+def _find_work_kind(cost: Cost | Missing) -> int:
+    if isinstance(cost, Missing) or cost.provenance == "generic":
+        return UNKNOWN_WORK
+    return MATRIX_WORK if cost.matrix_flops else VECTOR_WORK if cost.vector_flops else MOVES_WORK
+
+
+def _find_around(calls: OpTree, rows: OpRows) -> Mask:
+    """Return for every op whether one of `rows` lies below it."""
+    return mark_ancestors(calls.parent, calls.parent[rows])
+
+
+def _find_covered(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing], passing: Mask) -> Mask:
+    """Return which of `rows` cost no more, in each kind of work, than the nearest costed calls inside them together."""
+    own = np.array([(c.matrix_flops, c.vector_flops, c.bytes) if isinstance(c, Cost) else (0, 0, 0) for c in costs], dtype=np.float64)
+    own = own.reshape(-1, 3)
+    costed = own.any(axis=1) & ~passing
+    wanted = np.zeros(len(calls.parent), dtype=bool)
+    wanted[rows[costed]] = True
+    holder = climb(calls.parent[rows[costed]], calls.parent, wanted)
+    inner = np.zeros((len(calls.parent), 3))
+    np.add.at(inner, holder[holder >= 0], own[costed][holder >= 0])
+    result: Mask = costed & (inner[rows] >= own).all(axis=1)
+    return result

@@ -1,0 +1,176 @@
+"""The op table: one row for each (name, phase, module, signature); and how much of the kernel time is linked and modelled."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from gpudiag.model.analysis import Coverage
+from gpudiag.model.ops import BOUNDS, OVER_ROOF_ABOVE, Provenance
+from gpudiag.model.trace import Trace
+
+BEFORE_WINDOW = "before the window"
+"""Phase of work whose launch was not recorded."""
+
+_KEYS = ("op_name", "phase", "module", "signature")
+
+_USED = (
+    "name", "kind", "launch", "op", "owner", "step", "busy_ns", "flops", "bytes_moved", "t_roof_ns", "cache_resident", "over_cause",
+    "engine", "engine_by", "occupancy", "waves", "bound", "provenance",
+)  # fmt: skip
+"""Columns of kernels that the rows sum up."""
+
+_PROVENANCES: tuple[Provenance, ...] = ("exact", "derived", "generic", "none")
+
+
+def build_op_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows, longest first: work launched in the analysed steps, and unlinked work under the phase 'before the window'.
+
+    A kernel without an op stands under its own name. flops, bytes and t_roof_ns are null where they are not known for every kernel
+    (a copy or memset of unknown size beside kernels of the same row adds nothing). provenance: that of the most kernel time. A row above
+    OVER_ROOF_ABOVE has no efficiency but `over_roof` (the ratio) and `over_roof_cause`.
+    """
+    frame = _add_times(_select_work(trace, steps))
+    calls = pl.col("call").n_unique() + pl.col("call").is_null().sum() - pl.col("call").is_null().any().cast(pl.UInt32)
+    rows = frame.group_by(_KEYS, maintain_order=True).agg(
+        calls.alias("count"),
+        pl.col("busy_ns").sum().alias("kernel_ns"),
+        pl.col("busy_ns").filter("recompute").sum().alias("recompute_ns"),
+        _sum_known("flops").alias("flops"),
+        _sum_known("bytes_moved").alias("bytes"),
+        _sum_known("t_roof_ns").alias("t_roof_ns"),
+        pl.col("cache_resident").any(),
+        _choose_longest("over_cause").alias("over_roof_cause"),
+        _choose_longest("engine"),
+        _choose_longest("engine_by"),
+        _average("occupancy"),
+        _average("waves"),
+        *[pl.col("busy_ns").filter(pl.col("bound") == bound).sum().alias(f"{bound}_ns") for bound in BOUNDS],
+        *[pl.col("busy_ns").filter(pl.col("provenance") == word).sum().alias(f"by_{word}") for word in _PROVENANCES],
+    )
+    rows = _format_codes(rows.rename({"op_name": "name"})).with_columns(
+        bound=_choose_largest({f"{bound}_ns": bound for bound in BOUNDS}),
+        provenance=_choose_largest({f"by_{word}": word for word in _PROVENANCES}),
+    )
+    rows = _add_efficiency(rows.drop([f"by_{word}" for word in _PROVENANCES]))
+    return rows.sort("kernel_ns", "name", descending=[True, False], maintain_order=True)
+
+
+def build_op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return (name, phase, module, signature, step, busy_ns): what each row of op_rows has in each analysed step where it has any."""
+    frame = _select_work(trace, steps).filter(~pl.col("unlinked"))
+    return _format_codes(frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"}))
+
+
+def _add_efficiency(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows with efficiency, or over_roof where the ratio cannot be one."""
+    ratio = pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))
+    over = (ratio > OVER_ROOF_ABOVE).fill_null(False)
+    return rows.with_columns(
+        efficiency=pl.when(~over).then(ratio),
+        over_roof=pl.when(over).then(ratio),
+        over_roof_cause=pl.when(over).then(pl.col("over_roof_cause")),
+    )
+
+
+def _add_times(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with the kernel time of each word within its row of the op table."""
+    time = pl.col("busy_ns").sum()
+    engine = time.over(*_KEYS, "engine", "engine_by")
+    return frame.with_columns(
+        engine.alias("engine_ns"), engine.alias("engine_by_ns"), time.over(*_KEYS, "over_cause").alias("over_cause_ns")
+    )
+
+
+def _choose_longest(name: str) -> pl.Expr:
+    """Return the word that holds most of the kernel time of a group, null where there is none."""
+    known = pl.col(name).is_not_null()
+    return pl.col(name).filter(known).sort_by(pl.col(f"{name}_ns").filter(known), descending=True).first()
+
+
+def _average(name: str) -> pl.Expr:
+    """Return the mean over the kernel time of a group with a value, null where there is none.
+
+    0 is none: no kernel runs at an occupancy of 0; libkineto writes it where it cannot compute one (large dynamic shared memory).
+    """
+    known = (pl.col(name) > 0).fill_null(False)
+    time = pl.col("busy_ns").filter(known)
+    return pl.when(time.sum() > 0).then((pl.col(name).filter(known) * time).sum() / time.sum())
+
+
+def _sum_known(name: str) -> pl.Expr:
+    """Return the sum of a column over a group, null where it is not known for every kernel that is more than a copy or memset."""
+    moves = pl.col("kind").is_in(["memcpy", "memset"])
+    unknown = (pl.col(name).is_null() & ~(moves & (~moves).any())).any()
+    return pl.when(unknown).then(None).otherwise(pl.col(name).sum())
+
+
+def _choose_largest(words: dict[str, str]) -> pl.Expr:
+    """Return the word of the column with the largest value, the first of equals."""
+    names = dict(enumerate(words.values()))
+    return pl.concat_list(list(words)).list.arg_max().replace_strict(names, return_dtype=pl.String)
+
+
+def _select_work(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
+    analysed = steps.filter(pl.col("analysed"))["id"].implode()
+    unlinked = (pl.col("kind") != "cpu") & pl.col("launch").is_null()
+    frame = trace.kernels.select(_USED).filter(pl.col("step").is_in(analysed) | unlinked)
+    frame = frame.with_columns(pl.coalesce("owner", "op").alias("call"), unlinked.alias("unlinked")).drop("launch", "op", "owner")
+    called = {column: trace.ops[column].gather(frame["call"]) for column in ("name", "phase", "module", "signature", "recompute")}
+    frame = frame.with_columns(called.pop("name").alias("op_name"), *called.values())  # an op's id is its row
+    frame = frame.with_columns(pl.col(pl.String).cast(pl.Categorical))  # a quarter of the memory, and faster to group by
+    return frame.with_columns(
+        pl.coalesce("op_name", "name").alias("op_name"), pl.when("unlinked").then(pl.lit(BEFORE_WINDOW)).otherwise("phase").alias("phase")
+    ).drop("name")
+
+
+def _format_codes(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
+
+
+_WHERE = ("copy", "collective", "without_launch", "attributable", "replay", "outside_ops", "without_shapes")
+"""Where a kernel stands on its way to a cost; exactly one for each, so that the shares sum to 1."""
+
+
+def measure_coverage(trace: Trace) -> Coverage:
+    """Return the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
+    kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=_classify_coverage())
+    total = _sum_time(kernels, pl.lit(True))
+    attributable = _sum_time(kernels, pl.col("where") == "attributable")
+    modelled = _sum_time(kernels, (pl.col("where") == "attributable") & pl.col("provenance").is_in(["exact", "derived"]))
+    generic = _sum_time(kernels, (pl.col("where") == "attributable") & (pl.col("provenance") == "generic"))
+    parts = {f"{word}_share": _divide(_sum_time(kernels, pl.col("where") == word), total) for word in _WHERE}
+    return Coverage(
+        kernels=kernels.height,
+        kernel_ns=total,
+        attributable_ns=attributable,
+        linked_share=_divide(_sum_time(kernels, pl.col("op").is_not_null()), total),
+        modelled_share=_divide(modelled, attributable),
+        generic_share=_divide(generic, attributable),
+        unknown_share=_divide(attributable - modelled - generic, attributable),
+        modelled_share_of_all=_divide(modelled, total),
+        mapped_replay_share=_divide(_sum_time(kernels, pl.col("mapped")), total),
+        **parts,
+    )
+
+
+def _classify_coverage() -> pl.Expr:
+    chain = (
+        (pl.col("kind").is_in(["memcpy", "memset"]), "copy"),
+        (pl.col("collective"), "collective"),
+        (pl.col("owner").is_not_null(), "attributable"),
+        ((pl.col("kind") != "cpu") & pl.col("launch").is_null(), "without_launch"),
+        (pl.col("replay") & ~pl.col("mapped"), "replay"),
+        (pl.col("op").is_null(), "outside_ops"),
+    )
+    found = pl.lit("without_shapes")
+    for condition, word in reversed(chain):
+        found = pl.when(condition).then(pl.lit(word)).otherwise(found)
+    return found
+
+
+def _sum_time(kernels: pl.DataFrame, chosen: pl.Expr) -> int:
+    return int(kernels.select(pl.col("busy_ns").filter(chosen).sum()).item())
+
+
+def _divide(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,217 @@
+"""The report on memory from a snapshot alone: its history of allocations, else its blocks; what they are for by their Python frames."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from gpudiag.model.memory import MEMORY_CATEGORIES, MemoryReport, MemoryRow
+from gpudiag.timeline.memory_blocks import (
+    BEFORE_RECORDING,
+    Ints,
+    Lives,
+    Texts,
+    add_pools,
+    build_lives,
+    find_segments,
+    note_other_devices,
+    sum_rows,
+)
+from gpudiag.trace.memory_snapshot import OOM_ACTION, Block, Entry, Snapshot, list_frames
+
+NO_HISTORY = "no history of allocations was recorded, so what is shown is the moment of the snapshot, not a peak"
+BY_FRAMES = (
+    "a snapshot tells neither parameters from other memory of before its history, nor work without Python frames (the backward pass): "
+    "gpudiag.profile(memory=True) records both"
+)
+REQUESTED = "bytes as requested; the allocator rounds them up"
+
+_FREES_UNKNOWN = "the stacks of frees were not recorded (context='all'), so activations are not told from temporary memory"
+_HOME = re.compile(r"^(?:[A-Za-z]:)?/+(?:(?:home|Users)/[^/]+|root)/+")
+_LIBRARY = ("/torch/", "<frozen ", "/runpy.py", "/threading.py")
+
+
+class Origin(NamedTuple):
+    """What a stack says: the user's line, and the pass it belongs to."""
+
+    site: str | None
+    phase: str | None
+    """forward | optimizer | backward; None: no Python frames, or none of a pass."""
+
+
+class StackOrigins:
+    """The origin of each stack of a snapshot; a list of frames that entries share is looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Origin] = {}
+
+    def of(self, frames: Any) -> Origin:
+        """Return what `frames` says; the snapshot holds the list, so its identity is its own."""
+        found = self._known.get(id(frames))
+        if found is None:
+            found = self._known[id(frames)] = find_origin(frames)
+        return found
+
+
+def find_origin(frames: Any) -> Origin:
+    """Return what a stack says, by torch's own files: torch/optim, torch/autograd, nn/modules/module.py."""
+    site = phase = None
+    for frame in list_frames(frames):
+        path = frame.filename.replace("\\", "/")
+        if site is None and frame.line > 0 and path.endswith(".py") and not any(part in path for part in _LIBRARY):
+            site = f"{_shorten_path(path)}({frame.line}): {frame.name}"
+        phase = phase or _classify_phase(path, frame.name)
+    return Origin(site, phase)
+
+
+def _shorten_path(path: str) -> str:
+    """Return the last two parts of a path, none of which is the user's home: profilers name files from where Python found them."""
+    return "/".join(_HOME.sub("", path).split("/")[-2:])
+
+
+def _classify_phase(path: str, name: str) -> str | None:
+    if "/torch/optim/" in path:
+        return "optimizer"
+    if "/torch/autograd/" in path or path.endswith("/torch/_tensor.py"):
+        return "backward" if "backward" in name else None
+    return "forward" if path.endswith("/torch/nn/modules/module.py") and "call_impl" in name else None
+
+
+class _State(NamedTuple):
+    """The blocks of a device through its history, and the stack that made each."""
+
+    lives: Lives
+    made: list[Origin]
+    freed: list[Origin | None]
+
+
+def build_snapshot_report(snapshot: Snapshot, device: int | None = None) -> MemoryReport | None:
+    """Return the memory of one device of `snapshot` (default: the one with the most reserved) at its peak; None where it holds none."""
+    reserved = sum_reserved(snapshot)
+    index = max(reserved, key=lambda index: (reserved[index], -index), default=None) if device is None else device
+    if index is None:
+        return None
+    name = f"cuda:{index}"
+    entries = snapshot.device_traces[index] if index < len(snapshot.device_traces) else ()
+    history = [entry for entry in entries if entry.addr is not None and entry.action in ("alloc", "free_requested") and entry.size > 0]
+    blocks = [block for segment in find_segments(snapshot, name) for block in segment.blocks if block.state == "active_allocated"]
+    state = _build_state(history, blocks)
+    made = _build_report(name, state, bool(history), any(entry.frames for entry in history if entry.action != "alloc"))
+    others = note_other_devices(name, (other for other in sorted(reserved) if other != index))
+    made = msgspec.structs.replace(made, notes=(*others, *made.notes))
+    return add_pools(_add_counters(made, snapshot, entries, name), None, snapshot)
+
+
+def sum_reserved(snapshot: Snapshot) -> dict[int, int]:
+    """Return the bytes reserved on each device of which `snapshot` holds anything."""
+    sums: dict[int, int] = {index: 0 for index, trace in enumerate(snapshot.device_traces) if trace}
+    for segment in snapshot.segments:
+        sums[segment.device] = sums.get(segment.device, 0) + segment.total_size
+    return sums
+
+
+def _build_state(history: Sequence[Entry], blocks: Sequence[Block]) -> _State:
+    """Return the lives of the history, and those blocks in use at the end that it does not hold."""
+    sizes = np.array([entry.size if entry.action == "alloc" else -entry.size for entry in history], dtype=np.int64)
+    found = build_lives(sizes, _read_addresses(entry.addr for entry in history))
+    at_end = set(found.address[(found.died == found.events) & (found.born >= 0)].tolist())
+    at_blocks = _read_addresses(block.address for block in blocks).tolist()
+    older = [block for block, at in zip(blocks, at_blocks, strict=True) if block.address is None or at not in at_end]
+    count, origins = len(older), StackOrigins()
+    whole = Lives(
+        np.concatenate((found.address, _read_addresses(block.address for block in older))),
+        np.concatenate((found.size, np.array([_read_requested(block) for block in older], dtype=np.int64))),
+        np.concatenate((found.born, np.full(count, BEFORE_RECORDING))),
+        np.concatenate((found.died, np.full(count, found.events))),
+        found.events,
+    )
+    made = [origins.of(history[row].frames) if row >= 0 else Origin(None, None) for row in found.born.tolist()]
+    freed = [origins.of(history[row].frames) if row < found.events else None for row in found.died.tolist()]
+    return _State(whole, [*made, *(origins.of(block.frames) for block in older)], [*freed, *([None] * count)])
+
+
+def _read_addresses(found: Iterable[int | None]) -> Ints:
+    """Return addresses of up to 64 bits as the signed numbers of the same bits, 0 for None."""
+    return np.array([address or 0 for address in found], dtype=np.uint64).view(np.int64)
+
+
+def _read_requested(block: Block) -> int:
+    return block.size if block.requested_size is None else block.requested_size
+
+
+def _build_report(name: str, state: _State, recorded: bool, frees_told: bool) -> MemoryReport:
+    base = int(state.lives.size[state.lives.born == BEFORE_RECORDING].sum())
+    in_use = state.lives.in_use()
+    event = int(in_use.argmax()) if recorded else -1
+    peak = base + max(int(in_use[event]) if recorded else 0, 0)
+    event = event if peak > base else -1
+    alive = (state.lives.born <= event) & (state.lives.died > event)
+    kinds, size = _classify_blocks(state, frees_told)[alive], state.lives.size[alive]
+    notes = [] if recorded else [NO_HISTORY]
+    if recorded and not frees_told:
+        notes.append(_FREES_UNKNOWN)
+    return MemoryReport(
+        device=name,
+        peak_bytes=peak,
+        by_category=_sum_kinds(kinds, size),
+        by_site=_sum_sites([state.made[row].site for row in np.flatnonzero(alive).tolist()], size, kinds),
+        blocks=int(alive.sum()),
+        provenance="snapshot",
+        notes=(*notes, BY_FRAMES, REQUESTED),
+    )
+
+
+def _sum_kinds(kinds: Texts, size: Ints) -> dict[str, int]:
+    sums = {kind: int(size[kinds == kind].sum()) for kind in MEMORY_CATEGORIES}
+    return {kind: value for kind, value in sums.items() if value}
+
+
+def _sum_sites(sites: list[str | None], size: Ints, kinds: Texts) -> tuple[MemoryRow, ...]:
+    return sum_rows({"name": pl.Series(sites, dtype=pl.String), "bytes": size, "category": kinds.astype(str)})
+
+
+def _classify_blocks(state: _State, frees_told: bool) -> Texts:
+    found = np.full(len(state.made), "unknown", dtype=object)
+    born = state.lives.born.tolist()
+    held = "activations" if _may_have_trained(state, born, frees_told) else "forward_held"
+    rows = zip(state.made, state.freed, born, strict=True)
+    found[:] = [_classify_block(made, freed, at, frees_told, held) for made, freed, at in rows]
+    return found
+
+
+def _may_have_trained(state: _State, born: Sequence[int], frees_told: bool) -> bool:
+    """Return whether a backward pass may have run in the history: one is seen, or an optimizer, or work without frames (its thread)."""
+    seen = [origin for origin, at in zip(state.made, born, strict=True) if at >= 0]
+    seen += [origin for origin in state.freed if origin is not None and frees_told]
+    return any(origin.phase in ("backward", "optimizer") or origin == (None, None) for origin in seen)
+
+
+def _classify_block(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:
+    """Return what a block is for: as uses.uses, with Python frames in place of ops."""
+    if made.phase == "optimizer":
+        return "optimizer_state" if freed is None else "temporary"
+    if born < 0:
+        return "before_recording"
+    if made.phase == "forward" and (freed is None or frees_told):
+        return "temporary" if freed is not None and freed.phase == "forward" else held
+    return "unknown"
+
+
+def _add_counters(made: MemoryReport, snapshot: Snapshot, entries: Sequence[Entry], name: str) -> MemoryReport:
+    """Return `made` with the reserved memory and the failures that the history holds."""
+    now = sum(segment.total_size for segment in find_segments(snapshot, name))
+    used = sum(block.size for segment in find_segments(snapshot, name) for block in segment.blocks if block.state == "active_allocated")
+    grown = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    changes = np.array([grown[entry.action] * entry.size if entry.action in grown else 0 for entry in entries], dtype=np.int64)
+    back = now - np.append(0, np.cumsum(changes[::-1]))  # the state is known at the end: the history is walked back
+    return msgspec.structs.replace(
+        made,
+        reserved_peak_bytes=int(back.max()) if now or len(entries) else None,
+        fragmentation_share=(now - used) / now if now else None,
+        ooms=sum(entry.action == OOM_ACTION for entry in entries) if entries else None,
+    )

@@ -1,0 +1,219 @@
+"""What a what-if is made of: the times of a graph that it changes, the tables that it looks at, and its setting (NAME=VALUE of `--set`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.names import decode_column
+from gpudiag.errors import InputError
+from gpudiag.model.graph import Graph, Ints, encode_node_kind
+from gpudiag.model.hardware import Device
+from gpudiag.model.trace import Trace
+from gpudiag.roofline import op_calls
+from gpudiag.roofline.fused_kernels import find_elementwise_chains
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+
+class Times(msgspec.Struct, frozen=True):
+    """Durations of the nodes and delays of the edges of one graph, in ns, and what is taken out of their order."""
+
+    duration_ns: Ints
+    lag_ns: Ints
+    free_ns: Ints
+    dropped: Bools
+    """Edges that hold nobody up any more."""
+    own_lane: Bools
+    """Nodes that run beside all others: they hold nobody up, and the step is not shorter than their total."""
+    samples: float = 1.0
+    """Samples of a step over those of the recorded one."""
+
+
+def read_times(graph: Graph) -> Times:
+    """Return the times of `graph` as measured."""
+    none = np.zeros(graph.src.size, dtype=np.bool_)
+    return Times(graph.duration_ns, graph.lag_ns, graph.free_ns, none, np.zeros(graph.kind.size, dtype=np.bool_))
+
+
+def scale_times(times: Times, nodes: Bools, factor: float) -> Times:
+    """Return `times` with the durations of `nodes` times `factor`, in whole ns."""
+    changed = np.where(nodes, np.rint(times.duration_ns * factor), times.duration_ns).astype(np.int64)
+    return msgspec.structs.replace(times, duration_ns=changed)
+
+
+def find_nodes(graph: Graph, *kinds: str) -> Bools:
+    """Return which nodes are of one of `kinds` (model.graph.NODE_KINDS)."""
+    return np.isin(graph.kind, [encode_node_kind(kind) for kind in kinds])
+
+
+def sum_kernel_times(graph: Graph, times: Times, busy_ns: Floats) -> Floats:
+    """Return the time in ns that each kernel now takes in `graph`, 0 for those that it does not hold.
+
+    `busy_ns`: as recorded (NaN: as in the graph). The graph holds less of a kernel that the next one overlaps, or that began before the
+    step: what changes of the part changes of the whole.
+    """
+    held = graph.kernel >= 0
+    rows = graph.kernel[held]
+    measured, now = (np.bincount(rows, weights=column[held], minlength=busy_ns.size) for column in (graph.duration_ns, times.duration_ns))
+    whole = np.where(np.isnan(busy_ns), measured, busy_ns)
+    found: Floats = whole * np.divide(now, measured, out=np.zeros_like(whole), where=measured > 0)
+    return found
+
+
+def set_kernel_times(graph: Graph, times: Times, new_ns: Floats, busy_ns: Floats) -> Times:
+    """Return `times` with kernel row k taking new_ns[k] ns; NaN: as it is. A row that several nodes share is scaled as a whole.
+
+    `busy_ns`: of each kernel as recorded (see kernel_sums).
+    """
+    before = sum_kernel_times(graph, times, busy_ns)
+    ratio = np.divide(new_ns, before, out=np.ones_like(new_ns), where=(before > 0) & ~np.isnan(new_ns))
+    held = graph.kernel >= 0
+    factor = np.ones(graph.kind.size)
+    factor[held] = ratio[graph.kernel[held]]
+    return msgspec.structs.replace(times, duration_ns=np.rint(times.duration_ns * factor).astype(np.int64))
+
+
+_KERNEL_COLUMNS = ("id", "name", "kind", "stream", "start_ns", "step", "busy_ns", "bytes_moved", "collective", "bound", "waves")
+_WORK_COLUMNS = ("family", "copy_kind", "numel", "item_bytes", "shapes")
+"""Columns of calls.SCHEMA that what-ifs ask of each kernel."""
+
+
+class WhatIfContext:
+    """The costed trace of the graphs, its device and its table `syncs`."""
+
+    def __init__(
+        self, trace: Trace, *, on_cpu: bool, device: Device | None = None, syncs: pl.DataFrame | None = None, samples: int | None = None
+    ) -> None:
+        self.trace = trace
+        self.on_cpu = on_cpu
+        self.device = device
+        self.syncs = syncs
+        self.samples = samples
+        """First dimension of the loader's batch, where it was recorded."""
+        self._once: dict[str, Bools] = {}
+
+    def once(self, name: str, make: Callable[[], Bools]) -> Bools:
+        """Return what `make` returned when it was first asked for under `name`: the same for every graph."""
+        if name not in self._once:
+            self._once[name] = make()
+        return self._once[name]
+
+    @property
+    def kernel_count(self) -> int:
+        """Return the number of rows of `kernels`."""
+        return self.trace.kernels.height
+
+    @cached_property
+    def busy_ns(self) -> Floats:
+        """Return the recorded time of each kernel in ns; NaN where it is not known."""
+        found: Floats = self.trace.kernels["busy_ns"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return found
+
+    def in_phases(self, *phases: str) -> Bools:
+        """Return which ops are of `phases`, with one more place, False, for 'no op' (index -1)."""
+        known = self.trace.ops["phase"].cast(pl.String).is_in(phases).fill_null(False).to_numpy()
+        return np.append(known, False)
+
+    @cached_property
+    def t_roof_ns(self) -> Floats:
+        """Return the roofline time of each kernel in ns; NaN where it is not known."""
+        found: Floats = self.trace.kernels["t_roof_ns"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return found
+
+    @cached_property
+    def work(self) -> pl.DataFrame:
+        """Return _USED of `kernels`, name as text, kind and bound as codes, with time_ns, op_name, phase, signature, thread, _DESCRIBED."""
+        kernels = self.trace.kernels.select(*_KERNEL_COLUMNS, pl.coalesce("owner", "op").alias("call"))
+        frame = kernels.drop("call").with_columns(decode_column("name"), pl.col("kind", "bound").cast(pl.Categorical), time_ns="busy_ns")
+        asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
+        frame = frame.with_columns(self.trace.ops[column].gather(kernels["call"]).alias(name) for name, column in asked.items())
+        frame = frame.with_columns(decode_column("op_name"), pl.col("phase").cast(pl.Categorical))
+        pairs = frame.select("op_name", "signature").drop_nulls("op_name").unique().sort("op_name", "signature")
+        described = op_calls.build_call_table(pairs.iter_rows(), self.trace.signatures).select("op_name", "signature", *_WORK_COLUMNS)
+        described = described.with_columns(pl.col("family", "copy_kind").cast(pl.Categorical))
+        frame = frame.join(described, on=["op_name", "signature"], how="left", nulls_equal=True, maintain_order="left")
+        return frame.with_columns(pl.col("family").fill_null("other"))
+
+    @cached_property
+    def chains(self) -> pl.DataFrame:
+        """Return the chains of element-wise kernels (roofline.chains) within the steps."""
+        return find_elementwise_chains(self.work.filter(pl.col("step").is_not_null()), on_cpu=self.on_cpu)
+
+    def named(self, text: str) -> Bools:
+        """Return which kernels have `text` in their name or in that of their op, whatever the case."""
+        wanted = text.lower()
+        either = pl.concat_str("name", "op_name", separator="\n", ignore_nulls=True).str.to_lowercase()
+        found: Bools = self.work.select(either.str.contains(wanted, literal=True).alias("found"))["found"].to_numpy()
+        return found
+
+
+_LONGEST = 200
+"""Characters of a value that is repeated in a message."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """A what-if with its value."""
+
+    name: str
+    value: str = ""
+    target: str = ""
+
+    def __str__(self) -> str:
+        """Return the text that `--set` takes."""
+        target = f":{self.target}" if self.target else ""
+        return f"{self.name}{target}{f'={self.value}' if self.value else ''}"
+
+
+Apply: TypeAlias = Callable[[Graph, Times, WhatIfContext, Setting], "Times | None"]
+"""Changes the times of one graph; None where the graph has nothing that the setting is about. Raises InputError for a wrong value."""
+
+
+class WhatIfKind(msgspec.Struct, frozen=True):
+    """A what-if: its name, the values that it takes (in words), its value in the table of standard what-ifs, what it does."""
+
+    name: str
+    values: str
+    standard: str | None
+    """None: not in the table of standard what-ifs."""
+    apply: Apply
+    words: Callable[[Setting], str]
+    """Return what is assumed."""
+    absent: str
+    """What is missing where no graph changes."""
+    takes_target: bool = False
+    names_places: bool = False
+    """The value names a place, so that several may be given."""
+
+
+def read_number(setting: Setting, lowest: float, highest: float) -> float:
+    """Return the value as a number; raises InputError where it is none or lies outside."""
+    try:
+        found = float(setting.value)
+    except ValueError:
+        found = float("nan")
+    if not lowest <= found <= highest:
+        raise InputError(
+            f"{format_setting(setting)}: the value is a number from {lowest:g} to {highest:g}", f"for example {setting.name}={lowest:g}"
+        )
+    return found
+
+
+def format_setting(setting: Setting) -> str:
+    """Return the setting for a one-line message."""
+    text = "".join(character for character in str(setting) if character.isprintable())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def parse_setting(text: str) -> Setting:
+    """Return the setting that `text` names, NAME[:TARGET][=VALUE]; the value begins after the last '='."""
+    left, equals, right = text.rpartition("=")
+    name, _, target = (left if equals else right).partition(":")
+    return Setting(name.strip(), right.strip() if equals else "", target.strip())

@@ -1,0 +1,328 @@
+"""What-ifs on device time: kernel, roof, fused, copies, communication, batch."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.names import decode_column, match_names
+from gpudiag.errors import InputError
+from gpudiag.model.graph import Graph, encode_edge_kind
+from gpudiag.model.ops import Shape, parse_signature
+from gpudiag.roofline.fused_kernels import estimate_fused_ns
+from gpudiag.timeline.whatif.base import (
+    Bools,
+    Floats,
+    Setting,
+    Times,
+    WhatIfContext,
+    WhatIfKind,
+    find_nodes,
+    format_setting,
+    read_number,
+    scale_times,
+    set_kernel_times,
+    sum_kernel_times,
+)
+from gpudiag.timeline.whatif.host_time import find_host_nodes
+
+
+def _apply_kernel(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    if not setting.target:
+        raise InputError("kernel needs a name", "for example kernel:gemm=0.5 or kernel:aten::add=0")
+    nodes = np.append(context.named(setting.target), False)[graph.kernel]
+    factor = read_number(setting, 0, 10)
+    return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+
+
+def _describe_kernel(setting: Setting) -> str:
+    return f"kernels and ops with '{setting.target}' in their name take {read_number(setting, 0, 10):g} x the time"
+
+
+KERNEL = WhatIfKind(
+    "kernel",
+    "0 to 10: factor on the kernels of that name",
+    None,
+    _apply_kernel,
+    _describe_kernel,
+    "no kernel or op of that name",
+    takes_target=True,
+)
+
+
+_LOWEST_SHARE = 0.01
+
+
+def _read_share(setting: Setting) -> float:
+    return read_number(setting, _LOWEST_SHARE, 1) if setting.value else 1.0
+
+
+def _apply_roof(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    by = times.samples / _read_share(setting)
+    now = sum_kernel_times(graph, times, context.busy_ns)
+    slower = (now > 0) & (now / by > context.t_roof_ns)  # False where the roof is not known
+    floor = np.where(slower, context.t_roof_ns, np.nan) * by
+    return set_kernel_times(graph, times, floor, context.busy_ns) if slower.any() else None
+
+
+def _describe_roof(setting: Setting) -> str:
+    return f"every kernel with a known roofline at {_read_share(setting):.0%} of it (those that are faster stay)"
+
+
+ROOF = WhatIfKind(
+    "roof", "0.01 to 1: share of the roofline that kernels reach", "0.8", _apply_roof, _describe_roof, "no kernel has a known roofline"
+)
+
+
+Ints = npt.NDArray[np.int64]
+
+
+def _apply_fused(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    if setting.value not in ("", "1"):
+        raise InputError(f"{format_setting(setting)}: it takes no value", "--set fused")
+    bandwidth = context.device.bandwidth_byte_per_s if context.device else None
+    if bandwidth is None or not context.chains.height:
+        return None
+    found = context.chains.select("ids", estimate_fused_ns(bandwidth).alias("fused_ns")).with_row_index("chain")
+    members = found.explode("ids")
+    rows, chain = members["ids"].to_numpy(), members["chain"].cast(int).to_numpy()
+    now = sum_kernel_times(graph, times, context.busy_ns)
+    here = (now[rows] > 0) & ~_find_read_members(graph, rows, chain)
+    rows, chain = rows[here], chain[here]
+    return _fuse_chains(graph, times, context, rows, chain, found["fused_ns"].to_numpy() * times.samples) if rows.size else None
+
+
+def _find_read_members(graph: Graph, rows: Ints, chain: Ints) -> Bools:
+    """Return the members of chains in which something waits for one that is not the last: the host, or another stream, reads it."""
+    waited = np.isin(graph.edge_kind, [encode_edge_kind("sync"), encode_edge_kind("event")])
+    last = np.append(chain[1:] != chain[:-1], True)
+    apart = chain[np.isin(rows, graph.kernel[graph.src[waited]]) & ~last]
+    return np.isin(chain, apart)
+
+
+def _fuse_chains(graph: Graph, times: Times, context: WhatIfContext, rows: Ints, chain: Ints, floor_ns: npt.NDArray[np.float64]) -> Times:
+    """Return `times` with the first kernel of each chain doing the work of all and the others gone, with what it took to issue them."""
+    now = sum_kernel_times(graph, times, context.busy_ns)
+    whole = np.bincount(chain, weights=now[rows], minlength=floor_ns.size)
+    first = np.concatenate(([True], chain[1:] != chain[:-1]))
+    new_ns = np.full(context.kernel_count, np.nan)
+    new_ns[rows] = np.where(first, np.minimum(whole, floor_ns)[chain], 0.0)
+    gone = np.zeros(context.kernel_count + 1, dtype=np.bool_)
+    gone[rows[~first]] = True
+    return _remove_launches(graph, set_kernel_times(graph, times, new_ns, context.busy_ns), gone, context)
+
+
+def _remove_launches(graph: Graph, times: Times, gone: Bools, context: WhatIfContext) -> Times:
+    """Return `times` without the launches and the ops of the kernels that are `gone` (one more place for 'none')."""
+    nodes = gone[graph.kernel]
+    to = nodes[graph.dst]
+    launches = np.zeros(graph.kind.size, dtype=np.bool_)
+    launched = graph.edge_kind == encode_edge_kind("launch")
+    launches[graph.src[launched & to]] = True
+    launches[graph.src[launched & ~to]] = False  # a graph launch that also starts work that stays
+    ops = context.trace.kernels["op"].fill_null(-1).to_numpy()
+    unneeded = np.zeros(context.trace.ops.height + 1, dtype=np.bool_)
+    unneeded[ops[gone[:-1]]] = True
+    unneeded[ops[~gone[:-1]]] = False
+    host = find_host_nodes(graph) & (graph.op >= 0) & unneeded[graph.op]
+    times = scale_times(times, launches | host, 0.0)
+    spacing = to & (graph.edge_kind == encode_edge_kind("stream"))
+    return msgspec.structs.replace(
+        times,
+        lag_ns=np.where(spacing, 0, times.lag_ns),
+        dropped=times.dropped | (launched & to),
+    )
+
+
+def _describe_fused(_: Setting) -> str:
+    return "each chain of element-wise kernels of one size is one kernel: no intermediates in memory, 85 % of the bandwidth, one launch"
+
+
+FUSED = WhatIfKind(
+    "fused",
+    "no value",
+    "",
+    _apply_fused,
+    _describe_fused,
+    "no chain of element-wise kernels is known (this needs shapes and the bandwidth)",
+)
+
+
+OVERLAPPED = "overlapped"
+_TO_HOST = r"(?i)DtoH|DeviceToHost"
+"""Names of copies that the host reads the result of (Kineto: 'Memcpy DtoH (Device -> Pinned)', ROCm: 'CopyDeviceToHost')."""
+
+
+def _check_overlapped(setting: Setting) -> None:
+    if setting.value not in (OVERLAPPED, ""):
+        raise InputError(f"{format_setting(setting)}: the value is '{OVERLAPPED}'", f"for example {setting.name}={OVERLAPPED}")
+
+
+def _overlap_copies(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    _check_overlapped(setting)
+    copies = find_nodes(graph, "copy")  # those of 0 us too, in traces that tell whole us: what they do to the host is not 0
+    if not copies.any():
+        return None
+    read = np.append(match_names(context.trace.kernels["name"], _TO_HOST).fill_null(False).to_numpy(), False)
+    blocking = (graph.edge_kind == encode_edge_kind("sync")) & (copies & ~read[graph.kernel])[graph.src]
+    return _move_beside(scale_times(times, _find_copying(graph, context, blocking), 0.0), copies, blocking)
+
+
+def _find_copying(graph: Graph, context: WhatIfContext, blocking: Bools) -> Bools:
+    """Return the host's time in the calls that the edges `blocking` make wait for their own copy: staging the data is part of it.
+
+    Such a call is a node of its own, before the wait.
+    """
+    launches = np.append(context.trace.kernels["launch"].fill_null(-1).to_numpy(), -1)
+    made = launches[graph.kernel[graph.src[blocking]]]
+    found: Bools = find_nodes(graph, "sync") & np.isin(graph.launch, made[made >= 0])
+    return found
+
+
+def _overlap_communication(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
+    _check_overlapped(setting)
+    collectives = find_nodes(graph, "communication") & (times.duration_ns > 0)
+    return _move_beside(times, collectives, np.zeros(graph.src.size, dtype=np.bool_)) if collectives.any() else None
+
+
+def _move_beside(times: Times, nodes: Bools, dropped: Bools) -> Times:
+    return msgspec.structs.replace(times, own_lane=times.own_lane | nodes, dropped=times.dropped | dropped)
+
+
+def _describe_copies(_: Setting) -> str:
+    return "copies between host and device run beside all other work, those to the device do not block the host; waits for results stay"
+
+
+def _describe_communication(_: Setting) -> str:
+    return "collectives run beside all other work; the step is not shorter than their total"
+
+
+COPIES = WhatIfKind("copies", OVERLAPPED, OVERLAPPED, _overlap_copies, _describe_copies, "the steps hold no copy between host and device")
+COMMUNICATION = WhatIfKind(
+    "communication", OVERLAPPED, OVERLAPPED, _overlap_communication, _describe_communication, "the steps hold no collective"
+)
+
+
+_LARGEST_FACTOR = 1024
+_FOUND_SHARE = 0.95
+"""The batch is the largest first dimension that divides those of nearly all the work that any candidate divides."""
+_KNOWN_SHARE = 0.5
+"""Less of the kernel time with known shapes than this, and nothing is said."""
+_TO_DEVICE = r"(?i)HtoD|HostToDevice"
+_EXCHANGE = r"(?i)all_?to_?all|send_?recv"
+"""Kernels of NCCL and RCCL that exchange activations (ncclDevKernel_SendRecv runs all_to_all)."""
+_WEIGHT_AT = {"linear": 1, "addmm": 2, "convolution": 1, "_convolution": 1, "cudnn_convolution": 1, "miopen_convolution": 1, "embedding": 0}
+"""Place of the weight among the inputs (native_functions.yaml)."""
+
+
+def _apply_batch(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    factor = read_number(setting, 1, _LARGEST_FACTOR)
+    growing = context.once("per sample", lambda: find_per_sample(context))
+    if not growing.any():
+        return None  # for all steps alike: they have one batch size
+    now = sum_kernel_times(graph, times, context.busy_ns)
+    grown = np.maximum(now * _measure_growth(context, factor), np.minimum(np.nan_to_num(context.t_roof_ns), now) * factor)
+    times = set_kernel_times(graph, times, np.where(growing & (now > 0), grown, np.nan), context.busy_ns)
+    times = scale_times(times, find_nodes(graph, "data") | _find_input_copies(graph, context), factor)
+    return msgspec.structs.replace(times, samples=times.samples * factor)
+
+
+def _find_input_copies(graph: Graph, context: WhatIfContext) -> Bools:
+    """Return the copies to the device: they bring the batch."""
+    names = match_names(context.trace.kernels["name"], _TO_DEVICE).fill_null(False).to_numpy()
+    copies: Bools = find_nodes(graph, "copy") & np.append(names, False)[graph.kernel]
+    return copies
+
+
+def _measure_growth(context: WhatIfContext, factor: float) -> Floats:
+    """Return the factor on the time of each kernel that works on the batch.
+
+    More thread blocks first fill the SMs that stay empty: a kernel of less than one wave takes no longer until it has one. Where waves are
+    not known, a kernel that is bound by overhead takes no longer (both: not shorter than its new roof, which the caller sees to).
+    """
+    waves = context.work["waves"].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    by_waves = np.maximum(waves * factor, 1) / np.maximum(waves, 1)
+    overhead = (context.work["bound"] == "overhead").fill_null(False).to_numpy()
+    return np.where(np.isnan(waves), np.where(overhead, 1.0, factor), by_waves)
+
+
+def find_per_sample(context: WhatIfContext) -> Bools:
+    """Return the kernels that work on the batch: of forward or backward, with an input that is no parameter and begins with the batch.
+
+    A kernel whose shapes or phase are not known is taken for one; none is where the shapes of most of the time are not known. So are
+    collectives that exchange activations (all-to-all, send and receive). The others are fixed: optimizer, work on weights alone,
+    collectives of gradients and weights, copies.
+    """
+    work = context.work
+    phases = pl.col("phase").is_in(["forward", "backward"]) | pl.col("phase").is_null()  # null: not known, as in a run that only infers
+    model = phases & ~pl.col("collective").fill_null(False) & (pl.col("kind") != "memcpy")
+    inside = work.select(model.alias("model"))["model"].to_numpy()
+    rows = work["signature"].fill_null(-1).to_numpy()
+    time = np.where(inside, work["busy_ns"].fill_null(0).to_numpy(), 0)
+    leading = _find_leading(context)
+    spent = np.bincount(rows[rows >= 0], weights=time[rows >= 0], minlength=len(leading))
+    batch = context.samples or _find_batch_size(spent.tolist(), leading)
+    if batch is None or spent.sum() < _KNOWN_SHARE * time.sum():
+        return np.zeros(work.height, dtype=np.bool_)
+    grows = np.array([any(size % batch == 0 for size in sizes) for sizes in leading] + [True], dtype=np.bool_)
+    exchanged = work["collective"].fill_null(False) & work["name"].str.contains(_EXCHANGE)
+    result: Bools = (inside & grows[rows]) | exchanged.to_numpy()
+    return result
+
+
+def _find_batch_size(spent: list[float], leading: list[tuple[int, ...]]) -> int | None:
+    """Return the batch size that the shapes show, by the time `spent` with each signature; None where they show none."""
+    used = [(sizes, ns) for sizes, ns in zip(leading, spent, strict=True) if ns > 0 and sizes]
+    reach = {size: sum(ns for sizes, ns in used if any(other % size == 0 for other in sizes)) for sizes, _ in used for size in sizes}
+    best = max(reach.values(), default=0.0)
+    return max((size for size, ns in reach.items() if ns >= _FOUND_SHARE * best), default=None)
+
+
+def _find_leading(context: WhatIfContext) -> list[tuple[int, ...]]:
+    """Return for each signature the first dimensions (> 0) of its tensors that are no parameters."""
+    parameters = _find_parameter_shapes(context)
+    parsed = [_parse_shapes(*row) for row in context.trace.signatures.select("shapes", "dtypes").iter_rows()]
+    return [tuple({shape[0] for shape in shapes if shape and shape[0] and shape not in parameters}) for shapes in parsed]
+
+
+def _parse_shapes(shapes: str, dtypes: str | None) -> tuple[Shape, ...]:
+    """Return the shapes of the tensors of at least two dimensions, and of the lists of tensors."""
+    inputs = parse_signature(shapes, dtypes, None, None).inputs
+    return tuple(shape for item in inputs for shape in (item.tensors or (item.shape,)) if len(shape) >= 2)
+
+
+def _find_parameter_shapes(context: WhatIfContext) -> frozenset[Shape]:
+    """Return the shapes of the parameters, and of their transposes.
+
+    They are the inputs of AccumulateGrad nodes, of ops of the optimizer, and the weights of layers.
+    """
+    ops = context.trace.ops.select(decode_column("name"), "phase", "signature").drop_nulls("signature").unique()
+    accumulated = ops.filter(pl.col("name").str.contains("AccumulateGrad") | (pl.col("phase") == "optimizer").fill_null(False))
+    texts = context.trace.signatures.select("shapes", "dtypes")
+    found = {shape for row in accumulated["signature"].unique().to_list() for shape in _parse_shapes(*texts.row(row))}
+    for name, row in ops.select("name", "signature").unique().iter_rows():
+        place = _WEIGHT_AT.get(name.removeprefix("aten::"))
+        weight = None if place is None else parse_signature(texts["shapes"][row], texts["dtypes"][row], None, None).tensor(place)
+        if weight is not None:
+            found.add(weight.shape)
+    return frozenset(found | {shape[::-1] for shape in found if len(shape) == 2})
+
+
+def _describe_batch(setting: Setting) -> str:
+    factor = read_number(setting, 1, _LARGEST_FACTOR)
+    return (
+        f"{factor:g} x the samples a step: kernels on the batch grow (those that leave SMs empty fill them first), so do the loader and "
+        "the copies of its batches; optimizer, work on weights, gradient collectives, Python and waits that nothing explains stay"
+    )
+
+
+BATCH = WhatIfKind(
+    "batch",
+    "1 to 1024: factor on the samples of a step",
+    "2",
+    _apply_batch,
+    _describe_batch,
+    "the shapes of most of the kernel time are not known, or no kernel works on a batch (record with record_shapes=True)",
+)

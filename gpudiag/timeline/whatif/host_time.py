@@ -1,0 +1,233 @@
+"""What-ifs on host time: host, launch, sync, loader, gc, io, allocation, compile, profiler.
+
+sync=0: calls that wait for the device do not; sync=train.py:42 or sync=aten::item: those at one place, or of one op or call.
+
+A read of a scalar that waits is gone with what issuing it took: without a reader nothing is copied.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.attribution.names import decode_names, match_any_of
+from gpudiag.model.graph import Graph, encode_edge_kind
+from gpudiag.timeline.whatif.base import Bools, Setting, Times, WhatIfContext, WhatIfKind, find_nodes, read_number, scale_times
+
+
+def find_host_nodes(graph: Graph) -> Bools:
+    """Return the nodes of Python, framework and launch calls; on a CPU-only run not the ops, which are the work."""
+    return find_nodes(graph, "host", "launch") & (graph.kernel < 0)
+
+
+def _apply_host(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
+    nodes = find_host_nodes(graph)
+    factor = read_number(setting, 0, 10)
+    return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+
+
+def _describe_host(setting: Setting) -> str:
+    return f"Python, framework and launch calls take {read_number(setting, 0, 10):g} x the time"
+
+
+HOST = WhatIfKind(
+    "host",
+    "0 to 10: factor on the time of Python, framework and launch calls",
+    "0.5",
+    _apply_host,
+    _describe_host,
+    "no host time was recorded",
+)
+
+
+_KINDS_OF_TIME = {
+    "loader": ("data", "waiting for the data loader", "the steps hold no wait for a data loader"),
+    "gc": ("gc", "collections of Python's garbage collector", "the steps hold no garbage collection"),
+    "io": ("io", "writing files (checkpoints, logs)", "the steps write no file"),
+    "allocation": ("allocation", "device memory allocations and frees", "the steps allocate no device memory from the driver"),
+    "compile": ("compile", "compilation by torch.compile", "the steps compile nothing"),
+    "profiler": ("profiler", "the profiler's own work", "the steps hold no work of the profiler"),
+}
+
+
+def _build_kind(name: str) -> WhatIfKind:
+    code, what, absent = _KINDS_OF_TIME[name]
+
+    def apply(graph: Graph, times: Times, _: WhatIfContext, setting: Setting) -> Times | None:
+        nodes = find_nodes(graph, code)
+        factor = read_number(setting, 0, 10)
+        return scale_times(times, nodes, factor) if times.duration_ns[nodes].any() else None
+
+    def words(setting: Setting) -> str:
+        factor = read_number(setting, 0, 10)
+        return f"{what}: none" if factor == 0 else f"{what}: {factor:g} x the time"
+
+    return WhatIfKind(name, "0 (gone) to 10: factor on that time", "0", apply, words, absent)
+
+
+LOADER, GC, IO, ALLOCATION, COMPILE, PROFILER = (_build_kind(name) for name in _KINDS_OF_TIME)
+
+
+GRAPH_SPACING_NS = 1_000
+"""Kernel-to-kernel latency inside a CUDA graph: about 1 us (rules.md OVH-02; NVIDIA, Getting Started with CUDA Graphs)."""
+
+_GRAPH_PHASES = ("forward", "backward", "optimizer")
+_VANISHING = ("host", "launch", "allocation", "compile", "profiler")
+"""What a graph replay does not do. Loading data, collecting garbage, writing files and waiting for results stay."""
+
+
+def _find_region(graph: Graph, context: WhatIfContext) -> Bools:
+    """Return the nodes of host threads between the first and the last launch of forward, backward and optimizer of their step.
+
+    Where no launch of a step is known to be of these phases, of any launch.
+    """
+    launches = find_nodes(graph, "launch") & (graph.kernel < 0)
+    of_phase = launches & context.in_phases(*_GRAPH_PHASES)[graph.op]
+    step = np.searchsorted(np.array(graph.begins_ns, dtype=np.int64), graph.start_ns, "right")
+    told = np.zeros(graph.step_count, dtype=np.bool_)
+    told[step[of_phase]] = True
+    launches = np.where(told[step], of_phase, launches)
+    first, last = np.full(graph.step_count, np.iinfo(np.int64).max), np.full(graph.step_count, np.iinfo(np.int64).min)
+    np.minimum.at(first, step[launches], graph.start_ns[launches])
+    np.maximum.at(last, step[launches], graph.start_ns[launches])
+    region: Bools = (graph.lane >= 0) & (graph.start_ns >= first[step]) & (graph.start_ns <= last[step])
+    return region
+
+
+def _find_edges_to(graph: Graph, nodes: Bools, *kinds: str) -> Bools:
+    """Return the edges of `kinds` that end at `nodes`."""
+    return nodes[graph.dst] & np.isin(graph.edge_kind, [encode_edge_kind(kind) for kind in kinds])
+
+
+def _find_started(graph: Graph, launches: Bools) -> Bools:
+    """Return the device work that `launches` start."""
+    edges = graph.edge_kind == encode_edge_kind("launch")
+    started = np.zeros(graph.kind.size, dtype=np.bool_)
+    started[graph.dst[edges & launches[graph.src]]] = True
+    return started
+
+
+def _apply_launch(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    factor = read_number(setting, 0, 1)
+    region = _find_region(graph, context)
+    if not region.any():
+        return None
+    if factor > 0:
+        return scale_times(times, region & find_host_nodes(graph), factor)
+    gone = region & find_nodes(graph, *_VANISHING) & (graph.kernel < 0)
+    started = _find_started(graph, gone)
+    spaced = _find_edges_to(graph, started, "stream", "event")
+    silent = _find_edges_to(graph, gone, "thread", "handoff", "launch")
+    times = scale_times(times, gone, 0.0)
+    # a host that was always late never showed how close two kernels can follow each other: there the 1 us holds, or less where it was less
+    seen = np.maximum(graph.start_ns[graph.dst] - graph.start_ns[graph.src] - graph.duration_ns[graph.src], 0)
+    spacing = np.minimum(np.where(times.lag_ns > 0, times.lag_ns, seen), GRAPH_SPACING_NS)
+    lag = np.where(silent, 0, np.where(spaced, spacing, times.lag_ns))
+    free = np.where(silent, 0, times.free_ns)  # what nothing explains no graph takes away
+    return msgspec.structs.replace(times, lag_ns=lag, free_ns=free, dropped=times.dropped | _find_edges_to(graph, gone, "queue_full"))
+
+
+def _describe_launch(setting: Setting) -> str:
+    factor = read_number(setting, 0, 1)
+    if factor:
+        return f"Python and launch calls between the first and the last launch of the step take {factor:g} x the time"
+    return (
+        "one CUDA graph issues the step: no Python and no launch calls between its first and its last launch, kernels at most 1 us apart; "
+        "Python before and after, data, garbage collection, files, waits for results and waits that nothing explains stay"
+    )
+
+
+LAUNCH = WhatIfKind(
+    "launch",
+    "0 (CUDA graph) to 1: factor on what it costs to issue the step",
+    "0",
+    _apply_launch,
+    _describe_launch,
+    "no launch was recorded",
+)
+
+
+_ALL_SYNCS = ("0", "", "all")
+_READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+"""Ops that do nothing but bring a number to the host (ATen: native/Scalar.cpp, TensorProperties.cpp)."""
+_CALL_SITE = re.compile(r"(?P<file>.*\.py)(?::(?P<line>\d+))?$")
+
+
+def _apply_sync(graph: Graph, times: Times, context: WhatIfContext, setting: Setting) -> Times | None:
+    return _remove_waits(graph, times, context, None if setting.value in _ALL_SYNCS else _find_chosen(graph, context, setting.value))
+
+
+def remove_syncs(graph: Graph, times: Times, context: WhatIfContext, launches: npt.NDArray[np.int64]) -> Times | None:
+    """Return `times` with the calls in these rows of `launches` not waiting; None where the graph holds none that does."""
+    return _remove_waits(graph, times, context, (graph.launch >= 0) & np.isin(graph.launch, launches))
+
+
+def _remove_waits(graph: Graph, times: Times, context: WhatIfContext, chosen: Bools | None) -> Times | None:
+    """Return `times` without the waits of the `chosen` nodes (None: of all); None where none of them waits."""
+    waits = graph.edge_kind == encode_edge_kind("sync")
+    calls = np.zeros(graph.kind.size, dtype=np.bool_)
+    calls[graph.dst[waits]] = True
+    calls |= find_nodes(graph, "sync")
+    if chosen is not None:
+        calls &= chosen
+    edges = waits & calls[graph.dst]
+    if not (edges.any() or times.duration_ns[calls & find_nodes(graph, "sync")].any()):
+        return None
+    waiting = calls.copy()
+    waiting[graph.dst[edges]] = True
+    times = scale_times(times, (calls & find_nodes(graph, "sync")) | _find_reads(graph, context, waiting), 0.0)
+    return msgspec.structs.replace(times, dropped=times.dropped | edges)
+
+
+def _find_reads(graph: Graph, context: WhatIfContext, waiting: Bools) -> Bools:
+    """Return the host nodes of the reads that hold the calls `waiting`."""
+    ops = context.trace.ops
+    reads = context.once("reads", lambda: np.append(match_any_of(ops["name"], _READS).to_numpy(), False))
+    parent = np.append(ops["parent"].fill_null(-1).to_numpy(), -1)
+    inner = np.unique(graph.op[waiting])
+    inner = inner[reads[inner]]
+    gone = np.union1d(inner, parent[inner])  # item() and the op below it that copies
+    found: Bools = find_nodes(graph, "host", "launch") & (graph.kernel < 0) & reads[graph.op] & np.isin(graph.op, gone)
+    return found
+
+
+def _find_chosen(graph: Graph, context: WhatIfContext, text: str) -> Bools:
+    """Return the nodes of calls that `text` names: 'file.py:line', 'file.py', an op with or without 'aten::', or a runtime call."""
+    none = np.zeros(graph.kind.size, dtype=np.bool_)
+    if context.syncs is None or not context.syncs.height:
+        return none
+    found = context.syncs.filter(_match_call_site(text) | _match_name(text, context))
+    return none if not found.height else (graph.launch >= 0) & np.isin(graph.launch, found["launch"].drop_nulls().to_numpy())
+
+
+def _match_call_site(text: str) -> pl.Expr:
+    """Return whether the site, 'path/file.py(line): function', is at `text`."""
+    match = _CALL_SITE.match(text)
+    if match is None:
+        return pl.lit(False)
+    line = rf"\({match['line']}\)" if match["line"] else r"\(\d+\)"
+    return pl.col("site").str.contains(rf"(^|[/\\]){re.escape(match['file'])}{line}").fill_null(False)
+
+
+def _match_name(text: str, context: WhatIfContext) -> pl.Expr:
+    """Return whether the op or the call is `text`."""
+    names = decode_names(context.trace.ops["name"])
+    ops = [row for row, name in enumerate(names.unique(maintain_order=True).to_list()) if name in (text, f"aten::{text}")]
+    chosen = names.is_in([text, f"aten::{text}"]).arg_true().cast(pl.Int64) if ops else pl.Series([], dtype=pl.Int64)
+    return (pl.col("api") == text).fill_null(False) | pl.col("op").is_in(chosen.implode()).fill_null(False)
+
+
+def _describe_sync(setting: Setting) -> str:
+    if setting.value in _ALL_SYNCS:
+        return "no call waits for the device, and nothing is read for the host: it issues work as far ahead as the queue lets it"
+    return f"the calls at '{setting.value}' do not wait for the device, and read nothing"
+
+
+SYNC = WhatIfKind(
+    "sync", "0 (all), file.py:line, an op such as aten::item, or a call such as cudaStreamSynchronize", "0", _apply_sync, _describe_sync,
+    "no such call waits for the device in the steps", names_places=True,
+)  # fmt: skip

@@ -1,0 +1,243 @@
+"""Collectives: their kind by the names that libraries use, who takes part, and calls of CPU back ends ('gloo:all_reduce') as rows.
+
+What a message between ranks does, by the names that libraries give it. Public: kind_of, kernel_kind, KINDS.
+
+One ordered table for each sort of name, the first pattern that matches wins; a name that does not tell is null, never a guess.
+
+Who takes part in a collective: the columns members, source, target and splits, from the arguments of its record.
+
+torch writes them as text (torch/csrc/profiler/util.cpp, saveNcclMeta): 'Process Group Ranks' "[0, 1, 2]", cut after 30 ranks with an
+ellipsis, 'Global rank start' and 'Global rank stride' where the ranks are evenly spaced, 'Src Rank' or 'Dst Rank' of recv and send in
+ranks of the job, 'Rank' (for broadcast, scatter, reduce and gather that of the root in its group), 'In split size', 'Out split size'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import msgspec
+import polars as pl
+from msgspec import Raw
+
+from gpudiag.trace.columns import JSON_ERRORS, read_integer
+from gpudiag.trace.events import ABSENT, CompleteArgs
+
+MESSAGE_KINDS = (
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "gather", "scatter", "point_to_point", "barrier",
+)  # fmt: skip
+"""Kinds of messages, as torch.distributed names its collectives; point_to_point: send, recv."""
+
+# Letters of 'Collective name', of an operator or of the annotation around it ('_allgather_base', 'c10d::reduce_scatter_tensor_coalesced',
+# 'nccl:all_to_all'): torch/csrc/distributed/c10d/ProcessGroup*.cpp. The long before the short that they hold.
+_KIND_WORDS = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("broadcast", "broadcast"),
+    ("barrier", "barrier"),
+    ("sendrecv", "point_to_point"),
+    ("send", "point_to_point"),
+    ("recv", "point_to_point"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+)
+
+# Kernels, by the name in front of template arguments and parameters. NCCL and RCCL write the function they run into it (Generic tells
+# nothing; all-to-all, gather and scatter run as SendRecv); DeepEP, MORI, pplx and TensorRT-LLM exchange tokens of experts in dispatch and
+# combine; the custom all-reduces of vLLM, SGLang and AITER are called cross_device_reduce; torch's symmetric memory and NVSHMEM, MSCCL++,
+# TensorRT-LLM, FlashInfer and quickreduce write the words.
+_KERNEL_PATTERNS = (
+    (r"(?i)reduce_?scatter", "reduce_scatter"),
+    (r"(?i)all_?reduce|cross_device_reduce|lamport.*reduce", "all_reduce"),
+    (r"(?i)all_?gather", "all_gather"),
+    (r"(?i)all_?to_?all", "all_to_all"),
+    (r"(?i)(?:internode|intranode|internode_ll|hybrid_ep|pplx|mori)::(?:\w+::)*\w*(?:dispatch|combine)", "all_to_all"),
+    (r"\bEp(?:Dispatch|Combine)", "all_to_all"),
+    (r"(?i)a2a_?(?:dispatch|combine)", "all_to_all"),
+    (r"(?i)send_?recv", "point_to_point"),
+    (r"(?i)(?:nccl|rccl)\w*broadcast|nvshmem\w*broadcast", "broadcast"),
+    (r"(?i)(?:nccl|rccl)(?:sym\w*|dev)?kernel_reduce_|ncclReduce(?:Ring|Tree)", "reduce"),
+    (r"(?i)\bbarrier_kernel|nvshmem\w*barrier", "barrier"),
+)  # fmt: skip
+
+
+def match_message_kind(name: pl.Expr) -> pl.Expr:
+    """Return the kind of message that a name of a collective, operator or annotation tells; null where it tells none."""
+    letters = name.str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
+    found = pl.lit(None, dtype=pl.String)
+    for word, kind in reversed(_KIND_WORDS):
+        found = pl.when(letters.str.contains(word, literal=True)).then(pl.lit(kind)).otherwise(found)
+    return found
+
+
+def match_kernel_message_kind(name: pl.Expr) -> pl.Expr:
+    """Return the kind of message that the name of a collective's kernel tells; null where it tells none."""
+    own = name.str.replace_all("(anonymous namespace)", "", literal=True).str.replace(r"[<(].*$", "")
+    found = pl.lit(None, dtype=pl.String)
+    for pattern, kind in reversed(_KERNEL_PATTERNS):
+        found = pl.when(own.str.contains(pattern)).then(pl.lit(kind)).otherwise(found)
+    return found
+
+
+_ROOTED = ("broadcast", "scatter", "reduce", "gather")
+"""Collectives whose 'Rank' is their root's; torch writes 'broadcast', '_broadcast_oop', 'reduce', '_reduce_oop', 'gather', 'scatter'."""
+
+_INTEGERS = re.compile(r"\s*-?\d+(?:\s*,\s*-?\d+)*\s*")
+_MAX_RANKS = 2**20
+"""More than any run has: a damaged record."""
+
+
+def build_group_columns(names: Sequence[str | None], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
+    """Return the columns members, source, target, in_splits and out_splits of collectives called `names`, one for each of `args`."""
+    members = [_read_members(item) for item in args]
+    roots = [_find_root(name, item, ranks) for name, item, ranks in zip(names, args, members, strict=True)]
+    sources = [_read_rank(item.source) for item in args]
+    return {
+        "members": pl.Series(members, dtype=pl.String),
+        "source": pl.Series([root if own is None else own for own, root in zip(sources, roots, strict=True)], dtype=pl.Int64),
+        "target": pl.Series([_read_rank(item.target) for item in args], dtype=pl.Int64),
+        "in_splits": pl.Series([_parse_number_list(item.in_splits) for item in args], dtype=pl.String),
+        "out_splits": pl.Series([_parse_number_list(item.out_splits) for item in args], dtype=pl.String),
+    }
+
+
+def build_empty_group_columns(rows: int) -> dict[str, pl.Series]:
+    """Return the same columns for `rows` calls whose records do not hold them."""
+    text, number = pl.Series([None] * rows, dtype=pl.String), pl.Series([None] * rows, dtype=pl.Int64)
+    return {"members": text, "source": number, "target": number, "in_splits": text, "out_splits": text}
+
+
+def fill_members(collectives: pl.DataFrame, groups: Mapping[str, Sequence[int]], world_size: int | None) -> pl.DataFrame:
+    """Return `collectives` (stage 'read') with the members that the header tells where the record does not.
+
+    By the group's name, or because a group as large as the job holds all of its ranks (where torch writes an empty list).
+    """
+    known = {name: _join_ranks(ranks) for name, ranks in groups.items() if ranks}
+    named = pl.col("group").replace_strict(known, default=None, return_dtype=pl.String) if known else pl.lit(None, dtype=pl.String)
+    if world_size is None or not 0 < world_size <= _MAX_RANKS:
+        everyone = pl.lit(None, dtype=pl.String)
+    else:
+        everyone = pl.when(pl.col("size") == world_size).then(pl.lit(_join_ranks(range(world_size))))
+    told = pl.coalesce("members", named, everyone)
+    fits = pl.col("size").is_null() | (told.str.count_matches(",", literal=True) + 1 == pl.col("size"))
+    return collectives.with_columns(pl.when(fits).then(told).alias("members"))
+
+
+def _read_members(args: CompleteArgs) -> str | None:
+    """Return the ranks of the group as '0,1,2'; None where the list was cut off and its ranks are not evenly spaced."""
+    listed = _parse_number_list(args.members)
+    return _list_spaced_ranks(args) if listed is None else listed
+
+
+def _list_spaced_ranks(args: CompleteArgs) -> str | None:
+    """Return the ranks by their first one, their distance and their number."""
+    start, stride, size = (read_integer(field) for field in (args.rank_start, args.rank_stride, args.group_size))
+    if start is None or stride is None or size is None or start < 0 or stride < 1 or not 0 < size <= _MAX_RANKS:
+        return None
+    return _join_ranks(range(start, start + stride * size, stride))
+
+
+def _find_root(name: str | None, args: CompleteArgs, members: str | None) -> int | None:
+    """Return the root of a rooted collective in ranks of the job; None for others, and where group or root are not known."""
+    if name is None or members is None or name.strip("_").removesuffix("_oop") not in _ROOTED:
+        return None
+    ranks, place = members.split(","), _read_rank(args.root)
+    return int(ranks[place]) if place is not None and place < len(ranks) else None
+
+
+def _read_rank(field: Raw) -> int | None:
+    found = None if field is ABSENT else read_integer(field)
+    return found if found is not None and 0 <= found <= _MAX_RANKS else None
+
+
+def _parse_number_list(field: Raw) -> str | None:
+    """Return the numbers of a list, given as JSON or as text, joined by commas; None where it is absent, empty or cut off ('...')."""
+    if field is ABSENT:
+        return None
+    inner = bytes(field).decode("utf-8", "replace").strip().strip('"').strip().removeprefix("[").removesuffix("]")
+    return "".join(inner.split()) if _INTEGERS.fullmatch(inner) else None
+
+
+def _join_ranks(ranks: Sequence[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+_SAME_SIZE = ("all_reduce", "allreduce", "broadcast", "reduce", "send", "recv", "all_to_all", "alltoall")
+_GATHERS = ("all_gather", "allgather", "gather")
+_LARGEST = 2**63 - 1
+_MAX_GATHERED_RANKS = 2**20
+"""More than any run has: a damaged header."""
+
+# "Input type" -> what record_param_comms calls it ("dtype" of a collective); c10/core/ScalarType.h
+_TYPES = {
+    "float": "Float", "double": "Double", "long": "Long", "long int": "Long", "int": "Int", "short": "Short", "short int": "Short",
+    "unsigned char": "Byte", "signed char": "Char", "bool": "Bool", "c10::complex<float>": "ComplexFloat",
+}  # fmt: skip
+
+
+def build_backend_collectives(rows: Sequence[int], names: Sequence[str], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
+    """Return the columns of the collectives of the ops `rows`: their recorded tensors are what they are given.
+
+    What they result in is as large for those that change nothing but values; group and its size are not recorded with the call.
+    """
+    given = [_count_elements(item.dims) for item in args]
+    result = [count if name in _SAME_SIZE else None for name, count in zip(names, given, strict=True)]
+    blank = [None] * len(rows)
+    return {
+        "kernel": pl.Series(blank, dtype=pl.Int64),
+        "op": pl.Series(rows, dtype=pl.Int64),
+        "name": pl.Series(names, dtype=pl.String),
+        "group": pl.Series(blank, dtype=pl.String),
+        "size": pl.Series(blank, dtype=pl.Int64),
+        "in_elements": pl.Series(given, dtype=pl.Int64),
+        "out_elements": pl.Series(result, dtype=pl.Int64),
+        "dtype": pl.Series([_find_dtype(item.dtypes) for item in args], dtype=pl.String),
+        "seq": pl.Series(blank, dtype=pl.Int64),
+    } | build_empty_group_columns(len(rows))
+
+
+def fill_group_size(collectives: pl.DataFrame, size: int | None) -> pl.DataFrame:
+    """Return `collectives` (stage 'read') with the size of the only process group where none was recorded with the call.
+
+    A gathering call then results in that many times what it was given. `size`: None where there are several groups, or it is not known.
+    """
+    if size is None or size > _MAX_GATHERED_RANKS:
+        return collectives
+    silent = pl.col("size").is_null() & pl.col("group").is_null() & pl.col("op").is_not_null()
+    gathered = (
+        silent
+        & pl.col("name").is_in(_GATHERS)
+        & pl.col("out_elements").is_null()
+        & (pl.col("in_elements") < _LARGEST // _MAX_GATHERED_RANKS)
+    )
+    ranks = pl.lit(size, dtype=pl.Int64)
+    return collectives.with_columns(
+        pl.when(silent).then(ranks).otherwise("size").alias("size"),
+        pl.when(gathered).then(pl.col("in_elements") * ranks).otherwise("out_elements").alias("out_elements"),
+    )
+
+
+def _count_elements(dims: Raw) -> int | None:
+    """Return the elements of all tensors in 'Input Dims' ('[[524800]]'); None where the sizes of one are not known."""
+    try:
+        shapes = msgspec.json.decode(dims, type=list[list[int]]) if dims is not ABSENT else []
+    except JSON_ERRORS:
+        return None
+    if not shapes or any(size < 0 for shape in shapes for size in shape):
+        return None
+    total = sum(prod(shape) for shape in shapes)
+    return total if total <= _LARGEST else None
+
+
+def _find_dtype(dtypes: Raw) -> str | None:
+    """Return the one type of all tensors in 'Input type'; None where they differ or it was not recorded."""
+    try:
+        found = set(msgspec.json.decode(dtypes, type=list[str])) if dtypes is not ABSENT else set()
+    except JSON_ERRORS:
+        return None
+    name = found.pop() if len(found) == 1 else None
+    return None if name is None else _TYPES.get(name, name.removeprefix("c10::"))

@@ -1,0 +1,348 @@
+"""Chunks of events -> columns of the tables, in the file's order, with absolute times. No event outlives its chunk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.trace import columns as columns_module
+from gpudiag.trace.collectives import build_backend_collectives, build_group_columns
+from gpudiag.trace.columns import (
+    Keys,
+    OperatorNames,
+    Products,
+    build_integer_column,
+    build_share_column,
+    format_thread_part,
+    parse_integer,
+    read_integer,
+    read_scalar,
+    read_text,
+)
+from gpudiag.trace.events import (
+    ABSENT,
+    BACKEND_CALLS,
+    EVENT_KINDS,
+    GRAPH_CALL,
+    KIND_CODES,
+    AnnotationNames,
+    CategoryCodes,
+    Complete,
+    CompleteArgs,
+    EventTimes,
+    Instant,
+    MemoryArgs,
+    Metadata,
+)
+from gpudiag.trace.json_framing import EventChunk
+from gpudiag.trace.table_store import Part
+
+_NO_ARGS = CompleteArgs()
+_NO_MEMORY_ARGS = MemoryArgs()
+_MARK_CODES = [KIND_CODES["annotation"], KIND_CODES["overhead"], KIND_CODES["sync"]]
+_DEVICE_CODES = [KIND_CODES["kernel"], KIND_CODES["memcpy"], KIND_CODES["memset"]]
+_MAX_THREAD_NAMES = 100_000
+_MAX_UNKNOWN = 5
+
+Int64Array = npt.NDArray[np.int64]
+TimesOf = Callable[[memoryview | bytes], list[EventTimes]]
+
+
+class Timed:
+    """Complete events of one kind with their start and end in absolute ns."""
+
+    def __init__(self, events: list[Complete], start: Int64Array, end: Int64Array) -> None:
+        self.events = events
+        self.start = start
+        self.end = end
+
+    @cached_property
+    def args(self) -> list[CompleteArgs]:
+        """Return the arguments of each event."""
+        return [event.args or _NO_ARGS for event in self.events]
+
+    def at(self, rows: Int64Array) -> Timed:
+        """Return the events at `rows`."""
+        events = self.events
+        return Timed([events[row] for row in rows.tolist()], self.start[rows], self.end[rows])
+
+
+class Counts(msgspec.Struct):
+    """What a collector counts and notes besides the columns."""
+
+    complete_events: int
+    dropped: dict[str, int]
+    unknown: dict[str, int]
+    thread_names: list[tuple[str, str, int, str]]
+    """pid, tid, number of the chunk, name."""
+    categories: list[str | None]
+
+
+class Collector:
+    """Makes columns of chunks; remembers what they refer to, and what was left out."""
+
+    def __init__(self, times_of: TimesOf) -> None:
+        self._times_of = times_of
+        self.keys = Keys()
+        self._thread_names: dict[tuple[str, str], tuple[int, str]] = {}
+        self.dropped: Counter[str] = Counter()
+        self.complete_events = 0
+        self._code_of = CategoryCodes()
+        self._is_annotation = AnnotationNames()
+        self._products = Products()
+        self._unknown: Counter[str] = Counter()
+        self._part: Part = {}
+
+    def part(self, chunk: EventChunk) -> Part:
+        """Return the columns of one chunk, with numbers of `keys`."""
+        self._part = {}
+        types = set(map(type, chunk.events))
+        if Metadata in types:
+            self._name_threads(chunk.number, (event for event in chunk.events if type(event) is Metadata))
+        complete = self._timed(chunk)
+        kinds = self._kinds(complete.events)
+        if (rows := np.flatnonzero(kinds == KIND_CODES["op"])).size:
+            self._ops(complete.at(rows))
+        if (rows := np.flatnonzero(kinds == KIND_CODES["launch"])).size:
+            self._launches(complete.at(rows))
+        if (rows := np.flatnonzero(kinds == KIND_CODES["frame"])).size:
+            self._frames(complete.at(rows))
+        if (rows := np.flatnonzero(np.isin(kinds, _DEVICE_CODES))).size:
+            self._device_work(complete.at(rows), _list_kind_names(kinds[rows]))
+        if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
+            self._marks(complete.at(rows), _list_kind_names(kinds[rows]))
+        self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == KIND_CODES["unknown"]).tolist())
+        if Instant in types:
+            self._allocations(chunk)
+        return self._part
+
+    def thread_name(self, pid: str, tid: str) -> str:
+        """Return the name that the file last gives to a thread; '' where it gives none."""
+        return self._thread_names.get((pid, tid), (0, ""))[1]
+
+    def counts(self) -> Counts:
+        """Return what was counted and noted besides the columns."""
+        named = [(*thread, *name) for thread, name in self._thread_names.items()]
+        return Counts(self.complete_events, dict(self.dropped), dict(self._unknown), named, list(self._code_of))
+
+    def add(self, counts: Counts) -> None:
+        """Add what another collector counted and noted in other chunks of the same file."""
+        self.complete_events += counts.complete_events
+        self.dropped.update(counts.dropped)
+        self._unknown.update(counts.unknown)
+        for category in counts.categories:
+            self._code_of[category]
+        for pid, tid, chunk, name in counts.thread_names:
+            if chunk >= self._thread_names.get((pid, tid), (0, ""))[0]:
+                self._thread_names[pid, tid] = chunk, name
+
+    def met(self, category: str) -> bool:
+        """Return whether a complete event of this category (as the file spells it) was seen."""
+        return category in self._code_of
+
+    def all_dropped(self) -> dict[str, int]:
+        """Return the events that were not used, by reason, without those that did not decode."""
+        found = dict(self.dropped)
+        largest = sorted(self._unknown.items(), key=lambda item: (-item[1], item[0]))
+        for category, count in largest[:_MAX_UNKNOWN]:
+            found[f"unknown category {category}"] = count
+        rest = sum(count for _, count in largest[_MAX_UNKNOWN:])
+        if rest:
+            found["other unknown categories"] = rest
+        return found
+
+    def _add(self, table: str, columns: dict[str, pl.Series]) -> None:
+        """Add rows to those of the chunk."""
+        frame, part = pl.DataFrame(columns), self._part
+        part[table] = pl.concat((part[table], frame), rechunk=True) if table in part else frame
+
+    def _timed(self, chunk: EventChunk) -> Timed:
+        """Return the complete events of the chunk whose times are usable."""
+        events = [event for event in chunk.events if type(event) is Complete]
+        self.complete_events += len(events)
+        start = columns_module.convert_numbers_to_ns([event.ts for event in events])
+        duration = columns_module.convert_numbers_to_ns([event.dur for event in events])
+        if start is None or duration is None:
+            times = self._times_of(chunk.text)
+            texts = [times[row] for row, event in enumerate(chunk.events) if type(event) is Complete]
+            start = columns_module.convert_texts_to_ns([bytes(text.ts) for text in texts])
+            duration = columns_module.convert_texts_to_ns([bytes(text.dur) for text in texts])
+        usable = start.valid & duration.valid & (duration.ns >= 0)
+        found = Timed(events, start.ns, start.ns + duration.ns)
+        if usable.all():
+            return found
+        self.dropped["start is no usable time"] += int((~start.valid).sum())
+        self.dropped["duration is missing or no usable time"] += int((start.valid & ~duration.valid).sum())
+        self.dropped["negative duration"] += int((start.valid & duration.valid & (duration.ns < 0)).sum())
+        self.dropped += Counter()  # keeps only what was counted
+        return found.at(np.flatnonzero(usable))
+
+    def _kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
+        """Return the code of each event's kind; annotations that old schemas file under ops are annotations, calls of compiled code ops."""
+        code_of, is_annotation = self._code_of, self._is_annotation
+        codes = np.fromiter([code_of[event.cat] for event in events], np.int8, len(events))
+        ops = np.flatnonzero(codes == KIND_CODES["op"])
+        moved = [row for row in ops.tolist() if is_annotation[events[row].name]]
+        codes[moved] = KIND_CODES["annotation"]
+        marks = np.flatnonzero(codes == KIND_CODES["annotation"])
+        codes[[row for row in marks.tolist() if (events[row].name or "").startswith((GRAPH_CALL, *BACKEND_CALLS))]] = KIND_CODES["op"]
+        return codes
+
+    def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
+        """Return the columns that every table of host events has."""
+        threads = self.keys.threads
+        return {
+            "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
+            "name": self._name_codes(table, timed.events),
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+        }
+
+    def _name_codes(self, table: str, events: Sequence[Complete]) -> pl.Series:
+        names = self.keys.names[table]
+        if isinstance(names, OperatorNames):
+            return pl.Series([names.of(event.name) for event in events], dtype=pl.UInt32)
+        return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
+
+    def _ops(self, timed: Timed) -> None:
+        signature = self.keys.signatures.of
+        columns = self._host("ops", timed) | {
+            "sequence": build_integer_column([args.sequence for args in timed.args]),
+            "fwd_thread": build_integer_column([args.fwd_thread for args in timed.args]),
+            "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
+        }
+        self._collectives("op", timed.args)
+        self._backend_calls(columns["name"], timed.args)
+        self._add("ops", columns)
+
+    def _launches(self, timed: Timed) -> None:
+        columns = self._host("launches", timed)
+        columns["api"] = columns.pop("name")
+        columns["correlation"] = build_integer_column([args.correlation for args in timed.args])
+        columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
+        self._add("launches", columns)
+
+    def _frames(self, timed: Timed) -> None:
+        self._add("frames", self._host("frames", timed))
+
+    def _marks(self, timed: Timed, categories: pl.Series) -> None:
+        """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
+        threads = self.keys.threads
+        host = [
+            None if category == "sync" else threads[event.pid, event.tid] for event, category in zip(timed.events, categories, strict=True)
+        ]
+        columns = {
+            "thread": pl.Series(host, dtype=pl.Int64),
+            "name": self._name_codes("marks", timed.events),
+            "category": categories,
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+        }
+        self._add("marks", columns)
+
+    def _device_work(self, timed: Timed, kinds: pl.Series) -> None:
+        product = self._products.of
+        pairs = list(zip(timed.events, timed.args, strict=True))
+        columns = {
+            "name": self._name_codes("kernels", timed.events),
+            "kind": kinds,
+            "device": build_integer_column([event.pid if args.device is None else args.device for event, args in pairs]),
+            "stream": build_integer_column([event.tid if args.stream is None else args.stream for event, args in pairs]),
+            "start_ns": pl.Series(timed.start),
+            "end_ns": pl.Series(timed.end),
+            "correlation": build_integer_column([args.correlation for args in timed.args]),
+            "grid": pl.Series([product(args.grid) for args in timed.args], dtype=pl.Int64),
+            "block": pl.Series([product(args.block) for args in timed.args], dtype=pl.Int64),
+            "bytes": build_integer_column([args.bytes for args in timed.args]),
+            # Kineto writes 0 for kernels outside of graphs
+            "graph_node": build_integer_column([args.graph_node or None for args in timed.args]),
+            "occupancy": build_share_column([args.occupancy for args in timed.args]),
+        }
+        self._collectives("kernel", timed.args)
+        self._add("kernels", columns)
+
+    def _backend_calls(self, codes: pl.Series, args: list[CompleteArgs]) -> None:
+        """Take the calls of communication back ends as collectives: their tensors are their message."""
+        calls = self.keys.names.ops.backend_calls
+        rows = np.flatnonzero(codes.is_in(list(calls)).to_numpy()).tolist() if calls else []
+        if rows:
+            names = [calls[code] for code in codes.gather(rows).to_list()]
+            self._add("collectives", build_backend_collectives(rows, names, [args[row] for row in rows]))
+
+    def _collectives(self, column: str, all_args: list[CompleteArgs]) -> None:
+        """Take the fields of collectives from args; `column` is their row in the chunk's ops or kernels."""
+        rows = [row for row, args in enumerate(all_args) if args.collective is not ABSENT]
+        if not rows:
+            return
+        found = [all_args[row] for row in rows]
+        names = [read_text(args.collective) for args in found]
+        self._add(
+            "collectives",
+            {side: pl.Series([row if side == column else None for row in rows], dtype=pl.Int64) for side in ("kernel", "op")}
+            | {
+                "name": pl.Series(names, dtype=pl.String),
+                "group": pl.Series([read_text(args.group) for args in found], dtype=pl.String),
+                "size": pl.Series([read_integer(args.group_size) for args in found], dtype=pl.Int64),
+                "in_elements": pl.Series([read_integer(args.in_elements) for args in found], dtype=pl.Int64),
+                "out_elements": pl.Series([read_integer(args.out_elements) for args in found], dtype=pl.Int64),
+                "dtype": pl.Series([read_text(args.dtype) for args in found], dtype=pl.String),
+                "seq": pl.Series([read_integer(args.seq) for args in found], dtype=pl.Int64),
+            }
+            | build_group_columns(names, found),
+        )
+
+    def _allocations(self, chunk: EventChunk) -> None:
+        """Take the allocator's events; CPU is c10 device type 0, every other type is an accelerator (c10/core/DeviceType.h)."""
+        found = [(row, event) for row, event in enumerate(chunk.events) if type(event) is Instant and event.name == "[memory]"]
+        if not found:
+            return
+        times = columns_module.convert_numbers_to_ns([event.ts for _, event in found])
+        if times is None:
+            texts = self._times_of(chunk.text)
+            times = columns_module.convert_texts_to_ns([bytes(texts[row].ts) for row, _ in found])
+        args = [event.args or _NO_MEMORY_ARGS for _, event in found]
+        sizes = build_integer_column([arg.bytes for arg in args])
+        kinds = [parse_integer(arg.device_type) for arg in args]
+        columns = {
+            "thread": pl.Series([self.keys.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
+            "t_ns": pl.Series(times.ns),
+            "address": build_integer_column([arg.address for arg in args]),
+            "bytes": sizes,
+            "device_kind": pl.Series([None if kind is None else "gpu" if kind else "cpu" for kind in kinds], dtype=pl.String),
+            "device": _null_negative(build_integer_column([arg.device_id for arg in args])),
+            "total_allocated": build_integer_column([arg.total_allocated for arg in args]),
+            "total_reserved": build_integer_column([arg.total_reserved for arg in args]),
+        }
+        usable = pl.Series(times.valid) & sizes.is_not_null()
+        if not usable.all():
+            self.dropped["memory event without a usable time or size"] += len(found) - int(usable.sum())
+            columns = {name: column.filter(usable) for name, column in columns.items()}
+        self._add("allocations", columns)
+
+    def _name_threads(self, chunk: int, events: Iterable[Metadata]) -> None:
+        for event in events:
+            if event.name == "thread_name" and event.args and len(self._thread_names) < _MAX_THREAD_NAMES:
+                name = read_scalar(event.args.name)
+                if isinstance(name, str):
+                    self._thread_names[format_thread_part(event.pid), format_thread_part(event.tid)] = chunk, name[:200]
+
+    def _count_unknown(self, events: Iterable[Complete]) -> None:
+        for event in events:
+            category = "".join(filter(str.isprintable, event.cat or "(none)"))[:40]
+            self._unknown[category if category in self._unknown or len(self._unknown) < 1000 else "(others)"] += 1
+
+
+def _list_kind_names(codes: npt.NDArray[np.int8]) -> pl.Series:
+    names: pl.Series = pl.Series(EVENT_KINDS, dtype=pl.String).gather(codes)
+    return names
+
+
+def _null_negative(indices: pl.Series) -> pl.Series:
+    """Return `indices` with null for the negative ones: the CPU's device id is -1, which is no index."""
+    return indices.set(indices < 0, None)

@@ -1,0 +1,345 @@
+"""A Kineto / Chrome trace: its header, its tables (stage 'read'), and events of our own written into a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import polars as pl
+
+from gpudiag.errors import InputError
+from gpudiag.model.bundle import BREAKS_OFF
+from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.trace import Thread, Trace, TraceMeta
+from gpudiag.trace import two_process_reader
+from gpudiag.trace.collectives import fill_group_size, fill_members
+from gpudiag.trace.collector import Collector
+from gpudiag.trace.columns import UNIX_SINCE_NS, Keys, parse_integer
+from gpudiag.trace.decompression import BLOCK_BYTES, format_path, read_text_blocks
+from gpudiag.trace.events import EventDecoder, Number
+from gpudiag.trace.json_framing import CutShortError, Document, EventChunk, HeaderValue, NotATraceError, NotSharedError, Share
+from gpudiag.trace.table_store import Store, assemble_tables, pause_cycle_collection
+
+_MAX_DEVICES = 1024
+_MAX_GROUPS = 65_536
+_MAX_NAME = 200
+_Value = TypeVar("_Value")
+
+
+class _DeviceProperties(msgspec.Struct):
+    id: Number = None
+    name: str | None = None
+    numSms: Number = None  # noqa: N815 -- Kineto's name
+    totalGlobalMem: Number = None  # noqa: N815
+    computeMajor: Number = None  # noqa: N815
+    computeMinor: Number = None  # noqa: N815
+    warpSize: Number = None  # noqa: N815
+
+
+class _DistributedInfo(msgspec.Struct):
+    rank: Number = None
+    world_size: Number = None
+    pg_count: Number = None
+    pg_config: msgspec.Raw = msgspec.Raw()
+
+
+class _ProcessGroup(msgspec.Struct):
+    pg_name: str | int = ""
+    ranks: list[int] = []
+
+
+class Header(msgspec.Struct):
+    """The part of a header that is kept."""
+
+    devices: tuple[ObservedDevice, ...] = ()
+    rank: int | None = None
+    world_size: int | None = None
+    group_size: int | None = None
+    """Ranks of the only process group; None where there are several, or the header does not tell."""
+    groups: dict[str, list[int]] = {}
+    """Ranks of each process group by its name, as far as they are listed (torch.distributed.distributed_c10d, _get_all_pg_configs)."""
+    clock_base_ns: int | None = None
+    """Unix time of the clock's zero ('baseTimeNanoseconds')."""
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def parse_header(values: dict[str, bytes]) -> Header:
+    """Return the header from the JSON text of its values; a value that cannot be read is left out with a warning."""
+    unreadable: list[str] = []
+
+    def value(key: str, kind: type[_Value], default: _Value) -> _Value:
+        if key not in values:
+            return default
+        try:
+            return msgspec.json.decode(values[key], type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            unreadable.append(key)
+            return default
+
+    distributed = value("distributedInfo", _DistributedInfo, _DistributedInfo())
+    properties = value("deviceProperties", list[_DeviceProperties], [])
+    flags = {key: bool(value(key, object, 0)) for key in ("record_shapes", "with_stack", "profile_memory")}
+    base: Number = value("baseTimeNanoseconds", object, None)  # type: ignore[assignment]
+    return Header(
+        devices=tuple(_build_device(position, device) for position, device in enumerate(properties[:_MAX_DEVICES])),
+        rank=_parse_count(distributed.rank),
+        world_size=_parse_count(distributed.world_size) or None,
+        group_size=(_parse_count(distributed.world_size) or None) if _parse_count(distributed.pg_count) == 1 else None,
+        groups=_parse_groups(distributed.pg_config),
+        clock_base_ns=parse_integer(base) if isinstance(base, int | float | str) else None,
+        record_shapes=flags["record_shapes"],
+        with_stack=flags["with_stack"],
+        profile_memory=flags["profile_memory"],
+        warnings=tuple(f"the header's {key} could not be read and was left out" for key in unreadable),
+    )
+
+
+def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
+    """Return the ranks of each group; a group whose entry has another form is left out."""
+    try:
+        entries = msgspec.json.decode(config, type=list[msgspec.Raw]) if bytes(config) else []
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    found: dict[str, list[int]] = {}
+    for entry in entries[:_MAX_GROUPS]:
+        try:
+            group = msgspec.json.decode(entry, type=_ProcessGroup)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+        found[str(group.pg_name)] = group.ranks
+    return found
+
+
+def _build_device(position: int, properties: _DeviceProperties) -> ObservedDevice:
+    index, major, minor = (_parse_count(number) for number in (properties.id, properties.computeMajor, properties.computeMinor))
+    return ObservedDevice(
+        index=position if index is None else index,
+        name=(properties.name or "")[:_MAX_NAME],
+        sm_count=_parse_count(properties.numSms) or None,
+        memory_bytes=_parse_count(properties.totalGlobalMem) or None,
+        compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+        warp_size=_parse_count(properties.warpSize) or None,
+    )
+
+
+def _parse_count(number: Number) -> int | None:
+    """Return a number that cannot be negative; None where it is unknown."""
+    found = None if number is None else parse_integer(number)
+    return found if found is not None and found >= 0 else None
+
+
+_HOW_TO_RECORD = "give a trace that torch.profiler wrote (export_chrome_trace or tensorboard_trace_handler)"
+
+RECORDED_THREAD_HINT = (
+    "torch.profiler records the ops of the thread that starts it: start it in the thread that trains, or, where torch has the option, pass "
+    "experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True)"
+)
+"""What to do where the training ran in a thread that was not recorded (torch/csrc/profiler/orchestration/observer.h)."""
+
+_PROFILER_CATEGORY = "Trace"
+"""Category of the span that Kineto writes for the recording as a whole (libkineto/src/output_json.cpp)."""
+
+
+def read_kineto(path: str | Path) -> Trace:
+    """Return the tables of the Kineto / Chrome trace at `path` (JSON, plain or .gz or .zst; a URL with '://' goes through fsspec).
+
+    Only the columns of the tables and the fields of TraceMeta are kept. Raises InputError where the file cannot be used; a file that
+    ends too early is read as far as it goes, with meta.truncated and a warning.
+    """
+    source = str(path)
+    found = (two_process_reader.is_worth_two_processes(source) and _read_in_two_processes(source)) or _read_in_one_process(source)
+    collector, count = found.collector, found.decoder.count
+    base = found.store.base_ns
+    if base is None:
+        raise _build_empty_error(source, collector, found.truncated)
+    header = found.header
+    warnings = header.warnings + ((_format_cut_warning(count),) if found.truncated else ())
+    tables = assemble_tables(found.store, found.keys, base)
+    warnings += _list_sequence_warnings(tables["ops"])
+    collectives = fill_group_size(tables["collectives"], header.group_size)
+    tables["collectives"] = fill_members(collectives, header.groups, header.world_size)
+    meta = TraceMeta(
+        source=source,
+        events=count,
+        base_ns=base,
+        unix_base_ns=_find_unix_base(base, header.clock_base_ns),
+        devices=header.devices,
+        threads=tuple(Thread(pid, tid, collector.thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
+        rank=header.rank,
+        world_size=header.world_size,
+        record_shapes=header.record_shapes or tables["signatures"].height > 0,
+        with_stack=header.with_stack or tables["frames"].height > 0,
+        profile_memory=header.profile_memory or tables["allocations"].height > 0,
+        dropped=dict(found.decoder.dropped) | collector.all_dropped(),
+        truncated=found.truncated,
+        uncompressed_bytes=found.bytes_read,
+        warnings=warnings,
+    )
+    return Trace(meta=meta, **tables)
+
+
+class _FileContents(NamedTuple):
+    """What was found in a file."""
+
+    decoder: EventDecoder
+    collector: Collector
+    store: Store
+    keys: Keys
+    header: Header
+    truncated: bool
+    bytes_read: int
+
+
+def _read_in_one_process(source: str) -> _FileContents:
+    """Return what this process finds in a file."""
+    decoder = EventDecoder()
+    collector, store = Collector(decoder.times), Store()
+    with closing(read_text_blocks(source)) as blocks, pause_cycle_collection():
+        document = Document(blocks, decoder)
+        header, truncated = _collect_parts(source, document, lambda chunk: store.take(collector.part(chunk)))
+    return _FileContents(decoder, collector, store, collector.keys, header, truncated, document.bytes_read)
+
+
+def _read_in_two_processes(source: str, block_bytes: int = BLOCK_BYTES) -> _FileContents | None:
+    """Return what this and a second process find in a file; None where it has to be read by one."""
+    decoder = EventDecoder()
+    collector, store = Collector(decoder.times), Store()
+    try:
+        with (
+            two_process_reader.start_second_process(source, block_bytes) as messages,
+            closing(read_text_blocks(source, block_bytes)) as blocks,
+            pause_cycle_collection(),
+        ):
+            document = Document(blocks, decoder, block_bytes, Share(0, two_process_reader.PROCESSES))
+            both = two_process_reader.TwoProcessCollector(collector, store, messages)
+            header, truncated = _collect_parts(source, document, both.take)
+            both.finish(decoder, document)
+    except NotSharedError:
+        return None
+    return _FileContents(decoder, collector, store, both.keys, header, truncated, document.bytes_read)
+
+
+def _collect_parts(source: str, document: Document, take: Callable[[EventChunk], None]) -> tuple[Header, bool]:
+    """Return the header and whether the text was cut short; the events are taken by `take`."""
+    values: dict[str, bytes] = {}
+    truncated = False
+    try:
+        for part in document.parts():
+            if isinstance(part, HeaderValue):
+                values[part.key] = part.text
+            else:
+                take(part)
+            del part  # or its events would live on while the next chunk is decoded
+    except CutShortError:
+        truncated = True
+    except NotATraceError as error:
+        raise InputError(f"{format_path(source)} {error}", error.hint or _HOW_TO_RECORD) from None
+    return parse_header(values), truncated
+
+
+def _build_empty_error(source: str, collector: Collector, truncated: bool) -> InputError:
+    if truncated and not collector.complete_events:
+        return InputError(
+            f"{format_path(source)} is no complete JSON: it breaks off or is malformed before the first complete event", _HOW_TO_RECORD
+        )
+    if collector.met(_PROFILER_CATEGORY):
+        return InputError(f"{format_path(source)} is a recording of torch.profiler without any op, call or kernel", RECORDED_THREAD_HINT)
+    if collector.complete_events:
+        message = f"none of the {collector.complete_events} complete events of {format_path(source)} is one that PyTorch's profiler writes"
+        return InputError(message, _HOW_TO_RECORD)
+    return InputError(f"{format_path(source)} has no complete event (ph 'X')", _HOW_TO_RECORD)
+
+
+def _format_cut_warning(events: int) -> str:
+    return f"{BREAKS_OFF} after event {events}; what comes later is missing"
+
+
+_AUTOGRAD_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"
+
+
+def _list_sequence_warnings(ops: pl.DataFrame) -> tuple[str, ...]:
+    """Return the warning where the backward pass was recorded, but none of autograd's numbers (torch before 1.8, some converters)."""
+    if not ops.height or ops["sequence"].null_count() < ops.height:
+        return ()
+    names = ops.select(pl.col("name").unique()).to_series().cast(pl.String)
+    if not names.str.contains(_AUTOGRAD_NODE).any():
+        return ()
+    return ("no autograd sequence numbers were recorded: forward work that the backward pass repeats (checkpointing) cannot be told",)
+
+
+def _find_unix_base(base: int, clock_base_ns: int | None) -> int | None:
+    """Return the Unix time of the trace's zero: Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970."""
+    if base > UNIX_SINCE_NS:
+        return base
+    return clock_base_ns + base if clock_base_ns is not None and clock_base_ns > 0 else None
+
+
+_SPACE = b" \t\r\n"
+
+
+class _UpToEvents(Document):
+    """Reads a document up to its list of events."""
+
+    first_event = -1
+    """Bytes of text up to and with the list's opening bracket."""
+
+    def _events(self) -> Iterator[EventChunk]:
+        self.first_event = self.bytes_read - len(self._data) + self._at + 1
+        yield EventChunk([], b"[]")
+
+
+def insert_events(path: str, events: Iterable[bytes], block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the decompressed text of the trace at `path` with `events` (JSON objects) before its own; no other byte is changed.
+
+    A file that ends too early is passed on as far as it goes. Raises InputError where it cannot be read or is no trace.
+    """
+    start = _find_first_event(path, block_bytes)
+    with closing(read_text_blocks(path, block_bytes)) as blocks:
+        yield from _splice(blocks, start, events)
+
+
+def _find_first_event(path: str, block_bytes: int) -> int:
+    with closing(read_text_blocks(path, block_bytes)) as blocks:
+        document = _UpToEvents(blocks, EventDecoder(), block_bytes)
+        try:
+            for part in document.parts():
+                if isinstance(part, EventChunk):
+                    break
+        except (NotATraceError, CutShortError) as error:
+            reason = str(error) or "breaks off before its first event"
+            raise InputError(f"{format_path(path)} {reason}", "give a trace of torch.profiler") from None
+    return document.first_event
+
+
+def _splice(blocks: Iterator[bytes], start: int, events: Iterable[bytes]) -> Iterator[bytes]:
+    passed = 0
+    for block in blocks:
+        if passed <= start < passed + len(block):
+            yield block[: start - passed]
+            yield from _join_events(events, followed=not _is_list_empty(block[start - passed :]))
+            yield block[start - passed :]
+        else:
+            yield block
+        passed += len(block)
+    if start == passed:  # the text ends with the bracket
+        yield from _join_events(events, followed=False)
+
+
+def _is_list_empty(rest: bytes) -> bool:
+    """Return whether the list is empty."""
+    return rest.lstrip(_SPACE).startswith(b"]")
+
+
+def _join_events(events: Iterable[bytes], *, followed: bool) -> Iterator[bytes]:
+    between = b"\n"
+    for event in events:
+        yield between + event
+        between = b",\n"
+    if followed and between != b"\n":
+        yield between

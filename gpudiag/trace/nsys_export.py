@@ -1,0 +1,327 @@
+"""The SQLite export of Nsight Systems as columns, its processes and devices. It is untrusted: opened read-only, nothing in it can run.
+
+The SQLite file of an export as columns. It is untrusted: opened read-only, nothing that its schema defines can run.
+
+Only ordinary columns of real tables are read: no view, no virtual table, no generated column (https://www.sqlite.org/security.html). No
+text of the file reaches a statement. Work and texts are bounded by the size of the file, because a damaged tree of pages may name a page
+twice, and many rows the same pages for their long values. So no value is fetched that is not of the wanted type.
+
+Which process of an export is read, and its threads.
+
+Exports serialise identifiers into one integer, from the highest bits: hardware 8, virtual machine 8, process 24, thread 24 (NVIDIA, export
+schema, "Serialized process and thread identifiers"). All but the thread identify the process here: a merged recording of several
+machines may use a process id twice.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from gpudiag.errors import InputError
+from gpudiag.files import open_file
+from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.trace import Thread
+from gpudiag.trace.decompression import MAX_TEXT_BYTES, format_path
+
+_HEADER_BYTES = 100
+"""Of these, 16 and 17 hold the size of a page (1 stands for 65,536) and 28 to 31 the number of pages
+(https://www.sqlite.org/fileformat.html, section 1.3)."""
+
+EXPORT_AGAIN = "export the recording again: nsys export --type sqlite REPORT.nsys-rep"
+
+CHUNK_ROWS = 50_000
+"""Rows that exist as Python objects at a time."""
+
+LONGEST_TEXT = 8192
+"""Characters of a name that are kept; C++ kernel names reach some thousands."""
+
+_STEPS_PER_BYTE = 12
+"""Instructions of SQLite's machine that are allowed for each byte of the file: one with a million kernels took 0.44 (measured)."""
+_STEPS_AT_LEAST = 2_000_000
+_CALL_EVERY = 100_000
+
+_TEXTS_PER_BYTE = 2
+"""Bytes of text that are read for each byte of the file: it holds each once, and few names are used by two tables."""
+_TEXTS_AT_LEAST = 1 << 20
+
+
+class Export:
+    """An open export: which of its tables hold which columns, and their contents."""
+
+    def __init__(self, connection: sqlite3.Connection, tables: Iterable[str]) -> None:
+        self._connection = connection
+        self.columns = {table: found for table in tables if (found := self._columns(table))}
+
+    def _columns(self, table: str) -> frozenset[str]:
+        """Return the ordinary columns of `table`; none where it is missing, a view or virtual (those have no root page)."""
+        real = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND name = ?"
+        if self._connection.execute(real, (table,)).fetchone() is None:
+            return frozenset()
+        return frozenset(row[1] for row in self._connection.execute(f"PRAGMA table_info([{table}])"))
+
+    def read(
+        self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None
+    ) -> pl.DataFrame:
+        """Return the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
+
+        `products`: new columns, each the product of columns.
+        """
+        products = products or {}
+        known = self.columns.get(table, frozenset())
+        names = (*integers, *products, *texts)
+        schema = dict.fromkeys((*integers, *products), pl.Int64()) | dict.fromkeys(texts, pl.String())
+        parts = [pl.DataFrame(schema=schema)]
+        if known.isdisjoint(names):
+            return parts[0]
+        fields = [_select_integer(name) if name in known else "NULL" for name in integers]
+        fields += [" * ".join(f"[{name}]" for name in of) if known.issuperset(of) else "NULL" for of in products.values()]
+        fields += [_select_text(name) if name in known else "NULL" for name in texts]
+        cursor = self._connection.execute(f"SELECT {', '.join(fields)} FROM [{table}]")  # noqa: S608 - names are gpudiag's own
+        while rows := cursor.fetchmany(CHUNK_ROWS):
+            columns = zip(names, zip(*rows, strict=True), strict=True)
+            parts.append(pl.DataFrame([_build_column(name, values, schema[name]) for name, values in columns]))
+        return pl.concat(parts, rechunk=True)
+
+    def counts(self, table: str, column: str) -> dict[int, int]:
+        """Return the number of rows of `table` for each number in `column`."""
+        if column not in self.columns.get(table, frozenset()):
+            return {}
+        statement = f"SELECT [{column}], count(*) FROM [{table}] WHERE typeof([{column}]) = 'integer' GROUP BY 1"  # noqa: S608 - as above
+        return dict(self._connection.execute(statement))
+
+    def strings(self, table: str, column: str) -> pl.DataFrame:
+        """Return (id, value) of the texts of StringIds that `column` of `table` refers to."""
+        known = self.columns.get(table, frozenset())
+        if column not in known or not {"id", "value"} <= self.columns.get("StringIds", frozenset()):
+            return pl.DataFrame(schema={"id": pl.Int64, "value": pl.String})
+        used = f"SELECT {_select_integer(column)} FROM [{table}]"  # noqa: S608 - names are gpudiag's own
+        statement = f"SELECT {_select_integer('id')}, {_select_text('value')} FROM StringIds WHERE id IN ({used})"  # noqa: S608
+        rows = self._connection.execute(statement).fetchall()
+        ids, values = zip(*rows, strict=True) if rows else ((), ())
+        found = pl.DataFrame([_build_column("id", ids, pl.Int64()), _build_column("value", values, pl.String())])
+        return found.drop_nulls().unique("id", keep="first", maintain_order=True)
+
+
+def _select_integer(column: str) -> str:
+    return f"CASE typeof([{column}]) WHEN 'integer' THEN [{column}] END"
+
+
+def _select_text(column: str) -> str:
+    return f"CASE typeof([{column}]) WHEN 'text' THEN substr([{column}], 1, {LONGEST_TEXT}) END"
+
+
+def _build_column(name: str, values: Sequence[Any], dtype: pl.DataType) -> pl.Series:
+    """Return `values` as a column; SQLite lets every row have a type of its own, and what is not of `dtype` is null."""
+    wanted = int if dtype == pl.Int64 else str
+    if not set(map(type, values)) <= {wanted, type(None)}:
+        values = [value if type(value) is wanted else None for value in values]
+    return pl.Series(name, values, dtype=dtype)
+
+
+@contextmanager
+def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
+    """Open the export at `path` for reading those of `tables` that it has.
+
+    Raises InputError where the file is damaged, also when that shows while it is read.
+    """
+    size = _measure_size(path)
+    _check_whole(path, size)
+    try:
+        with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
+            connection.text_factory = _bound_texts(path, size)
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA query_only = ON")
+            _bound_work(connection, size)
+            yield Export(connection, tables)
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the second where a damaged name stands in a message of SQLite
+        told = "".join(filter(str.isprintable, str(error)))[:100]
+        raise InputError(f"{format_path(path)} is damaged or incomplete: SQLite says '{told}'", EXPORT_AGAIN) from None
+
+
+def _measure_size(path: str) -> int:
+    try:
+        size = os.path.getsize(path)
+    except OSError as error:
+        raise InputError(f"{format_path(path)} cannot be read: {error.strerror}", "check the path and its access rights") from None
+    if size > MAX_TEXT_BYTES:
+        raise InputError(f"{format_path(path)} is larger than {MAX_TEXT_BYTES >> 30} GiB", "record fewer steps")
+    return size
+
+
+def _check_whole(path: str, size: int) -> None:
+    """Raise InputError where the file is shorter than its header says: SQLite reads what is missing as empty pages."""
+    with open_file(path) as file:
+        head = file.read(_HEADER_BYTES)
+    page = int.from_bytes(head[16:18], "big")
+    told = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
+    if len(head) < _HEADER_BYTES or size < told:
+        raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {told:,} bytes are there", EXPORT_AGAIN)
+
+
+def _bound_work(connection: sqlite3.Connection, size: int) -> None:
+    """Let SQLite give up after more work than a file of `size` bytes can ask for."""
+    left = (_STEPS_AT_LEAST + _STEPS_PER_BYTE * size) // _CALL_EVERY
+
+    def over() -> bool:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    connection.set_progress_handler(over, _CALL_EVERY)
+
+
+def _bound_texts(path: str, size: int) -> Callable[[bytes], str]:
+    """Return what decodes the texts of a file of `size` bytes, and raises InputError once they are more than it has room for."""
+    left = _TEXTS_AT_LEAST + _TEXTS_PER_BYTE * size
+
+    def decoded(text: bytes) -> str:
+        nonlocal left
+        left -= len(text)
+        if left < 0:
+            raise InputError(f"{format_path(path)} is damaged: its texts are longer than the file", EXPORT_AGAIN)
+        return text.decode("utf-8", "replace")
+
+    return decoded
+
+
+_THREAD_BITS = 24
+_LOW = (1 << _THREAD_BITS) - 1
+_LISTED = 8
+
+WORK_TABLES = tuple(f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "GRAPH_TRACE", "MEMCPY", "MEMSET"))
+CALL_TABLE = "CUPTI_ACTIVITY_KIND_RUNTIME"
+RANGE_TABLE = "NVTX_EVENTS"
+
+_SIGNS = (
+    *((table, "globalPid", what) for table, what in zip(WORK_TABLES, ("kernel", "graph launch", "copy", "memset"), strict=True)),
+    (CALL_TABLE, "globalTid", "CUDA call"),
+    (RANGE_TABLE, "globalTid", "NVTX range"),
+)
+"""What shows that a process is the one to read, the firmest first: table, column of its process, one of its rows in words."""
+
+
+def find_process(ids: pl.Series) -> pl.Series:
+    """Return the process of each globalPid or globalTid as one number; null stays null."""
+    filled = ids.fill_null(0).to_numpy() >> _THREAD_BITS
+    found: pl.Series = pl.Series(ids.name, filled, dtype=pl.Int64).set(ids.is_null(), None)
+    return found
+
+
+def filter_process(frame: pl.DataFrame, process: int | None, column: str = "globalTid") -> pl.DataFrame:
+    """Return the rows of `process` by `column`; all of them where none names a process (then the export holds only one)."""
+    if process is None or frame[column].null_count() == frame.height:
+        return frame
+    return frame.filter(find_process(frame[column]) == process)
+
+
+def choose_process(export: Export, path: str) -> tuple[int | None, tuple[str, ...]]:
+    """Return the process with most kernels (None: the export names none) and what was left out.
+
+    Raises InputError where work of several processes cannot be told apart.
+    """
+    counts = {table: _count_rows(export, table, column) for table, column, _ in _SIGNS}
+    _check_named(export, counts, path)
+    for table, _, what in _SIGNS:
+        order = [process for process, _ in sorted(counts[table].items(), key=lambda item: (-item[1], item[0]))]
+        if order:
+            return order[0], _format_left_out(order[0], order[1:], counts[table], what)
+    return None, ()
+
+
+def _count_rows(export: Export, table: str, column: str) -> dict[int, int]:
+    """Return the number of rows of each process."""
+    found: dict[int, int] = {}
+    for number, count in export.counts(table, column).items():
+        found[number >> _THREAD_BITS] = found.get(number >> _THREAD_BITS, 0) + count
+    return found
+
+
+def _check_named(export: Export, counts: dict[str, dict[int, int]], path: str) -> None:
+    """Raise InputError where device work names no process, though several made calls."""
+    if len(counts[CALL_TABLE]) > 1 and any(not counts[table] and export.read(table, ["start"]).height for table in WORK_TABLES):
+        raise InputError(
+            f"{format_path(path)} holds {len(counts[CALL_TABLE])} processes, but its device work does not say whose it is",
+            "export it again with a newer Nsight Systems, or record one process",
+        )
+
+
+def _format_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[str, ...]:
+    if not others:
+        return ()
+    plural = {"copy": "copies", "graph launch": "graph launches"}.get(what, f"{what}s")
+    listed = [f"{find_pid(other)} ({counts[other]:,} {what if counts[other] == 1 else plural})" for other in others[:_LISTED]]
+    more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
+    return (
+        f"process {find_pid(chosen)} only ({counts[chosen]:,} {plural}); not analysed: process{'es' if len(others) > 1 else ''} "
+        f"{', '.join(listed)}{more}",
+    )
+
+
+def find_pid(process: int) -> int:
+    """Return the operating system's number of a process."""
+    return process & _LOW
+
+
+def build_threads(ids: pl.Series, names: pl.DataFrame) -> tuple[Thread, ...]:
+    """Return the threads of the distinct `ids` (globalTid). `names`: globalTid and name, where the export has them."""
+    known = dict(names.select("globalTid", "name").iter_rows())
+    return tuple(
+        Thread(str(find_pid(number >> _THREAD_BITS)), str(number & _LOW), (known.get(number) or "")[:200]) for number in ids.to_list()
+    )
+
+
+def read_thread_names(export: Export) -> pl.DataFrame:
+    """Return (globalTid, name) of the threads that have a name."""
+    table = export.read("ThreadNames", ["globalTid", "nameId"])
+    found = table.join(export.strings("ThreadNames", "nameId").rename({"id": "nameId", "value": "name"}), on="nameId", how="inner")
+    return found.select("globalTid", "name").unique("globalTid", keep="first", maintain_order=True)
+
+
+_MOST = 1024
+_LONGEST_NAME = 200
+_GPU = "TARGET_INFO_GPU"
+
+
+def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, ...]:
+    """Return the GPUs that the export describes; `index` is CUDA's number in `process`, which CUDA_VISIBLE_DEVICES may change.
+
+    By TARGET_INFO_CUDA_DEVICE, else by the GPU's own column cuDevice, else as the driver counts.
+    """
+    numbers = ["id", "smCount", "totalMemory", "computeMajor", "computeMinor", "threadsPerWarp", "cuDevice"]
+    gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
+    given = _find_cuda_indices(export, process)
+    found = [_build_device(row, given) for row in gpus.iter_rows(named=True)]
+    return tuple(device for device in found if device is not None)
+
+
+def _find_cuda_indices(export: Export, process: int | None) -> dict[int, int]:
+    """Return CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell."""
+    rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
+    own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
+    return dict(own.select("gpuId", "cudaId").iter_rows())
+
+
+def _build_device(row: dict[str, int | str | None], given: dict[int, int]) -> ObservedDevice | None:
+    """Return one device; None for one that the process did not see."""
+    number = {name: value if isinstance(value, int) and value >= 0 else None for name, value in row.items()}
+    index = given.get(number["id"] if number["id"] is not None else -1)
+    if given and index is None:
+        return None
+    if index is None:
+        index = number["id"] if number["cuDevice"] is None else number["cuDevice"]
+    major, minor = number["computeMajor"], number["computeMinor"]
+    return ObservedDevice(
+        index=index or 0,
+        name=str(row["name"] or "")[:_LONGEST_NAME],
+        sm_count=number["smCount"] or None,
+        memory_bytes=number["totalMemory"] or None,
+        compute_capability=None if not major or minor is None else f"{major}.{minor}",
+        warp_size=number["threadsPerWarp"] or None,
+    )

@@ -1,0 +1,399 @@
+"""An export of Nsight Systems -> the tables of stage 'read'. Names and enumerations are those of NVIDIA's export schema reference.
+
+NVTX ranges of one process: ops where PyTorch wrote them (torch.autograd.profiler.emit_nvtx), else annotations.
+
+emit_nvtx gives each op a range 'aten::mm, seq = 12, op_id = 7, sizes = [[8, 8], [8, 8]], input_op_ids = [...]', every part but the name
+optional (torch/csrc/profiler/util.cpp, getNvtxStr). Sizes are those of tensors, lists of tensors flattened; types are not recorded.
+
+An SQLite export of Nsight Systems -> Trace tables. Names, units and enumerations are those of NVIDIA's export schema reference.
+
+Tested with generated files only (tests/nsysfile.py): what a version of nsys writes beyond its documents is not known here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from gpudiag.errors import InputError
+from gpudiag.model import trace
+from gpudiag.model.trace import Trace, TraceMeta
+from gpudiag.trace import nsys_export
+from gpudiag.trace.decompression import format_path
+from gpudiag.trace.events import BACKEND_CALLS, GRAPH_CALL
+from gpudiag.trace.nsys_export import CALL_TABLE, EXPORT_AGAIN, RANGE_TABLE, WORK_TABLES, Export, filter_process, open_export, read_devices
+from gpudiag.trace.table_store import order_table, pause_cycle_collection
+from gpudiag.units import format_share
+
+KERNEL_TABLE, GRAPH_TABLE, COPY_TABLE, MEMSET_TABLE = WORK_TABLES
+SYNC_TABLE = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
+
+GRAPH_NAME = "CUDA graph (recorded as a whole)"
+
+_EVERY = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+_GEOMETRY_COLUMNS = {what: [f"{what}{axis}" for axis in "XYZ"] for what in ("grid", "block")}
+
+_LATEST = 2**61
+"""Times beyond this are no times (73 years)."""
+
+# enum CUpti_ActivityMemcpyKind (cupti_activity.h); 11 to 13 are those of unified memory (ENUM_CUDA_MEMCPY_OPER of the export).
+_DIRECTIONS = {
+    0: "Unknown", 1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "UVM HtoD", 12: "UVM DtoH", 13: "UVM DtoD",
+}  # fmt: skip
+
+# The export's own numbers (ENUM_CUDA_MEM_KIND). CUPTI's (enum CUpti_ActivityMemoryKind) are one higher.
+_MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
+_DEVICE_MEMORY = 2
+
+# enum CUpti_ActivitySynchronizationType; the words are Kineto's.
+_SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
+
+# nsys prints template arguments with their types: fill<(int)4, (bool)1>. The names that PyTorch's profiler records have none.
+_CAST = r"\((?:unsigned |signed )?(?:int|long|short|char|long long)\)(-?\d)"
+_TRUTH = {r"\(bool\)1": "true", r"\(bool\)0": "false"}
+
+# Versions of the API that nsys appends: cudaMemcpyAsync_v3020, cudaLaunchKernel_ptsz_v7000. The driver's own _v2 stay.
+_API_VERSION = r"(?:_pt[sd][sz])?_v\d{4,}$"
+
+
+def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
+    """Return the kernels, copies, memsets and whole graphs of `process`, in no order, with the columns of table kernels but `id`."""
+    parts = [_read_kernels(export), _read_copies(export), _read_memsets(export), _read_graphs(export)]
+    return pl.concat([_select_common(filter_process(frame, process, "globalPid")) for frame in parts])
+
+
+def _select_common(frame: pl.DataFrame) -> pl.DataFrame:
+    named = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
+    frame = frame.rename(named)
+    missing = [name for name in trace.build_table_schema("kernels") if name not in frame.columns and name != "id"]
+    frame = frame.with_columns(pl.lit(None).alias(name) for name in missing)
+    schema = {name: dtype for name, dtype in trace.build_table_schema("kernels").items() if name != "id"}
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+def _read_kernels(export: Export) -> pl.DataFrame:
+    named = "demangledName" if "demangledName" in export.columns.get(KERNEL_TABLE, frozenset()) else "shortName"
+    frame = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
+    names = export.strings(KERNEL_TABLE, named).with_columns(_simplify_template(pl.col("value")).alias("name"))
+    frame = frame.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
+    sizes = [pl.when(pl.col(what) > 0).then(what).alias(what) for what in _GEOMETRY_COLUMNS]
+    return frame.with_columns(pl.col("name").fill_null(""), pl.lit("kernel").alias("kind"), *sizes, _select_graph_node())
+
+
+def _simplify_template(name: pl.Expr) -> pl.Expr:
+    name = name.str.replace_all(_CAST, "${1}")
+    for cast, word in _TRUTH.items():
+        name = name.str.replace_all(cast, word)
+    return name
+
+
+def _select_graph_node() -> pl.Expr:
+    """Return the graph node; 0 and null stand for work outside of graphs."""
+    return pl.when(pl.col("graphNodeId") != 0).then("graphNodeId").alias("graph_node")
+
+
+def _read_copies(export: Export) -> pl.DataFrame:
+    frame = export.read(COPY_TABLE, [*_EVERY, "bytes", "copyKind", "srcKind", "dstKind", "graphNodeId"])
+    direction = pl.col("copyKind").replace_strict(_DIRECTIONS, default="Unknown", return_dtype=pl.String)
+    words = _format_memory_kinds(_find_device_ends(frame))
+    source, target = (pl.col(end).replace_strict(words, default="Unknown", return_dtype=pl.String) for end in ("srcKind", "dstKind"))
+    name = pl.format("Memcpy {} ({} -> {})", direction, source, target)
+    return frame.with_columns(name.alias("name"), pl.lit("memcpy").alias("kind"), _select_not_negative("bytes"), _select_graph_node())
+
+
+def _find_device_ends(copies: pl.DataFrame) -> pl.Series:
+    """Return the kind of memory at the device's end of each copy from and to the host."""
+    ends = pl.when(pl.col("copyKind") == 1).then("dstKind").when(pl.col("copyKind") == 2).then("srcKind")
+    found: pl.Series = copies.select(ends.alias("kind"))["kind"].drop_nulls()
+    return found
+
+
+def _format_memory_kinds(kinds: pl.Series) -> dict[int, str]:
+    """Return the words for kinds of memory, by the numbers that memory of the device has in this file."""
+    above = 1 if kinds.len() and (kinds == _DEVICE_MEMORY + 1).mean() > 0.5 else 0  # type: ignore[operator]
+    return {number + above: word for number, word in _MEMORY.items()}
+
+
+def _read_memsets(export: Export) -> pl.DataFrame:
+    frame = export.read(MEMSET_TABLE, [*_EVERY, "bytes", "memKind", "graphNodeId"])
+    ends = _find_device_ends(export.read(COPY_TABLE, ["copyKind", "srcKind", "dstKind"]))
+    words = _format_memory_kinds(
+        ends if ends.len() else frame["memKind"].drop_nulls()
+    )  # without copies: memsets are of the device's memory
+    kind = pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)
+    return frame.with_columns(
+        pl.format("Memset ({})", kind).alias("name"), pl.lit("memset").alias("kind"), _select_not_negative("bytes"), _select_graph_node()
+    )
+
+
+def _select_not_negative(column: str) -> pl.Expr:
+    return pl.when(pl.col(column) >= 0).then(column).alias(column)
+
+
+def _read_graphs(export: Export) -> pl.DataFrame:
+    """Return the graph launches that were recorded as one piece of work each (--cuda-graph-trace=graph, nsys' default)."""
+    return export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind"))
+
+
+def read_calls(export: Export, process: int | None) -> pl.DataFrame:
+    """Return the CUDA runtime and driver calls of `process` (globalTid, api, start_ns, end_ns, correlation, kernel), in no order."""
+    frame = filter_process(export.read(CALL_TABLE, ["start", "end", "globalTid", "correlationId", "nameId"]), process)
+    names = export.strings(CALL_TABLE, "nameId").with_columns(pl.col("value").str.replace(_API_VERSION, ""))
+    frame = frame.join(names, left_on="nameId", right_on="id", how="left", maintain_order="left")
+    return frame.select(
+        "globalTid",
+        pl.col("value").fill_null("").cast(pl.Categorical()).alias("api"),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+        pl.col("correlationId").alias("correlation"),
+        pl.lit(None, dtype=pl.Categorical()).alias("kernel"),
+    )
+
+
+def read_sync_marks(export: Export, process: int | None) -> pl.DataFrame:
+    """Return CUPTI's records of synchronisation as marks (globalTid null: they name a stream, no thread)."""
+    frame = filter_process(export.read(SYNC_TABLE, ["start", "end", "globalPid", "syncType"]), process, "globalPid")
+    return frame.select(
+        pl.lit(None, dtype=pl.Int64).alias("globalTid"),
+        pl.col("syncType").replace_strict(_SYNCS, default="Synchronization", return_dtype=pl.String).alias("name"),
+        pl.lit("sync").alias("category"),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+    )
+
+
+def drop_unusable(frame: pl.DataFrame, what: str, dropped: dict[str, int]) -> pl.DataFrame:
+    """Return the rows with a start and an end after it; the others are counted in `dropped`."""
+    timed = pl.col("start_ns").is_between(-_LATEST, _LATEST) & pl.col("end_ns").is_between(-_LATEST, _LATEST)
+    kept = frame.filter((timed & (pl.col("end_ns") >= pl.col("start_ns"))).fill_null(False))
+    if kept.height < frame.height:
+        dropped[f"{what} without a usable start and end"] = frame.height - kept.height
+    return kept
+
+
+# ENUM_NSYS_EVENT_TYPE of the export
+_PUSH_POP, _START_END, _DOMAIN = 59, 60, 75
+
+OWN_DOMAIN = "gpudiag"
+_OWN_STEP = r"^step (\d{1,18})$"
+_LIBRARIES = ("NCCL", "CCCL", "NVSHMEM", "cuBLAS", "cuDNN", "cuFFT", "cuSPARSE", "cuSOLVER", "TensorRT", "libcudf", "libkvikio")
+"""Domains of libraries, whose ranges lie around single calls and are no part of the user's program."""
+
+_SUFFIX = r", (?:(?:stashed )?seq|op_id|sizes|input_op_ids) ?= ?"
+_SEQUENCE = r", (?:stashed )?seq ?= ?(\d{1,18})"
+_SIZES = r", sizes ?= ?(\[[\[\]\d, -]*\])"
+_OPERATOR = r"^(?:[a-z_]\w*::[A-Za-z_]|autograd::engine::)|Backward\d*$"
+"""Names of ops without numbers or sizes: qualified by a namespace, as torch's operators are, or autograd nodes."""
+_CALLS = "|".join(rf"^{text}" for text in (*BACKEND_CALLS, GRAPH_CALL))
+
+
+class Ranges(NamedTuple):
+    """Ops with `sizes` as text, and annotations; both with globalTid, name, start_ns and end_ns, in no order."""
+
+    ops: pl.DataFrame
+    marks: pl.DataFrame
+
+
+def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> Ranges:
+    """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
+    events = filter_process(_read_range_events(export), process)
+    ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
+    ranges = ranges.join(_find_domains(events), on="domainId", how="left", maintain_order="left").with_columns(
+        pl.col("domain").fill_null("")
+    )
+    ranges = _drop_counted(ranges, pl.col("domain").is_in(_LIBRARIES), "NVTX ranges of libraries", dropped)
+    open_ = pl.col("end_ns").is_null() | ((pl.col("end_ns") == 0) & (pl.col("start_ns") > 0))  # 0: older exports have no nulls
+    ranges = _drop_counted(ranges, open_, "NVTX ranges that were not ended", dropped)
+    told = _parse_texts(ranges["text"])
+    ranges = ranges.join(told, on="text", how="left", maintain_order="left")
+    is_op = (pl.col("eventType") == _PUSH_POP) & (pl.col("domain") == "") & pl.col("op")
+    ops = ranges.filter(is_op).select("globalTid", "name", "start_ns", "end_ns", "sequence", "sizes")
+    return Ranges(ops, _build_annotations(ranges.filter(~is_op)))
+
+
+def _read_range_events(export: Export) -> pl.DataFrame:
+    """Return the events with their text, which stands in a column of its own or, where it was registered, in StringIds."""
+    frame = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
+    strings = export.strings(RANGE_TABLE, "textId")
+    frame = frame.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
+    return frame.with_columns(
+        pl.coalesce("text", "value", pl.lit("")).alias("text"),
+        pl.col("domainId").fill_null(0),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+    )
+
+
+def _find_domains(events: pl.DataFrame) -> pl.DataFrame:
+    """Return (domainId, domain) of the domains that have a name; the default one has none."""
+    made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
+    return made.select("domainId", pl.col("text").alias("domain")).unique("domainId", keep="first", maintain_order=True)
+
+
+def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:
+    kept = ranges.filter(~unwanted)
+    if kept.height < ranges.height:
+        dropped[what] = ranges.height - kept.height
+    return kept
+
+
+def _parse_texts(texts: pl.Series) -> pl.DataFrame:
+    """Return what each distinct text says: name, sequence, sizes, and whether torch wrote it for an op."""
+    text = pl.col("text")
+    split = text.str.replace(f"{_SUFFIX}.*$", "")
+    found = pl.DataFrame({"text": texts.unique()}).with_columns(
+        name=split,
+        sequence=text.str.extract(_SEQUENCE).cast(pl.Int64, strict=False),
+        sizes=text.str.extract(_SIZES),
+    )
+    named = pl.col("name").str.contains(_OPERATOR) | pl.col("name").str.contains(_CALLS)
+    return found.with_columns(op=pl.col("sequence").is_not_null() | pl.col("sizes").is_not_null() | named)
+
+
+def _build_annotations(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the other ranges; 'step 12' of our own domain gets the name of the profiler's step marks, as the firmest sign of steps."""
+    own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
+    name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name")
+    return ranges.select("globalTid", name.alias("name"), pl.lit("annotation").alias("category"), "start_ns", "end_ns")
+
+
+def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
+    """Return the time that the profiler itself took on the threads of `process`, as marks."""
+    frame = filter_process(export.read("PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"]), process)
+    strings = export.strings("PROFILER_OVERHEAD", "nameId").rename({"id": "nameId", "value": "name"})
+    frame = frame.join(strings, on="nameId", how="left", maintain_order="left")
+    return frame.select(
+        "globalTid",
+        pl.col("name").fill_null("Nsight Systems overhead"),
+        pl.lit("overhead").alias("category"),
+        pl.col("start").alias("start_ns"),
+        pl.col("end").alias("end_ns"),
+    )
+
+
+NSYS_RECORD_HINT = "record with `nsys profile --trace=cuda,nvtx`"
+
+_CONTENT = (*nsys_export.WORK_TABLES, nsys_export.CALL_TABLE, nsys_export.RANGE_TABLE)
+_BESIDE = (
+    "StringIds", "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "PROFILER_OVERHEAD", "ThreadNames", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE",
+    "TARGET_INFO_SESSION_START_TIME",
+)  # fmt: skip
+
+_MISSING = {
+    nsys_export.CALL_TABLE: "no CUDA calls were recorded: which call started which kernel, and what the host waited for, is not known",
+    nsys_export.RANGE_TABLE: "no NVTX ranges were recorded: no op, step or phase is named",
+}
+
+
+def read_nsys(path: str | Path) -> Trace:
+    """Return the tables of the export at `path`, of the process with most kernels.
+
+    Tables and columns differ between versions of nsys: what is there is read. Raises InputError where the file cannot be used.
+    """
+    source = str(path)
+    with open_export(source, (*_CONTENT, *_BESIDE)) as export, pause_cycle_collection():
+        _check_content(export, source)
+        return _read_export(export, source)
+
+
+def _check_content(export: Export, source: str) -> None:
+    if "StringIds" not in export.columns or not any(table in export.columns for table in _CONTENT):
+        message = f"{format_path(source)} is an SQLite file, but no export of Nsight Systems with CUDA or NVTX events"
+        raise InputError(message, f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
+
+
+def _read_export(export: Export, source: str) -> Trace:
+    process, notes = nsys_export.choose_process(export, source)
+    dropped: dict[str, int] = {}
+    found = read_ranges(export, process, dropped)
+    marks = pl.concat([found.marks, read_sync_marks(export, process), read_overheads(export, process)])
+    ops, signatures = _add_signatures(found.ops)
+    parts = {
+        "ops": drop_unusable(ops, "NVTX ranges of ops", dropped),
+        "launches": drop_unusable(read_calls(export, process), "CUDA calls", dropped),
+        "kernels": drop_unusable(read_device_work(export, process), "device work", dropped),
+        "marks": drop_unusable(marks, "ranges", dropped),
+    }
+    base = _find_base(parts)
+    if base is None:
+        raise InputError(f"{format_path(source)} holds no kernel, CUDA call or NVTX range", f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
+    known = {name: _build_table(name, frame, base) for name, frame in _number_threads(parts).items()}
+    empty = {name: trace.build_empty_table(name) for name in ("frames", "allocations", "collectives")}
+    meta = TraceMeta(
+        source=source,
+        events=sum(frame.height for frame in parts.values()) + sum(dropped.values()),
+        base_ns=base,
+        unix_base_ns=_find_unix_base(export, base),
+        devices=read_devices(export, process),
+        threads=nsys_export.build_threads(_list_thread_ids(parts), nsys_export.read_thread_names(export)),
+        record_shapes=signatures.height > 0,
+        dropped=dropped,
+        uncompressed_bytes=os.path.getsize(source),
+        warnings=(*notes, *_list_warnings(export, known["kernels"])),
+        recorder="nsys",
+    )
+    return Trace(meta=meta, **known, signatures=order_table("signatures", signatures), **empty)
+
+
+def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return `ops` with the row of their sizes, and the table of sizes."""
+    distinct = ops.select(pl.col("sizes").drop_nulls().unique(maintain_order=True))
+    rows = distinct.with_row_index("signature").with_columns(pl.col("signature").cast(pl.Int64))
+    ops = ops.join(rows, on="sizes", how="left", maintain_order="left").drop("sizes")
+    ops = ops.with_columns(pl.col("name").cast(pl.Categorical()), pl.lit(None, dtype=pl.Int64).alias("fwd_thread"))
+    unknown = [pl.lit(None, dtype=pl.String).alias(name) for name in ("dtypes", "strides", "args")]
+    return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
+
+
+def _find_base(parts: dict[str, pl.DataFrame]) -> int | None:
+    starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
+    return min(starts, default=None)
+
+
+def _list_thread_ids(parts: dict[str, pl.DataFrame]) -> pl.Series:
+    """Return the threads (globalTid) of all host events in the order of their numbers."""
+    ids: pl.Series = pl.concat([frame["globalTid"] for frame in parts.values() if "globalTid" in frame.columns])
+    distinct: pl.Series = ids.drop_nulls().unique().sort()
+    return distinct
+
+
+def _number_threads(parts: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Return `parts` with the row of each thread instead of its globalTid."""
+    ids = pl.DataFrame({"globalTid": _list_thread_ids(parts)}).with_row_index("thread").with_columns(pl.col("thread").cast(pl.Int64))
+    return {
+        name: frame.join(ids, on="globalTid", how="left", maintain_order="left") if "globalTid" in frame.columns else frame
+        for name, frame in parts.items()
+    }
+
+
+def _build_table(name: str, frame: pl.DataFrame, base: int) -> pl.DataFrame:
+    schema = {column: dtype for column, dtype in trace.build_table_schema(name).items() if column != "id"}
+    frame = frame.with_columns(pl.col("start_ns") - base, pl.col("end_ns") - base).with_columns(
+        pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype
+    )
+    return order_table(name, frame)
+
+
+def _find_unix_base(export: Export, base: int) -> int | None:
+    """Return the Unix time of the trace's zero; event times count from the start of the session."""
+    began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
+    return int(began[0]) + base if began.len() and began[0] > 0 else None
+
+
+def _list_warnings(export: Export, kernels: pl.DataFrame) -> tuple[str, ...]:
+    missing = [f"{words} ({NSYS_RECORD_HINT})" for table, words in _MISSING.items() if table not in export.columns]
+    whole = kernels.filter(pl.col("name").cast(pl.String) == GRAPH_NAME)
+    if whole.height:
+        share = (whole["end_ns"] - whole["start_ns"]).sum() / max((kernels["end_ns"] - kernels["start_ns"]).sum(), 1)
+        missing.append(
+            f"{whole.height} CUDA graph launches were recorded as a whole, {format_share(share)} of the device time: their kernels are not "
+            "known; record with `nsys profile --cuda-graph-trace=node`"
+        )
+    return tuple(missing)
+
+
+__all__ = ["read_nsys"]

@@ -1,0 +1,197 @@
+"""Columns of all events in buffers that grow, then the sorted tables of a Trace; memory that is free goes back to the system."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from gpudiag.model import trace
+from gpudiag.trace.columns import Keys
+
+
+@contextmanager
+def pause_cycle_collection() -> Iterator[None]:
+    """Pause the cyclic garbage collector: millions of short-lived objects without cycles make it a third of the decoding time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def release_memory() -> None:
+    """Return free memory to the system, where its C library can (glibc: malloc_trim(3)); it keeps what lies between what is used."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
+Part = dict[str, pl.DataFrame]
+"""What one chunk holds of each table. Rows in collectives count from the start of their chunk, times from the clock's zero."""
+
+_CODES: dict[pl.DataType, str] = {pl.Int64(): "q", pl.Float64(): "d", pl.UInt32(): "I"}
+
+
+class _Numbers:
+    """A numeric column: the parts of a list would leave as many holes in the memory when they are joined."""
+
+    def __init__(self, dtype: pl.DataType) -> None:
+        self._dtype = dtype
+        self._values = array(_CODES[dtype])
+        self._known: array[int] | None = None
+
+    def add(self, column: pl.Series) -> None:
+        """Append the values of a chunk."""
+        before, some_unknown = len(self._values), column.null_count() > 0
+        if some_unknown and self._known is None:
+            self._known = array("B", b"\1") * before
+        self._values.frombytes((column.fill_null(0) if some_unknown else column).to_numpy().view(np.uint8).data)
+        if self._known is not None:
+            self._known.frombytes(column.is_not_null().to_numpy().view(np.uint8).data)
+
+    def column(self) -> pl.Series:
+        """Return all values; null where the file has none."""
+        values = pl.Series(np.frombuffer(self._values, self._values.typecode), dtype=self._dtype)
+        if self._known is None:
+            return values
+        known = pl.Series(np.frombuffer(self._known, np.bool_))
+        return pl.select(pl.when(known).then(values)).to_series()
+
+
+class _Texts:
+    """A column of texts."""
+
+    def __init__(self) -> None:
+        self._parts: list[pl.Series] = []
+
+    def add(self, column: pl.Series) -> None:
+        """Append the texts of a chunk."""
+        self._parts.append(column)
+
+    def column(self) -> pl.Series:
+        """Return all texts."""
+        return pl.concat(self._parts, rechunk=True)
+
+
+class Store:
+    """The columns of each table, chunk after chunk."""
+
+    def __init__(self) -> None:
+        self.base_ns: int | None = None
+        """The smallest start of all events that a table holds, in absolute ns; None: there are none."""
+        self._columns: dict[str, dict[str, _Numbers | _Texts]] = {}
+        self._rows = Counter[str]()
+        self._collectives: list[pl.DataFrame] = []
+
+    def take(self, part: Part) -> None:
+        """Append the rows of the next chunk."""
+        if (frame := part.get("collectives")) is not None:
+            self._collectives.append(frame.with_columns(pl.col(side) + self._rows[f"{side}s"] for side in ("op", "kernel")))
+        for table, frame in part.items():
+            if table != "collectives" and frame.height:
+                self._append(table, frame)
+
+    def taken(self, table: str) -> dict[str, pl.Series]:
+        """Return the columns of `table`, which the store then no longer has; empty where no event belongs to it."""
+        columns = self._columns.pop(table, {})
+        return {name: columns.pop(name).column().alias(name) for name in list(columns)}
+
+    def collectives(self) -> pl.DataFrame:
+        """Return the collectives with rows of ops and kernels in the file's order."""
+        return pl.concat(self._collectives, rechunk=True) if self._collectives else trace.build_empty_table("collectives").drop("id")
+
+    def _append(self, table: str, frame: pl.DataFrame) -> None:
+        columns = self._columns.setdefault(table, {})
+        for column in frame:
+            kept = columns.get(column.name)
+            if kept is None:
+                kept = columns[column.name] = _Texts() if column.dtype == pl.String else _Numbers(column.dtype)
+            kept.add(column)
+        self._rows[table] += frame.height
+        first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
+        self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
+
+
+_TIMES = ("start_ns", "end_ns", "t_ns")
+_NAMES = {"ops": "name", "launches": "api", "kernels": "name", "frames": "name", "marks": "name"}
+# Whoever starts first comes first; of those that start together the longer one, which is the parent.
+_ORDER = {
+    "frames": ("thread", "start_ns", "end_ns"),
+    "ops": ("thread", "start_ns", "end_ns"),
+    "launches": ("start_ns",),
+    "kernels": ("start_ns",),
+    "marks": ("start_ns",),
+    "allocations": ("t_ns",),
+}
+_BEFORE_ALL = -(2**63)
+
+Rows = npt.NDArray[np.int64]
+
+
+def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFrame]:
+    """Return all tables of stage 'read'; takes the columns out of the store while it goes, to keep the peak of memory low."""
+    found = {"collectives": store.collectives()}
+    for table in _ORDER:
+        release_memory()
+        columns = store.taken(table)
+        if not columns:
+            found[table] = trace.build_empty_table(table)
+            continue
+        order = _find_order(table, columns)
+        found[table] = _number_rows(
+            table, pl.DataFrame([_build_column(keys, table, columns.pop(name), order, base) for name in list(columns)])
+        )
+        if table in ("ops", "kernels"):
+            found["collectives"] = _renumber_collectives(found["collectives"], table.removesuffix("s"), order)
+    release_memory()
+    found["signatures"] = _number_rows("signatures", keys.signatures.frame())
+    found["collectives"] = _number_rows("collectives", found["collectives"].sort("kernel", "op", nulls_last=True))
+    return found
+
+
+def order_table(table: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` in the order of `table`, numbered, with exactly the columns of the schema; for readers that have all rows at once."""
+    return _number_rows(table, frame[_find_order(table, frame.to_dict())] if table in _ORDER else frame)
+
+
+def _build_column(keys: Keys, table: str, column: pl.Series, order: Rows, base: int) -> pl.Series:
+    """Return a column of `table` sorted, with what its codes stand for."""
+    name, column = column.name, column.gather(order)
+    if name in _TIMES:
+        relative: pl.Series = column - base
+        return relative
+    if name == _NAMES.get(table):
+        return keys.names[table].categorical(column).alias(name)
+    return keys.launched.names.categorical(column).alias(name) if (table, name) == ("launches", "kernel") else column
+
+
+def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
+    """Return the rows in the order of `table`; events that are equal there stay in the file's order, unknown threads come first."""
+    by = [columns[key].fill_null(_BEFORE_ALL).to_numpy() for key in reversed(_ORDER[table])]
+    if _ORDER[table][-1] == "end_ns":
+        by[0] = -by[0]
+    rows: Rows = np.lexsort(by)
+    return rows
+
+
+def _number_rows(table: str, frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with its ids and exactly the columns of the schema."""
+    ids = pl.int_range(frame.height, dtype=pl.Int64, eager=True).alias("id")
+    return frame.with_columns(ids).select(list(trace.build_table_schema(table)))
+
+
+def _renumber_collectives(collectives: pl.DataFrame, side: str, order: Rows) -> pl.DataFrame:
+    """Return `collectives` with rows of the sorted table in column `side`."""
+    places = np.empty_like(order)
+    places[order] = np.arange(order.size)
+    return collectives.with_columns(pl.Series(side, places).gather(collectives[side]))
