@@ -149,8 +149,9 @@ def diagnose(
     as many processes as it has cores where that pays.
 
     `rules_dirs`: folders with further rules; `config`: rules switched off and thresholds changed
-    (`gpudiag.cli.config.find_config` reads one); `progress` is told what is being done; `modules`: one op row for each nn.Module
-    where Python stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where `path` does not hold it.
+    (`gpudiag.cli.config.find_config` reads one); `progress` is told what is being done; `modules`: one op row for each
+    nn.Module where Python stacks tell it; `graph_capture`: a trace of the pass that captured the CUDA graphs which `path` replays, where
+    `path` does not hold it.
     `gpu_hour_price`, `planned_steps`: what an hour of one device costs, and the steps of the whole run, for rule EFF-02.
     Raises InputError where nothing can be read; a rank that cannot be read among others that can is said in the report.
 
