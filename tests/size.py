@@ -41,11 +41,13 @@ class Module(NamedTuple):
         return (node for node in ast.walk(self.tree) if isinstance(node, Function))
 
 
-def read_modules(root: Path) -> list[Module]:
-    """Read the sources of gpudiag/ and dashboard/."""
+def read_modules(root: Path, below: str = "") -> list[Module]:
+    """Read the sources of gpudiag/ and dashboard/, or of one folder of them."""
     modules = []
     for folder, package in FOLDERS.items():
         for path in sorted((root / folder).rglob("*.py")):
+            if not path.is_relative_to(root / below):
+                continue
             text = path.read_text(encoding="utf-8")
             parts = (package, *path.relative_to(root / folder).with_suffix("").parts)
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -206,9 +208,9 @@ for _ in range(10_000):
 """
 
 
-def print_table(root: Path) -> None:
+def print_table(root: Path, below: str) -> None:
     """Print the table; figures that could not be had say so."""
-    modules = read_modules(root)
+    modules = read_modules(root, below)
     kinds = count_lines(modules)
     lengths = sorted((node.end_lineno or node.lineno) - node.lineno + 1 for module in modules for node in module.functions())
     once, private = count_one_use_helpers(modules)
@@ -224,7 +226,7 @@ def print_table(root: Path) -> None:
         ("functions with a docstring", f"{described / len(lengths):.0%}"),
         ("lines of tests", f"{sum(len(path.read_text(encoding='utf-8').splitlines()) for path in (root / 'tests').rglob('*.py')):,}"),
     ]
-    if root == ROOT:
+    if root == ROOT and not below:
         rows += [
             ("one report", _report_row()),
             ("calls to the first block of ab", str(count_calls_to_first_block() or "unknown")),
@@ -251,4 +253,6 @@ def _fast_row() -> str:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout: the static figures alone")
-    print_table(parser.parse_args().root.resolve())
+    parser.add_argument("--folder", default="", help="one folder, such as gpudiag/report: the static figures alone")
+    asked = parser.parse_args()
+    print_table(asked.root.resolve(), asked.folder)
