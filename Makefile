@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup bytecode demo test test-slow test-matrix check golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
+.PHONY: help setup bytecode demo test test-slow test-matrix check size same golden fuzz score bench bench-whatif bench-capture bench-experiments bench-live bench-pages soak kill bench-load audit clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -38,6 +38,12 @@ test-slow: bytecode ## the tests that are marked slow: whole trainings, torchrun
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache
+
+size: setup ## how large and how deep the code is: lines, statements, lengths, helpers, one report, the path to the first measured block
+	@$(BIN)/python tests/size.py
+
+same: setup ## compare all Report JSON with that of another commit, on real recordings (COMMIT=main~1; needs ../shared)
+	@$(BIN)/python tests/same_reports.py $(or $(COMMIT),HEAD)
 
 golden: setup ## rewrite the golden numbers of five real traces (tests/golden; needs ../shared/traces)
 	@cd tests && ../$(BIN)/python -m golden.update
