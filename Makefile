@@ -30,11 +30,15 @@ bytecode: setup
 demo: setup ## train a small transformer for a few seconds and look at its report
 	@$(BIN)/gpudiag demo
 
-test: bytecode ## the tests that this machine can run, without those that are marked slow (some ten to fifteen minutes on two cores)
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m "not slow"
+# byte code of the tests is kept where Python is told to write none: rewriting their assertions is half of what finding them takes.
+# A module is run by one worker, which makes what its tests share once.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile
 
-test-slow: bytecode ## the tests that are marked slow: whole trainings, torchrun, compilers, a browser
-	@$(BIN)/python -m pytest -n logical --maxprocesses 8 -m slow --reruns 1 -rR
+test: bytecode ## the tests that this machine can run, without those that are marked slow (under four minutes on two cores)
+	@$(PYTEST) --durations 10 -m "not slow"
+
+test-slow: bytecode ## the tests that are marked slow (whole trainings, torchrun, compilers, a browser), and all examples of the properties
+	@$(PYTEST) --hypothesis-profile all --reruns 1 -rR -m "slow or properties"
 
 check: setup ## linters and types alone (part of the tests too)
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports --no-cache

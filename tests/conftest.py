@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -16,19 +17,25 @@ from realtraces import SHARED
 
 # how long an example takes on a machine that does other work as well says nothing about the code: speed is measured by benchmarks
 # the same examples in every run, so that a change is judged by what it changed; GPUDIAG_RANDOM=1 (and `make fuzz`) look at new ones
-settings.register_profile("gpudiag", deadline=None, derandomize=not os.environ.get("GPUDIAG_RANDOM"))
-settings.load_profile("gpudiag")
+settings.register_profile("all", deadline=None, derandomize=not os.environ.get("GPUDIAG_RANDOM"))
+
+FEW = 15
+"""Examples of a property, whatever it states, but for `--hypothesis-profile=all`, with which `make test-slow` runs all properties again."""
+settings.register_profile("few", settings.get_profile("all"), max_examples=FEW)
+settings.load_profile("few")
 
 for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "POLARS_MAX_THREADS"):
     # each worker of xdist has a core: threads that wait for each other on a core that others use take many times as long
     os.environ.setdefault(threads, "1")
 
 # nothing is kept beside recordings that tests read, and no test sees what another one kept: the fixture `keeping` is for those that do
-os.environ.setdefault("GPUDIAG_NO_CACHE", "1")
+os.environ["GPUDIAG_NO_CACHE"] = "1"
 
 # experiments of tests that run at the same time do not refuse each other: what is measured there is planted, or far apart
-os.environ["GPUDIAG_LOCKS"] = tempfile.mkdtemp(prefix="gpudiag-locks-")
-atexit.register(shutil.rmtree, os.environ["GPUDIAG_LOCKS"], ignore_errors=True)
+# peaks that were measured on this machine are not those of a test: the home folder's cache is empty, here and in what tests start
+for variable in ("GPUDIAG_LOCKS", "XDG_CACHE_HOME"):
+    os.environ[variable] = tempfile.mkdtemp(prefix=f"{variable.lower().replace('_', '-')}-")
+    atexit.register(shutil.rmtree, os.environ[variable], ignore_errors=True)
 
 WITHOUT_TORCH = [] if find_spec("torch") else ["capture", "gpu", "api/test_telemetry.py"]
 """What cannot even be imported in an installation for analysis only; other tests that train skip by themselves."""
@@ -38,6 +45,32 @@ collect_ignore = WITHOUT_TORCH
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell without job control starts what runs in the background so, and tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+WHOLLY_SLOW = re.compile(rb"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
+SLOW_OR_PROPERTY = re.compile(rb"slow|given", re.IGNORECASE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out modules in which nothing can be chosen by the `-m` of the two parts: importing all takes many seconds of each worker."""
+    chosen = config.getoption("markexpr")
+    if chosen not in ("not slow", "slow or properties") or not collection_path.name.startswith("test_"):
+        return None
+    text = collection_path.read_bytes()
+    return True if (WHOLLY_SLOW.search(text) if chosen == "not slow" else not SLOW_OR_PROPERTY.search(text)) else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the properties, and let none of them look at more examples than the profile does where that is FEW."""
+    for item in items:
+        test = getattr(item, "obj", None)
+        if getattr(test, "is_hypothesis_test", False):
+            item.add_marker("properties")
+            given = getattr(test, "__func__", test)
+            stated = given._hypothesis_internal_use_settings
+            if settings().max_examples <= FEW < stated.max_examples:
+                given._hypothesis_internal_use_settings = settings(stated, max_examples=FEW)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -9,6 +9,11 @@ from typing import Any
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def recordings(folder: Path) -> list[Path]:
+    """Return the traces below `folder`: not what gpudiag keeps beside them, in folders that have their names."""
+    return sorted(path for path in folder.rglob("*.json.gz") if path.is_file() and ".gpudiag-cache" not in path.parts)
+
+
 def reference(traces: Path, name: str) -> dict[str, Any]:
     """Return the reference facts of one trace (file name without .json.gz; '/' becomes '__')."""
     return json.loads((traces / "reference" / f"{name.replace('/', '__')}.json").read_text())

@@ -359,7 +359,11 @@ ODD: dict[str, Callable[[], Document]] = {
 }
 
 
-@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+LONG = ("launches 30,000 deep", "ops of a CPU run 30,000 deep", "autograd nodes 30,000 deep")
+"""Of ODD: what is as deep as the others, and takes most of their time."""
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in LONG)) for name, make in ODD.items()])
 def test_odd_traces_give_reports(tmp_path: Path, make: Callable[[], Document]) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(make()))
@@ -384,7 +388,7 @@ ARGUMENTS = (
 HEADERS = ("deviceProperties", "distributedInfo", "baseTimeNanoseconds", "record_shapes", "with_stack", "profile_memory", "schemaVersion")
 
 
-@pytest.mark.parametrize("field", [*EVENT_FIELDS, *ARGUMENTS, *HEADERS])
+@pytest.mark.parametrize("field", [*EVENT_FIELDS, *ARGUMENTS, *(pytest.param(field, marks=pytest.mark.slow) for field in HEADERS)])
 def test_a_value_of_a_wrong_type_costs_at_most_its_events(tmp_path: Path, field: str) -> None:
     """Each value stands in some of the events; the events of the last step are left as they are."""
     document = distributed()

@@ -60,6 +60,7 @@ def test_in_an_ascii_locale_the_report_is_ascii(trace: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("-W", "error"), ("-OO",)])
 def test_with_options_of_python(trace: Path, options: tuple[str, ...]) -> None:
     """-W error turns every warning of a library into an exception; -OO removes docstrings (of facts) and assertions."""
@@ -69,6 +70,7 @@ def test_with_options_of_python(trace: Path, options: tuple[str, ...]) -> None:
     assert "aten::mm" in target.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs sh")
 def test_closed_streams(trace: Path) -> None:
     target = trace.with_name("r.md")
@@ -82,7 +84,7 @@ def test_closed_streams(trace: Path) -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("arguments", [("report",), ("rules", "facts"), ("--help",)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("report",), pytest.param(("rules", "facts"), marks=pytest.mark.slow), ("--help",)], ids=" ".join)
 def test_a_full_disk_behind_stdout_is_one_line(trace: Path, arguments: tuple[str, ...]) -> None:
     done = _shell(f"> {FULL}", *arguments, *([trace] if arguments == ("report",) else []))
     assert done.returncode == 2

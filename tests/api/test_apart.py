@@ -49,6 +49,7 @@ def test_the_report_is_that_of_this_process(trace: Path) -> None:
     assert diagnose_in_child(str(trace)) == api.diagnose(str(trace)).data
 
 
+@pytest.mark.slow
 def test_a_relative_path_is_that_of_this_process(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(trace.parent)
     assert diagnose_in_child(trace.name).steps.count == 4

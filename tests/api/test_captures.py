@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import pytest
 
 from gpudiag import api
@@ -13,7 +14,7 @@ NAME = "mi300x_vllm_gptoss_decode_fullgraph"
 
 
 def test_a_decoding_step_is_modelled_by_the_capture_that_belongs_to_it(traces: Path) -> None:
-    alone = api.diagnose(traces / f"{NAME}.json.gz").data
+    alone = kept.report(traces / f"{NAME}.json.gz")
     both = api.diagnose(traces / f"{NAME}.json.gz", graph_capture=traces / f"{NAME}_capture.json.gz").data
     assert alone.trust.replay_share == pytest.approx(0.969, abs=0.001)
     assert (both.trust.replay_share, both.trust.mapped_replay_share) == (0, alone.trust.replay_share)
@@ -42,7 +43,7 @@ def test_a_capture_that_cannot_be_read_is_one_clear_line(traces: Path, tmp_path:
 
 
 def test_classes_stand_in_the_table_of_kernels(traces: Path) -> None:
-    rows = api.diagnose(traces / f"{NAME}.json.gz").data.kernels
+    rows = kept.report(traces / f"{NAME}.json.gz").kernels
     assert {row.kernel_class for row in rows if row.kind == "kernel"} >= {"gemm", "attention", "norm", "triton_pointwise"}
     assert all(row.kernel_class is None for row in rows if row.kind != "kernel")
 

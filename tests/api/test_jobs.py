@@ -100,6 +100,7 @@ def test_the_shown_rank_is_analysed_as_it_would_be_alone(traces: Path) -> None:
     assert rows[shown].wall_ns == pytest.approx(alone.report.breakdown.wall_ns / alone.report.steps.count, abs=1)
 
 
+@pytest.mark.slow
 def test_processes_and_this_process_say_the_same(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = find_ranks([str(traces / "v100_dlrm_train_8ranks" / "rank[01].json.gz")])
     here = jobs.compare_recorded_ranks(recording, lambda _: None)

@@ -6,14 +6,14 @@ import pickle
 from pathlib import Path
 
 import jsonschema
+import kept
 import msgspec
 import polars as pl
 import pytest
 from handmade import op, write
 from snapshots import BASE, MIB, block, segment, training
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import Input, resolve_input
+from gpudiag.api.inputs import Input
 from gpudiag.api.memory import analyse_memory, build_memory_schema, find_memory
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
@@ -123,7 +123,7 @@ def test_a_snapshot_and_counters_add_to_the_trace(tmp_path: Path, traces: Path) 
 def test_on_real_traces_the_peak_is_the_allocator_s_own(traces: Path, name: str) -> None:
     """The sum of the blocks alive at the peak is the largest 'Total Allocated' of the file."""
     found = analyse_memory(str(traces / name)).memory
-    events = read_trace(traces / name).allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("device") == int(found.device[5:])))
+    events = kept.tables(traces / name).allocations.filter((pl.col("device_kind") == "gpu") & (pl.col("device") == int(found.device[5:])))
     assert found.peak_bytes == events["total_allocated"].max()
     assert sum(found.by_category.values()) == found.peak_bytes
     assert found.reserved_peak_bytes == events["total_reserved"].max()
@@ -139,7 +139,7 @@ def test_a_real_training_keeps_activations(traces: Path) -> None:
 
 
 def test_facts_of_memory(traces: Path) -> None:
-    analysis, _ = analyse(resolve_input(str(traces / "v100_ddp2_inductor_train_rank1.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / "v100_ddp2_inductor_train_rank1.json.gz")
     facts = Facts(analysis)
     assert facts.value("peak_memory_bytes") == analysis.memory.peak_bytes  # type: ignore[union-attr]
     share, free = facts.value("peak_memory_share"), facts.value("fragmentation_share")

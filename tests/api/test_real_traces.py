@@ -9,16 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kept
 import pytest
-from realtraces import SHARED, reference
+from realtraces import SHARED, recordings, reference
 
-from gpudiag import api
 from gpudiag.model.ops import parse_signature
 from gpudiag.model.report import ReportData, decode_report, encode_report
 from gpudiag.report.report_data import MAX_IDLE_ROWS, format_signature
 
 FOLDER = SHARED / "traces"
-NAMES = sorted(str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in FOLDER.rglob("*.json.gz")) if FOLDER.is_dir() else []
+NAMES = [str(path.relative_to(FOLDER)).removesuffix(".json.gz") for path in recordings(FOLDER)]
 
 # The reference adds up doubles near 7e12 us, 1 ns apart: over 434 kernels its idle time is 11 ns off (see the exact test below).
 FLOAT_ERROR_MS = 2e-5
@@ -35,7 +35,7 @@ KEYS = {
 
 @cache
 def report_of(name: str) -> ReportData:
-    return api.diagnose(str(FOLDER / f"{name}.json.gz")).data
+    return kept.report(FOLDER / f"{name}.json.gz")
 
 
 @pytest.mark.parametrize("name", NAMES)

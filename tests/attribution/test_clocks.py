@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 from handmade import Event, call, kernel, steps, trace
@@ -14,7 +15,6 @@ from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.device import CLOCK_NOISE_NS, align_clocks
 from gpudiag.model import trace as model
-from gpudiag.trace import read_trace
 
 
 def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:
@@ -90,4 +90,4 @@ def _shifted(text: str, us: float) -> str:
 @pytest.mark.slow
 def test_no_real_recording_starts_work_before_its_launch(traces: Path) -> None:
     for path in sorted(traces.glob("*.json.gz")):
-        assert align_clocks(read_trace(path))[1] == (), path.name
+        assert align_clocks(kept.tables(path))[1] == (), path.name

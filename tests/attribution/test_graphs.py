@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import msgspec
 import numpy as np
 import polars as pl
@@ -18,7 +19,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace, check_trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
-from gpudiag.trace import read_trace
 
 GEMM, ADD, NORM = (
     "ampere_sgemm_128x64_nn",
@@ -141,7 +141,7 @@ def test_half_a_capture_is_none(api: str) -> None:
 
 
 def _linked(path: Path) -> Trace:
-    trace = read_trace(path)
+    trace = kept.tables(path)
     return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 

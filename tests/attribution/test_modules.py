@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kept
 import pytest
 from handmade import op, steps, trace
 
@@ -13,7 +14,6 @@ from gpudiag.attribution.call_sites import explain_missing_modules, find_modules
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read_trace
 
 
 def frame(name: str, start: float, end: float, tid: int = 1) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def test_why_modules_are_not_known() -> None:
 
 
 def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass(traces: Path) -> None:
-    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     modules = find_own_modules(trace)
     forward = set(modules.filter(trace.ops["phase"] == "forward").drop_nulls())
@@ -118,7 +118,7 @@ def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass
 
 
 def test_modules_of_two_hundred_thousand_frames_take_a_part_of_a_second(traces: Path) -> None:
-    trace = read_trace(traces / "mi300x_flux1_xdit_compiled.json.gz")
+    trace = kept.tables(traces / "mi300x_flux1_xdit_compiled.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     before = time.perf_counter()
     found = find_own_modules(trace)

@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
 from handmade import linked, op, steps
+from realtraces import recordings
 
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
 from gpudiag.attribution.links import link_kernels
@@ -17,7 +19,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model import trace as trace_module
 from gpudiag.roofline.costs import find_kind
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
-from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 
@@ -166,8 +167,8 @@ EXPECTED_UNNAMED = 0.06
 @pytest.mark.slow
 def test_every_node_of_every_real_trace_finds_its_forward(traces: Path) -> None:
     seen = 0
-    for path in sorted(traces.rglob("*.json.gz")):
-        trace = read_trace(path)
+    for path in recordings(traces):
+        trace = kept.tables(path)
         ops = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0].ops
         rows = find_autograd_nodes(ops) & ops["sequence"].is_not_null().to_numpy()
         if not rows.any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import polars as pl
 import pytest
 from handmade import call, kernel, linked, mark, op, steps
@@ -105,7 +106,7 @@ def test_words_of_the_users_annotations_tell_what_nothing_else_does(text: str, p
 
 
 def shares(path: Path) -> dict[str | None, float]:
-    trace = read_trace(path)
+    trace = kept.tables(path)
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     phase = trace.ops.select(pl.col("id").alias("op"), "phase")
     work = trace.kernels.filter(~pl.col("collective") & pl.col("op").is_not_null()).join(phase, on="op")

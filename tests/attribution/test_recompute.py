@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import polars as pl
 import pytest
 from handmade import linked, op, steps
@@ -76,7 +77,7 @@ def test_numbered_ops_outside_the_backward_pass_are_no_repetition() -> None:
 
 
 def test_nodes_of_2021_without_a_call_of_the_engine_are_backward(traces: Path) -> None:
-    trace = read_trace(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
+    trace = kept.tables(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
     ops = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0].ops.with_columns(pl.col("name").cast(pl.String))
     nodes = ops.filter(pl.col("name").str.contains(r"Backward\d*$"))
     assert nodes.height == 1068
@@ -133,7 +134,7 @@ def test_a_gradient_penalty_repeats_nothing(network: Any, tmp_path: Path) -> Non
 def test_recomputed_time_of_a_real_run(traces: Path) -> None:
     """TraceLens counts 4.122 ms of recomputed kernels; it leaves out the memsets that some convolutions begin with."""
     name = "mi300x_resnet18_ddp8_actckpt_train_rank0"
-    trace = read_trace(traces / f"{name}.json.gz")
+    trace = kept.tables(traces / f"{name}.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     kernels = trace.kernels.join(trace.ops.select(pl.col("id").alias("op"), "recompute"), on="op").filter("recompute")
     assert dict(kernels.group_by("kind").len().rows()) == {"kernel": 591, "memset": 24}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
@@ -14,7 +15,6 @@ from gpudiag.attribution.autograd import find_repeated_forward, pair_forward_ops
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 X = [[8, 8]]
@@ -88,7 +88,7 @@ def test_a_node_without_a_forward_repeats_nothing() -> None:
 
 
 def _real(traces: Path, name: str) -> Trace:
-    trace = read_trace(traces / name)
+    trace = kept.tables(traces / name)
     return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import msgspec
 import numpy as np
 import polars as pl
@@ -13,7 +14,6 @@ from handmade import call, kernel, mark, op, steps, trace
 from gpudiag.attribution import steps as steps_module
 from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, assign_steps, find_steps
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read_trace
 
 US = 1000
 
@@ -97,7 +97,7 @@ def unmarked(trace: Trace) -> Trace:
 @pytest.mark.parametrize("name", MARKED)
 def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name: str) -> None:
     """One cut a mark, at the same place of each step up to a tenth of it, and the same median duration within 2 %."""
-    trace = read_trace(traces / f"{name}.json.gz")
+    trace = kept.tables(traces / f"{name}.json.gz")
     marked = find_steps(trace).table
     starts, lengths = marked["start_ns"].to_numpy(), (marked["end_ns"] - marked["start_ns"]).to_numpy()
     for source, find in SOURCES.items():
@@ -114,13 +114,13 @@ def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name
 
 
 def test_a_training_run_without_marks_is_cut_by_its_optimizer(traces: Path) -> None:
-    found = find_steps(read_trace(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
+    found = find_steps(kept.tables(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
     assert (found.source, found.table.height, found.table["analysed"].sum()) == ("optimizer steps", 29, 27)
     assert "40 % of the recording" in found.warnings[-1]  # the first iteration starts the workers and takes 4.8 of 14.4 s
 
 
 def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:
-    found = find_steps(read_trace(traces / "a100-80g_sam_fast_compiled_cudagraph.json.gz"))
+    found = find_steps(kept.tables(traces / "a100-80g_sam_fast_compiled_cudagraph.json.gz"))
     assert (found.source, found.table.height) == ("annotations 'generate_masks N N N'", 21)
 
 
@@ -128,4 +128,4 @@ def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:
     "name", ["h100_qwen1.5-0.5b_prefill", "h100_timesformer_video", "mi210_gpu_only_no_ops", "mi300x_flux1_xdit_compiled"]
 )
 def test_the_layers_of_a_real_model_are_not_taken_for_steps(traces: Path, name: str) -> None:
-    assert find_steps(unmarked(read_trace(traces / f"{name}.json.gz"))).source == WHOLE_TRACE
+    assert find_steps(unmarked(kept.tables(traces / f"{name}.json.gz"))).source == WHOLE_TRACE

@@ -56,6 +56,7 @@ def test_the_smallest_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert bundle.warnings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here: tests/gpu records on it")
 def test_the_gpu_recorder_says_when_there_is_no_gpu(tmp_path: Path) -> None:
     command = [sys.executable, str(SAMPLES / "gpu" / "record.py"), str(tmp_path / "run")]

@@ -37,6 +37,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> str:
     return output
 
 
+@pytest.mark.slow
 def test_losses_weights_and_random_states_are_the_same_bit_for_bit(tmp_path: Path, bare: str) -> None:
     output, warnings = train(tmp_path / "x", "none")
     assert output == bare

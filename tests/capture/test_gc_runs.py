@@ -113,6 +113,7 @@ def test_a_collection_that_the_loop_asks_for_has_its_place(tmp_path: Path) -> No
     assert len(cycles) == 100_000
 
 
+@pytest.mark.slow
 def test_a_session_that_is_never_left_ends_quietly(tmp_path: Path) -> None:
     body = """
         import sys, torch

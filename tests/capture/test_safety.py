@@ -243,6 +243,7 @@ def test_steps_aside_when_another_profiler_starts(tmp_path: Path, at: int) -> No
 # -- other processes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_a_readable_bundle(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -273,6 +274,7 @@ def test_a_killed_run_leaves_a_readable_bundle(tmp_path: Path) -> None:
     assert bundle.window("timing") is not None
 
 
+@pytest.mark.slow
 def test_polars_works_in_workers_forked_after_a_segment_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing with polars itself would start its threads here, and a worker forked afterwards would hang for ever."""
     script = textwrap.dedent("""
@@ -331,6 +333,7 @@ def test_compiled_code_and_scripts_with_autocast_work_inside(tmp_path: Path) -> 
     assert manifest.windows[0].steps == 6
 
 
+@pytest.mark.slow
 def test_overhead_outside_windows_is_small(tmp_path: Path) -> None:
     batch = (torch.ones(4, 2), torch.ones(4))
     with Session(tmp_path / "run") as prof:

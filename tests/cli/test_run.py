@@ -107,6 +107,7 @@ def test_a_script_sees_the_process_that_it_would_see_without(tmp_path: Path) -> 
     assert ours.stderr.startswith("to stderr\n")
 
 
+@pytest.mark.slow
 def test_ctrl_c_stays_ignored_in_the_background(tmp_path: Path) -> None:
     """A shell script starts what runs in the background with SIGINT ignored; libraries that we load may catch it."""
     script = write(tmp_path, "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)")
@@ -115,6 +116,7 @@ def test_ctrl_c_stays_ignored_in_the_background(tmp_path: Path) -> None:
     assert found.stdout == "True\n"
 
 
+@pytest.mark.slow
 def test_modules_run_as_python_runs_them(tmp_path: Path) -> None:
     write(tmp_path, "word = 'relative'", "pkg/other.py")
     write(tmp_path, "", "pkg/__init__.py")
@@ -139,6 +141,7 @@ def test_nothing_to_run_is_one_line(tmp_path: Path) -> None:
     assert "nothing to run" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_signal_sent_to_the_command_reaches_the_script(tmp_path: Path) -> None:
     code = "import signal, sys, time\nsignal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))\nprint('ready', flush=True)\ntime.sleep(60)"
     process = subprocess.Popen(
@@ -151,6 +154,7 @@ def test_a_signal_sent_to_the_command_reaches_the_script(tmp_path: Path) -> None
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_the_script_once(tmp_path: Path) -> None:
     code = """
         import sys, time
@@ -374,6 +378,7 @@ def test_too_few_steps_are_told_in_one_line(tmp_path: Path) -> None:
     assert recorded(tmp_path).manifest.finished
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_torch_without_training_leaves_no_bundle(tmp_path: Path) -> None:
     done = run("-o", "run", write(tmp_path, "import torch; print(torch.ones(2).sum().item())"), cwd=tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -13,6 +14,15 @@ from gpudiag.cli.command import interrupt_on_signals
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="signals of POSIX")
 
 
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """The tests themselves may run under nohup, and what that has ignored stays so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heard")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_each_breaks_off_and_is_the_exit_code(number: signal.Signals) -> None:
     put_in_order = False

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import kept
 import pytest
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.steps import WHOLE_TRACE
 from gpudiag.diagnosis import Judgement, judge, load_rules
 from gpudiag.diagnosis.engine import decide_verdict
@@ -30,7 +29,7 @@ TRACES = (
 
 @functools.cache
 def judged(traces: Path, name: str) -> tuple[Analysis, Judgement]:
-    analysis, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / f"{name}.json.gz")
     return analysis, judge(analysis, load_rules())
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import msgspec
 import pytest
 from factories import Work, analysis, kernel, mark, table
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.facts import Facts
 from gpudiag.model.finding import Missing
 
@@ -140,5 +139,5 @@ def test_what_most_of_the_exchange_is_for_goes_by_time() -> None:
 )
 def test_real_traces(traces: Path, name: str, known: dict[str, Any]) -> None:
     """Counts by hand: 2,020 all-reduces over 5 steps; 6 over 3 steps of ResNet-18; 18 and 42 exchanges over 6 steps."""
-    found = Facts(analyse(resolve_input(str(traces / name), None), lambda _: None)[0])
+    found = Facts(kept.analysis(traces / name))
     assert {fact: found.value(fact) for fact in known} == known

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import kept
 import polars as pl
 import pytest
 from factories import A100, analysis, kernel
@@ -137,7 +138,7 @@ def test_a_recording_without_shapes_says_why_there_is_no_figure() -> None:
 
 def test_a_real_resnet50_step(traces: Path) -> None:
     """torchvision counts 4.089 GMAC an image forward; backward twice that, without the input gradient of the first layer (118 MMAC)."""
-    found = analyse(resolve_input(str(traces / "v100_resnet50_train_2021_memory_callstack.json.gz"), None), lambda _: None)[0]
+    found = kept.analysis(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
     batch, steps = 32, 6
     per_image = 3 * 2 * 4_089_184_256 - 2 * 118_013_952
     flop, again = _numbers(found, "matrix_flop", "recompute_flop")
@@ -147,7 +148,7 @@ def test_a_real_resnet50_step(traces: Path) -> None:
 
 def test_checkpointing_of_a_real_run_repeats_all_but_the_first_convolution(traces: Path) -> None:
     path = traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz"
-    found = analyse(resolve_input(str(path), None), lambda _: None)[0]
+    found = kept.analysis(path)
     model, again, mfu, hfu = _numbers(found, "matrix_flop", "recompute_flop", "mfu", "hfu")
     first, head = 2 * 10 * 118_013_952, 2 * 10 * 512 * 1000
     forward = (model + 3 * first) / 9  # three steps; the first layer has no input gradient

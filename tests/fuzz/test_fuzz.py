@@ -25,7 +25,7 @@ def test_the_unbroken_shapes_give_reports(tmp_path: Path, shape: str) -> None:
     assert survives(path)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [pytest.param(shape, marks=[] if shape == "gpu_training" else [pytest.mark.slow]) for shape in SHAPES])
 @TEST
 @given(seed=SEEDS, times=st.integers(1, 40))
 def test_broken_structure(tmp_path: Path, shape: str, seed: int, times: int) -> None:

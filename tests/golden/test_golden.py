@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import kept
 import pytest
 from golden import figures
 
@@ -12,7 +13,7 @@ from golden import figures
 @pytest.mark.parametrize("name", figures.TRACES)
 def test_the_report_has_its_golden_numbers(traces: Path, name: str) -> None:
     golden = json.loads((figures.FOLDER / f"{name}.json").read_text())
-    changed = figures.differences(golden, json.loads(figures.text(figures.numbers(traces / f"{name}.json.gz"))))
+    changed = figures.differences(golden, json.loads(figures.text(figures.of_report(kept.report(traces / f"{name}.json.gz")))))
     assert not changed, f"{name} (make golden rewrites it):\n" + "\n".join(changed)
 
 

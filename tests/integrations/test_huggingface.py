@@ -25,6 +25,8 @@ from gpudiag.capture.session import Session  # noqa: E402
 from gpudiag.errors import MissingDependencyError, UsageError  # noqa: E402
 from gpudiag.integrations.huggingface import GpudiagCallback  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).resolve().parents[1]
 SHORT = {"skip": 2, "warm": 1, "record": 3, "sites": 1}
 

@@ -27,6 +27,8 @@ from gpudiag.capture.bundle import open_bundle  # noqa: E402
 from gpudiag.errors import MissingDependencyError, UsageError  # noqa: E402
 from gpudiag.integrations.lightning import GpudiagCallback  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"skip": 2, "warm": 1, "record": 3, "sites": 1}
 
 

@@ -8,20 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
 from realtraces import SHARED
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import Input
 from gpudiag.job import rank_summary
 from gpudiag.job.job import compare_rank_summaries
 from gpudiag.job.message_matching import match_messages
 from gpudiag.job.messages import build_matched
 from gpudiag.job.rank_summary import summarise_rank
 from gpudiag.model.analysis import RankSummary
-from gpudiag.model.report import Source
 from gpudiag.model.timeline import BUCKETS
 
 US = 1_000
@@ -40,8 +38,7 @@ def _summaries() -> tuple[RankSummary, ...]:
 
 
 def _summary(path: Path, rank: int) -> RankSummary:
-    analysis, _ = analyse(Input(path, Source(str(path), "trace")), lambda _: None)
-    return rank_summary.decode_summary(rank_summary.encode_summary(summarise_rank(analysis, rank=rank, path=str(path))))
+    return rank_summary.decode_summary(rank_summary.encode_summary(summarise_rank(kept.analysis(path), rank=rank, path=str(path))))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import kept
 import msgspec
 import polars as pl
 import pytest
@@ -25,7 +26,7 @@ def _analysis() -> Analysis:
     path = SHARED / "traces" / NAME
     if not path.is_file():
         pytest.skip(f"no trace {path}")
-    return analyse(Input(path, Source(str(path), "trace")), lambda _: None)[0]
+    return kept.analysis(path)
 
 
 def _summary(analysis: Analysis | None = None) -> RankSummary:

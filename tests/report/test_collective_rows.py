@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import pytest
-
-from gpudiag import api
 
 
 def test_bandwidths_of_a_real_trace(traces: Path) -> None:
     """The gradient all-reduce of 8 ranks: bus bandwidth is 2 * 7/8 of the algorithm's. A kernel without a recorded message has none."""
-    data = api.diagnose(str(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")).data
+    data = kept.report(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     known = [row for row in data.collectives if row.name == "allreduce"]
     assert known
     for row in known:

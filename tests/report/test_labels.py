@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import pytest
 import report_sample as sample
 from hypothesis import given
@@ -109,9 +110,8 @@ def test_a_place_of_calls_from_many_sites_stays_without_one() -> None:
 
 
 def test_collectives_of_a_real_training_run_have_names(traces: Path) -> None:
-    from gpudiag import api
 
-    report = api.diagnose(str(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")).data
+    report = kept.report(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     largest = max((row for row in report.ops if row.name == "record_param_comms"), key=lambda row: row.kernel_ns)
     assert labels.build_op_namer(report)(largest) == "allreduce 17.6 MB over 8 ranks"
     assert largest.signature == "1 tensor"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import msgspec
 import polars as pl
 import pytest
@@ -18,7 +19,6 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import AttributedOps, find_attributed_ops
-from gpudiag.trace import read_trace
 
 Event = dict[str, Any]
 X, WEIGHT, OUT = [2, 8, 14, 14], [16, 8, 3, 3], [2, 16, 7, 7]
@@ -169,7 +169,7 @@ def matrix_flop(trace: Trace) -> dict[str, int]:
 
 
 def real(path: Path) -> Trace:
-    trace = read_trace(path)
+    trace = kept.tables(path)
     return link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import msgspec
 import polars as pl
 from handmade import call, kernel, linked, op, steps
@@ -13,7 +14,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops, inherit_signatures
-from gpudiag.trace import read_trace
 
 
 def matrix_flops(trace: Trace) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def without_backward_shapes(trace: Trace) -> Trace:
 
 def test_a_real_training_keeps_its_matrix_work_without_shapes_in_the_backward_thread(traces: Path) -> None:
     """ResNet-18 with checkpointing: all repeated convolutions, and both gradients but of the first layer's input."""
-    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     bare = without_backward_shapes(trace)
     assert bare.ops.filter("recompute")["signature"].null_count() == bare.ops["recompute"].sum() > 1000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
@@ -14,7 +15,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.roofline.attributed_ops import find_attributed_ops, parse_signatures
 from gpudiag.roofline.costs.arguments import flags
 from gpudiag.roofline.inferred_costs import match_single_gradient
-from gpudiag.trace import read_trace
 
 CUDNN_WEIGHT = "void cudnn::cnn::wgrad_alg0_engine<float, 128, 5, 5, 3, 3, 3, false, 512>(int, int, int, float const*)"
 CUDNN_INPUT = "void cudnn::detail::dgrad_engine<float, 512, 6, 5, 3, 3, 3, false>(int, int, int, float const*)"
@@ -45,7 +45,7 @@ def test_a_gradient_is_left_out_only_where_all_kernels_name_the_other(names: lis
 
 
 def test_kernel_names_agree_with_the_masks_of_a_real_training(traces: Path) -> None:
-    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     parsed, owner = parse_signatures(trace), find_attributed_ops(trace, on_cpu=False).owner
     chosen = trace.ops["name"].cast(pl.String) == "aten::convolution_backward"
@@ -58,7 +58,7 @@ def test_kernel_names_agree_with_the_masks_of_a_real_training(traces: Path) -> N
 
 def test_kernel_names_agree_with_the_calls_inside_of_a_real_training(traces: Path) -> None:
     """cuDNN on a V100: the record has an op of its own for each gradient."""
-    trace = read_trace(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
+    trace = kept.tables(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     names = trace.ops["name"].cast(pl.String)
     around = find_nearest(trace.ops["parent"].fill_null(-1).to_numpy(), (names == "aten::cudnn_convolution_backward").to_numpy())

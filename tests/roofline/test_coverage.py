@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 from factories import A100
 from handmade import call, costed, kernel, linked, op, steps
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.model import trace
 from gpudiag.model.analysis import Coverage
@@ -75,7 +74,7 @@ def mapped_idle() -> pl.DataFrame:
 
 @pytest.mark.parametrize("name", TRACES)
 def test_the_parts_of_real_traces_sum_to_the_whole(traces: Path, name: str) -> None:
-    analysis, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / f"{name}.json.gz")
     found = analysis.coverage
     assert sum(_parts(found)) == pytest.approx(1, abs=1e-9)
     assert found.attributable_ns == pytest.approx(found.attributable_share * found.kernel_ns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 from handmade import call, kernel, linked, op, steps
@@ -14,7 +15,6 @@ from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost, parse_signature
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
-from gpudiag.trace import read_trace
 
 INDEX = "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::OpaqueType<8> > >"
 GATHER = "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long, long, long, bool)"
@@ -101,7 +101,7 @@ def test_helper_kernels_of_the_call_share_its_cost() -> None:
 
 def test_blocks_follow_the_size_where_it_is_recorded(traces: Path) -> None:
     """The rule behind it, on real calls whose sizes are known: as many blocks of nt * vt elements as the values need, and no more."""
-    trace = read_trace(traces / "a100_dlrm_train_rank3of8.json.gz")
+    trace = kept.tables(traces / "a100_dlrm_train_rank3of8.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]
     ops = trace.ops.select(pl.col("id").alias("op"), pl.col("name").cast(pl.String).alias("op_name"), "signature")
     frame = trace.kernels.join(ops, on="op").filter(

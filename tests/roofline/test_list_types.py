@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.roofline.element_types import parse_item_bytes
 
 _ANONYMOUS = "at::native::(anonymous namespace)::"
@@ -39,7 +38,7 @@ def test_names(name: str, expected: int | None) -> None:
 
 def test_half_precision_joins_of_a_real_trace(traces: Path) -> None:
     """Qwen joins rotated halves in bf16 and positions in fp32: [16, 16, 559, 32] twice is 36.6 MB in bf16, twice that in fp32."""
-    analysis, _ = analyse(resolve_input(str(traces / "h100_qwen1.5-0.5b_prefill.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / "h100_qwen1.5-0.5b_prefill.json.gz")
     kernels = analysis.trace.kernels.with_columns(pl.col("name").cast(pl.String)).filter(pl.col("name").str.contains("CatArray"))
     half = kernels.filter(pl.col("name").str.contains("OpaqueType<2u>"))
     assert half["bytes_moved"].drop_nulls().unique().to_list() == [2 * 2 * 2 * 16 * 16 * 559 * 32]

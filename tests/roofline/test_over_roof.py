@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import msgspec
 import polars as pl
 import pytest
 from factories import A100
 from handmade import call, costed, kernel, op, steps
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.hardware import Device
 from gpudiag.roofline.kernel_bounds import ABOVE_ROOFLINE_CAUSES, format_above_roofline_warnings
@@ -119,7 +118,7 @@ def test_rows_of_one_op_are_told_once_and_the_unit_of_work_is_named() -> None:
     [("h100_qwen1.5-0.5b_prefill", 0), ("mi300x_norm_layers_fwd_bwd", 0), ("v100_resnet50_train_2021_memory_callstack", 0.13)],
 )
 def test_real_traces_are_below_their_roofs_but_for_what_is_explained(traces: Path, name: str, most: float) -> None:
-    analysis, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / f"{name}.json.gz")
     over = analysis.op_rows.filter(pl.col("over_roof").is_not_null())
     assert over["kernel_ns"].sum() <= most * analysis.op_rows["kernel_ns"].sum()
     assert analysis.op_rows["efficiency"].drop_nulls().max() <= 1.03

@@ -37,6 +37,7 @@ def test_each_sample_becomes_a_bundle_that_is_modelled(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
     done = record(str(tmp_path / "out"), "--device", "cpu", "--only", "gpt5")
     assert done.returncode == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
@@ -24,7 +25,6 @@ from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph import build_graphs, explain_missing_graph
 from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
 from gpudiag.timeline.syncs import find_syncs
-from gpudiag.trace import read_trace
 
 REAL = (
     "h100_bert-small", "h100_qwen1.5-0.5b_prefill", "mi210_gpu_only_no_ops", "mi300x_qwen1.5-0.5b_prefill",
@@ -283,7 +283,7 @@ def test_any_program_replays_as_it_was(program: s.Program, backward: bool) -> No
 def _check(traces: Path, names: tuple[str, ...]) -> None:
     errors, free = [], []
     for name in names:
-        made = read_trace(traces / f"{name}.json.gz")
+        made = kept.tables(traces / f"{name}.json.gz")
         began = time.perf_counter()
         graphs, table = _graphs(made)
         trust = measure_replay_trust(graphs, table)
@@ -309,6 +309,6 @@ def test_large_real_steps_replay_within_three_percent(traces: Path) -> None:
 
 def test_edge_kinds_of_a_training_step(traces: Path) -> None:
     """A recommendation model on eight ranks: every kind of dependency but a full queue is there."""
-    graphs, _ = _graphs(read_trace(traces / "a100_dlrm_train_rank3of8.json.gz"))
+    graphs, _ = _graphs(kept.tables(traces / "a100_dlrm_train_rank3of8.json.gz"))
     found = {EDGE_KINDS[code] for graph in graphs for code in np.unique(graph.edge_kind)}
     assert found >= {"thread", "handoff", "launch", "stream", "event", "sync"}

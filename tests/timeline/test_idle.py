@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import msgspec
 import numpy as np
 import polars as pl
@@ -12,8 +13,6 @@ from handmade import call, kernel, linked, mark, op, steps
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.steps import find_steps
@@ -294,7 +293,7 @@ def test_the_pieces_fill_the_gaps_whatever_the_trace_holds(events: list[Event], 
     ],
 )
 def test_the_largest_cause_of_real_traces(traces: Path, name: str, cause: str, least: float) -> None:
-    found, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    found = kept.analysis(traces / f"{name}.json.gz")
     sums = dict(found.idle.group_by("cause").agg(time=(pl.col("end_ns") - pl.col("start_ns")).sum()).iter_rows())
     assert sum(sums.values()) == found.breakdown.idle_ns
     assert {bucket: getattr(found.breakdown.buckets_ns, bucket) for bucket in IDLE_BUCKETS} == {

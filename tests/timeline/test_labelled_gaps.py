@@ -9,13 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kept
 import numpy as np
 import polars as pl
 import pytest
 import yaml
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.model.timeline import IDLE_BUCKETS
 
 LABELS: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_name("labelled_gaps.yaml").read_text())
@@ -46,7 +45,7 @@ class Judged(NamedTuple):
 
 @cache
 def judged(traces: Path, name: str) -> tuple[Judged, ...]:
-    idle = analyse(resolve_input(str(traces / name), None), lambda _: None)[0].idle
+    idle = kept.analysis(traces / name).idle
     return tuple(Judged(label, _found(idle, label["start_ns"], label["end_ns"])) for label in LABELS[name])
 
 

@@ -33,7 +33,7 @@ def _told(found: Found, plant: Plant) -> bool:
     return found.cause == plant.cause and found.place in found.lines and bool(found.evidence) and explained
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name == "sleep" else [pytest.mark.slow]) for name in PLANTS])
 @pytest.mark.needs("torch")
 def test_a_planted_reason_is_the_largest_cause_at_its_line(name: str, tmp_path: Path) -> None:
     """In one of three recordings: where the system runs other programs meanwhile, their time is idle time that nothing explains."""
@@ -60,6 +60,7 @@ def test_recompiles_are_compilation_at_the_call_of_the_compiled_model(tmp_path: 
     assert found.place in found.lines, found
 
 
+@pytest.mark.slow
 @pytest.mark.needs("torch")
 def test_a_quiet_loop_has_no_cause_but_python(tmp_path: Path) -> None:
     found = analysed(tmp_path, Plant("idle_launch", "enumerate(prof.steps"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import numpy as np
 import pytest
 import simulator as s
@@ -19,7 +20,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model.timeline import QueueStats
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.launch_queue import CURVE_POINTS, measure_queue
-from gpudiag.trace import read_trace
 
 
 def _stats(trace: Trace) -> QueueStats | None:
@@ -122,7 +122,7 @@ def test_a_run_without_launches_has_no_figures() -> None:
     ],
 )
 def test_real_traces(traces: Path, name: str, most: int, least: int, host_bound: tuple[float, float]) -> None:
-    found = _stats(read_trace(traces / f"{name}.json.gz"))
+    found = _stats(kept.tables(traces / f"{name}.json.gz"))
     assert found is not None
     assert least <= found.depth_max <= most
     assert host_bound[0] <= found.host_bound_share <= host_bound[1]

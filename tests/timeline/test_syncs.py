@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 import simulator as s
@@ -19,7 +20,6 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.syncs import find_syncs
-from gpudiag.trace import read_trace
 
 
 def _found(trace: Trace) -> tuple[pl.DataFrame, Trace]:
@@ -173,7 +173,7 @@ def test_every_call_that_waits_is_found_with_the_time_that_it_waited(body: list[
 )
 def test_real_traces(traces: Path, name: str, op_name: str | None, count: int, least_ms: float) -> None:
     """Every wait of these traces returns within 40 us of the end of its work, and no wait is longer than its call."""
-    found, trace = _found(read_trace(traces / f"{name}.json.gz"))
+    found, trace = _found(kept.tables(traces / f"{name}.json.gz"))
     assert (found["waited_ns"] <= found["end_ns"] - found["start_ns"]).all()
     waiting = found.filter(pl.col("waited_ns") > 0)
     own = waiting.filter(pl.col("op_name").eq_missing(op_name))
@@ -186,7 +186,7 @@ def test_real_traces(traces: Path, name: str, op_name: str | None, count: int, l
 @pytest.mark.parametrize("name", ["v100_ddp2_inductor_train_rank1", "mi300x_resnet18_ddp8_actckpt_train_rank0", "mi210_gpu_only_no_ops"])
 def test_runs_without_waits_have_none(traces: Path, name: str) -> None:
     """Their only *Synchronize is the profiler's own at the end."""
-    assert _found(read_trace(traces / f"{name}.json.gz"))[0].is_empty()
+    assert _found(kept.tables(traces / f"{name}.json.gz"))[0].is_empty()
 
 
 def test_one_piece_of_work_and_calls_that_cannot_have_waited_for_it() -> None:

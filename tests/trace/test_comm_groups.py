@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import kept
 import pytest
 from handmade import op
 from handmade import trace as made
 
 from gpudiag.model.trace import Trace
-from gpudiag.trace import read_trace
 
 DISTRIBUTED = {"backend": "nccl", "rank": 1, "world_size": 8, "pg_count": 3}
 
@@ -79,7 +79,7 @@ def test_uneven_splits() -> None:
 
 
 def test_a_real_job_of_eight_ranks(traces: Path) -> None:
-    found = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").collectives
+    found = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").collectives
     sent = found.filter(found["name"] != "wait")
     assert set(sent["members"]) == {"0,1,2,3,4,5,6,7"}
     on_ops = sent.drop_nulls("op")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 
-from gpudiag.trace import read_trace
 from gpudiag.trace.kernel_names import KERNEL_CLASSES, OTHER_CLASS, classify_kernel_name, classify_kernel_names
 
 LABELLED = {
@@ -182,7 +182,7 @@ def test_a_hostile_name_costs_no_more_than_its_length() -> None:
 def test_real_traces_hardly_hold_an_unknown_name(traces: Path) -> None:
     worst = 0.0
     for path in [*sorted(traces.glob("*.json.gz")), traces / "v100_dlrm_train_8ranks" / "rank0.json.gz"]:
-        kernels = read_trace(path).kernels.filter(pl.col("kind") == "kernel")
+        kernels = kept.tables(path).kernels.filter(pl.col("kind") == "kernel")
         time = kernels["end_ns"] - kernels["start_ns"]
         unknown = time.filter(classify_kernel_names(kernels["name"]) == OTHER_CLASS).sum() / max(1, time.sum())
         worst = max(worst, unknown)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import kept
 import polars as pl
 import pytest
 
-from gpudiag.trace import kernel_names, read_trace
+from gpudiag.trace import kernel_names
 
 COLLECTIVES = """
     ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)
@@ -75,7 +76,7 @@ def test_collectives_by_name(name: str, expected: bool) -> None:
 def test_on_real_traces_only_the_kernels_of_nccl_are_collectives(traces: Path) -> None:
     found = set()
     for path in sorted(traces.glob("*.json.gz")):
-        kernels = read_trace(path).kernels.filter(pl.col("kind") == "kernel")["name"].cast(pl.String).unique()
+        kernels = kept.tables(path).kernels.filter(pl.col("kind") == "kernel")["name"].cast(pl.String).unique()
         collective = kernels.str.contains(kernel_names.COLLECTIVE)
         assert (kernels.filter(collective).str.starts_with("nccl")).all()
         assert not kernels.filter(~collective).str.contains("(?i)nccl").any()

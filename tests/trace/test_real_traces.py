@@ -9,8 +9,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import kept
 import polars as pl
 import pytest
+from realtraces import recordings
 
 from gpudiag.model.trace import Trace, check_trace
 from gpudiag.trace import read_trace
@@ -65,13 +67,13 @@ def _counts(trace: Trace) -> dict[str, int]:
 
 
 def test_the_list_of_traces_is_complete(traces: Path) -> None:
-    found = [path.relative_to(traces) for path in traces.rglob("*.json.gz")]
+    found = [path.relative_to(traces) for path in recordings(traces)]
     assert {str(path).removesuffix(".json.gz") for path in found if not path.parts[0].startswith(".")} == set(ALL)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_tables_match_the_reference_counts(traces: Path, name: str) -> None:
-    trace = read_trace(traces / f"{name}.json.gz")
+    trace = kept.tables(traces / f"{name}.json.gz")
     check_trace(trace)
     reference = _reference(traces, name)
     assert _counts(trace) == {key: reference["counts"].get(key, 0) for key in _counts(trace)}
@@ -84,7 +86,7 @@ def test_tables_match_the_reference_counts(traces: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_device_time_matches_the_independent_timeline(traces: Path, name: str) -> None:
     """Sums and spans agree to the nanosecond (the reference rounds to it; its figures stem from doubles near 10^12 us, 0.5 ns a kernel)."""
-    trace = read_trace(traces / f"{name}.json.gz")
+    trace = kept.tables(traces / f"{name}.json.gz")
     timeline = _reference(traces, name)["independent_timeline"]["all"]
     kernels = trace.kernels
     span = int(kernels["end_ns"].max()) - int(kernels["start_ns"].min())  # type: ignore[arg-type]
@@ -104,7 +106,7 @@ def _union(kernels: pl.DataFrame) -> int:
 
 @pytest.mark.parametrize("name", ALL)
 def test_profiler_steps_and_copies_match_the_reference(traces: Path, name: str) -> None:
-    trace = read_trace(traces / f"{name}.json.gz")
+    trace = kept.tables(traces / f"{name}.json.gz")
     reference = _reference(traces, name)
     steps = trace.marks.filter(pl.col("name").cast(pl.String).str.starts_with("ProfilerStep#"))
     found = {row["name"]: (row["end_ns"] - row["start_ns"]) / 1e6 for row in steps.iter_rows(named=True)}
@@ -156,7 +158,7 @@ def _compact(value: Any) -> str:
 
 
 def test_rows_are_in_the_promised_order(traces: Path) -> None:
-    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     for table, keys in (("ops", ("thread", "start_ns")), ("frames", ("thread", "start_ns")), ("kernels", ("start_ns",))):
         rows = getattr(trace, table).select(keys)
         assert rows.equals(rows.sort(keys))
@@ -165,7 +167,7 @@ def test_rows_are_in_the_promised_order(traces: Path) -> None:
 
 
 def test_collectives_point_at_the_rows_that_carry_them(traces: Path) -> None:
-    trace = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
+    trace = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz")
     on_kernels = trace.collectives.drop_nulls("kernel")
     on_ops = trace.collectives.drop_nulls("op")
     assert (on_kernels.height, on_ops.height, trace.collectives.height) == (12, 18, 30)
@@ -180,7 +182,7 @@ def test_collectives_point_at_the_rows_that_carry_them(traces: Path) -> None:
 
 
 def test_header_of_a_rocm_ddp_rank(traces: Path) -> None:
-    meta = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").meta
+    meta = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").meta
     assert (meta.rank, meta.world_size, len(meta.devices)) == (0, 8, 8)
     device = meta.devices[0]
     assert (device.name, device.sm_count, device.compute_capability, device.warp_size) == ("AMD Instinct MI300X", 304, "9.4", 64)
@@ -190,14 +192,14 @@ def test_header_of_a_rocm_ddp_rank(traces: Path) -> None:
 
 def test_unix_time_of_a_trace_agrees_with_the_time_in_its_file_name(traces: Path) -> None:
     """vLLM names the file by the ns at which it was written: after the window began, within some minutes."""
-    base = read_trace(traces / "mi300x_vllm_gptoss_decode_fullgraph_capture.json.gz").meta.unix_base_ns
+    base = kept.tables(traces / "mi300x_vllm_gptoss_decode_fullgraph_capture.json.gz").meta.unix_base_ns
     assert base is not None
     assert 0 < 1773709742341309550 - base < 600e9
 
 
 def test_schema_of_2021(traces: Path) -> None:
     """Capitals, tid as text, stream as words, memory events without category, annotations filed under ops."""
-    trace = read_trace(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
+    trace = kept.tables(traces / "v100_resnet50_train_2021_memory_callstack.json.gz")
     names = set(trace.marks["name"].cast(pl.String))
     assert {"ProfilerStep#16", "Optimizer.step#SGD.step"} <= names
     assert not any(str(name).startswith("ProfilerStep#") for name in trace.ops["name"].unique())
@@ -211,11 +213,11 @@ def test_schema_of_2021(traces: Path) -> None:
 
 def test_a_stream_argument_on_the_cpu_side_makes_no_device_event(traces: Path) -> None:
     """48 Triton launcher ops carry a stream argument."""
-    trace = read_trace(traces / "mi300x_vllm_gptoss_decode_fullgraph_capture.json.gz")
+    trace = kept.tables(traces / "mi300x_vllm_gptoss_decode_fullgraph_capture.json.gz")
     assert trace.kernels.height == 10
     assert trace.ops.filter(pl.col("name").cast(pl.String).str.starts_with("triton_")).height >= 48
 
 
 def test_rocm_copies_without_a_size_have_none(traces: Path) -> None:
-    copies = read_trace(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").kernels.filter(pl.col("kind") == "memcpy")
+    copies = kept.tables(traces / "mi300x_resnet18_ddp8_actckpt_train_rank0.json.gz").kernels.filter(pl.col("kind") == "memcpy")
     assert (copies.height, copies["bytes"].null_count()) == (550, 550 - 366)

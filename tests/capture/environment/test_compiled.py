@@ -26,6 +26,7 @@ def in_a_process(lines: str) -> Compiled | None:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Compiled | None)
 
 
+@pytest.mark.slow
 def test_without_torch_compile_there_is_nothing_and_the_compiler_is_not_imported() -> None:
     assert in_a_process("import sys; assert 'torch._dynamo' not in sys.modules") is None
 

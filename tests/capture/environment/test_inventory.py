@@ -104,6 +104,7 @@ def test_only_the_first_rank_asks_git() -> None:
     assert part.manifest()["program"].code is None
 
 
+@pytest.mark.slow
 def test_a_git_that_hangs_delays_the_end_by_little_and_the_loop_by_nothing(
     tmp_path: Path, make_loop: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_whatever_fails_the_losses_are_the_same(tmp_path: Path, make_loop: type,
     assert sum("gpudiag" in str(item.message) for item in caught) <= 1
 
 
+@pytest.mark.slow
 def test_the_training_thread_gives_little_time_to_it() -> None:
     """With 2,000 modules and 4,000 tensors; 5 ms on an idle machine, here the fastest of several looks against ten times that."""
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(2_000)))
@@ -236,6 +238,7 @@ def _as_a_worker() -> None:
     logging.getLogger("worker").warning("a line")
 
 
+@pytest.mark.slow
 @needs_fork
 def test_children_forked_at_any_moment_are_free_of_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace, background, stop = tmp_path / "trace", BackgroundWriter(), threading.Event()
@@ -270,6 +273,7 @@ def test_children_forked_at_any_moment_are_free_of_the_threads(tmp_path: Path, m
     assert background.error is None
 
 
+@pytest.mark.slow
 def test_no_thread_imports(tmp_path: Path) -> None:
     """In a process of its own: here everything has been imported already."""
     program = """

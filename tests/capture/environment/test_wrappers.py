@@ -52,6 +52,7 @@ def test_ddp_has_its_arguments(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="torch has fully_shard since 2.6")
 def test_fully_shard_has_its_units_mesh_and_types(tmp_path: Path) -> None:
     found = in_a_process(
@@ -69,6 +70,7 @@ def test_fully_shard_has_its_units_mesh_and_types(tmp_path: Path) -> None:
     assert both["no reshard after forward"] == ShardedData(units=1, sharding="no reshard after forward", **same)
 
 
+@pytest.mark.slow
 def test_fsdp_of_the_first_version(tmp_path: Path) -> None:
     found = in_a_process(
         "from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, ShardingStrategy\n"

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpudiag.model.ops import Cost, Signature, parse_signature
@@ -37,7 +38,7 @@ NAMES = (
 @cache
 def _calls(path: Path) -> dict[tuple[str, str, str], list[Signature]]:
     """Return the distinct calls of a trace by (op, dims, types)."""
-    document = json.loads(gzip.decompress(path.read_bytes()))
+    document = msgspec.json.decode(gzip.decompress(path.read_bytes()))
     found: dict[tuple[str, str, str], dict[str, Signature]] = {}
     for event in document["traceEvents"]:
         args = event.get("args") or {}

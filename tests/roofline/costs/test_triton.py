@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kept
 import polars as pl
 import pytest
 from realtraces import reference
 
-from gpudiag.api.analysis import analyse
-from gpudiag.api.inputs import resolve_input
 from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost, parse_signature
 from gpudiag.roofline.costs import estimate_cost, find_kind
@@ -191,7 +190,7 @@ def test_a_generated_kernel_owns_its_work() -> None:
 
 def test_the_real_trace_agrees_with_the_reference(traces: Path) -> None:
     name = "mi300x_torch_compile_triton_micro"
-    analysis, _ = analyse(resolve_input(str(traces / f"{name}.json.gz"), None), lambda _: None)
+    analysis = kept.analysis(traces / f"{name}.json.gz")
     kernels = analysis.trace.kernels.filter(pl.col("name").cast(pl.String).str.starts_with("triton_"))
     expected = reference(traces, name)["tracelens"]["modelled_totals_by_category"]["triton"]
     assert kernels["bytes_moved"].sum() / 1e9 == pytest.approx(expected["gbyte"], abs=1e-6)
