@@ -69,7 +69,7 @@ def idle_launch_share(window: Window) -> float:
 
 @fact("idle_sync_share", unit="share")
 def idle_sync_share(window: Window) -> float:
-    """Exposed sync time: idle time after calls that wait for the device (CPU: for other threads) over the wall time of the analysed steps."""
+    """Exposed sync time: idle after calls that wait for the device (CPU: for other threads) over the wall time of the analysed steps."""
     return _bucket_ns(window, "idle_sync") / window.wall_ns
 
 

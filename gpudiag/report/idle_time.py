@@ -205,7 +205,7 @@ def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
 
 def _name_path_part(bound: str, report: ReportData) -> str:
     """Return what a part of the critical path is called: as in the breakdown, where the same is meant."""
-    if bound in _PATH and not (bound == "launch" and labels.is_on_cpu(report)):
+    if bound in _PATH:
         return _PATH[bound]
     return labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
 

@@ -104,8 +104,9 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
     if not rows:
         return
     print_heading(console, f"Where {labels.format_span(report)} goes")
-    largest, narrow = max(row.share for row in rows), console.width < _NARROW
+    largest = max(row.share for row in rows)
     room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
+    narrow = console.width < _NARROW or room < 0
     room = 0 if narrow or room < _LEAST_BAR else room
     table = create_table((("", "wrapped" if narrow else "left"), ("time", "right"), ("share", "right"), ("", "left")))
     for row in rows:

@@ -25,7 +25,7 @@ _UNPROVED: dict[Verdict, str] = {"faster": "looks faster", "slower": "looks slow
 _FAILURES = {
     "oom": "out of memory",
     "crash": "it crashed",
-    "hang": "it hung",
+    "hang": "it gave no sign of life",
     "timeout": "it ran out of time",
     "ended": "the script ended before its trial",
     "no_steps": "no training step was found",
