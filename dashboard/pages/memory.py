@@ -122,9 +122,7 @@ def _build_pools(found: MemoryReport) -> list[Component]:
         return []
     titles = ("segments", "reserved", "in use", "largest free block")
     columns = [components.Column("allocations"), *(components.Column(title, numeric=True) for title in titles)]
-    table = components.build_table(
-        columns, [_build_pool_row(pool) for pool in found.pools], "Allocator segments by size class and stream"
-    )
+    table = components.build_table(columns, [_build_pool_row(pool) for pool in found.pools], "Allocator segments by size class and stream")
     return [components.build_card("Allocator segments", table)]
 
 

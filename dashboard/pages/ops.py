@@ -206,9 +206,7 @@ class Ops(ContentPage):
         if choose_grouping(view) == "module" and not _build_module_hint(report):
             return [
                 *chosen,
-                components.build_empty(
-                    "Modules are unavailable here", "This does it:", components.build_code(_build_command(report))
-                ),
+                components.build_empty("Modules are unavailable here", "This does it:", components.build_code(_build_command(report))),
             ]
         try:
             table = _load_table(report, view)

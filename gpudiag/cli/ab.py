@@ -63,7 +63,7 @@ _Resume = Annotated[str, typer.Option("--resume", metavar="BUNDLE", help="Resume
 _Budget = Annotated[
     str, typer.Option("--budget", metavar="TIME", help="Time budget for all of it: 90s, 10m, 1h (default: as needed).", show_default=False)
 ]
-_Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of processes, MIN..MAX: the first interim look, and the last.")]
+_Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of processes: N at the first interim look, M at most.")]
 _MinEffect = Annotated[
     str, typer.Option("--min-effect", metavar="SHARE", help="Smallest effect of interest; smaller ones count as no difference.")
 ]
@@ -98,7 +98,7 @@ def ab(
     steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False, clean_exit: _CleanExit = False,
     json: _Json = None,
 ) -> None:  # fmt: skip
-    """Run A/B experiments on an unchanged training script: which fixes make it faster, by how much, and with which parity."""
+    """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
     _check_json(json)
     options_module.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds

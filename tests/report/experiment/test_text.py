@@ -51,7 +51,8 @@ def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None
         "The plan is not complete",
         "Experiments: variants against",
         "bf16+channels-last faster x1.83 [1.79, 1.87] samples/s",
-        "p<1e-5, 6 process pairs; parity same: losses and gradients within 1.6 x bf16 rounding noise over 12 steps; peak memory -12 %; break-even",
+        "p<1e-5, 6 process pairs; parity same: losses and gradients within 1.6 x bf16 rounding noise "
+        "over 12 steps; peak memory -12 %; break-even",
         "Upper bound: 50 % less time a sample; measured: 45 % [44, 47].",
         "In effect: bfloat16 in the forward pass of Net",
         SCREENED_TITLE,

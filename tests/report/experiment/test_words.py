@@ -18,8 +18,8 @@ CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
 def test_the_line_of_the_design() -> None:
     assert verdicts.format_outcome_line(made.outcome()) == (
-        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; parity same: losses and gradients within 1.6 x bf16 rounding noise "
-        "over 12 steps; peak memory -12 %; break-even after 240 steps (cold)"
+        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; parity same: losses and gradients within "
+        "1.6 x bf16 rounding noise over 12 steps; peak memory -12 %; break-even after 240 steps (cold)"
     )
 
 
