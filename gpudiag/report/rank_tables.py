@@ -166,7 +166,8 @@ def find_largest_differences(report: ReportData) -> dict[int, str]:
 
 
 def _format_change(bucket: str, ns: float, report: ReportData) -> str:
-    return f"{labels.name_bucket(bucket, report).removeprefix('idle: ')} {'+' if ns > 0 else '-'}{format_ns(abs(ns))}"
+    name = labels.name_bucket(bucket, report).removeprefix("idle: ").partition(" (")[0]  # the column is narrow
+    return f"{name} {'+' if ns > 0 else '-'}{format_ns(abs(ns))}"
 
 
 def subtract_waits(row: RankRow) -> dict[str, int] | None:

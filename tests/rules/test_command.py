@@ -83,7 +83,7 @@ def test_show_of_advice_says_what_would_be_needed(tmp_path: Path) -> None:
     (tmp_path / "LAB-09.yaml").write_text(text + "why: y\nneeds: a <b>counter</b>\nreferences: [none]\n")
     shown = " ".join(run("show", "LAB-09", "--rules", str(tmp_path)).split())
     assert "needs a <b>counter</b>" in shown
-    assert "never: no data" in shown
+    assert "never: no recording" in shown
     page = tmp_path / "rules.html"
     run("docs", "-o", str(page), "--rules", str(tmp_path))
     written = page.read_text()
