@@ -50,7 +50,12 @@ def plain(fix: str, **changes: Any) -> Outcome:
 
 def every_verdict() -> tuple[Outcome, ...]:
     """Return one outcome of each verdict and of each way in which it proves nothing."""
-    wrong = Parity(kind="low_precision", verdict="differs", reason="loss of step 3 differs by 9,400 yardsticks", worst_yardsticks=9400.0)
+    wrong = Parity(
+        kind="low_precision",
+        verdict="differs",
+        reason="loss of step 3 differs by 9,400 x the rounding noise (limit 4)",
+        worst_yardsticks=9400.0,
+    )
     other = Parity(kind="semantics", verdict="not_comparable")
     exact = Parity(kind="exact", verdict="same", worst_yardsticks=0.0, steps=12)
     return (

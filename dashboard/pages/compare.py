@@ -27,7 +27,7 @@ CHANGE_WORDS: dict[Change, str] = {
     "faster": "faster",
     "new": "new",
     "gone": "gone",
-    "not_known": "variance not known",
+    "not_known": "variance unknown",
     "unchanged": "within noise",
 }
 """How an op changed -> as it is said, in the order in which they are offered."""
@@ -92,7 +92,7 @@ def _build_op_cells(op: OpChange, view: View) -> list[components.Cell]:
 def _format_time(ns: float | None, spread_ns: float | None) -> tuple[str, tuple[str, ...]]:
     if ns is None:
         return _NOT_THERE, ()
-    return format_ns(ns), (f"± {format_ns(spread_ns)}" if spread_ns is not None else "variance not known",)
+    return format_ns(ns), (f"± {format_ns(spread_ns)}" if spread_ns is not None else "variance unknown",)
 
 
 def _format_calls(count: float | None) -> str:

@@ -35,10 +35,10 @@ MOST_SERIES = 20
 SILENT_S = 600.0
 """A series that has written nothing for so long was ended, or measures something very slow: one pair takes a minute or two."""
 
-_LABEL = "Throughput of each change over that of the program as it is, with its interval; the same figures stand in the table"
+_LABEL = "Throughput of each variant over that of the baseline, with its interval; the same figures stand in the table"
 _NOTHING = "Choose a fix above, or type its command in a terminal: the pairs show up here as they come."
 _MEMORY = "peak memory"
-_COLUMNS = ("change", "verdict", "throughput", "promised and measured", "rests on, or reason", "trains the same?", _MEMORY, "pays back")
+_COLUMNS = ("change", "verdict", "throughput", "upper bound and measured", "based on, or reason", "parity", _MEMORY, "break-even")
 
 
 def build_results(found: Sequence[Series], ceilings: Mapping[str, float | None], warnings: Sequence[str]) -> list[Component]:
@@ -104,10 +104,10 @@ def _build_running(one: Series, ceilings: Mapping[str, float | None]) -> Compone
 
 def _format_progress(one: Series) -> str:
     if one.trials:
-        return "No verdict is told before the last pair."
+        return "No verdict before the last pair."
     if one.data.baseline is None:
-        return "The program runs once as it is: its steps are found, and how long they take."
-    return "The first pair of processes is measured: the program as it is and changed, in turns."
+        return "The baseline runs once: its steps are found and timed."
+    return "The first pair of processes is measured: baseline and variant, in turns."
 
 
 def _make_undecided_outcome(trial: Trial, ceilings: Mapping[str, float | None]) -> Outcome:
@@ -167,13 +167,13 @@ MOST_LINES = 40
 EXTENSION = "gpudiag_jobs"
 """Under this name the server keeps its jobs.Jobs."""
 
-_COURSE = "The program is run as it is and with the change in turns, in 4 to 12 pairs of processes; that takes some minutes."
+_COURSE = "Baseline and variant run in turns, in 4 to 12 pairs of processes; that takes some minutes."
 _BY_HAND = "What gpudiag fixes lists can still be tried in a terminal: gpudiag ab --fix ID."
 _HIDDEN: dict[str, str] = {"display": "none"}
 _SHOWN: dict[str, str] = {}
 _ENDINGS = {
-    0: "It has come to its end.",
-    4: "It has come to its end: a change is faster, but does not train the same.",
+    0: "It has ended.",
+    4: "It has ended: a variant is faster, but parity differs.",
     5: "It has ended: nothing could be measured.",
 }
 _STOPPED = {130, 143, -2, -15}
@@ -329,9 +329,9 @@ def _build_choice(view: View, library: Library) -> tuple[Any, dict[str, str], st
 
 
 def _build_offer_list(found: tuple[Offer, ...], view: View) -> Component:
-    columns = [components.Column("fix"), components.Column("saves at most", numeric=True), components.Column("named by")]
+    columns = [components.Column("fix"), components.Column("upper bound", numeric=True), components.Column("named by")]
     rows = [_build_offer_row(offer, view) for offer in found]
-    return components.build_table(columns, rows, "Fixes that the findings name, those that promise most first", css="few")
+    return components.build_table(columns, rows, "Fixes that the findings name, the largest upper bound first", css="few")
 
 
 def _build_offer_row(offer: Offer, view: View) -> list[components.Cell | components.Child]:
@@ -387,13 +387,13 @@ def _format_status(job: jobs.Job) -> str:
     if job.status == "running":
         return f"running for {format_duration(job.seconds)}."
     if job.status == "stopping":
-        return "stopping: its processes are ended, what was measured is kept."
+        return "stopping: its processes are ended, what was measured is saved."
     return f"{_format_ending(job.exit_code)} It took {format_duration(job.seconds)}."
 
 
 def _format_ending(code: int | None) -> str:
     if code in _STOPPED:
-        return "It was stopped; what was measured until then is kept."
+        return "It was stopped; what was measured until then is saved."
     failed = f"It failed (exit code {code}); what it said last stands below."
     return failed if code is None else _ENDINGS.get(code, failed)
 

@@ -42,7 +42,7 @@ def build_finding_links(finding: Finding, ops: Iterable[OpRow], analysis: Analys
     if name is not None:
         found.append((f"Op {name}", view.href("/ops", op=name)))
     elif waiting is not None:
-        found.append((f"Op that waited most: {waiting}", view.href("/ops", op=waiting)))
+        found.append((f"Op with the longest wait: {waiting}", view.href("/ops", op=waiting)))
     elif finding.bound in BOUNDS:
         found.append((f"Ops bound by {finding.bound}", view.href("/ops", bound=finding.bound)))
     span = _find_span(finding, name, analysis)
@@ -142,9 +142,9 @@ class Findings(ContentPage):
             _build_card(values, finding, opened, view) for values, finding in zip(sections.build_cards(report), (*full, *rest), strict=True)
         ]
         gains = findings.explain_gains(report)
-        page: list[Component] = [html.H1("What was found"), *([components.build_quiet(gains)] if gains else []), *shown[: len(full)]]
+        page: list[Component] = [html.H1("Findings"), *([components.build_quiet(gains)] if gains else []), *shown[: len(full)]]
         if not shown:
-            page = [html.H1("Nothing was found"), html.P(components.clean_long_text(labels.format_nothing_found(report)))]
+            page = [html.H1("No findings"), html.P(components.clean_long_text(labels.format_nothing_found(report)))]
         if rest:
             asked = view.query.get("rule") in {finding.rule for finding in rest}
             page.append(html.Details([html.Summary(f"{len(rest)} more, of less weight"), *shown[len(full) :]], open=asked))
@@ -194,7 +194,7 @@ def _build_fixes(values: dict[str, Any], finding: Finding, view: View) -> list[C
     if not values["fixes"]:
         return []
     rows = [part for fix, told in zip(finding.fixes, values["fixes"], strict=True) for part in _build_fix(fix, told, view)]
-    return [html.H3("What to change, and how to test it"), html.Dl(rows, className="fixes")]
+    return [html.H3("Fixes, and how to test them"), html.Dl(rows, className="fixes")]
 
 
 def _build_fix(fix: str, told: dict[str, str], view: View) -> list[Component]:
@@ -215,7 +215,7 @@ def _build_details(values: dict[str, Any]) -> list[Component]:
     return [
         *([html.P(values["why"])] if values["why"] else []),
         *([html.Table(html.Tbody(evidence), className="facts")] if evidence else []),
-        *([html.P("Explains also:"), html.Ul(folded)] if folded else []),
+        *([html.P("Also explains:"), html.Ul(folded)] if folded else []),
         *([html.P("References:"), html.Ul(references)] if references else []),
     ]
 
@@ -224,7 +224,7 @@ _STATUS_WORDS = {
     "fired": "fired",
     "error": "failed",
     "suppressed": "withheld",
-    "not_applicable": "could not be judged",
+    "not_applicable": "not applicable",
     "passed": "passed",
 }
 """Status of a rule -> as it is shown, in this order."""

@@ -68,7 +68,7 @@ def _build_peak(found: MemoryReport | None) -> list[Component]:
     if found is None:
         return [
             components.build_empty(
-                "What memory was used for was not recorded",
+                "Memory use was not recorded",
                 "Allocations are recorded on request, for they cost time. A trace of torch.profiler needs profile_memory=True.",
                 components.build_code("gpudiag run --memory train.py"),
             )
@@ -76,13 +76,13 @@ def _build_peak(found: MemoryReport | None) -> list[Component]:
     table = components.build_table(
         [components.Column("used for"), components.Column("size", numeric=True), components.Column("share", numeric=True)],
         [list(row) for row in memory.build_category_rows(found)],
-        "Memory at its peak, by what it was used for",
+        "Peak memory, by what it was used for",
         css="few",
     )
     said = [html.P(components.clean_text(line)) for line in memory.list_memory_lines(found)]
     notes = [components.build_quiet(components.clean_text(note)) for note in found.notes]
     bars = components.build_figure(
-        "memory-categories", draw_categories(found), "Memory at its peak, by what it was used for; the same figures stand in the table"
+        "memory-categories", draw_categories(found), "Peak memory, by what it was used for; the same figures stand in the table"
     )
     return [
         components.build_card("At the peak", html.P(memory.format_memory_headline(found), className="lead"), bars, table, *said, *notes),
@@ -122,10 +122,8 @@ def _build_pools(found: MemoryReport) -> list[Component]:
         return []
     titles = ("segments", "reserved", "in use", "largest free block")
     columns = [components.Column("allocations"), *(components.Column(title, numeric=True) for title in titles)]
-    table = components.build_table(
-        columns, [_build_pool_row(pool) for pool in found.pools], "Segments of the allocator by size class and stream"
-    )
-    return [components.build_card("Segments of the allocator", table)]
+    table = components.build_table(columns, [_build_pool_row(pool) for pool in found.pools], "Allocator segments by size class and stream")
+    return [components.build_card("Allocator segments", table)]
 
 
 def _build_pool_row(pool: PoolRow) -> list[str]:
@@ -152,8 +150,8 @@ def _build_places(found: MemoryReport, view: View) -> list[Component]:
     ]
     cells = [[components.clean_text(name, _LONGEST), kind, size, share] for name, kind, size, share in rows[:MOST_PLACES]]
     more = [components.build_quiet(f"{len(rows) - MOST_PLACES:,} smaller ones are not shown.")] if len(rows) > MOST_PLACES else []
-    table = components.build_table(columns, cells, f"Memory at its peak, by {_TITLES[by]}", css="few")
-    return [components.build_card("Where it was allocated", build_choices("By", links), table, *more)]
+    table = components.build_table(columns, cells, f"Peak memory, by {_TITLES[by]}", css="few")
+    return [components.build_card("Call site", build_choices("By", links), table, *more)]
 
 
 # -- over the run -----------------------------------------------------------------------------------------------------------

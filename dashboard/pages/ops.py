@@ -45,10 +45,10 @@ def build_columns(table: OpTable, view: View) -> list[components.Column]:
         components.Column("bound", False, "what limits most of its time"),
     ]
     if table.grouping == "kernel":
-        return [*told, components.Column("launched by", False, "the op that launched most of its time")]
+        return [*told, components.Column("launched by", False, "attributed op: it launched most of its time")]
     return [
         *told,
-        _build_sort_column("of roof", "efficiency", table, view, "roofline time / measured time; the lowest first"),
+        _build_sort_column("of roofline", "efficiency", table, view, "roofline time / measured time; the lowest first"),
         _build_sort_column("work", "flops", table, view, "achieved rate; sorted by the amount of work"),
         _build_sort_column("traffic", "bytes", table, view, "achieved rate of compulsory traffic; sorted by the amount"),
         _build_sort_column("FLOP/B", "ai", table, view, "arithmetic intensity"),
@@ -132,7 +132,7 @@ def _format_fill(group: OpGroup) -> str:
 
 def format_count_line(found: int, of: int, time_ns: int, table: OpTable) -> str:
     """Return how many lines there are, how much of the time they take, and whether small ones were left out of the report."""
-    lines = f"{found:,} line{'' if found == 1 else 's'}" if found == of else f"{found:,} of {of:,} lines"
+    lines = f"{found:,} row{'' if found == 1 else 's'}" if found == of else f"{found:,} of {of:,} rows"
     share = f", {format_share(time_ns / table.total_ns, 1)} of all" if table.total_ns else ""
     cut = f"; the report keeps the {table.cut:,} largest kernels" if table.cut else ""
     return f"{lines}: {format_ns(time_ns)}{share}{cut}"
@@ -206,9 +206,7 @@ class Ops(ContentPage):
         if choose_grouping(view) == "module" and not _build_module_hint(report):
             return [
                 *chosen,
-                components.build_empty(
-                    "Ops are not told apart by module here", "This does it:", components.build_code(_build_command(report))
-                ),
+                components.build_empty("Modules are unavailable here", "This does it:", components.build_code(_build_command(report))),
             ]
         try:
             table = _load_table(report, view)
@@ -254,7 +252,7 @@ def _build_choices(view: View, report: ReportData) -> list[Component]:
         if name != "module" or _build_module_hint(report)
     ]
     bounds = [(name, view.href(bound=name, sheet=None), name == view.query.get("bound")) for name in BOUNDS if _has_bound(report, name)]
-    rows = [components.build_choice("One line per", groups)]
+    rows = [components.build_choice("Group by", groups)]
     rows += (
         [components.build_choice("Bound", [("all", view.href(bound=None, sheet=None), "bound" not in view.query), *bounds])]
         if bounds
@@ -297,7 +295,7 @@ def _build_op_summary(view: View, report: ReportData) -> list[Component]:
     said = [html.Li(html.Code(site)) for site in list_call_sites(rows, 5)]
     return [
         html.H2([html.Code(shown), html.Span(f" {summarize_op(rows, report)}", className="quiet")]),
-        *([html.P("Called at:"), html.Ul(said)] if said else []),
+        *([html.P("Call sites:"), html.Ul(said)] if said else []),
         html.Div(links, className="links"),
     ]
 
@@ -306,7 +304,7 @@ def _build_listing(table: OpTable, view: View, report: ReportData) -> list[Compo
     """Return one page of the table with how many lines there are."""
     found = [group for group in table.groups if _is_wanted(group, view)]
     if not found:
-        return [components.build_empty("No line fits", "Take a filter back.", components.build_link("All ops", view.bare.href()))]
+        return [components.build_empty("No row matches", "Remove a filter.", components.build_link("All ops", view.bare.href()))]
     pages = -(-len(found) // ON_A_PAGE)
     number = min(max(view.number("sheet") or 1, 1), pages)
     shown = found[(number - 1) * ON_A_PAGE : number * ON_A_PAGE]

@@ -80,7 +80,7 @@ class Overview(ContentPage):
             html.H2(f"Where {labels.format_span(report)} goes"),
             *build_breakdown(report),
             html.Div([html.Div(_build_findings(report, view)), html.Div(_build_idle(opened, view))], className="columns"),
-            html.H2("How far to trust this"),
+            html.H2("Data quality"),
             components.build_terms([(topic, components.clean_long_text(said)) for topic, said in data_quality.list_quality_lines(report)]),
             *_build_warnings(report),
             *_build_environment(report),
@@ -95,7 +95,7 @@ def _build_headlines(report: ReportData) -> list[str]:
 def _build_findings(report: ReportData, view: View) -> list[Component]:
     """Return the findings that matter, in one line each."""
     full, rest = findings_module.split_findings(report)
-    title = html.H2("What to do first")
+    title = html.H2("Top findings")
     if not full:
         return [title, html.P(components.clean_long_text(labels.format_nothing_found(report)))]
     more = [html.P(components.build_link(f"{len(rest)} more, of less weight", view.href("/findings")))] if rest else []
@@ -109,7 +109,7 @@ def _build_finding(finding: Finding, report: ReportData, view: View) -> Componen
 
 
 def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
-    """Return why the device was idle, each cause with a link to where it is longest."""
+    """Return why the device was idle, each cause with a link to its longest gap."""
     causes = idle_time.list_idle_causes(opened.report)
     if not causes:
         return []
@@ -117,7 +117,7 @@ def _build_idle(opened: AnalysedRecording, view: View) -> list[Component]:
         components.Column("cause"),
         components.Column("time", True, f"mean of {labels.format_span(opened.report)}"),
         components.Column("share", True),
-        components.Column("timeline", False, "where it is longest"),
+        components.Column("timeline", False, "the longest gap"),
     ]
     rows = [
         [_build_cause(cause), format_ns(cause.ns), format_share(cause.share, 1), _link_longest(cause, view, opened)] for cause in causes
@@ -152,7 +152,7 @@ def _build_environment(report: ReportData) -> list[Component]:
     rows = [
         (topic, components.clean_text(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)
     ]
-    return [html.Details([html.Summary("Recorded with"), components.build_terms(rows)])] if rows else []
+    return [html.Details([html.Summary("Environment"), components.build_terms(rows)])] if rows else []
 
 
 PAGE = Overview()

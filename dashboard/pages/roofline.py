@@ -38,7 +38,7 @@ class Roofline(ContentPage):
         figure = draw_roofline(report)
         note = format_roofline_note(report)
         if figure is None:
-            return [html.H1("Roofline"), components.build_empty("There is no roofline", note)]
+            return [html.H1("Roofline"), components.build_empty("No roofline", note)]
         label = "Roofline: achieved rate of each op against its arithmetic intensity; the ops stand in the table below and on the page Ops"
         chosen = view.query.get("op")
         shown = (
@@ -96,8 +96,8 @@ def _build_farthest(report: ReportData, view: View) -> list[Component]:
     columns = [
         components.Column("op"),
         components.Column("time", True),
-        components.Column("beyond its roof", True, "measured time less roofline time"),
-        components.Column("of roof", True),
+        components.Column("gap to roofline", True, "measured time less roofline time"),
+        components.Column("of roofline", True),
         components.Column("FLOP/B", True),
         components.Column("bound"),
     ]
@@ -116,7 +116,7 @@ def _build_farthest(report: ReportData, view: View) -> list[Component]:
         ]
         for row in ranked
     ]
-    return [html.H2("Farthest from their roof"), components.build_table(columns, rows, "Ops that lose most time against their roof")]
+    return [html.H2("Farthest below the roofline"), components.build_table(columns, rows, "Ops that lose most time against the roofline")]
 
 
 def _above_roof_ns(row: OpRow) -> float:

@@ -192,7 +192,7 @@ KEYS = (
     ("Shift and drag", "zoom into what is drawn over"),
     ("0", "show the whole recording"),
     ("\u2191 \u2193", "choose a row"),
-    ("N P", "next or previous event of the row; Enter zooms to it, Esc lets go of it"),
+    ("N P", "next or previous event of the row; Enter zooms to it, Esc deselects it"),
     ("M, Shift and M", "next or previous work of the marked op"),
 )
 

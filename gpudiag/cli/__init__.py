@@ -22,8 +22,8 @@ DEBUG = "GPUDIAG_DEBUG"
 app = typer.Typer(
     name="gpudiag",
     cls=PlainGroup,
-    help="Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted.",
-    epilog="To begin: gpudiag run train.py, gpudiag report trace.json.gz, or gpudiag demo. Options of a command: gpudiag COMMAND --help.",
+    help="Diagnose PyTorch training steps: where the time goes, what to change, what a change can gain, and how good the data is.",
+    epilog="To start: gpudiag run train.py, gpudiag report trace.json.gz, or gpudiag demo. Options of a command: gpudiag COMMAND --help.",
     context_settings={"help_option_names": ["--help", "-h"]},
     no_args_is_help=True,
     add_completion=False,
@@ -110,4 +110,4 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")] = False,
 ) -> None:
-    """Tells why a PyTorch training step takes as long as it does, what to change, and how far the figures can be trusted."""
+    """Diagnose PyTorch training steps: where the time goes, what to change, what a change can gain, and how good the data is."""

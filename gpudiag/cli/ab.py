@@ -35,50 +35,56 @@ _SEARCHES = ("ordered", "fractional")
 
 _Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun; what follows is its own."),
+    typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun, and its arguments."),
 ]
 _Module = Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")]
 _Fix = Annotated[
-    list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="A fix to try (`gpudiag fixes` lists them); may be repeated.")
+    list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="Try this fix (`gpudiag fixes` lists them); may be repeated.")
 ]
 _Variant = Annotated[
     list[str] | None,
     typer.Option(
         "--variant",
         metavar="NAME=KIND:VALUE",
-        help="Another way of starting the program: NAME=args:'--flag 1', NAME=env:KEY=VALUE, NAME=script:FILE.py or NAME=git:REVISION; "
+        help="Try a variant of the program: NAME=args:'--flag 1', NAME=env:KEY=VALUE, NAME=script:FILE.py or NAME=git:REVISION; "
         "may be repeated.",
     ),
 ]
-_Auto = Annotated[bool, typer.Option("--auto", help="Record the program, and search among the fixes that its findings name.")]
+_Auto = Annotated[bool, typer.Option("--auto", help="Record the program, then search among the fixes that its findings name.")]
 _Report = Annotated[
-    str, typer.Option("--from", metavar="REPORT", help="Take fixes and ceilings from a report.json or a bundle.", show_default=False)
+    str, typer.Option("--from", metavar="REPORT", help="Take fixes and upper bounds from a report.json or a bundle.", show_default=False)
 ]
-_Combine = Annotated[bool, typer.Option("--combine", help="Try all that is given together, as one change.")]
-_Search = Annotated[str, typer.Option("--search", metavar="KIND", help="How --auto searches: ordered or fractional.")]
+_Combine = Annotated[bool, typer.Option("--combine", help="Try everything given together, as one variant.")]
+_Search = Annotated[str, typer.Option("--search", metavar="KIND", help="Search order of --auto: ordered or fractional.")]
 _Output = Annotated[
     str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the results (default: runs/<time>).", show_default=False)
 ]
-_Resume = Annotated[str, typer.Option("--resume", metavar="BUNDLE", help="Go on with what was interrupted in BUNDLE.", show_default=False)]
+_Resume = Annotated[str, typer.Option("--resume", metavar="BUNDLE", help="Resume what was interrupted in BUNDLE.", show_default=False)]
 _Budget = Annotated[
-    str, typer.Option("--budget", metavar="TIME", help="Time for all of it: 90s, 10m, 1h (default: as needed).", show_default=False)
+    str, typer.Option("--budget", metavar="TIME", help="Time budget for all of it: 90s, 10m, 1h (default: as needed).", show_default=False)
 ]
-_Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of processes: the fewest to claim anything on, and the most.")]
-_MinEffect = Annotated[str, typer.Option("--min-effect", metavar="SHARE", help="Smaller effects count as none.")]
-_Quality = Annotated[bool, typer.Option("--quality", help="Also compare later losses, over seeds, of what changes the training itself.")]
-_Parity = Annotated[bool, typer.Option("--parity/--no-parity", help="Check whether the program trains the same.")]
-_ParityOnly = Annotated[bool, typer.Option("--parity-only", help="Check that alone, and measure no speed.")]
+_Pairs = Annotated[str, typer.Option("--pairs", metavar="N..M", help="Pairs of processes: N at the first interim look, M at most.")]
+_MinEffect = Annotated[
+    str, typer.Option("--min-effect", metavar="SHARE", help="Smallest effect of interest; smaller ones count as no difference.")
+]
+_Quality = Annotated[
+    bool, typer.Option("--quality", help="Also compare later losses over seeds, for fixes that change the training itself.")
+]
+_Parity = Annotated[bool, typer.Option("--parity/--no-parity", help="Check parity of loss and gradients.")]
+_ParityOnly = Annotated[bool, typer.Option("--parity-only", help="Check parity alone; measure no speed.")]
 _ProbeOnly = Annotated[
-    bool, typer.Option("--probe-only", help="Look at the program alone: steps, samples, memory, and how small an effect can be shown.")
+    bool, typer.Option("--probe-only", help="Probe the baseline alone: steps, samples, memory, minimum detectable effect.")
 ]
-_Aa = Annotated[bool, typer.Option("--aa", help="Compare the program with itself: a test of this machine.")]
+_Aa = Annotated[bool, typer.Option("--aa", help="Compare the baseline with itself (A/A): a test of this machine.")]
 _Sandbox = Annotated[
-    str, typer.Option("--sandbox", metavar="KIND", help="Keep files safe: auto, overlay, block (saves do nothing) or off.")
+    str, typer.Option("--sandbox", metavar="KIND", help="Protect your files: auto, overlay, block (saves do nothing) or off.")
 ]
-_SteadyMalloc = Annotated[bool, typer.Option("--steady-malloc", help="Keep host memory instead of returning it, in all arms: less noise.")]
-_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure although others use the GPU, or experiment on this machine.")]
-_Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of another experiment on this machine.")]
-_CleanExit = Annotated[bool, typer.Option("--clean-exit", help="Leave the script by an exception, so that its own cleaning up runs.")]
+_SteadyMalloc = Annotated[
+    bool, typer.Option("--steady-malloc", help="Keep host memory instead of returning it, in baseline and variants: less noise.")
+]
+_SharedOk = Annotated[bool, typer.Option("--shared-ok", help="Measure even if others use the GPU, or run experiments on this machine.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until another experiment on this machine ends.")]
+_CleanExit = Annotated[bool, typer.Option("--clean-exit", help="End the script with an exception, so that its own cleanup runs.")]
 _Json = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE; - for stdout.", show_default=False)
 ]
@@ -92,7 +98,7 @@ def ab(
     steady_malloc: _SteadyMalloc = False, shared_ok: _SharedOk = False, wait: _Wait = False, clean_exit: _CleanExit = False,
     json: _Json = None,
 ) -> None:  # fmt: skip
-    """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
+    """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
     _check_json(json)
     options_module.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds
@@ -212,7 +218,7 @@ def _check_choice(name: str, text: str, known: tuple[str, ...]) -> Any:
 def fixes(
     identifier: Annotated[str | None, typer.Argument(metavar="ID", help="A fix, such as bf16.", show_default=False)] = None,
 ) -> None:
-    """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, what has to show it."""
+    """List the fixes that an experiment can try; with ID: its code change, conflicts, how it is applied, evidence that it took effect."""
     from gpudiag.errors import UsageError, suggest_nearest
     from gpudiag.model.fixes import FIX_BY_ID, FIXES
     from gpudiag.report import findings as pages

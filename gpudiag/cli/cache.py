@@ -25,12 +25,12 @@ _ENTRY_NAMES = {
 def cache(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="[clear] PATH", help="A bundle, a trace, or a folder of ranks; `clear PATH` deletes what is kept."),
+        typer.Argument(metavar="[clear] PATH", help="A bundle, a trace, or a folder of ranks; `clear PATH` deletes what is cached."),
     ],
 ) -> None:
-    """Show what is kept beside a large recording so that it opens faster the second time, or delete it: `gpudiag cache clear PATH`.
+    """Show what is cached beside a large recording so that it opens faster, or delete it: `gpudiag cache clear PATH`.
 
-    Nothing is kept for small recordings, nor where GPUDIAG_NO_CACHE=1 is set.
+    Small recordings are not cached, nor is anything where GPUDIAG_NO_CACHE=1 is set.
     """
     path = _parse_path(words)
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
@@ -64,7 +64,7 @@ def _print_entries(place: Path, subject: str | None) -> None:
         what = f"{_ENTRY_NAMES.get(one.kind, one.kind)} of {'the whole' if one.subject == WHOLE_FOLDER else one.subject}"
         terminal.write_result(f"{format_bytes(one.size_bytes):>9}  {clean(what, 300)}  {clean(str(one.path), 1_000)}\n")
     total = sum(one.size_bytes for one in kept)
-    terminal.write_note(f"{format_bytes(total)} in {place}" if kept else f"nothing is kept in {place}{_explain_nothing_cached(place)}")
+    terminal.write_note(f"{format_bytes(total)} in {place}" if kept else f"nothing is cached in {place}{_explain_nothing_cached(place)}")
 
 
 def _explain_nothing_cached(place: Path) -> str:
@@ -86,4 +86,4 @@ def _clear_entries(place: Path, subject: str | None) -> None:
         freed = clear_cache(place, subject)
     except OSError as error:
         raise InputError(f"{place}: cannot be deleted: {error.strerror}", "check its access rights") from None
-    terminal.write_note(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is kept in {place}")
+    terminal.write_note(f"deleted {format_bytes(freed)} from {place}" if freed else f"nothing is cached in {place}")

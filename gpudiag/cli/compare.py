@@ -22,13 +22,13 @@ _PATH_HELP = "A bundle, a trace, a folder of traces, or a report (.json): {}."
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("what was before"))],
-    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("what came after"))],
+    a: Annotated[str, typer.Argument(metavar="A", help=_PATH_HELP.format("the baseline"))],
+    b: Annotated[str, typer.Argument(metavar="B", help=_PATH_HELP.format("the changed run"))],
     fail_if_slower: Annotated[
         str,
         typer.Option(
             metavar="SHARE",
-            help="Exit with 1 where the median step became slower by more than SHARE (3%, or 0.03) and the variance within the two runs "
+            help="Exit with 1 where the median step is slower by more than SHARE (3%, or 0.03) and the variance within the two runs "
             "does not explain it: the whole interval is beyond. Without an interval the medians decide.",
             show_default=False,
         ),
@@ -42,11 +42,11 @@ def compare(
         int | None,
         typer.Option(min=0, metavar="N", help="Ops to list in the terminal and in Markdown (default: 15 and 30).", show_default=False),
     ] = None,
-    modules: Annotated[bool, typer.Option("--modules", help="Tell ops apart by nn.Module where Python stacks were recorded.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="Separate ops by nn.Module where Python stacks were recorded.")] = False,
     rank: Annotated[int | None, options.RANK] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
 ) -> None:
-    """Say what became faster, slower, new and gone from A to B, next to how much each varies from step to step."""
+    """Compare two recordings: what became faster, slower, new or gone from A to B, beside its variance from step to step."""
     targets = output or []
     options.check_named("A or B", [a, b], "give two bundles, traces or reports")
     for source in (a, b):
@@ -91,14 +91,14 @@ def _render_comparison(found: Comparison, target: Path, top: int) -> bytes:
 def check(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A bundle, a trace, a folder of traces, or a report (.json).")],
     budget: Annotated[
-        str, typer.Option(metavar="FILE", help="Limits, in TOML: one table a metric, and [findings].", show_default=False)
+        str, typer.Option(metavar="FILE", help="Limits in TOML: one table per metric, and [findings].", show_default=False)
     ] = "",
     baseline: Annotated[
         str,
         typer.Option(
             metavar="PATH",
-            help="A run to compare with. Without --budget: the median step and the peak of memory may be 5% worse, and nothing of "
-            "severity warning or above may be found that was not found there.",
+            help="A run to compare with. Without --budget: the median step and peak memory may be 5% worse, and there may be no new "
+            "finding of severity warning or above.",
             show_default=False,
         ),
     ] = "",
@@ -110,7 +110,7 @@ def check(
     rank: Annotated[int | None, options.RANK] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
 ) -> None:
-    """Exit with 1 where a run breaks a limit by more than it varies, or a required figure is not known."""
+    """Check a run against limits or a baseline; exit with 1 where it breaks one by more than it varies, or a figure is unavailable."""
     sources = [path, *([baseline] if baseline else [])]
     options.check_named("PATH", [path], "give a bundle, a trace or a report")
     if github and as_json:

@@ -17,13 +17,13 @@ def dashboard(
         Path, typer.Argument(metavar="DIR", help="Folder with bundles or traces, at any depth.", show_default=False)
     ] = Path(),
     host: Annotated[str, typer.Option(help="Address to listen on; any but 127.0.0.1 asks for a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0: any that is free.")] = 8050,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0: any free one.")] = 8050,
     allow_run: Annotated[
-        bool, typer.Option("--allow-run", help="Let the page start experiments with commands that a bundle has recorded.")
+        bool, typer.Option("--allow-run", help="Allow the page to start experiments with the command recorded in a bundle.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Show recordings in a browser: findings, timeline, roofline, ops, memory, telemetry while a run records, experiments."""
+    """Serve recordings to a browser: findings, timeline, roofline, ops, memory, live telemetry, experiments."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {what}", "give a folder with bundles or traces, such as runs/")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.api.scrub import ScrubSummary
 
 export_app = typer.Typer(
-    cls=PlainGroup, help="Write the recording and what was found in it for other tools.", no_args_is_help=True, rich_markup_mode=None
+    cls=PlainGroup, help="Export a recording and its analysis for other tools.", no_args_is_help=True, rich_markup_mode=None
 )
 _command = partial(export_app.command, cls=PlainCommand)
 
@@ -32,11 +32,11 @@ _FOLDER = typer.Option("--output", "-o", metavar="DIR", help="Folder for one fil
 def perfetto(
     path: Annotated[str, _PATH],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="FILE (.json or .json.gz) to write.", show_default=False)],
-    overlay_only: Annotated[bool, typer.Option("--overlay-only", help="Leave the recording's own events out.")] = False,
+    overlay_only: Annotated[bool, typer.Option("--overlay-only", help="Leave out the events of the recording itself.")] = False,
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
-    """Write the time line with tracks of longest path, idle causes, steps, work by its bound, and queue depth (for ui.perfetto.dev)."""
+    """Write the timeline with tracks for critical path, idle causes, steps, work by bound, and queue depth (for ui.perfetto.dev)."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     options.check_targets([output], path, (".json", ".gz"))
     from gpudiag.api.queries import export_perfetto
@@ -53,7 +53,7 @@ def csv(
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
-    """Write every table as CSV; columns.csv among them says what each column is, and in which unit."""
+    """Write every table as CSV; columns.csv explains each column and its unit."""
     _export_tables(path, output, "csv", rank, window)
 
 
@@ -64,7 +64,7 @@ def parquet(
     rank: Annotated[int | None, options.RANK] = None,
     window: Annotated[int | None, _WINDOW] = None,
 ) -> None:
-    """Write every table as Parquet; columns.csv among them says what each column is, and in which unit."""
+    """Write every table as Parquet; columns.csv explains each column and its unit."""
     _export_tables(path, output, "parquet", rank, window)
 
 
@@ -76,7 +76,7 @@ def _export_tables(path: str, folder: Path, form: Literal["csv", "parquet"], ran
 
     with terminal.show_progress("reading") as tell:
         written = export_tables(path, folder, form, rank=rank, window=window, progress=tell)
-    terminal.write_note(f"wrote {len(written) - 1} tables to {folder}; columns.csv says what their columns are")
+    terminal.write_note(f"wrote {len(written) - 1} tables to {folder}; columns.csv explains their columns")
 
 
 _MAX_SHOWN = 20
@@ -90,11 +90,11 @@ def scrub(
         typer.Option("--output", "-o", metavar="OUT", help="The copy: .json, .json.gz or .json.zst, or a folder.", show_default=False),
     ] = None,
     keep_names: Annotated[bool, typer.Option("--keep-names", help="Keep the texts of your annotations and the names of folders.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that exists.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Show removed texts that also stand in names that are kept.")] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Show what is kept and what is removed, and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that exists.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Show removed texts that also occur in names that stay.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Show what stays and what is removed, then stop.")] = False,
 ) -> None:
-    """Write a copy of a recording that may be shared: only what is on a list is kept, reports stay the same (`--list` shows the list)."""
+    """Write a copy of a recording that is safe to share: all text that is not on a list is removed; reports stay the same."""
     if listing:
         _print_listing()
         return
@@ -119,9 +119,9 @@ def _describe_removed(found: ScrubSummary, *, show: bool) -> list[str]:
     checked = f"checked: the copy was read again for {found.looked_for:,} removed texts{some}"
     lines = [f"removed or replaced: {removed or 'nothing'}"]
     if not found.left:
-        return [*lines, f"{checked}; none stands in it"]
+        return [*lines, f"{checked}; none is in it"]
     hint = "" if show else "; --show lists them"
-    lines.append(f"{checked}; {len(found.left):,} also stand in names that are kept, look at them before you share it{hint}")
+    lines.append(f"{checked}; {len(found.left):,} also occur in names that stay; look at them before you share it{hint}")
     return lines + ([f"  {clean(text, 100)}" for text in found.left[:_MAX_SHOWN]] if show else [])
 
 

@@ -32,11 +32,11 @@ class Need(str, Enum):
 def doctor(
     need: Annotated[
         list[Need] | None,
-        typer.Option(help="Fail (exit code 1) where this does not work; may be given several times.", show_default=False),
+        typer.Option(help="Exit with 1 where this does not work; may be repeated.", show_default=False),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Tell what is installed, what is missing, what that costs, and how to mend it; exit code 1 where what is installed does not work."""
+    """Check the installation: what works, what is missing, what that costs, how to fix it; exit with 1 where something does not work."""
     from gpudiag.api.doctor import examine
 
     with terminal.show_progress("looking"):
@@ -63,10 +63,10 @@ class DeviceName(str, Enum):
 
 
 def calibrate(
-    device: Annotated[DeviceName, typer.Option(help="Which device to measure (auto: the GPU where there is one).")] = DeviceName.auto,
+    device: Annotated[DeviceName, typer.Option(help="Device to measure (auto: the GPU if there is one).")] = DeviceName.auto,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Measure the peak rates and memory bandwidth of this device and keep them for later reports."""
+    """Measure the peak rates and memory bandwidth of this device and cache them for later reports."""
     from gpudiag import api
 
     with terminal.show_progress("measuring the peaks"):

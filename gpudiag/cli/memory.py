@@ -19,7 +19,7 @@ def memory(
         typer.Argument(
             metavar="PATH",
             help="A bundle or trace with memory recorded, or a snapshot of the CUDA allocator (_dump_snapshot, .pickle). With --estimate: "
-            "a preset (playbook, llama3-8b), or FILE.py:FUNCTION. FILE.py is then executed; FUNCTION() returns (model, batch), or a dict "
+            "a preset (playbook, llama3-8b), or FILE.py:FUNCTION. FILE.py is executed; FUNCTION() returns (model, batch), or a dict "
             "of model, batch, loss, optimizer, autocast, and is run on tensors without data.",
             show_default=False,
         ),
@@ -28,10 +28,10 @@ def memory(
     rank: Annotated[int | None, options.RANK] = None,
     device: Annotated[
         int | None,
-        typer.Option("--device", min=0, metavar="N", help="Which GPU (default: the one with most memory in use).", show_default=False),
+        typer.Option("--device", min=0, metavar="N", help="GPU to show (default: the one with most memory in use).", show_default=False),
     ] = None,
     estimated: Annotated[
-        bool, typer.Option("--estimate", help="No recording: estimate the memory of training a transformer from its sizes, or any model.")
+        bool, typer.Option("--estimate", help="Estimate without a recording: a transformer from its sizes, or any model.")
     ] = False,
     settings: Annotated[
         list[str] | None,
@@ -39,13 +39,13 @@ def memory(
             "--set",
             metavar="NAME=VALUE",
             help="With --estimate: a size, such as batch=8, hidden=4096, layers=32, mixed_precision=true, recompute=full; of a FILE.py "
-            "optimizer=SGD, autocast=bf16, device=cpu, accumulate=true; may be given several times.",
+            "optimizer=SGD, autocast=bf16, device=cpu, accumulate=true; may be repeated.",
             show_default=False,
         ),
     ] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
 ) -> None:
-    """Say what memory was used for at its peak, and where it was allocated; or estimate it before anything runs."""
+    """Show peak memory by use and call site; or estimate it before anything runs."""
     if estimated:
         if rank is not None or device is not None:
             raise UsageError("--rank and --device choose from a recording, --estimate has none", "leave them out")

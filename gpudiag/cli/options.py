@@ -11,37 +11,33 @@ import typer
 
 from gpudiag.errors import InputError, UsageError
 
-RULES = typer.Option("--rules", metavar="DIR", help="Also judge by the rules in DIR; may be repeated.")
-NO_CACHE = typer.Option("--no-cache", help="Read everything anew, and keep nothing beside PATH for the next time.")
+RULES = typer.Option("--rules", metavar="DIR", help="Also apply the rules in DIR; may be repeated.")
+NO_CACHE = typer.Option("--no-cache", help="Read everything anew and cache nothing beside PATH.")
 NO_CONFIG = typer.Option("--no-config", help="Ignore gpudiag.toml and [tool.gpudiag] of pyproject.toml.")
-RANK = typer.Option("--rank", min=0, metavar="N", help="Which rank of a folder to analyse (default: the lowest).", show_default=False)
+RANK = typer.Option("--rank", min=0, metavar="N", help="Rank of a folder to analyse (default: the lowest).", show_default=False)
 RANK_SHOWN = typer.Option(
-    "--rank", min=0, metavar="N", help="Which rank of a job (default: the one that `gpudiag report` shows).", show_default=False
+    "--rank", min=0, metavar="N", help="Rank of a job (default: the one that `gpudiag report` shows).", show_default=False
 )
-RANK_OR_ALL = typer.Option(
-    "--rank", metavar="N|all", help="One rank of a job alone (default: all of them are compared).", show_default=False
-)
+RANK_OR_ALL = typer.Option("--rank", metavar="N|all", help="Analyse one rank of a job alone (default: compare all).", show_default=False)
 SCHEDULER = typer.Option(
     "--scheduler",
     metavar="ADDRESS",
-    help="Have the workers of a dask.distributed cluster read the ranks: tcp://host:port, tls://host:port, or a scheduler file.",
+    help="Read the ranks on the workers of a dask.distributed cluster: tcp://host:port, tls://host:port, or a scheduler file.",
     show_default=False,
 )
 GRAPH_CAPTURE = typer.Option(
     "--graph-capture",
-    help="A trace of the pass that captured the CUDA graphs which PATH replays, or a folder of such.",
+    help="Trace of the capture of the CUDA graphs that PATH replays, or a folder of such traces.",
     metavar="FILE|FOLDER",
 )
 GPU_HOUR_PRICE = typer.Option(
     "--gpu-hour-price",
     min=0.0,
     metavar="PRICE",
-    help="Price of an hour of one device: the report then says what steps cost.",
+    help="Price per device hour; the report then shows what steps cost.",
     show_default=False,
 )
-PLANNED_STEPS = typer.Option(
-    "--planned-steps", min=1, metavar="N", help="Steps of the whole run, to say what it costs.", show_default=False
-)
+PLANNED_STEPS = typer.Option("--planned-steps", min=1, metavar="N", help="Steps of the whole run, for its total cost.", show_default=False)
 
 
 def parse_rank(text: str | None) -> int | None:

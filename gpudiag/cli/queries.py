@@ -56,18 +56,18 @@ class BoundName(str, Enum):
 def ops(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
     sort: Annotated[
-        Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. What is not known comes last.")
+        Sort, typer.Option(help="Largest first; efficiency: lowest first. ai is FLOP/byte. Unknown values come last.")
     ] = Sort.time,
-    group: Annotated[GroupBy, typer.Option(help="What one line sums up; signature: an op with the shapes of its tensors.")] = GroupBy.op,
+    group: Annotated[GroupBy, typer.Option(help="Group rows by; signature: an op with the shapes of its tensors.")] = GroupBy.op,
     top: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Lines to show (default: 20; in CSV and JSON all).", show_default=False),
+        typer.Option(min=1, metavar="N", help="Rows to show (default: 20; in CSV and JSON all).", show_default=False),
     ] = None,
     rank: Annotated[int | None, options.RANK_SHOWN] = None,
     phase: Annotated[
         str | None, typer.Option(metavar="PHASE", help="Only ops of this phase: forward, backward, optimizer, data.", show_default=False)
     ] = None,
-    bound: Annotated[BoundName | None, typer.Option(help="Only ops that this limits.", show_default=False)] = None,
+    bound: Annotated[BoundName | None, typer.Option(help="Only ops with this bound.", show_default=False)] = None,
     csv: Annotated[
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Write CSV to FILE (.csv); - prints it instead of the table.", show_default=False),
@@ -75,7 +75,7 @@ def ops(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
     graph_capture: Annotated[str | None, options.GRAPH_CAPTURE] = None,
 ) -> None:
-    """List the ops with their time, work and distance to the roofline."""
+    """List ops by time, with their work and % of roofline."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     options.check_captures([] if graph_capture is None else [graph_capture])
     target = _find_target(csv, path, as_json)
@@ -135,13 +135,15 @@ def sql(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A trace, a bundle, or a folder of traces, one a rank.")],
     query: Annotated[
         str,
-        typer.Argument(metavar="QUERY", help=f"One SELECT; without it: what can be asked. Tables: {_TABLE_NAMES}.", show_default=False),
+        typer.Argument(
+            metavar="QUERY", help=f"One SELECT; without it: list tables and columns. Tables: {_TABLE_NAMES}.", show_default=False
+        ),
     ] = "",
     rank: Annotated[int | None, options.RANK] = None,
-    window: Annotated[int | None, typer.Option(min=0, metavar="N", help="Which window of a bundle.", show_default=False)] = None,
+    window: Annotated[int | None, typer.Option(min=0, metavar="N", help="Window of a bundle.", show_default=False)] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV with every row, not a table.")] = False,
 ) -> None:
-    """Ask the tables of a recording by SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
+    """Query the tables of a recording with SQL: gpudiag sql PATH "select name, sum(busy_ns) from kernels group by name"."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     from gpudiag.api.queries import list_columns
     from gpudiag.api.queries import run_query as ask
@@ -195,16 +197,16 @@ def whatif(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A cost to change; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, "
+            help="Change a cost; several are applied together. launch=0, fused, roof=0.8, loader=0, copies=overlapped, "
             "communication=overlapped, sync=0 (or sync=train.py:42), gc=0, io=0, allocation=0, compile=0, profiler=0, kernel:NAME=0.5, "
-            "host=0.5, batch=2. Default: each of the standard ones by itself.",
+            "host=0.5, batch=2. Default: each of the standard ones alone.",
             show_default=False,
         ),
     ] = None,
     rank: Annotated[int | None, options.RANK] = None,
     json: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the result to FILE.", show_default=False)] = None,
 ) -> None:
-    """Say how long a step would take if a cost were gone, by a replay of its dependency graph."""
+    """Estimate the step time with a cost changed or gone, by replay of the dependency graph."""
     options.check_named("PATH", [path], "give a trace, a bundle, or a folder of ranks")
     if json is not None:
         options.check_targets([json], path, (".json",))

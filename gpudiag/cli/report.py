@@ -41,7 +41,7 @@ def report(
     window: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Which window of a bundle to analyse (default: the first complete timing window).", show_default=False
+            min=0, metavar="N", help="Window of a bundle to analyse (default: the first complete timing window).", show_default=False
         ),
     ] = None,
     rules: Annotated[list[str] | None, options.RULES] = None,
@@ -51,15 +51,15 @@ def report(
     gpu_hour_price: Annotated[float | None, options.GPU_HOUR_PRICE] = None,
     planned_steps: Annotated[int | None, options.PLANNED_STEPS] = None,
     all_findings: Annotated[
-        bool, typer.Option("--all-findings", help="Tell every finding in full, and what their symptoms say (default: the first three).")
+        bool, typer.Option("--all-findings", help="Show every finding in full, with its symptoms (default: the first three).")
     ] = False,
     scheduler: Annotated[str | None, options.SCHEDULER] = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", help="Follow a bundle that is being recorded: its pace now, a report whenever a window has been recorded."),
+        typer.Option("--watch", help="Follow a bundle while it records: its pace, and a report after each window."),
     ] = False,
 ) -> None:
-    """Say where the time of a step goes, what to change, and how far to trust it."""
+    """Report on a recording: where the time of a step goes, top findings, what-ifs, data quality."""
     targets = output or []
     captures = [] if graph_capture is None else [graph_capture]
     number = options.parse_rank(rank)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpudiag.diagnosis.rule import RuleBase
     from gpudiag.report.html.pages import RulePage
 
-rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test diagnosis rules.", no_args_is_help=True)
+rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test the rules.", no_args_is_help=True)
 _command = partial(rules_app.command, cls=PlainCommand)
 
 _MAX_LINE = 65_536
@@ -28,7 +28,7 @@ _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule file
 
 @_command("list")
 def list_rules(rules: _Dirs = None, no_config: _NoConfig = False) -> None:
-    """List every rule: id, kinds of device, maturity, title; and how many are judged."""
+    """List every rule: id, kinds of device, maturity, title."""
     from gpudiag.diagnosis.config import list_config_changes
     from gpudiag.report.html.pages import name_rule_state
 
@@ -46,7 +46,7 @@ def show(
     rules: _Dirs = None,
     no_config: _NoConfig = False,
 ) -> None:
-    """Show one rule: when it fires, why it matters, what it is not, the fixes, where its numbers come from."""
+    """Show one rule: when it fires, why it matters, its fixes, the origin of its numbers."""
     from gpudiag.errors import UsageError, suggest_nearest
     from gpudiag.report.html.pages import build_rule_page
 
@@ -63,7 +63,7 @@ def docs(
     rules: _Dirs = None,
     no_config: _NoConfig = False,
 ) -> None:
-    """Write all rules as one HTML page that needs no network: an index by category, each rule at #ID."""
+    """Write all rules as one self-contained HTML page: an index by category, each rule at #ID."""
     from importlib.metadata import version
 
     from gpudiag.report.files import write_file
@@ -104,7 +104,7 @@ def test(folder: _Folder) -> None:
 def facts(
     words: Annotated[list[str] | None, typer.Argument(metavar="WORD", help="Only facts whose name, unit or text has each WORD.")] = None,
 ) -> None:
-    """List the facts that rules may compare, with their units."""
+    """List the facts that rules can use, with their units."""
     from gpudiag.facts import CATALOGUE
 
     wanted = [word.lower() for word in words or ()]

@@ -60,47 +60,47 @@ SCRIPT_SETTINGS = {"allow_interspersed_args": False}
 def run(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun; what follows is its own."),
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="A Python script, or a program such as torchrun, and its arguments."),
     ] = None,
     module: Annotated[str | None, typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does.")] = None,
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="BUNDLE", help="Folder for the recording (default: runs/<time>).", show_default=False)
     ] = "",
-    skip: Annotated[int, typer.Option(min=0, help="Steps before the profiled ones, counted from when steps are known.")] = 5,
-    warm: Annotated[int, typer.Option(min=1, help="Steps that warm the profiler up.")] = 2,
-    record: Annotated[int, typer.Option(min=1, help="Profiled steps; all times come from these.")] = 6,
-    sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for file and line (0: none).")] = 2,
-    repeat: Annotated[int, typer.Option(min=0, help="Timing windows on schedule.")] = 1,
-    wait: Annotated[int, typer.Option(min=0, help="Plain steps between those.")] = 0,
+    skip: Annotated[int, typer.Option(min=0, help="Steps to skip before the profiled ones.")] = 5,
+    warm: Annotated[int, typer.Option(min=1, help="Steps to warm up the profiler.")] = 2,
+    record: Annotated[int, typer.Option(min=1, help="Steps to profile; all times come from these.")] = 6,
+    sites: Annotated[int, typer.Option(min=0, help="Steps with Python stacks, for call sites (0: none).")] = 2,
+    repeat: Annotated[int, typer.Option(min=0, help="Timing windows to record on schedule.")] = 1,
+    wait: Annotated[int, typer.Option(min=0, help="Unprofiled steps between those.")] = 0,
     at_step: Annotated[
         list[int] | None,
-        typer.Option(metavar="STEP", help="A further window from this step on (may be given often)."),
+        typer.Option(metavar="STEP", help="Record a further window from this step on; may be repeated."),
     ] = None,
     on_signal: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A further window whenever the script gets this signal: USR1, USR2."),
+        typer.Option(metavar="NAME", help="Record a further window when the script gets this signal: USR1, USR2."),
     ] = None,
     on_slow: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="A further window when step time rose by this share: 0.3."),
+        typer.Option(metavar="SHARE", help="Record a further window when the step time rises by this share: 0.3."),
     ] = None,
-    max_windows: Annotated[int, typer.Option(min=1, help="Timing windows at most.")] = 8,
-    telemetry_hz: Annotated[float, typer.Option(metavar="HZ", help="Samples of clocks, power and load a second (0: none).")] = 20,
-    memory: Annotated[bool, typer.Option("--memory", help="Record what memory is used for at its peak.")] = False,
+    max_windows: Annotated[int, typer.Option(min=1, help="Most timing windows to record.")] = 8,
+    telemetry_hz: Annotated[float, typer.Option(metavar="HZ", help="Samples per second of clocks, power and load (0: none).")] = 20,
+    memory: Annotated[bool, typer.Option("--memory", help="Record peak memory by use and call site.")] = False,
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE", help="Apply the fixes of a recipe.toml of `gpudiag ab`.", show_default=False)
     ] = None,
     fix: Annotated[
         list[str] | None, typer.Option("--fix", metavar="ID[=VALUE]", help="Apply a fix (`gpudiag fixes` lists them); may be repeated.")
     ] = None,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="NVTX ranges of steps and phases, for Nsight Systems.")] = False,
-    report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script has ended.")] = True,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="Emit NVTX ranges of steps and phases, for Nsight Systems.")] = False,
+    report: Annotated[bool, typer.Option("--report/--no-report", help="Report on the recording when the script ends.")] = True,
     rules: Annotated[list[str] | None, options.RULES] = None,
     no_config: Annotated[bool, options.NO_CONFIG] = False,
     gpu_hour_price: Annotated[float | None, options.GPU_HOUR_PRICE] = None,
     planned_steps: Annotated[int | None, options.PLANNED_STEPS] = None,
 ) -> None:
-    """Run a training script, record it without changing it, and say where the time of a step goes."""
+    """Run a training script unchanged, record it, and report where the time of a step goes."""
     given = words or []
     if module is None and not given:
         raise UsageError("nothing to run", "gpudiag run train.py ARGS, gpudiag run -m module ARGS, or gpudiag run torchrun ... train.py")
@@ -197,7 +197,7 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
     from gpudiag.api.run import write_bundle_report
     from gpudiag.report import findings
 
-    terminal.write_note("gpudiag: the script is over; the report follows (Ctrl-C leaves it out)")
+    terminal.write_note("gpudiag: the script has ended; the report follows (Ctrl-C skips it)")
     try:
         with terminal.show_progress("reading") as progress:
             chosen = None if no_config else config.find_config()

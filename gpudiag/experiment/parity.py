@@ -216,7 +216,7 @@ def _compare_with_noise(
             ratio = part.value / max([SMALLEST_YARDSTICK, *known])
             ratios[part.of] = max((ratio, limit), ratios.get(part.of, (0.0, limit)))
     off = [
-        f"{of} differs by {format_yardsticks(ratio)} yardsticks, of which {limit:g} may be noise"
+        f"{of} differs by {format_yardsticks(ratio)} x the rounding noise (limit {limit:g})"
         for of, (ratio, limit) in ratios.items()
         if ratio > limit
     ]

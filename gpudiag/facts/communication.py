@@ -26,7 +26,7 @@ def exposed_communication_share(window: Window) -> float:
 
 @fact("exposed_waiting_part", unit="share")
 def exposed_waiting_part(window: Window) -> float:
-    """Part of the median rank's exposed communication before the last rank has arrived: a late rank or load, which no link makes faster."""
+    """Part of the median rank's exposed communication before the last rank arrives: a straggler or load, which no link makes faster."""
     job = window.analysis.job
     row = next((row for row in job.ranks if row.rank == job.shown_rank), None) if job is not None else None
     if row is None or row.exposed_waiting_ns is None or not row.exposed_communication_ns:
@@ -254,7 +254,7 @@ def _read_experts(window: Window) -> Experts | None:
 
 @fact("all_to_all_waiting_part", unit="share")
 def all_to_all_waiting_part(window: Window) -> float:
-    """Part of the time in matched all-to-all exchanges before the last rank has arrived: load or a late rank, not the link."""
+    """Part of the time in matched all-to-all exchanges before the last rank arrives: load or a straggler, not the link."""
     return measure_waiting_part(window, "all_to_all")
 
 

@@ -120,7 +120,7 @@ def untuned_convolution_share(window: Window) -> float:
 def convolution_layout_saving_ns(window: Window) -> float:
     """Time that convolutions would save in channels_last with the best algorithm.
 
-    GPU: the conversions, and what the convolutions take above their roof / 0.7. CPU: reading and writing inputs and outputs once more, at
+    GPU: the conversions, and what the convolutions take above roofline time / 0.7. CPU: to read and write inputs and outputs once more, at
     the best rate that the run's element-wise work reaches, and the copies that the convolutions make themselves.
     """
     if window.on_cpu:

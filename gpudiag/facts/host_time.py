@@ -96,7 +96,7 @@ def profiler_added_ns(window: Window) -> float:
 def issuing_ns(window: Window) -> float:
     """Time that Python, the framework and launches hold up the device, the profiler's part included: idle_launch_ns.
 
-    On a CPU-only run also the dispatch inside small ops: time of ops bound by overhead beyond their roofline.
+    On a CPU-only run also the dispatch inside small ops: time of overhead-bound ops beyond their roofline.
     """
     return measure_issued_ns(window)
 

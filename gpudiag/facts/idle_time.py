@@ -54,7 +54,7 @@ def idle_unexplained_share(window: Window) -> float:
 
 @fact("idle_launch_ns", unit="ns")
 def idle_launch_ns(window: Window) -> int:
-    """Idle time of the device while the host was busy in Python, the framework or the launch itself, and had issued nothing more.
+    """Host overhead: idle time of the device while the host is in Python, the framework or the launch itself, with nothing queued.
 
     On a CPU-only run: time of Python and the framework between ops.
     """
@@ -69,7 +69,7 @@ def idle_launch_share(window: Window) -> float:
 
 @fact("idle_sync_share", unit="share")
 def idle_sync_share(window: Window) -> float:
-    """Idle time that calls which waited for the device caused (CPU: waits for other threads) over the wall time of the analysed steps."""
+    """Exposed sync time: idle after calls that wait for the device (CPU: for other threads) over the wall time of the analysed steps."""
     return _bucket_ns(window, "idle_sync") / window.wall_ns
 
 
@@ -175,7 +175,7 @@ def host_wait_share(window: Window) -> float:
 
 @fact("starved_ns", unit="ns")
 def starved_ns(window: Window) -> int:
-    """Time in host-wait gaps outside loader waits, syncs and the like: the device was idle and the host had not yet issued the next work.
+    """Time in host-wait gaps outside loader waits, syncs and the like: the device is idle and the host has not launched the next work.
 
     On a CPU-only run: Python and framework time between ops.
     """
@@ -190,7 +190,7 @@ def starved_share(window: Window) -> float:
 
 @fact("queued_gap_excess_ns", unit="ns")
 def queued_gap_excess_ns(window: Window) -> int:
-    """Time in gaps whose launch was already issued, beyond the 1 us a gap that a graph leaves."""
+    """Time in kernel gaps with work queued, beyond the 1 us a gap that a graph leaves."""
     window.require_accelerator()
     pieces = window.idle.filter(pl.col("kind") == "queued")
     whole = pieces.group_by(pl.coalesce("gap", -1 - pl.col("id"))).agg(pl.col("time_ns").sum())
@@ -276,13 +276,13 @@ def launch_delay_ns(window: Window) -> int:
 
 @fact("queue_depth", unit="count")
 def queue_depth(window: Window) -> float:
-    """Kernels issued and not yet over, median by time over the analysed steps."""
+    """Kernels in flight, median by time over the analysed steps."""
     return _read_queue(window).depth_median
 
 
 @fact("queue_empty_share", unit="share")
 def queue_empty_share(window: Window) -> float:
-    """Share of the analysed time in which no work was issued and unfinished: the host had given the device nothing to do."""
+    """Share of the analysed time in which nothing was queued or running: the host had launched nothing more."""
     return _read_queue(window).empty_share
 
 
@@ -318,9 +318,9 @@ def as_graph_ns(window: Window) -> float:
 
 @fact("compiled_ns", unit="ns")
 def compiled_ns(window: Window) -> float:
-    """Time saved if issuing the work cost nothing and chains of element-wise ops were one kernel each: what-ifs host=0 and fused.
+    """Time saved if launching the work cost nothing and chains of element-wise ops were one kernel each: what-ifs host=0 and fused.
 
-    Else idle_launch_ns + unfused_chain_saving_ns. Not known where the chains are not: half of a ceiling is none.
+    Else idle_launch_ns + unfused_chain_saving_ns. Unknown where the chains are: half of an upper bound is none.
     """
     formula = _measure_number(idle_launch_ns, window) + _measure_number(unfused_chain_saving_ns, window)
     return window.what_if_ns("host=0", "fused", otherwise=lambda: formula)

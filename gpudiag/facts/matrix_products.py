@@ -205,13 +205,13 @@ def find_slow_products(window: Window) -> pl.DataFrame:
 
 @fact("slow_product_share", unit="share")
 def slow_product_share(window: Window) -> float:
-    """Time in large aligned products (m, n, k >= 1024) that reach less than 0.55 of their roof, over the wall time."""
+    """Time in large aligned products (m, n, k >= 1024) that reach less than 55 % of roofline, over the wall time."""
     return window.share_of_wall(find_slow_products(window))
 
 
 @fact("filling_saving_ns", unit="ns")
 def filling_saving_ns(window: Window) -> float:
-    """Time that under-filled kernels and slow large products would save at 80 % of their roof."""
+    """Time that under-filled kernels and slow large products would save at 80 % of roofline."""
     both = pl.concat([find_underfilled_kernels(window), find_slow_products(window)]).unique("id").sort("id")
     return window.saving_ns(both, pl.col("t_roof_ns") / FILLED_SHARE_OF_ROOF)
 

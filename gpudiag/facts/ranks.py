@@ -87,7 +87,7 @@ def ranks_compared(window: Window) -> int:
 
 @fact("late_rank", unit="text")
 def late_rank(window: Window) -> str:
-    """Number of the rank whose steps take longest without its waits for the others."""
+    """Number of the straggler: the rank with the longest own time (its steps without waits for the others)."""
     found = read_straggler(window)
     if found is not None:
         return str(found.rank)
@@ -98,7 +98,7 @@ def late_rank(window: Window) -> str:
 
 @fact("late_rank_own_ns", unit="ns")
 def late_rank_own_ns(window: Window) -> float:
-    """Time of a step that the late rank takes for itself, without its waits for others (median; mean where all ranks were compared)."""
+    """Own time of the straggler in a step, without its waits for others (median; mean where all ranks were compared)."""
     found = read_straggler(window)
     if found is not None:
         return _others_own_ns(found) + found.excess_ns
@@ -118,7 +118,7 @@ def other_ranks_own_ns(window: Window) -> float:
 
 @fact("straggler_share", unit="share")
 def straggler_share(window: Window) -> float:
-    """How much longer the late rank takes for itself than the other ranks: late / others - 1; 0 where ranks were compared and none is."""
+    """Own time of the straggler over that of the other ranks, less 1; 0 where ranks were compared and none is."""
     found = read_straggler(window)
     if found is not None:
         return found.excess_share
@@ -130,7 +130,7 @@ def straggler_share(window: Window) -> float:
 
 @fact("late_rank_step_share", unit="share")
 def late_rank_step_share(window: Window) -> float:
-    """Share of the steps in which the late rank is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
+    """Share of the steps in which the straggler is late; by records alone: comes last, about 1 / ranks where ranks take turns."""
     found = read_straggler(window)
     if found is not None:
         if found.late_share is None:
@@ -142,7 +142,7 @@ def late_rank_step_share(window: Window) -> float:
 
 @fact("late_rank_since_step", unit="count")
 def late_rank_since_step(window: Window) -> int:
-    """Number of the step from which on the late rank is late; unknown where it was so from the first one that was seen."""
+    """Step from which the straggler is late; unknown where it is late from the first recorded step on."""
     found = read_straggler(window)
     require(found is not None, "ranks were not compared, or none is late")
     since = found.since_step if found is not None else None
@@ -153,7 +153,7 @@ def late_rank_since_step(window: Window) -> int:
 
 @fact("late_rank_reason", unit="text")
 def late_rank_reason(window: Window) -> str:
-    """What differs on the late rank from the median rank, in one sentence with figures."""
+    """What differs on the straggler from the median rank, in one sentence with figures."""
     found = read_straggler(window)
     require(found is not None and bool(found.reason), "ranks were not compared, or none is late")
     return found.reason if found is not None else ""
@@ -161,7 +161,7 @@ def late_rank_reason(window: Window) -> str:
 
 @fact("late_rank_phase", unit="text")
 def late_rank_phase(window: Window) -> str:
-    """What takes the late rank longest beyond the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
+    """Where the straggler loses most time against the others: loader, host-to-device copies, forward, optimizer or rest (code around them).
 
     By the step records alone; late_rank_reason tells more where all ranks were compared.
     """
@@ -174,9 +174,9 @@ def late_rank_phase(window: Window) -> str:
 
 @fact("late_rank_excess_ns", unit="ns")
 def late_rank_excess_ns(window: Window) -> float:
-    """Time of the analysed steps that the late rank costs, were it like the others: the own time beyond theirs, over the step's.
+    """Time of the analysed steps that the straggler costs, were it like the others: the own time beyond theirs, over the step's.
 
-    A step takes as long as the late rank takes for itself. By records alone: where its forward pass is slower than theirs, its backward
+    A step takes as long as the own time of the straggler. By records alone: where its forward pass is slower than theirs, its backward
     pass counts as slower by the same factor.
     """
     found = read_straggler(window)

@@ -264,7 +264,7 @@ def compiled_graphs(window: Window) -> int:
 
 @fact("graph_breaks", unit="count")
 def graph_breaks(window: Window) -> int:
-    """Places where torch.compile had to end a graph, counted in each compilation of their frame."""
+    """Times torch.compile had to end a graph, counted in each compilation of their frame."""
     return _read_compiled(window).graph_breaks
 
 

@@ -56,7 +56,7 @@ def format_gate_result(result: GateResult) -> str:
     """Return what was decided of a gate; of one that is not known also whether that fails."""
     if result.outcome != "unknown":
         return result.message
-    consequence = "fails: what is not known is not passed; required = false lets it" if result.required else "not required"
+    consequence = "fails: an unavailable figure does not pass; required = false lets it" if result.required else "not required"
     return f"{result.message} ({consequence})"
 
 

@@ -32,7 +32,7 @@ NO_P = "no p-value is given: steps of one process resemble their neighbours, and
 
 _LISTED = 1e-9
 _MARKS: dict[Change, str] = {
-    "faster": "faster", "slower": "slower", "new": "new", "gone": "gone", "not_known": "variance not known", "unchanged": "within noise"
+    "faster": "faster", "slower": "slower", "new": "new", "gone": "gone", "not_known": "variance unknown", "unchanged": "within noise"
 }  # fmt: skip
 _MATCHES = {"exact": "", "shapes": "other shapes", "name": "by name", "alone": ""}
 _STEPS = {"unprofiled": "unprofiled", "profiled": "profiled", "report": "profiled"}
@@ -62,13 +62,11 @@ def format_comparison_headline(found: StepComparison) -> str:
         return "A and B are the same recording: nothing can have changed"
     ratio = found.ratio
     if ratio is None:
-        return "How the steps compare is not known: one of the recordings has no complete step"
+        return "The steps cannot be compared: one of the recordings has no complete step"
     if ratio.low is None or ratio.high is None:
-        return f"In B {describe_ratio_change(ratio.value)}; whether that is more than noise is not known: {ratio.reason}"
+        return f"In B {describe_ratio_change(ratio.value)}; whether that is more than noise is unknown: {ratio.reason}"
     if found.verdict == "no_difference":
-        return (
-            f"No difference is shown: the median step changed by {format_ratio_change(ratio.value)}, interval {_format_ratio_span(ratio)}"
-        )
+        return f"No difference: the median step changed by {format_ratio_change(ratio.value)}, interval {_format_ratio_span(ratio)}"
     return f"In B {describe_ratio_change(ratio.value)} (interval {_format_ratio_span(ratio)})"
 
 
@@ -92,7 +90,7 @@ def format_speed_gate(found: StepComparison) -> str:
     gate = found.gate
     if gate is None:
         return ""
-    word = {"passed": "passed", "failed": "FAILED", "within_noise": "passed, within noise", "unknown": "FAILED, not known"}[gate.outcome]
+    word = {"passed": "passed", "failed": "FAILED", "within_noise": "passed, within noise", "unknown": "FAILED, unavailable"}[gate.outcome]
     return f"{gate.name}: {word}: {gate.message}"
 
 
@@ -200,7 +198,7 @@ def _list_op_notes(found: StepComparison, changed: Sequence[OpChange], shown: Se
         level = format_share(found.op_level)
         yield f"within noise: changed by less than the op varies from step to step (interval of {level}), or by less than 1 % of its time"
     if any(change.change == "not_known" for change in found.ops):
-        yield "variance not known: a report that was read from a file, or a single step, does not tell how an op varies"
+        yield "variance unknown: a report read from a file, or a single step, does not hold how an op varies"
 
 
 def _sum_changes(changes: Sequence[OpChange]) -> Iterator[str]:
@@ -218,7 +216,7 @@ def build_findings_table(found: StepComparison) -> ComparisonTable:
     """Return the findings that came, went and stayed."""
     columns = (("", "l"), ("rule", "l"), ("finding", "l"), ("A", "r"), ("B", "r"))
     rows = tuple(_build_finding_row(change) for change in found.findings)
-    notes = ("A and B: the most that mending it gives, as a share of the step",) if rows else ()
+    notes = ("A and B: upper bound of the potential speed-up, as a share of the step",) if rows else ()
     return ComparisonTable("Findings", columns, rows, notes, tuple(_explain_finding_change(change) for change in found.findings))
 
 
@@ -243,7 +241,7 @@ def _format_ceiling(severity: str | None, share: float | None) -> str:
 def _explain_finding_change(change: FindingChange) -> str:
     if not change.reason:
         return ""
-    said = "not mended for certain; in B" if change.change == "went" else "in A"
+    said = "not certainly fixed; in B" if change.change == "went" else "in A"
     return f"{said} {change.reason}"
 
 

@@ -80,7 +80,7 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
         *whole_run.list_report_telemetry(report),
         ("replay", idle_time.format_replay_trust(report)),
         ("call sites", _format_site_share(report)),
-        ("other steps", whole_run.explain_missing_history(report)),
+        ("whole run", whole_run.explain_missing_history(report)),
         ("rules", format_changed_rules(report)),
     ]
     return [(topic, text) for topic, text in lines if text]
@@ -103,7 +103,7 @@ def list_warnings(report: ReportData) -> list[str]:
 def format_measurement(report: ReportData) -> str:
     """Return what makes the measurement weak, '' where nothing does. An invalid one is a finding."""
     weak = find_weak_measurement(report)
-    return f"Weak, so findings lose a grade of confidence. {weak.message} ({weak.rule})" if weak else ""
+    return f"Weak: findings lose one grade of confidence. {weak.message} ({weak.rule})" if weak else ""
 
 
 def format_coverage(report: ReportData) -> str:
@@ -141,11 +141,11 @@ def _format_modelled(report: ReportData) -> str:
     """Return how what can be modelled splits; a plain sentence where nothing can be."""
     trust, work = report.trust, name_work(report, 1)
     if trust.linked_share is None:
-        return f"The recording holds no {work} time that could be linked or modelled."
+        return f"The recording holds no {work} time that could be attributed or modelled."
     if trust.modelled_share is None:
         return "Cost models cover none of it: no op with recorded shapes stands behind it."
     modelled, generic, unknown = map(format_share, (trust.modelled_share, trust.generic_share, trust.unknown_share))
-    return f"Of the {work} time that can be modelled, {modelled} has a cost model, {generic} a generic guess, {unknown} neither."
+    return f"Of the {work} time that can be modelled, {modelled} has a cost model, {generic} a generic estimate, {unknown} neither."
 
 
 def _format_linked(report: ReportData) -> str:
@@ -153,9 +153,9 @@ def _format_linked(report: ReportData) -> str:
     share, mapped = report.trust.linked_share, report.trust.mapped_replay_share
     if share is None:
         return ""
-    text = f"{format_share(share)} of all {name_work(report, 1)} time is linked to the op that launched it"
+    text = f"{format_share(share)} of all {name_work(report, 1)} time is attributed to the op that launched it"
     if mapped is not None and mapped >= ROUNDS_TO_ZERO:
-        text += f", {format_share(mapped)} by way of the pass that captured the replayed graph"
+        text += f", {format_share(mapped)} through the capture of the replayed graph"
     return f"{text}."
 
 
@@ -170,7 +170,7 @@ def _format_kernel_classes(report: ReportData) -> str:
         return ""
     told = [(name.replace("_", " "), ns / total) for name, ns in classes.most_common(_CLASSES_TOLD) if ns >= ROUNDS_TO_ZERO * total]
     listed = ", ".join(f"{format_share(share)} {name}" for name, share in told)
-    return f"{format_share(classes.total() / total)} of the kernel time stands in kernels without an op; by their names it is {listed}."
+    return f"{format_share(classes.total() / total)} of the kernel time is in kernels without an attributed op; by their names: {listed}."
 
 
 def format_steps(report: ReportData) -> str:
@@ -195,8 +195,8 @@ def format_device(report: ReportData) -> str:
         scaled = ", scaled to the clock that was observed" if SCALED_PEAKS in device.source else ""
         return f"{device.name}: {'published peak rates' if scaled else _PROVENANCE[device.provenance]}{scaled}."
     why = " (the reason is among the warnings)" if explain_missing_peaks(report) else ""
-    name = f"{device.name}: no peak rates are known" if device else "Not known"
-    return f"{name}, so there is no roofline and no op is judged against one{why}."
+    name = f"{device.name}: peak rates unavailable" if device else "Unknown"
+    return f"{name}, so there is no roofline{why}."
 
 
 def format_mfu(report: ReportData) -> str:
@@ -232,7 +232,7 @@ def _format_mfu_grade(report: ReportData) -> str:
     how = {
         "exact": "from recorded shapes",
         "derived": "partly derived from other ops",
-        "generic": "partly guessed",
+        "generic": "partly estimated",
     }.get(mfu.provenance, "of unknown origin")
     known = "" if mfu.known_share is None else f"; counted for {format_share(mfu.known_share)} of the time that may hold matrix work"
     return f"{format_flop(mfu.model_flops)} of matrix work, {how}{known}."
@@ -258,9 +258,9 @@ def explain_missing_peaks(report: ReportData) -> str:
 def _format_slowdown(report: ReportData) -> str:
     slowdown = report.trust.profiler_slowdown
     if slowdown is None and UNFINISHED in report.trust.warnings:
-        return "Slow-down unknown: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
+        return "Slow-down unavailable: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
     if slowdown is None:
-        return "Slow-down unknown: no unprofiled steps were recorded beside the profiled ones."
+        return "Slow-down unavailable: no unprofiled steps were recorded beside the profiled ones."
     noisy = ": no profiler makes a step faster, so other work slowed the machine at times" if slowdown < _FASTER else ""
     return f"Profiled steps take {slowdown:.2f} x as long as unprofiled ones{noisy}{_format_withheld_findings(report)}."
 
@@ -270,8 +270,8 @@ def _format_withheld_findings(report: ReportData) -> str:
     found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD) and SLOWED in rule.reason]
     if not found:
         return ""
-    what = "nothing is said" if len(found) > 1 else "it is not said"
-    return f"; that may explain what {', '.join(found)} would say of the host, so {what} there"
+    what = "they are" if len(found) > 1 else "it is"
+    return f"; that may explain {', '.join(found)}, so {what} suppressed"
 
 
 def _format_read_share(report: ReportData) -> str:
@@ -292,8 +292,8 @@ def list_suppressed_rules(report: ReportData) -> list[str]:
     """Return which rules are no finding though they hold or might, one line for those without a gain and one for those withheld."""
     idle, held = _find_rules_without_gain(report), _find_withheld_rules(report)
     where = f" {AT_RECORDED_PACE}" if any(AT_RECORDED_PACE in rule.reason for rule in idle) else ""
-    found = [f"Hold, but would gain nothing{where}: {_join_ids(idle)}."] if idle else []
-    return [*found, f"Withheld (why: --all-findings): {_join_ids(held)}."] if held else found
+    found = [f"Suppressed, no gain{where}: {_join_ids(idle)}."] if idle else []
+    return [*found, f"Suppressed (why: --all-findings): {_join_ids(held)}."] if held else found
 
 
 def list_suppression_reasons(report: ReportData) -> list[str]:
@@ -302,7 +302,7 @@ def list_suppression_reasons(report: ReportData) -> list[str]:
     for rule in _find_withheld_rules(report):
         groups.setdefault(rule.reason.removeprefix(WITHHELD), []).append(rule)
     alone = [f"{rule.id} {rule.reason}" for rule in _find_rules_without_gain(report)]
-    return [*alone, *(f"Withheld: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
+    return [*alone, *(f"Suppressed: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
 
 
 def _find_rules_without_gain(report: ReportData) -> list[RuleOutcome]:

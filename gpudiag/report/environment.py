@@ -59,9 +59,9 @@ def _format_versions(machine: Machine, program: Program) -> str:
 def _format_precision(settings: Settings, program: Program, *, cpu: bool) -> str:
     parts = [f"autocast {' and '.join(settings.autocast)}" if settings.autocast else "no autocast"]
     if cpu:
-        parts.append(f'fp32 products "{settings.float32_matmul_precision}"' if settings.float32_matmul_precision else "")
+        parts.append(f'fp32 matmul "{settings.float32_matmul_precision}"' if settings.float32_matmul_precision else "")
     else:
-        parts.append(_format_switch("TF32 in products", settings.cuda_matmul_allow_tf32))
+        parts.append(_format_switch("TF32 in matmul", settings.cuda_matmul_allow_tf32))
         parts.append(_format_switch("in convolutions", settings.cudnn_allow_tf32))
     parts.append("GradScaler" if program.wrappers and program.wrappers.grad_scaler else "")
     return _join_parts(parts)
@@ -86,7 +86,7 @@ def _list_switches(settings: Settings, *, cpu: bool) -> str:
             "cuDNN disabled" if settings.cudnn_enabled is False and not cpu else "",
             "deterministic algorithms" if settings.deterministic or settings.cudnn_deterministic else "",
             "anomaly detection on" if settings.anomaly_detection else "",
-            "" if fused else "fused attention switched off",
+            "" if fused else "fused attention off",
             *(() if cpu else (f"{key} {value}" for key, value in settings.allocator.items())),
         )
     )
@@ -196,6 +196,6 @@ def _format_commit(program: Program) -> str:
     if found is None:
         return ""
     unchanged = "nothing changed since" if found.script_tracked else "no tracked file changed since"
-    state = {True: "with changes that are not committed", False: unchanged, None: "changes not known"}
-    outside = "the script itself is not in git" if found.script_tracked is False else ""
+    state = {True: "with uncommitted changes", False: unchanged, None: "changes unknown"}
+    outside = "the script is not in git" if found.script_tracked is False else ""
     return _join_parts((f"commit {found.commit[:_COMMIT_CHARACTERS]}", state[found.dirty], outside))

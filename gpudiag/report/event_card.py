@@ -22,19 +22,19 @@ EventRow = dict[str, Any]
 CardLines = list[tuple[str, str | None]]
 
 _BOUNDS = {
-    "compute": "bound by compute",
-    "memory": "bound by memory",
-    "overhead": "too small for the device (overhead)",
+    "compute": "compute-bound",
+    "memory": "memory-bound",
+    "overhead": "overhead-bound",
     "communication": "collective (communication)",
     "copy": "copy between host and device",
-    "unknown": "bound not known",
+    "unknown": "bound unknown",
 }
 _HOST = {
     "step": "step",
     "step_left_out": "step that is not analysed",
     "op": "op on the host",
     "call": "runtime call",
-    "wait": "call that waits for the device",
+    "wait": "synchronising call",
     "mark": "annotation",
 }
 _NAMES = {
@@ -123,7 +123,7 @@ class _EventTables:
             ("module", _clean_name(op["module"])),
             ("phase", _clean_name(op["phase"])),
             ("inputs", self._inputs(op["signature"])),
-            ("called at", _clean_name(format_site(self.sites[number])) if self.sites is not None else None),
+            ("call site", _clean_name(format_site(self.sites[number])) if self.sites is not None else None),
         ]
 
     def _inputs(self, number: int | None) -> str | None:
@@ -148,7 +148,7 @@ def _make_card(table: str, row: EventRow, title: str, lines: CardLines, **more: 
 def _describe_kernel(source: _EventTables, number: int) -> Card:
     row = source.row("kernels", number)
     owner = row["op"] if row["owner"] is None else row["owner"]
-    own: CardLines = [("own time", _format_own_time(row))] if row["kind"] == "cpu" else []
+    own: CardLines = [("self time", _format_own_time(row))] if row["kind"] == "cpu" else []
     lines = [
         *own,
         *_list_roofline_lines(row, source),
@@ -157,7 +157,7 @@ def _describe_kernel(source: _EventTables, number: int) -> Card:
         *_list_shape_lines(row),
         ("step", source.step(row["step"])),
     ]
-    related = [("the call that launched it", "launches", row["launch"]), ("its op on the host", "ops", owner)]
+    related = [("its launch", "launches", row["launch"]), ("attributed op", "ops", owner)]
     return _make_card(
         "kernels", row, _clean_name(format_kernel_name(str(row["name"]))) or "kernel", lines,
         op=str(row["name"] if owner is None else source.row("ops", owner)["name"]), related=_drop_unknown(related),
@@ -175,7 +175,7 @@ def _list_roofline_lines(row: EventRow, source: _EventTables) -> CardLines:
     rate = f", {format_rate(flops * 1e9 / took, 'FLOP')}" if flops and took else ""
     speed = f", {format_rate(moved * 1e9 / took, 'B')}" if moved and took else ""
     return [
-        ("bound", _BOUNDS.get(str(row["bound"]), "not known").removeprefix("bound by ").removeprefix("bound ")),
+        ("bound", _BOUNDS.get(str(row["bound"]), "unknown").removeprefix("bound ")),
         ("efficiency", _format_efficiency(row)),
         ("computes", f"{format_flop(flops)}{rate}" if flops else None),
         ("moves", f"{format_bytes(moved)}{speed} (compulsory bytes)" if moved else None),
@@ -185,7 +185,7 @@ def _list_roofline_lines(row: EventRow, source: _EventTables) -> CardLines:
 
 
 def _format_own_time(row: EventRow) -> str:
-    return f"{format_ns(row['busy_ns'])}, without the ops inside"
+    return f"{format_ns(row['busy_ns'])}, without child ops"
 
 
 def _format_efficiency(row: EventRow) -> str | None:
@@ -193,14 +193,14 @@ def _format_efficiency(row: EventRow) -> str | None:
         return None
     if row["over_roof"] or row["efficiency"] > OVER_ROOF_ABOVE:
         return f"{labels.OVER_ROOF}: its roofline time is {format_ns(row['t_roof_ns'])}"
-    return f"{format_share(row['efficiency'])} of its roof (roofline time {format_ns(row['t_roof_ns'])})"
+    return f"{format_share(row['efficiency'])} of roofline (roofline time {format_ns(row['t_roof_ns'])})"
 
 
 def _list_launch_lines(row: EventRow, source: _EventTables) -> CardLines:
     if row["kind"] == "cpu":
         return []
     if row["launch"] is None:
-        return [("launched", "before the recording, or its call was not recorded")]
+        return [("launched", "before the recording, or the launch was not recorded")]
     launch = source.row("launches", row["launch"])
     replay = " of a graph" if row["replay"] else ""
     return [("launched", f"by {_clean_name(launch['api'])}{replay}, {format_ns(row['start_ns'] - launch['start_ns'])} before it began")]
@@ -217,20 +217,20 @@ def _list_shape_lines(row: EventRow) -> CardLines:
 
 
 def _describe_op(source: _EventTables, number: int) -> Card:
-    """Return an op of the host; on a CPU it is the device's work, and its own time is judged."""
+    """Return an op of the host; on a CPU it is the device's work, and its self time is judged."""
     row = source.row("ops", number)
     kernels = source.analysis.trace.kernels
     own = kernels.filter((pl.col("op") == number) & (pl.col("kind") == "cpu"))
     judged: CardLines = []
     if own.height:
         kernel = own.row(0, named=True)
-        judged = [("own time", _format_own_time(kernel)), *_list_roofline_lines(kernel, source)]
+        judged = [("self time", _format_own_time(kernel)), *_list_roofline_lines(kernel, source)]
     work = kernels.filter((pl.col("op") == number) & (pl.col("kind") != "cpu"))
     launched = (
         f"{work.height:,} {labels.pluralize(work.height, 'kernel')}, {format_ns(int(work['busy_ns'].sum()))}" if work.height else None
     )
     lines = [*judged, *source.op_lines(number, named=False), ("launches", launched), ("step", source.step(row["step"]))]
-    related = [("the op around it", "ops", row["parent"]), ("its first kernel", "kernels", work["id"].first() if work.height else None)]
+    related = [("parent op", "ops", row["parent"]), ("its first kernel", "kernels", work["id"].first() if work.height else None)]
     return _make_card("ops", row, _clean_name(row["name"]) or "op", lines, op=str(row["name"]), related=_drop_unknown(related))
 
 
@@ -245,11 +245,11 @@ def _describe_launch(source: _EventTables, number: int) -> Card:
     if waits is not None and waits.height:
         sync = waits.row(0, named=True)
         waited = [
-            ("waited", f"{format_ns(sync['waited_ns'])} for work that was still running"),
-            ("costs", f"{format_ns(sync['cost_ns'])} in which the device was idle" if sync["cost_ns"] else None),
-            ("called at", _clean_name(format_site(sync["site"]))),
+            ("waited", f"{format_ns(sync['waited_ns'])} for work that still ran"),
+            ("costs", f"{format_ns(sync['cost_ns'])} of exposed sync time" if sync["cost_ns"] else None),
+            ("call site", _clean_name(format_site(sync["site"]))),
         ]
-    related = [("the work it launched", "kernels", work["id"].first() if work.height else None), ("the op around it", "ops", row["op"])]
+    related = [("its first kernel", "kernels", work["id"].first() if work.height else None), ("parent op", "ops", row["op"])]
     lines = [*waited, ("launches", started), *[line for line in source.op_lines(row["op"]) if line[0] not in dict(waited)]]
     return _make_card("launches", row, _clean_name(row["api"]) or "call", lines, related=_drop_unknown(related))
 
@@ -257,11 +257,11 @@ def _describe_launch(source: _EventTables, number: int) -> Card:
 def _describe_idle(source: _EventTables, number: int) -> Card:
     row = source.row("idle", number)
     lines: CardLines = [
-        ("because of", _clean_name(describe_event(row["evidence"])) if row["evidence"] else None),
-        ("at", _clean_name(format_site(row["site"]))),
+        ("cause", _clean_name(describe_event(row["evidence"])) if row["evidence"] else None),
+        ("call site", _clean_name(format_site(row["site"]))),
         *source.op_lines(row["op"]),
     ]
-    related = [("the work that ends it", "kernels", row["kernel"]), ("its op on the host", "ops", row["op"])]
+    related = [("kernel that ends it", "kernels", row["kernel"]), ("attributed op", "ops", row["op"])]
     return _make_card("idle", row, source.words.get(row["cause"], "idle"), lines, related=_drop_unknown(related))
 
 
@@ -277,8 +277,8 @@ def _describe_path(source: _EventTables, number: int) -> Card:
         *source.op_lines(row["op"]),
         ("step", source.step(row["step"])),
     ]
-    related = [("its work", "kernels", row["kernel"]), ("its op on the host", "ops", row["op"])]
-    return _make_card("critical_path", row, f"longest path: {title.removeprefix('idle: ')}", lines, related=_drop_unknown(related))
+    related = [("its kernel", "kernels", row["kernel"]), ("attributed op", "ops", row["op"])]
+    return _make_card("critical_path", row, f"critical path: {title.removeprefix('idle: ')}", lines, related=_drop_unknown(related))
 
 
 def _describe_step(source: _EventTables, number: int) -> Card:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 WORTH_TELLING = 0.01
 """Share of the step below which a gain, or the time of a place, is nothing that anybody acts upon."""
 
-GAINS_DO_NOT_ADD_UP = "These gains do not add up: each is what one change gives by itself, and two may save the same time."
-INFO_STANDS_LAST = "Those of severity info stand last, also where they could give more: gpudiag rules show ID says when a rule is info."
+GAINS_DO_NOT_ADD_UP = "These upper bounds do not add up: each is for one change by itself, and two changes may save the same time."
+INFO_STANDS_LAST = "Findings of severity info come last, even where their bound is larger: gpudiag rules show ID says when a rule is info."
 
 
 def split_findings(report: ReportData) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
@@ -79,7 +79,7 @@ def select_places(finding: Finding, report: ReportData, most: int) -> tuple[Wher
 def format_finding_brief(finding: Finding) -> str:
     """Return a finding as title, rule, severity and gain: 'Copies that only change the layout (MEM-07, info, up to 2 %)'."""
     if finding.ceiling is None:
-        gain = "" if finding.bound == "method" else ", gain not known"
+        gain = "" if finding.bound == "method" else ", potential speed-up not known"
     elif finding.ceiling.method == "replay" and finding.ceiling.share < NO_GAIN:
         gain = ", no gain by itself"
     else:
@@ -111,14 +111,14 @@ def _find_first_fix(finding: Finding) -> Iterator[str]:
 
 
 NOT_ON_GPU = "not verified on a GPU"
-ONLY_VARIANT = "not put into a running program: compare a changed copy, --variant NAME=script:COPY.py"
+ONLY_VARIANT = "not injected into a running program: compare a changed copy, --variant NAME=script:COPY.py"
 _ROOMY = 92
 """Columns from which class and devices have columns of their own."""
 _PARITY_CLASSES: dict[Parity, str] = {
     "exact": "the same losses and gradients",
-    "rounding": "losses and gradients differ as by rounding in float32",
-    "low_precision": "they differ as by rounding to 16 bit (or TF32)",
-    "semantics": "it trains otherwise: other batches, order or random numbers",
+    "rounding": "losses and gradients differ by rounding in float32",
+    "low_precision": "they differ by rounding to 16 bit (or TF32)",
+    "semantics": "the training changes: other batches, order or random numbers",
 }
 
 
@@ -154,7 +154,7 @@ def render_fix_list(pages: Sequence[FixPage], *, width: int = 100, color: bool =
     """Return the fixes as a table of at most `width` columns: id, title and values, class, where each was verified."""
     console, sink = create_console(width, color)
     roomy = console.width >= _ROOMY
-    more = (("class", "left"), ("verified", "left")) if roomy else ()
+    more = (("parity", "left"), ("verified", "left")) if roomy else ()
     table = create_table((("--fix", "left"), ("what it does", "wrapped"), *more))
     for page in pages:
         others = (format_parity_class(page.fix.parity), format_verified_devices(page)) if roomy else ()
@@ -201,7 +201,7 @@ def _list_fix_topics(page: FixPage) -> list[tuple[str, str]]:
     return [
         ("change", fix.change),
         ("try it", f"gpudiag ab --fix {fix.id}{value}" if page.applies else ONLY_VARIANT),
-        ("class", f"{format_parity_class(fix.parity)}: {_PARITY_CLASSES[fix.parity]}"),
+        ("parity", f"{format_parity_class(fix.parity)}: {_PARITY_CLASSES[fix.parity]}"),
         ("conflicts", ", ".join(fix.conflicts)),
         ("applied", page.applied),
         ("evidence", page.evidence),

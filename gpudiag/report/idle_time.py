@@ -1,4 +1,4 @@
-"""Idle time in words: causes, call sites, calls that wait, queue depth, critical path; and what-ifs."""
+"""Idle time in words: causes, call sites, sync calls, queue depth, critical path; and what-ifs."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ _HOST_BOUND = 0.5
 
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,9})?")
 _MEANINGS = {
-    "idle_launch": "nothing was queued for the {device} while the host was in Python, the framework or a launch call",
-    "idle_sync": "after a wait nothing is queued until the host has issued more",
-    "idle_dependency": "the work had been issued and waited its turn",
-    "idle_unexplained": "nothing that was recorded tells why",
+    "idle_launch": "nothing is queued for the {device} while the host runs Python, the framework or a launch call",
+    "idle_sync": "after a sync nothing is queued until the host launches more",
+    "idle_dependency": "the work is launched and waits for its stream order, or for the usual gap between kernels",
+    "idle_unexplained": "nothing in the recording tells why",
 }
-_MEANINGS_ON_CPU = {"idle_launch": "no op ran on the threads that train"}
+_MEANINGS_ON_CPU = {"idle_launch": "no op runs on the threads that train"}
 _PATH_AS_BUCKET = {
     **{bound: bound for bound in ("compute", "memory", "overhead", "unknown")},
     "communication": "exposed_communication",
     "copy": "exposed_copy",
 }
 _PATH = {
-    "launch": "Python and framework",
+    "launch": "host overhead",
     "communication": "communication",
-    "copy": "host-device copies",
-    "dependency": "waits between dependent work",
+    "copy": "copies (H2D, D2H)",
+    "dependency": "dependencies",
 }
-"""Bounds on the longest path that are not called as in the breakdown, where only what nothing hides is meant."""
+"""Bounds on the critical path that are not called as in the breakdown, where only what nothing hides is meant."""
 _CHANGES = {
-    "launch": "one CUDA graph issues the {span}",
-    "host": "Python and framework take {percent} of their time",
+    "launch": "one CUDA graph launches the {span}",
+    "host": "host overhead at {percent}",
     "fused": "element-wise chains fused",
-    "roof": "every {work} at {percent} of its roof",
-    "loader": "the next batch always ready",
-    "copies": "host-device copies beside other work",
-    "communication": "communication beside other work",
-    "sync": "no waiting for the {device}",
+    "roof": "every {work} at {percent} of its roofline",
+    "loader": "no waiting for data",
+    "copies": "copies (H2D, D2H) overlapped",
+    "communication": "communication overlapped",
+    "sync": "no host-device sync",
     "gc": "no garbage collection",
-    "io": "no files written",
-    "allocation": "no memory allocated from the driver",
-    "compile": "nothing compiled",
-    "profiler": "no work of the profiler",
+    "io": "no file I/O",
+    "allocation": "no memory allocation from the driver",
+    "compile": "no compilation",
+    "profiler": "no profiler overhead",
     "batch": "{value} x the batch (gain per sample)",
 }
 
@@ -136,7 +136,7 @@ def _build_places(cause: labels.BucketRow, report: ReportData, most: int) -> tup
     found = [IdlePlace(ns / steps, ns / wall, *key) for key, ns in ranked]
     rest = cause.ns * steps - sum(ns for _, ns in ranked)
     if found and rest / wall >= labels.ROUNDS_TO_ZERO:
-        found.append(IdlePlace(rest / steps, rest / wall, "", "other places"))
+        found.append(IdlePlace(rest / steps, rest / wall, "", "other call sites"))
     return tuple(found)
 
 
@@ -184,19 +184,19 @@ def format_queue(report: ReportData) -> str:
         return ""
     if queue.host_bound_share >= _HOST_BOUND:
         return (
-            f"The {device} waits for the host at {labels.format_part(queue.host_bound_share)} of its kernels; for "
-            f"{labels.format_part(queue.empty_share)} of the time it has nothing to do."
+            f"The {device} waits for the host before {labels.format_part(queue.host_bound_share)} of its kernels; for "
+            f"{labels.format_part(queue.empty_share)} of the time nothing is queued."
         )
     depth = round(queue.depth_median)
-    issued = f", with {depth:,} {labels.pluralize(depth, 'kernel')} issued and not yet over" if depth else ""
+    issued = f", with {depth:,} {labels.pluralize(depth, 'kernel')} in flight" if depth else ""
     return (
-        f"The host runs {format_ns(queue.delay_median_ns)} ahead of the {device} (median){issued}; at "
-        f"{labels.format_small_share(queue.host_bound_share)} of the kernels the {device} waits for it."
+        f"The host runs {format_ns(queue.delay_median_ns)} ahead of the {device} (median){issued}; the {device} "
+        f"waits for it before {labels.format_small_share(queue.host_bound_share)} of its kernels."
     )
 
 
 def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
-    """Return (bound, words, share) of the longest path, the largest first."""
+    """Return (bound, words, share) of the critical path, the largest first."""
     sums: Counter[str] = Counter()
     for row in report.critical_path:
         sums[row.bound] += row.share  # type: ignore[assignment]
@@ -204,21 +204,21 @@ def list_path_parts(report: ReportData) -> list[tuple[str, str, float]]:
 
 
 def _name_path_part(bound: str, report: ReportData) -> str:
-    """Return what a part of the longest path is called: as in the breakdown, where the same is meant."""
-    if bound in _PATH and not (bound == "launch" and labels.is_on_cpu(report)):
+    """Return what a part of the critical path is called: as in the breakdown, where the same is meant."""
+    if bound in _PATH:
         return _PATH[bound]
     return labels.name_bucket(_PATH_AS_BUCKET.get(bound, f"idle_{bound}"), report).removeprefix("idle: ")
 
 
 def format_critical_path(report: ReportData) -> str:
-    """Return what the longest path through the step consists of, '' where it is not known."""
+    """Return what the critical path of the step consists of, '' where it is not known."""
     parts = [part for part in list_path_parts(report) if part[2] >= labels.ROUNDS_TO_ZERO]
     if not parts:
         return ""
     told = [f"{format_share(share)} {text}" for _, text, share in parts[:_PARTS]]
     rest = sum(share for _, _, share in parts[_PARTS:])
     told += [f"{format_share(rest)} other"] if rest >= labels.ROUNDS_TO_ZERO else []
-    return f"Longest path through the {labels.name_span(report)}: {', '.join(told)}."
+    return f"Critical path of the {labels.name_span(report)}: {', '.join(told)}."
 
 
 def name_what_if(what_if: WhatIf, report: ReportData) -> str:
@@ -278,12 +278,12 @@ def format_replay_trust(report: ReportData) -> str:
     if not few:
         several = ""
     elif replay.run is not None:
-        several = f"Gains are those of the recorded run, {replay.run.name}, in its order; looked at one by one: {steps}. "
+        several = f"Gains are those of the recorded run, {replay.run.name}, in its order; single steps: {steps}. "
     else:
         several = f"{steps} stand{'s' if len(replay.steps) == 1 else ''} for all analysed steps. "
     note = f" {replay.note}." if replay.note else ""
     return (
-        f"{several}Replayed with nothing changed, the measured time is missed by {labels.format_replay_error(replay.error_share)} at most; "
+        f"{several}Replayed with nothing changed, the step time is off by {labels.format_replay_error(replay.error_share)} at most; "
         f"{labels.format_replay_error(replay.free_share)} of it are waits that no dependency explains.{note}"
     )
 
@@ -338,7 +338,7 @@ def _print_what_if_rows(console: Console, table: Table, details: Sequence[str]) 
 def list_replay_trust(trust: ReplayTrust | None) -> list[str]:
     """Return which steps are replayed and how far the replay can be trusted, in words."""
     if trust is None:
-        return ["Replay: how well it reproduces these steps is not known."]
+        return ["Replay error: unavailable."]
     steps = ", ".join(f"{step.name} ({step.role})" for step in trust.steps)
     return [
         f"Replay of {len(trust.steps)} representative step{'s' if len(trust.steps) > 1 else ''}: {steps}.",

@@ -145,42 +145,44 @@ ROUNDS_TO_ZERO = 0.005
 UNEXPLAINED_MUCH = 0.1
 """Share of the step from which idle time without a cause deserves a hint."""
 
-OVER_ROOF = "over roof"
+OVER_ROOF = "above roofline"
 OVER_ROOF_LEGEND = (
-    "over roof: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is counted, "
-    "or the peak or the count is wrong"
+    "above roofline: faster than the peak allows; the data stays in a cache, a fast algorithm (Winograd, FFT) multiplies less than is "
+    "counted, or the peak or the count is wrong"
 )
-UNKNOWN_LEGEND = "?: not known (no cost model, no shapes or no peak)"
+UNKNOWN_LEGEND = "?: unavailable (no cost model, no shapes or no peak)"
 
 _BUSY = {
     "compute": "compute-bound {work}",
     "memory": "memory-bound {work}",
-    "overhead": "{work} too small for the {device}",
-    "unknown": "{work} no cost model covers",
+    "overhead": "overhead-bound {work}",
+    "unknown": "{work} not modelled",
     "exposed_communication": "exposed communication",
-    "exposed_copy": "exposed host-device copies",
+    "exposed_copy": "exposed copies (H2D, D2H)",
 }
 _IDLE = {
-    "idle_data": "waiting for data",
-    "idle_launch": "Python and framework too slow",
-    "idle_sync": "host waits for the {device}",
-    "idle_dependency": "stream order, kernel spacing",
+    "idle_data": "data loading",
+    "idle_launch": "host overhead (Python, framework, launches)",
+    "idle_sync": "host-device sync",
+    "idle_dependency": "dependencies and kernel gaps",
     "idle_allocation": "memory allocation",
     "idle_compile": "compilation",
     "idle_gc": "garbage collection",
-    "idle_io": "checkpoints, logs, files",
-    "idle_profiler": "the profiler itself",
-    "idle_unexplained": "not explained",
+    "idle_io": "file I/O",
+    "idle_profiler": "profiler overhead",
+    "idle_unexplained": "unexplained",
 }
-_NO_ROOF = "{work} with no peak rates to judge them by"
-_ON_CPU = {"idle_launch": "Python and framework between ops", "idle_sync": "waiting for another thread"}
+_NO_ROOF = "{work} not classified (no peak rates)"
+_ON_CPU = {"idle_launch": "host overhead (Python, framework)", "idle_sync": "sync with another thread"}
+_SHORT = {"idle_launch": "host-bound"}
+"""Names of idle causes within a sentence, where they are shorter."""
 _CLAUSES = {
     "compute": "in compute-bound {work}",
     "memory": "in memory-bound {work}",
-    "overhead": "in {work} too small for it",
-    "unknown": "in {work} that no cost model covers",
-    "exposed_communication": "waiting for communication",
-    "exposed_copy": "copying to or from the host",
+    "overhead": "in overhead-bound {work} ({small})",
+    "unknown": "in {work} that are not modelled",
+    "exposed_communication": "in exposed communication",
+    "exposed_copy": "in exposed copies (H2D, D2H)",
 }
 _FORMATS: dict[str, Callable[[float], str]] = {
     "ns": format_ns,
@@ -223,7 +225,7 @@ def name_device(report: ReportData) -> str:
 
 
 def name_bucket(bucket: str, report: ReportData) -> str:
-    """Return the name of a bucket as people read it, such as 'idle: waiting for data'."""
+    """Return the name of a bucket as people read it, such as 'idle: data loading'."""
     return format_bucket_name(bucket, work=name_work(report), device=name_device(report), judged=_has_peaks(report))
 
 
@@ -282,7 +284,7 @@ def format_span(report: ReportData) -> str:
 def format_verdict(report: ReportData) -> str:
     """Return two plain sentences: how long a step takes, and where it goes, largest part first."""
     if report.breakdown.wall_ns <= 0:
-        return "No time could be analysed: the recording holds no complete step; the reasons stand under trust."
+        return "No time could be analysed: the recording holds no complete step; see data quality."
     took = f"A step takes {format_ns(step_ns(report))}."
     if not has_steps(report):
         took = f"The recorded window lasts {format_ns(step_ns(report))}; no steps are marked in it, so it counts as one step."
@@ -298,8 +300,8 @@ def format_idle_note(report: ReportData) -> str:
         return ""
     if unexplained >= report.breakdown.idle_ns:
         return (
-            "Nothing was recorded on the host in the idle time, so its causes are not known: record CPU activity too, with Python stacks "
-            "(with_stack=True), or with gpudiag.profile."
+            "The idle time is unexplained: nothing was recorded on the host. Record CPU activity, with Python stacks (with_stack=True), "
+            "or with gpudiag.profile."
         )
     if unexplained / wall < UNEXPLAINED_MUCH:
         return ""
@@ -307,8 +309,8 @@ def format_idle_note(report: ReportData) -> str:
     stacks = "" if report.trust.site_match_share else "Python stacks (with_stack=True) or "
     may = unlike if report.source.kind == "bundle" else f"{stacks}a recording with gpudiag.profile may"
     return (
-        f"For {format_share(unexplained / wall)} of {format_span(report)} nothing that was recorded tells why the {name_device(report)} "
-        f"was idle; {may}."
+        f"The {name_device(report)} is idle for {format_share(unexplained / wall)} of {format_span(report)} without a known cause; "
+        f"{may} explain it."
     )
 
 
@@ -328,13 +330,13 @@ def format_upper_bound(finding: Finding, report: ReportData) -> str:
     """Return the most that removing the cause can give, per step; says so where it is not known, '' where there is nothing to gain."""
     ceiling = finding.ceiling
     if ceiling is None:
-        return "" if finding.bound == "method" else "Gain: not known."
+        return "" if finding.bound == "method" else "Potential speed-up: not known."
     what_if = f" if {ceiling.what_if}".rstrip(" .") if ceiling.what_if else ""
     if ceiling.method == "replay" and ceiling.share < NO_GAIN:
-        return f"No gain by itself: replayed, the {name_span(report)} takes as long{what_if}; other work stands on the longest path."
+        return f"No gain by itself: replayed, the {name_span(report)} takes as long{what_if}; other work is on the critical path."
     gain = format_ns(ceiling.time_ns / max(1, report.steps.count))
     error = "" if ceiling.error_share is None else f" \u00b1 {format_replay_error(ceiling.error_share)}"
-    return f"Up to {gain} of {format_ns(step_ns(report))} ({format_small_share(ceiling.share)}{error}){what_if}."
+    return f"Potential speed-up: up to {gain} of {format_ns(step_ns(report))} ({format_small_share(ceiling.share)}{error}){what_if}."
 
 
 def format_small_share(share: float) -> str:
@@ -383,14 +385,14 @@ def format_place(place: Where, report: ReportData) -> str:
 
 
 def format_rule_counts(report: ReportData) -> str:
-    """Return how many rules fired, passed and could not be judged."""
+    """Return how many rules fired, passed and did not apply."""
     counts = Counter(rule.status for rule in report.rules)
     if not counts:
         return "No rules were judged."
     weak = find_weak_measurement(report)
-    measured = f" ({weak.rule} about the measurement)" if weak else ""
-    parts = [f"{counts['fired']} fired{measured}", f"{counts['passed']} passed", f"{counts['not_applicable']} could not be judged"]
-    parts += [f"{counts['suppressed']} withheld"] if counts["suppressed"] else []
+    measured = f" ({weak.rule} on data quality)" if weak else ""
+    parts = [f"{counts['fired']} fired{measured}", f"{counts['passed']} passed", f"{counts['not_applicable']} not applicable"]
+    parts += [f"{counts['suppressed']} suppressed"] if counts["suppressed"] else []
     parts += [f"{counts['error']} failed"] if counts["error"] else []
     return f"Of {len(report.rules)} {pluralize(len(report.rules), 'rule')}: {', '.join(parts)}."
 
@@ -400,7 +402,7 @@ def format_nothing_found(report: ReportData) -> str:
     reasons = Counter(rule.reason for rule in report.rules if rule.status == "not_applicable" and rule.reason)
     most = reasons.most_common(1)
     often = f" Most often because: {most[0][0].rstrip('.')}." if most else ""
-    return f"No cause that is worth changing was found among what could be judged. {format_rule_counts(report)}{often}"
+    return f"No rule that could be judged found a cause worth changing. {format_rule_counts(report)}{often}"
 
 
 def compute_rate(amount: float | None, ns: int) -> float | None:
@@ -446,7 +448,7 @@ def compute_over_roof(row: OpRow) -> float | None:
 
 
 def format_efficiency(row: OpRow) -> str:
-    """Return how close an op runs to its roof: a percentage, 'over roof', or '?' where it is not known."""
+    """Return how close an op runs to its roofline: a percentage, 'above roofline', or '?' where it is not known."""
     return OVER_ROOF if compute_over_roof(row) is not None else format_number(row.efficiency, 100, " %")
 
 
@@ -506,14 +508,16 @@ def _list_clauses(report: ReportData) -> list[tuple[float, str, str]]:
     wall = report.breakdown.wall_ns
     buckets, work = report.breakdown.buckets_ns, name_work(report)
     clauses = _CLAUSES if _has_peaks(report) else {**_CLAUSES, "unknown": f"in {_NO_ROOF}"}
-    parts = [(getattr(buckets, name) / wall, words.format(work=work), name) for name, words in clauses.items()]
+    small = f"too small to fill the {name_device(report)}, or {'dispatch' if is_on_cpu(report) else 'launch'}-bound"
+    parts = [(getattr(buckets, name) / wall, words.format(work=work, small=small), name) for name, words in clauses.items()]
     rows = [row for row in build_bucket_rows(report, 99) if row.idle]
     main = ""
     if rows and (len(rows) > 1 or rows[0].bucket != "idle_unexplained"):
         share = f", {format_share(rows[0].share)}" if len(rows) > 1 else ""
         most = 2 * rows[0].share >= report.breakdown.idle_ns / wall
-        first = "" if len(rows) == 1 else "mostly: " if most else "largest part: "
-        main = f" ({first}{rows[0].label.removeprefix('idle: ')}{share})"
+        first = "" if len(rows) == 1 else "mostly " if most else "largest part: "
+        name = _SHORT.get(rows[0].bucket, rows[0].label.removeprefix("idle: "))
+        main = f" ({first}{name}{share})"
     return [*parts, (report.breakdown.idle_ns / wall, f"idle{main}", "idle")]
 
 

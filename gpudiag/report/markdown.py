@@ -67,12 +67,12 @@ def _format_breakdown(report: ReportData) -> str:
 
 
 def _format_idle(report: ReportData) -> Iterator[str]:
-    """Yield where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
+    """Yield where the device was idle and why, the calls that wait for it, how far the host is ahead, and the critical path."""
     found, device = idle_time.list_idle_causes(report), labels.name_device(report)
     if found:
         yield f"## Why the {device} was idle"
         yield format_table(
-            ("cause", "at", "what happened", "time", "share"), "lllrr", (row for cause in found for row in _format_cause(cause))
+            ("cause", "call site", "what happened", "time", "share"), "lllrr", (row for cause in found for row in _format_cause(cause))
         )
         yield escape_markdown(idle_time.format_cause_meanings(found))
     if rows_of := idle_time.list_waiting_calls(report):
@@ -84,8 +84,8 @@ def _format_idle(report: ReportData) -> Iterator[str]:
             )
             for row in rows_of
         )
-        yield f"### Calls that wait for the {device}, in {labels.format_span(report)}"
-        yield format_table(("call", "at", "calls", "inside", "idle after"), "llrrr", cells)
+        yield f"### Calls that synchronise, in {labels.format_span(report)}"
+        yield format_table(("call", "call site", "calls", "host time", "exposed"), "llrrr", cells)
     yield "\n\n".join(escape_markdown(text) for text in (idle_time.format_queue(report), idle_time.format_critical_path(report)) if text)
 
 
@@ -102,8 +102,8 @@ def _format_what_ifs(report: ReportData) -> str:
         return ""
     rows = ((escape_markdown(change.label, 100), _format_code(change.setting), change.then, change.gain) for change in found)
     title = (
-        f"## What changes could give at most\n\nThe {labels.name_span(report)} replayed with one thing changed; gains do not add up. "
-        "Others, and several at once: `gpudiag whatif PATH --set NAME=VALUE`.\n\n"
+        f"## What-if: potential speed-up\n\nThe {labels.name_span(report)} replayed with one thing changed; gains do not add up. "
+        "More, and several at once: `gpudiag whatif PATH --set NAME=VALUE`.\n\n"
     )
     return title + format_table(("change", "`--set`", labels.name_span(report), "gain"), "llrr", rows)
 
@@ -117,7 +117,7 @@ def _format_findings(report: ReportData) -> Iterator[str]:
     if not found:
         yield f"## Findings\n\n{escape_markdown(labels.format_nothing_found(report))}"
         return
-    yield "## What matters most"
+    yield "## Top findings"
     for number, finding in enumerate(found, 1):
         yield _format_finding(number, finding, report)
     if rest:
@@ -143,9 +143,9 @@ def _format_finding(number: int, finding: Finding, report: ReportData) -> str:
     for title, change, effect in labels.list_fix_lines(finding):
         effect_text = f" ({effect})" if effect else ""
         lines.append(f"- Try: {escape_markdown(title)}{effect_text}" + (f": {format_code_span(change)}" if change else ""))
-    lines += [f"- What to know: {escape_markdown(finding.why)}"] if finding.why and not finding.fixes else []
+    lines += [f"- Note: {escape_markdown(finding.why)}"] if finding.why and not finding.fixes else []
     lines += [
-        f"- Explains also {escape_markdown(rule, 40)}: {escape_markdown(said)}" for rule, said in findings.list_symptoms(finding, report)
+        f"- Also explains {escape_markdown(rule, 40)}: {escape_markdown(said)}" for rule, said in findings.list_symptoms(finding, report)
     ]
     facts = ", ".join(f"{format_code_span(item.fact)} = {escape_markdown(labels.format_evidence(item))}" for item in finding.evidence)
     lines += [f"- Evidence: {facts}"] if facts else []
@@ -156,14 +156,14 @@ def _format_ops(report: ReportData, top: int) -> str:
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[: max(0, top)]
     if not rows:
         return ""
-    header: tuple[str, ...] = ("op", "at", "calls", "time", "share", "bound", "of roof", "compute", "memory", "FLOP/B")
+    header: tuple[str, ...] = ("op", "call site", "calls", "time", "share", "bound", "of roofline", "compute", "memory", "FLOP/B")
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
     cells = [_format_op_cells(row, name(row), total) for row in rows]
     if not any(row.where for row in rows):  # an empty column helps nobody
         header, cells = header[:1] + header[2:], [line[:1] + line[2:] for line in cells]
     table = format_table(header, "l" * (len(header) - 8) + "rrrlrrrr", cells)
     legend = "\n\n".join(escape_markdown(f"{text}.") for text in labels.format_op_legend(rows))
-    return "\n\n".join(part for part in (f"## Ops that cost most ({len(rows)} of {len(report.ops)})", table, legend) if part)
+    return "\n\n".join(part for part in (f"## Top ops by time ({len(rows)} of {len(report.ops)})", table, legend) if part)
 
 
 def _format_op_cells(row: OpRow, name: str, total_ns: int) -> list[str]:
@@ -187,12 +187,12 @@ def _format_quality(report: ReportData) -> str:
     if published := data_quality.list_mfu_references(report):
         lines.append("published, to compare with:\n" + "\n".join(f"  - {escape_markdown(text)}" for text in published))
     lines += [f"**Warning:** {escape_markdown(warning)}" for warning in data_quality.list_warnings(report)]
-    return "## How far to trust this\n\n" + "\n".join(f"- {line}" for line in lines)
+    return "## Data quality\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def _format_environment(report: ReportData) -> str:
     rows = [(topic, escape_markdown(said, environment.LONGEST_ENVIRONMENT_TEXT)) for topic, said in environment.list_environment(report)]
-    return "## Recorded with\n\n" + format_table(("", ""), "ll", rows) if rows else ""
+    return "## Environment\n\n" + format_table(("", ""), "ll", rows) if rows else ""
 
 
 def _format_telemetry(report: ReportData) -> str:
@@ -212,7 +212,7 @@ def _format_rules(report: ReportData) -> str:
         return summary
     rows = ((escape_markdown(rule.id), rule.status.replace("_", " "), escape_markdown(rule.reason, 300)) for rule in unknown)
     table = format_table(("rule", "status", "reason"), "lll", rows)
-    return f"{summary}\n\n<details><summary>What could not be judged, and why</summary>\n\n{table}\n\n</details>"
+    return f"{summary}\n\n<details><summary>Rules that were not judged, and why</summary>\n\n{table}\n\n</details>"
 
 
 def format_ranks_section(report: ReportData, top: int) -> str:
@@ -268,8 +268,8 @@ def _format_message_table(job: Job) -> str:
     return f"### Messages between ranks\n\n{table}\n\n{' '.join(text for text in notes if text)}"
 
 
-_OUTCOME_HEADER = ("change", "verdict", "throughput", "rests on, or reason", "trains the same?", "peak memory", "pays back")
-_EXPERIMENTS_TITLE = f"Experiments: changes measured against {summary.AS_IS}"
+_OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
+_EXPERIMENTS_TITLE = f"Experiments: variants against {summary.AS_IS}"
 
 
 def render_experiments_markdown(data: ExperimentData, *, bundle: str = "") -> str:
@@ -349,4 +349,4 @@ def _format_baseline(data: ExperimentData) -> str:
     if not found:
         return ""
     lines = [f"- {topic}: {format_code_span(said) if topic == 'command' else escaped(said)}" for topic, said in found]
-    return f"## {summary.AS_IS[:1].upper()}{summary.AS_IS[1:]}\n\n" + "\n".join(lines)
+    return "## Baseline\n\n" + "\n".join(lines)

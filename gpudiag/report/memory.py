@@ -31,11 +31,11 @@ CATEGORY_NAMES = {
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
     "buffers": "buffers",
-    "activations": "activations kept for backward",
-    "forward_held": "made by the forward pass: still held, no backward pass recorded",
+    "activations": "activations saved for backward",
+    "forward_held": "forward-pass tensors: still held, no backward pass recorded",
     "inputs": "inputs",
     "temporary": "temporary: freed by the op or pass that made it",
-    "before_recording": "there before the recording, owner not known",
+    "before_recording": "allocated before the recording, use unknown",
     "unknown": "unknown",
 }
 
@@ -108,7 +108,7 @@ def format_whole_run_peak(found: MemoryReport) -> str:
     """Return the peak of the whole run where the recorded steps did not hold it, else ''."""
     if found.run_peak_bytes is None or found.run_peak_bytes <= found.peak_bytes * (1 + ROUNDS_TO_ZERO):
         return ""
-    return f"Before or outside the recorded steps the run needed more: {format_bytes(found.run_peak_bytes)}."
+    return f"The run needs more outside the recorded steps: {format_bytes(found.run_peak_bytes)}."
 
 
 def list_memory_lines(found: MemoryReport) -> list[str]:
@@ -120,14 +120,14 @@ def print_memory(console: Console, found: MemoryReport | None) -> None:
     """Print the few lines of a report in the terminal; nothing where no memory was recorded."""
     if found is None:
         return
-    print_heading(console, "Memory at its peak")
+    print_heading(console, "Peak memory")
     print_line(console, format_memory_headline(found))
     _print_memory_table(console, build_category_rows(found))
     for text in list_memory_lines(found):
         print_line(console, text)
     if found.by_site:
         where = "; ".join(f"{name} ({kind}) {size}" for name, kind, size, _ in build_site_rows(found, _TOP_IN_REPORT))
-        print_line(console, f"Most of it at {where}. More: gpudiag memory PATH", QUIET)
+        print_line(console, f"Largest call sites: {where}. More: gpudiag memory PATH", QUIET)
 
 
 def _print_memory_table(console: Console, rows: Sequence[tuple[str, ...]]) -> None:
@@ -143,7 +143,7 @@ def _print_memory_table(console: Console, rows: Sequence[tuple[str, ...]]) -> No
 def render_memory_text(found: MemoryReport, *, width: int = 100, top: int = 10, color: bool = False) -> str:
     """Return all that is known as text for a terminal of `width` columns, with the `top` rows of each list."""
     console, sink = create_console(width, color)
-    print_line(console, "Memory at its peak", "bold")
+    print_line(console, "Peak memory", "bold")
     print_line(console, format_memory_headline(found))
     _print_memory_table(console, build_category_rows(found))
     for text in list_memory_lines(found):
@@ -153,7 +153,7 @@ def render_memory_text(found: MemoryReport, *, width: int = 100, top: int = 10, 
             print_heading(console, f"{title} ({min(top, len(rows))} of {len(rows)})")
             _print_memory_table(console, rows[:top])
     if found.pools:
-        print_heading(console, "Segments of the allocator")
+        print_heading(console, "Allocator segments")
         table = create_table((("allocations", "left"), ("stream", "right"), ("segments", "right"), *_POOL_COLUMNS))
         for pool in found.pools:
             sizes = (format_bytes(size) for size in (pool.reserved_bytes, pool.allocated_bytes, pool.largest_free_bytes))
@@ -190,6 +190,6 @@ def format_memory_markdown(found: MemoryReport | None) -> str:
         sites = [
             f"| {format_code_span(name, 120, cell=True)} | {escape_markdown(kind)} | {size} | {share} |" for name, kind, size, share in rows
         ]
-        parts.append("\n".join(["| allocated at | used for | bytes | share |", "| --- | --- | ---: | ---: |", *sites]))
+        parts.append("\n".join(["| call site | used for | bytes | share |", "| --- | --- | ---: | ---: |", *sites]))
     parts += [f"- {escape_markdown(note)}" for note in found.notes]
-    return "\n\n".join(["## Memory at its peak", *parts])
+    return "\n\n".join(["## Peak memory", *parts])

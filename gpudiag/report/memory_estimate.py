@@ -23,7 +23,7 @@ def render_transformer_estimate(preset: str, model: Transformer, memory: Estimat
     total = f"{_format_tebibytes(memory.total_bytes)} ({format_bytes(memory.total_bytes)})"
     print_line(console, f"About {total} on each device: {_format_tebibytes(memory.activations_bytes)} of activations.")
     print_line(console, f"{_list_sizes(preset, model)}; {format_count(memory.parameters)} parameters.", QUIET)
-    print_heading(console, "What it is made of")
+    print_heading(console, "Parts")
     table = create_table([("what", "name"), ("bytes", "right"), ("share", "right")])
     for name, value in _list_memory_parts(memory):
         table.add_row(*format_cells(name, format_bytes(value), format_share(value / memory.total_bytes, 1)))
@@ -84,7 +84,7 @@ CUDA_CAVEAT = (
     "cuBLAS and cuDNN, and what the allocator cannot use (fragmentation): leave 10 % free."
 )
 CPU_CAVEAT = "Two steps without data, as on a CPU: without buffers inside libraries and without the rest of the process."
-RECORDING_HINT = "A recording tells what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH."
+RECORDING_HINT = "A recording shows what is really used: gpudiag.profile(memory=True), then gpudiag memory PATH."
 _MODULES = 10
 
 
@@ -95,9 +95,9 @@ def render_model_estimate(found: ModelEstimate, *, width: int = 100, color: bool
     print_line(console, f"Training takes about {format_bytes(found.peak_bytes)} on {where}; the peak is in the {_name_pass(found)}.")
     print_line(console, _describe_model(found), QUIET)
     blocks = f", in blocks of {found.block_bytes} B" if found.block_bytes > 1 else ""
-    print_heading(console, f"What is held at the peak{blocks}")
+    print_heading(console, f"Held at the peak{blocks}")
     _print_parts(console, [(CATEGORY_NAMES[name], size, size / found.peak_bytes) for name, size in found.at_peak.items()])
-    print_heading(console, "Most in each pass")
+    print_heading(console, "Peak of each pass")
     _print_parts(console, [(_PASSES[part.phase], part.bytes, part.bytes / found.peak_bytes) for part in found.phases])
     if found.activations_bytes:
         print_heading(console, f"Activations at the end of the forward pass: {format_bytes(found.activations_bytes)}")

@@ -34,7 +34,7 @@ _LONGEST_NAME, _LONGEST_DETAIL = 120, 200
 
 
 def render_notebook(report: ReportData) -> str:
-    """Return the report as a fragment of HTML: verdict, breakdown, findings, ops, how far to trust it; for `_repr_html_`."""
+    """Return the report as a fragment of HTML: verdict, breakdown, findings, ops, data quality; for `_repr_html_`."""
     device = report.device.name if report.device else "an unknown device"
     parts = [
         f"<p><b>{_escape_text(labels.format_verdict(report))}</b></p>",
@@ -44,7 +44,7 @@ def render_notebook(report: ReportData) -> str:
         _format_experiments(report),
         _format_ops(report),
         _format_quality(report),
-        f"<p><small>{_escape_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything, as one page: "
+        f"<p><small>{_escape_text(f'{report.tool.name} {report.tool.version} on {device}')}. Everything as one page: "
         "<code>report.save(&quot;report.html&quot;)</code></small></p>",
     ]
     return f"<div>{''.join(parts)}</div>"
@@ -72,11 +72,11 @@ def _format_findings(report: ReportData) -> str:
     items = "".join(f"<li>{_format_finding(finding, report)}</li>" for finding in full)
     more = "".join(f"<li>{_escape_text(findings.format_finding_brief(finding))}</li>" for finding in rest)
     told = f'<ol start="{len(full) + 1}">{more}</ol>'
-    return f"<p><b>What matters most</b></p><ol>{items}</ol>" + _fold(f"{len(rest)} more", told if rest else "")
+    return f"<p><b>Top findings</b></p><ol>{items}</ol>" + _fold(f"{len(rest)} more", told if rest else "")
 
 
 def _format_finding(finding: Finding, report: ReportData) -> str:
-    """Return a finding: title and severity, message, ceiling, the first places and fixes."""
+    """Return a finding: title and severity, message, upper bound, the first call sites and fixes."""
     parts = [
         f"<b>{_escape_text(finding.title)}</b> ({_escape_text(finding.severity)}, {_escape_text(finding.rule)})",
         _escape_text(finding.message),
@@ -97,7 +97,7 @@ def _format_experiments(report: ReportData) -> str:
     lines = "".join(
         f"<li>{_escape_text(measured.format_outcome_sentence(outcome))}</li>" for outcome in report.experiments if not outcome.screening
     )
-    return f"<p><b>Changes measured against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else ""
+    return f"<p><b>Variants against {_escape_text(AS_IS)}</b></p><ul>{lines}</ul>" if lines else ""
 
 
 def _format_ops(report: ReportData) -> str:
@@ -114,13 +114,13 @@ def _format_ops(report: ReportData) -> str:
             ("time", _FIGURE),
             ("share", _FIGURE),
             ("bound", _CELL),
-            ("of roof", _FIGURE),
+            ("of roofline", _FIGURE),
         )
     )
     body = "".join(f"<tr>{''.join(_format_op_cells(row, name(row), total))}</tr>" for row in rows)
     notes = "".join(f"<p><small>{_escape_text(said)}</small></p>" for said in labels.format_op_legend(rows))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
-    return _fold(f"Ops that cost most ({len(rows)} of {len(report.ops)})", table)
+    return _fold(f"Top ops by time ({len(rows)} of {len(report.ops)})", table)
 
 
 def _format_op_cells(row: OpRow, name: str, total: int) -> Iterable[str]:
@@ -137,7 +137,7 @@ def _format_op_cells(row: OpRow, name: str, total: int) -> Iterable[str]:
 def _format_quality(report: ReportData) -> str:
     lines = [f"<li>{_escape_text(topic)}: {_escape_text(said)}</li>" for topic, said in data_quality.list_quality_lines(report)]
     lines += [f"<li>{_escape_text(said)}</li>" for said in data_quality.list_warnings(report)]
-    return _fold("How far to trust this", f"<ul>{''.join(lines)}</ul>" if lines else "")
+    return _fold("Data quality", f"<ul>{''.join(lines)}</ul>" if lines else "")
 
 
 def _fold(title: str, inside: str) -> str:
@@ -149,7 +149,7 @@ def _escape_text(text: str) -> str:
     return escape(join_units(clean(text, _LONGEST)))
 
 
-_OUTCOME_HEADER = ("change", "verdict", "throughput", "rests on, or reason", "trains the same?", "peak memory", "pays back")
+_OUTCOME_HEADER = ("change", "verdict", "throughput", "based on, or reason", "parity", "peak memory", "break-even")
 _OUTCOME_CELL = "padding:0.2em 0.6em;text-align:left;vertical-align:top"
 _CODE_STYLE = "padding:0.3em 0.6em;white-space:pre-wrap"
 _LONGEST_OUTCOME_TEXT = 2_000

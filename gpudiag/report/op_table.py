@@ -39,9 +39,9 @@ from gpudiag.units import format_bytes, format_flop, format_ns, format_share
 Grouping = Literal["op", "signature", "module", "phase", "kernel"]
 Sorting = Literal["time", "calls", "flops", "bytes", "efficiency", "ai"]
 
-NO_MODULE = "no op of this recording can be put to an nn.Module"
-_RECORD_MODULES = "modules stand in Python stacks: record with gpudiag.profile, or with torch.profiler.profile(with_stack=True)"
-_NOT_NAMED = "(not known)"
+NO_MODULE = "no op of this recording is attributed to an nn.Module"
+_RECORD_MODULES = "modules come from Python stacks: record with gpudiag.profile, or with torch.profiler.profile(with_stack=True)"
+_NOT_NAMED = "(unknown)"
 _Row = TypeVar("_Row", OpRow, KernelRow)
 
 
@@ -235,12 +235,12 @@ def _sum_bound_ns(rows: list[OpRow]) -> dict[Bound, int]:
 def _build_kernel_table(report: ReportData, sorting: Sorting, phase: str | None, bound: Bound | None) -> OpTable:
     """Return the kernels by name: time and calls alone, for work is known by op."""
     if sorting not in ("time", "calls"):
-        raise UsageError(f"kernels cannot be sorted by {sorting}: work is counted by op, not by kernel", "use --sort time or calls")
+        raise UsageError(f"kernels cannot be sorted by {sorting}: work is modelled by op, not by kernel", "use --sort time or calls")
     if phase is not None:
-        raise UsageError("kernels are not told apart by phase", "leave --phase or --group kernel out")
+        raise UsageError("kernels have no phase", "leave --phase or --group kernel out")
     rows = [row for row in report.kernels if bound in (None, row.bound)]
     if not report.kernels and report.ops:
-        raise InputError("this run has no kernels: the device is the CPU, whose work comes in ops", "use --group op")
+        raise InputError("this run has no kernels: the device is the CPU, which runs ops", "use --group op")
     total = sum(row.kernel_ns for row in report.kernels)
     groups = [_build_kernel_group(members, total) for members in _gather_rows(rows, lambda row: (row.name,))]
     return OpTable("kernel", sorting, tuple(_sort_groups(groups, sorting)), total, len(report.kernels) if _is_cut(report) else 0)
@@ -308,7 +308,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read a cell as a formula (owasp.org/www-community/attacks/CSV_Injection)."""
 _ONLY_SORTED = 10_000
 """Least width of a column that is shown only where it is sorted by."""
-_SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roof", "ai": "FLOP/B"}
+_SORTED_BY: dict[str, str] = {"calls": "calls", "flops": "FLOP", "bytes": "bytes", "efficiency": "of roofline", "ai": "FLOP/B"}
 """Title of the column that shows what a table is sorted by, whatever the width."""
 _TITLES: dict[Grouping, str] = {"op": "op", "signature": "op", "module": "module", "phase": "phase", "kernel": "kernel"}
 
@@ -363,7 +363,7 @@ def _choose_work_columns(groups: Sequence[OpGroup]) -> list[_TextColumn]:
     flop, byte = _choose_unit("FLOP/s", groups, lambda group: group.flops), _choose_unit("B/s", groups, lambda group: group.bytes)
     partial = any(labels.ROUNDS_TO_ZERO <= group.judged_share < 1 - labels.ROUNDS_TO_ZERO for group in groups)
     return [
-        _TextColumn("of roof", "right", 0, _format_efficiency),
+        _TextColumn("of roofline", "right", 0, _format_efficiency),
         _TextColumn("judged", "right", 60 if partial else 145, lambda group: format_share(group.judged_share)),
         _TextColumn("FLOP", "right", _ONLY_SORTED, lambda group: format_flop(group.flops.value)),
         _TextColumn("bytes", "right", _ONLY_SORTED, lambda group: format_bytes(group.bytes.value)),
@@ -393,15 +393,15 @@ def _compute_rate(known: KnownSum) -> float | None:
 
 def _list_notes(table: OpTable, groups: Sequence[OpGroup]) -> list[str]:
     """Return what to know about the table: what was left out, and the words in it that are no figures."""
-    notes = [f"{len(groups)} of {len(table.groups)} lines; --top N shows more"] if len(groups) < len(table.groups) else []
+    notes = [f"{len(groups)} of {len(table.groups)} rows; --top N shows more"] if len(groups) < len(table.groups) else []
     if table.cut:
-        notes.append(f"the {table.cut:,} kernel names with most time; shares are of their time")
+        notes.append(f"the {table.cut:,} kernel names with the most time; shares are of their time")
     if table.grouping == "kernel":
         return notes
     total = sum(group.kernel_ns for group in table.groups)
     judged = sum(group.t_roof.ns for group in table.groups)
     if judged and judged < total * (1 - labels.ROUNDS_TO_ZERO):
-        notes.append(f"of roof: over the time whose roof is known, {format_share(judged / total)} of these ops' time")
+        notes.append(f"of roofline: over the time whose roofline is known, {format_share(judged / total)} of these ops' time")
     over = sum(group.over_roof_ns for group in table.groups)
     if over:
         notes.append(f"{labels.OVER_ROOF_LEGEND}: {format_ns(over)} in all, left out of the efficiencies")

@@ -51,10 +51,10 @@ class RankColumn(NamedTuple):
 
 RANK_COLUMNS = (
     RankColumn("step", "mean of its analysed steps"),
-    RankColumn("own", "the step without what it waits, in messages, for ranks that arrive later"),
-    RankColumn("waits", "for others: in messages before the last rank has arrived, other work beside it or not", 50),
-    RankColumn("transfer", "in messages after the last rank has arrived", 90),
-    RankColumn("exposed", "communication that no other work of the device covers", 80),
+    RankColumn("own", "the step without wait time for ranks that arrive later"),
+    RankColumn("wait", "for other ranks: in messages, before the last rank arrives, overlapped or not", 50),
+    RankColumn("transfer", "in messages, after the last rank arrives", 90),
+    RankColumn("exposed", "exposed communication: not hidden behind other work of the device", 80),
     RankColumn("last", "share of its matched messages in which it arrives last", 66),
 )
 """Figures of a rank; times are means of a step."""
@@ -63,8 +63,8 @@ DIFFERS = RankColumn("differs most in", "the part of the step that differs most 
 
 MESSAGE_COLUMNS = (
     RankColumn("calls", "of the analysed steps, matched on all ranks of the group", 96),
-    RankColumn("skew", "last arrival less first arrival: the median call", 100),
-    RankColumn("waits", "mean over calls and ranks: until the last rank has arrived"),
+    RankColumn("skew", "arrival skew: last arrival less first arrival, the median call", 100),
+    RankColumn("wait", "mean over calls and ranks: until the last rank arrives"),
     RankColumn("transfer", "mean over calls: from the last arrival to the end", 44),
     RankColumn(
         "bus", "bus bandwidth: bytes over the transfer, times the factor of the collective (NCCL tests); comparable with the link", 60
@@ -75,9 +75,9 @@ MESSAGE_COLUMNS = (
 """Figures of one kind of message; times are of one call."""
 
 _RANK_LEGEND = (
-    "own: the step without waits, in messages, for ranks that arrive later. waits and transfer: before and after the last one arrives."
+    "own: the step without wait time for ranks that arrive later. wait and transfer: in messages, before and after the last rank arrives."
 )
-MESSAGE_LEGEND = "Times are of one call. waits: until the last rank has arrived, mean over the ranks; transfer: from then to the end."
+MESSAGE_LEGEND = "Times are of one call. wait: until the last rank arrives, mean over the ranks; transfer: from then to the end."
 
 
 # -- ranks ----------------------------------------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ def select_rank_rows(job: Job, most: int = FEW_RANKS) -> list[RankRow]:
 
 
 def find_rank_roles(job: Job) -> dict[int, str]:
-    """Return what each rank that stands out is: 'late', 'shown', 'longest own' (time), 'shortest own', or several of them.
+    """Return what each rank that stands out is: 'straggler', 'shown', 'longest own' (time), 'shortest own', or several of them.
 
     Without own times 'slowest' and 'fastest' by the step.
     """
     by, called = (job.wall, ("slowest", "fastest")) if job.own is None else (job.own, ("longest own", "shortest own"))
-    parts = [(job.straggler.rank, "late")] if job.straggler else []
+    parts = [(job.straggler.rank, "straggler")] if job.straggler else []
     parts += [(job.shown_rank, "shown")]
     parts += [(by.most_rank, called[0]), (by.least_rank, called[1])] if by.most > by.least else []
     made: dict[int, list[str]] = {}
@@ -108,7 +108,7 @@ def find_rank_roles(job: Job) -> dict[int, str]:
 
 
 def name_rank(row: RankRow, known: dict[int, str]) -> str:
-    """Return 'rank 7 (late, longest own)'; `known`: `roles` of the job."""
+    """Return 'rank 7 (straggler, longest own)'; `known`: `roles` of the job."""
     role = known.get(row.rank)
     return f"rank {row.rank} ({role})" if role else f"rank {row.rank}"
 
@@ -148,7 +148,7 @@ def _format_time(ns: float | None) -> str:
 
 
 def find_largest_differences(report: ReportData) -> dict[int, str]:
-    """Return, by rank, the part of the step that differs most from the median over the ranks: 'waiting for data +12.3 ms'.
+    """Return, by rank, the part of the step that differs most from the median over the ranks: 'data loading +12.3 ms'.
 
     Waiting for other ranks is left out: what is late elsewhere shows there. Ranks that differ by less than 1 % of a step have none.
     """
@@ -166,7 +166,8 @@ def find_largest_differences(report: ReportData) -> dict[int, str]:
 
 
 def _format_change(bucket: str, ns: float, report: ReportData) -> str:
-    return f"{labels.name_bucket(bucket, report).removeprefix('idle: ')} {'+' if ns > 0 else '-'}{format_ns(abs(ns))}"
+    name = labels.name_bucket(bucket, report).removeprefix("idle: ").partition(" (")[0]  # the column is narrow
+    return f"{name} {'+' if ns > 0 else '-'}{format_ns(abs(ns))}"
 
 
 def subtract_waits(row: RankRow) -> dict[str, int] | None:
@@ -235,9 +236,7 @@ def format_unmatched(rows: Sequence[MessageRow]) -> str:
     count = sum(row.unmatched for row in rows)
     if not count:
         return ""
-    return (
-        f"{count:,} {labels.pluralize(count, 'call')} of single ranks have no partner on every other rank of the group: not in this table."
-    )
+    return f"{count:,} {labels.pluralize(count, 'call')} of single ranks were not matched on every rank of the group: not in this table."
 
 
 def print_ranks(console: Console, report: ReportData, top: int) -> None:

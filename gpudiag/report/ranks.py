@@ -1,4 +1,4 @@
-"""What the comparison of ranks tells, in sentences: steps, the late rank, clocks, pipeline, experts, balance, and what was not read."""
+"""What the comparison of ranks tells, in sentences: steps, the straggler, clocks, pipeline, experts, balance, and what was not read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES = {
 """What a Difference names -> what people call it."""
 
 _STRANGERS = (
-    "Nothing in the files says that they are ranks of one job: if they are not, report on each file alone, and compare two by "
+    "Nothing in the files shows that they are ranks of one job: if they are not, report on each file alone, and compare two with "
     "gpudiag compare A B."
 )
 _ALIKE = 0.005
@@ -82,7 +82,7 @@ def list_missing_ranks(job: Job) -> list[str]:
     by_reason: dict[str, list[int]] = {}
     for row in job.ranks:
         if row.wall_ns is None:
-            by_reason.setdefault(row.unread or "the reason is not known", []).append(row.rank)
+            by_reason.setdefault(row.unread or "the reason is unknown", []).append(row.rank)
     said = [f"{_name_ranks(ranks)} could not be read: {format_sentence(why)}" for why, ranks in list(by_reason.items())[:_MOST_REASONS]]
     if rest := [rank for ranks in list(by_reason.values())[_MOST_REASONS:] for rank in ranks]:
         said.append(f"{_name_ranks(rest)} could not be read either, for other reasons.")
@@ -115,34 +115,34 @@ def format_ranges(numbers: Iterable[int], most: int = 8) -> str:
     return ", ".join(told) + (f" and {rest} more" if rest else "")
 
 
-# -- the late rank ------------------------------------------------------------------------------------------------------------
+# -- the straggler ------------------------------------------------------------------------------------------------------------
 
 
 def format_straggler_title(job: Job) -> str:
-    """Return 'Rank 7 holds the others up', '' where none does."""
-    return f"Rank {job.straggler.rank} holds the others up" if job.straggler else ""
+    """Return 'Rank 7 is the straggler', '' where none does."""
+    return f"Rank {job.straggler.rank} is the straggler" if job.straggler else ""
 
 
 def format_straggler(report: ReportData) -> str:
-    """Return which rank is late, by how much, since when and why; short where a finding says it; or that none is, where that is known."""
+    """Return which rank is the straggler, by how much, since when and why; short where a finding says it; or that there is none."""
     job = report.job
     if job is None or (job.straggler is None and not job.no_straggler):
         return ""
     if job.straggler is None:
         said = format_sentence(job.no_straggler)
-        return capitalize(said) if said.startswith("no rank") else f"No rank is named as late: {said}"
+        return capitalize(said) if said.startswith("no rank") else f"No straggler: {said}"
     if has_straggler_finding(report):
         return f"{format_straggler_title(job)}: finding {STRAGGLER_RULE} says more."
     return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"
 
 
 def has_straggler_finding(report: ReportData) -> bool:
-    """Return whether a finding tells of the late rank."""
+    """Return whether a finding tells of the straggler."""
     return any(finding.rule == STRAGGLER_RULE for finding in report.findings)
 
 
 def format_straggler_delay(found: Straggler) -> str:
-    """Return by how much the late rank is late, how often and since when."""
+    """Return by how much the straggler is late, how often and since when."""
     since = "" if found.since_step is None else f", from step {found.since_step:,} on"
     over = "all recorded steps" if found.whole_run else "the profiled steps alone"
     return (
@@ -158,14 +158,14 @@ def _format_frequency(found: Straggler) -> str:
 
 
 def explain_straggler(found: Straggler) -> str:
-    """Return why the late rank is late, in one sentence, or that nothing tells."""
+    """Return why the straggler is late, in one sentence, or that nothing tells."""
     if found.reason:
         return capitalize(format_sentence(found.reason))
-    return "Why is not known." if found.cause == "not known" else f"The cause: {format_sentence(found.cause)}"
+    return "The cause is unknown." if found.cause == "not known" else f"The cause: {format_sentence(found.cause)}"
 
 
 def build_difference_rows(found: Straggler, report: ReportData, most: int = 8) -> list[tuple[str, str, str, str]]:
-    """Return (what, on the late rank, on the median rank, difference) of what takes the late rank longer, the largest first."""
+    """Return (what, on the straggler, on the median rank, difference) of what takes the straggler longer, the largest first."""
     return [_build_difference_row(item, report) for item in found.differences[:most]]
 
 
@@ -210,7 +210,7 @@ def _format_pipeline(found: Pipeline | None) -> str:
     ideal = (
         ""
         if found.ideal_share is None
-        else f"; with equal stages GPipe and 1F1B leave {format_share(found.ideal_share)} of the step without work"
+        else f"; with equal stages GPipe and 1F1B leave a bubble of {format_share(found.ideal_share)} of the step"
     )
     uneven = (
         f" The stage of rank {found.slowest_stage_rank} has most work: the mean stage is busy {format_share(found.imbalance_share)} less."
@@ -218,7 +218,7 @@ def _format_pipeline(found: Pipeline | None) -> str:
         else ""
     )
     return (
-        f"Pipeline of {found.stages} stages{batches}: a stage has no work of its own for {format_share(found.bubble_share)} of the step"
+        f"Pipeline of {found.stages} stages{batches}: a stage has a bubble of {format_share(found.bubble_share)} of the step"
         f"{ideal}.{uneven}"
     )
 
@@ -230,14 +230,14 @@ def _format_micro_batches(count: int) -> str:
 def _format_experts(found: Experts | None) -> str:
     if found is None:
         return ""
-    waits = "" if found.waiting_share is None else f", {format_share(found.waiting_share)} before the last rank has arrived"
+    waits = "" if found.waiting_share is None else f", {format_share(found.waiting_share)} of it before the last rank arrives"
     uneven = ""
     if found.received is not None and found.imbalance_share is not None:
         uneven = (
             f" A rank receives {format_count(found.received.median)} elements a step (median), rank {found.received.most_rank} "
             f"{format_count(found.received.most)}: the mean is {format_share(found.imbalance_share)} below that."
         )
-    return f"Exchanges between experts (all-to-all) take {format_share(found.all_to_all_share)} of the step unhidden{waits}.{uneven}"
+    return f"Exchanges between experts (all-to-all) take {format_share(found.all_to_all_share)} of the step, exposed{waits}.{uneven}"
 
 
 def _format_balance(found: Balance | None) -> str:
@@ -262,7 +262,7 @@ def format_clock_alignment(job: Job) -> str:
         return f"{_format_message_clocks(found)}{f' {capitalize(format_sentence(note))}' if note else ''}"
     said = "Times of different ranks are compared by the clocks of their machines, as recorded"
     if found.method == "none":
-        said, note = "The clocks of the ranks could not be aligned", note or "what one rank waits for another is not known"
+        said, note = "The clocks of the ranks could not be aligned", note or "wait time between ranks is unavailable"
     return f"{said}: {format_sentence(note)}" if note else f"{said}."
 
 
@@ -290,7 +290,7 @@ def _format_rank_count(job: Job) -> str:
 def _format_matched_share(job: Job) -> str:
     """Return the share of the single ranks' messages that have a partner on every other rank of the group."""
     share = compute_matched_share(job)
-    return "" if share is None else f"{labels.format_part(share)} of their messages were found on every rank of the group."
+    return "" if share is None else f"{labels.format_part(share)} of their messages are matched on every rank of the group."
 
 
 def compute_matched_share(job: Job) -> float | None:

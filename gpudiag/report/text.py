@@ -76,7 +76,7 @@ def render_text(
     print_line(console, labels.format_rule_counts(report), QUIET)
     for said in data_quality.list_suppression_reasons(report) if everything else data_quality.list_suppressed_rules(report):
         print_line(console, clean(said, _LONGEST_REASON), QUIET)
-    print_line(console, "A rule in full: gpudiag rules show ID. Everything, as one page: gpudiag report PATH -o report.html", QUIET)
+    print_line(console, "A rule in full: gpudiag rules show ID. Everything as one page: gpudiag report PATH -o report.html", QUIET)
     return collect_text(sink)
 
 
@@ -104,8 +104,9 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
     if not rows:
         return
     print_heading(console, f"Where {labels.format_span(report)} goes")
-    largest, narrow = max(row.share for row in rows), console.width < _NARROW
+    largest = max(row.share for row in rows)
     room = min(_BAR_CELLS, console.width - max(len(row.label) for row in rows) - _FIGURES)
+    narrow = console.width < _NARROW or room < 0
     room = 0 if narrow or room < _LEAST_BAR else room
     table = create_table((("", "wrapped" if narrow else "left"), ("time", "right"), ("share", "right"), ("", "left")))
     for row in rows:
@@ -121,7 +122,7 @@ def _print_breakdown(console: Console, report: ReportData) -> None:
 
 
 def _print_idle(console: Console, report: ReportData) -> None:
-    """Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the longest path."""
+    """Print where the device was idle and why, the calls that wait for it, how far the host is ahead, and the critical path."""
     found = idle_time.list_idle_causes(report)
     if found:
         _print_causes(console, report, found)
@@ -139,7 +140,7 @@ def _print_causes(console: Console, report: ReportData, found: list[idle_time.Id
     from rich.text import Text
 
     print_heading(console, f"Why the {labels.name_device(report)} was idle")
-    table = create_table((("cause, and where", "wrapped"), ("time", "right"), ("share", "right")))
+    table = create_table((("cause, call site", "wrapped"), ("time", "right"), ("share", "right")))
     for cause in found:
         table.add_row(*format_cells(clean(cause.label), format_ns(cause.ns), format_share(cause.share, 1)))
         for place in cause.places:
@@ -160,8 +161,8 @@ def _print_waiting_calls(console: Console, report: ReportData) -> None:
     found = idle_time.list_waiting_calls(report)
     if not found:
         return
-    print_heading(console, f"Calls that wait for the {labels.name_device(report)}, in {labels.format_span(report)}")
-    table = create_table((("call", "name"), ("calls", "right"), ("inside", "right"), ("idle after", "right")))
+    print_heading(console, f"Calls that synchronise, in {labels.format_span(report)}")
+    table = create_table((("call", "name"), ("calls", "right"), ("host time", "right"), ("exposed", "right")))
     for row in found:
         table.add_row(*format_cells(clean(idle_time.name_call(row), 100), *idle_time.format_call_figures(row, report)))
     print_table_with_details(console, table, [clean(idle_time.format_row_site(row), 400) for row in found])
@@ -172,7 +173,7 @@ def _print_what_ifs(console: Console, report: ReportData) -> None:
     found = idle_time.list_what_if_changes(report)
     if not found:
         return
-    print_heading(console, f"What changes could give at most (the {labels.name_span(report)} replayed with one thing changed)")
+    print_heading(console, f"What-if: potential speed-up (the {labels.name_span(report)} replayed with one thing changed)")
     span, roomy = labels.name_span(report), console.width >= _ROOMY
     settings = (("--set", "left"),) if roomy else ()
     table = create_table((("change", "wrapped"), *settings, (span, "right"), ("gain", "right")))
@@ -180,7 +181,7 @@ def _print_what_ifs(console: Console, report: ReportData) -> None:
         label = change.label if roomy or console.width < _NARROW else f"{change.label}, {change.setting}"
         table.add_row(*format_cells(clean(label, 160), *([clean(change.setting, 100)] if roomy else []), change.then, change.gain))
     print_table(console, table)
-    print_line(console, "Others, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
+    print_line(console, "More, and several at once: gpudiag whatif PATH --set NAME=VALUE", QUIET)
 
 
 def _print_findings(console: Console, report: ReportData, everything: bool, script: str | None) -> None:
@@ -192,7 +193,7 @@ def _print_findings(console: Console, report: ReportData, everything: bool, scri
         print_heading(console, "Findings")
         print_line(console, labels.format_nothing_found(report))
         return
-    print_heading(console, "What matters most")
+    print_heading(console, "Top findings")
     for number, finding in enumerate(found, 1):
         if number > 1:
             console.print()
@@ -213,9 +214,9 @@ def _print_symptoms(console: Console, finding: Finding, report: ReportData, ever
     """Print the symptoms of `finding`: their ids, or with `everything` what each says."""
     symptoms = findings.list_symptoms(finding, report)
     if symptoms and not everything:
-        print_line(console, f"Explains also: {clean(', '.join(rule for rule, _ in symptoms), 400)}.", QUIET, _INDENT)
+        print_line(console, f"Also explains: {clean(', '.join(rule for rule, _ in symptoms), 400)}.", QUIET, _INDENT)
     for rule, said in symptoms if everything else ():
-        print_line(console, f"Explains also {clean(rule, 40)}: {said}", QUIET, _INDENT)
+        print_line(console, f"Also explains {clean(rule, 40)}: {said}", QUIET, _INDENT)
 
 
 def _print_finding(console: Console, number: int, finding: Finding, report: ReportData, most: tuple[int, int]) -> None:
@@ -231,7 +232,7 @@ def _print_finding(console: Console, number: int, finding: Finding, report: Repo
     for place in findings.select_places(finding, report, most[0]):
         print_line(console, f"Where: {clean(labels.format_place(place, report))}", indent=_INDENT)
     if not finding.fixes and finding.why:
-        print_line(console, f"What to know: {clean(finding.why, _LONGEST_REASON)}", indent=_INDENT)
+        print_line(console, f"Note: {clean(finding.why, _LONGEST_REASON)}", indent=_INDENT)
     for title_text, change, effect in labels.list_fix_lines(finding)[: most[1]]:
         print_line(console, f"Try: {title_text}" + (f" ({effect})" if effect else ""), indent=_INDENT)
         if change:
@@ -239,7 +240,7 @@ def _print_finding(console: Console, number: int, finding: Finding, report: Repo
 
 
 def _print_quality(console: Console, report: ReportData) -> None:
-    print_heading(console, "How far to trust this")
+    print_heading(console, "Data quality")
     table = create_table((("", "left"), ("", "wrapped")))
     for topic, said in (*data_quality.list_quality_lines(report), ("published", "; ".join(data_quality.list_mfu_references(report)))):
         if said:
@@ -253,7 +254,7 @@ def _print_environment(console: Console, report: ReportData) -> None:
     found = environment.list_environment(report)
     if not found:
         return
-    print_heading(console, "Recorded with")
+    print_heading(console, "Environment")
     table = create_table((("", "left"), ("", "wrapped")))
     for topic, said in found:
         table.add_row(*format_cells(topic, clean_unbroken(clean(said, environment.LONGEST_ENVIRONMENT_TEXT))))
@@ -274,7 +275,7 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
     rows = sorted(report.ops, key=lambda row: -row.kernel_ns)[: max(0, top)]
     if not rows:
         return
-    print_heading(console, f"Ops that cost most ({len(rows)} of {len(report.ops)}, over {_format_window(report)})")
+    print_heading(console, f"Top ops by time ({len(rows)} of {len(report.ops)}, over {_format_window(report)})")
     total, name = labels.sum_op_ns(report.ops), build_op_namer(report)
     columns, figures = _build_op_figures(report, rows, total)
     kept, room = fit_columns(width, [(title, least) for title, _, least in columns], figures)
@@ -286,7 +287,7 @@ def print_top_ops(console: Console, report: ReportData, top: int, width: int) ->
     ]
     longest = int(room * _LONGEST_BESIDE) if beside else room
     table = create_table(
-        (("op", "left" if beside else "name"), *(columns[k][:2] for k in kept), *((("where, with what", "name"),) if beside else ()))
+        (("op", "left" if beside else "name"), *(columns[k][:2] for k in kept), *((("call site, shapes", "name"),) if beside else ()))
     )
     for called, row, detail in zip(names, figures, details, strict=True):
         table.add_row(*format_cells(shorten_middle(called, longest), *(row[k] for k in kept), *([detail] if beside else [])))
@@ -307,7 +308,7 @@ def _build_op_figures(report: ReportData, rows: list[OpRow], total_ns: int) -> t
         ("time", "right", 0),
         ("share", "right", 60),
         ("bound", "left", 0),
-        ("of roof", "right", 0),
+        ("of roofline", "right", 0),
         (flop[0], "right", 75),
         (byte[0], "right", 92),
         ("FLOP/B", "right", 100),

@@ -17,7 +17,7 @@ from gpudiag.units import format_bytes, format_ns, format_rate, format_share
 if TYPE_CHECKING:
     from rich.console import Console
 
-WHOLE_RUN_TITLE = "The whole run"
+WHOLE_RUN_TITLE = "Whole run"
 NO_HISTORY = "Only the steps in the trace are known; gpudiag.profile records every step of a run."
 
 MOST_SLOW = 3
@@ -98,7 +98,7 @@ def explain_missing_history(report: ReportData) -> str:
     if found is None:
         return NO_HISTORY
     if found.median_ns is None:
-        return f"{found.plain} of {found.steps} steps were neither profiled nor among the first two: too few to tell the pace of the run."
+        return f"{found.plain} of {found.steps} steps were neither profiled nor among the first two: too few for the pace of the run."
     return ""
 
 
@@ -154,7 +154,7 @@ def format_slow_step(step: SlowStep) -> str:
 
 
 def _format_slow_parts(step: SlowStep, most: int) -> str:
-    return ", ".join(_format_slow_part(part) for part in step.had[:most]) or "nothing recorded tells why"
+    return ", ".join(_format_slow_part(part) for part in step.had[:most]) or "unexplained"
 
 
 def _format_slow_part(part: SlowPart) -> str:
@@ -271,7 +271,7 @@ def _format_energy(energy: Energy | None, found: Telemetry) -> str:
     if energy is None or (energy.reason and found.source != "nvml"):
         return ""
     if energy.joule_per_step is None or energy.mean_power_w is None:
-        return f"Not known: {clean(energy.reason, 300)}."
+        return f"Unavailable: {clean(energy.reason, 300)}."
     sample = "" if energy.joule_per_sample is None else f", {_format_joules(energy.joule_per_sample)} a sample"
     how = _PROVENANCE.get(energy.provenance or "", "")
     over = f"{how}, over {energy.steps:,} {energy.of if energy.steps != 1 else (energy.of or '').removesuffix('s')}"
@@ -293,11 +293,11 @@ def _format_clocks(found: Telemetry) -> str:
     clock = found.columns.get("sm_clock_mhz")
     if clock is None:
         why = found.missing.get("sm_clock_mhz")
-        return f"The SM clock is not known: {clean(why, 200)}." if why and found.source == "nvml" else ""
+        return f"SM clock unavailable: {clean(why, 200)}." if why and found.source == "nvml" else ""
     most = found.limits.get("max_sm_clock_mhz")
     text = f"SM clock {clock.median:,.0f}{f' of {most:,.0f}' if most else ''} MHz"
     if found.throttle_share is None:
-        return f"{text}; what held it down was not told."
+        return f"{text}; what held it down is unavailable."
     held = [f"{event.reason} {format_share(event.share)}" for event in found.clock_events if event.lowers and event.share >= HELD_ENOUGH]
     known = (
         "" if found.throttle_covered_share >= COVERED_ENOUGH else f" (known for {format_small_share(found.throttle_covered_share)} of it)"

@@ -14,7 +14,7 @@ from suite.judged import Judged
 MEDIAN_LIMIT, WORST_LIMIT = 1.5, 3.0
 """A ceiling may promise this much more than the twin gains: in the median, and at worst."""
 
-HEAD = ("sample", "first finding", "false alarms", "ceiling", "gain", "ceiling/gain", "seconds")
+HEAD = ("sample", "first finding", "false alarms", "bound", "gain", "bound/gain", "seconds")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class Totals(msgspec.Struct, frozen=True):
     def lines(self) -> list[str]:
         """Return the totals in words; the last line is the hit rate."""
         spread = f"median {statistics.median(self.promises):.2f}, worst {max(self.promises):.2f}" if self.promises else "not measured"
-        lines = [f"ceiling/gain: {spread}; ceilings below the gain: {self.below}"]
+        lines = [f"bound/gain: {spread}; bounds below the gain: {self.below}"]
         if self.unproved:
             lines.insert(0, f"samples without a ceiling, or whose twin showed no gain: {self.unproved}")
         if self.unmet:
@@ -163,7 +163,7 @@ TOP = """# Scores of the rules
 
 Each sample trains with one planted bottleneck. The finding that names it must come first, nothing else may be above info that is not
 allowed, and in the healthy controls nothing at all. The gain is that of the repaired twin, measured by two live processes that take turns;
-the ceiling is what the finding promised at most, both as shares of the step. `make score` writes the section of the device that is there.
+the bound is the upper bound of the finding, both as shares of the step. `make score` writes the section of the device that is there.
 """
 
 

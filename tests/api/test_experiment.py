@@ -174,7 +174,7 @@ def test_parity_alone_measures_no_speed(machine: Machine) -> None:
 
 def test_steady_malloc_is_in_both_arms_and_is_said(machine: Machine) -> None:
     found = run(FUSED, steady_malloc=True)
-    for name in ("the program as it is", FUSED):
+    for name in ("the baseline", FUSED):
         assert "MALLOC_TRIM_THRESHOLD_" in machine.arms[name].environ
     assert "--steady-malloc" in found.data.notes[0]
 

@@ -83,7 +83,7 @@ def test_cards_lead_from_a_kernel_to_its_call_and_op(board: LaneBoard) -> None:
     assert lines["launched"] == "by cudaLaunchKernel, 10.0 us before it began"
     assert lines["inputs"].startswith("[512, 512] [512, 512]")
     (call,) = (row for what, table, row in card.related if table == "launches")
-    assert ("the work it launched", "kernels", 0) in board.card("launches", call).related
+    assert ("its first kernel", "kernels", 0) in board.card("launches", call).related
     (op,) = (row for what, table, row in card.related if table == "ops")
     around = board.card("ops", op)
     assert dict(around.lines)["launches"] == "1 kernel, 60.0 us"
@@ -96,7 +96,7 @@ def test_an_idle_piece_tells_its_cause_and_what_ends_it(board: LaneBoard, opened
     )
     card = board.card("idle", longest["id"])
     assert card.title == board.words[longest["cause"]]
-    assert ("the work that ends it", "kernels", longest["kernel"]) in card.related
+    assert ("kernel that ends it", "kernels", longest["kernel"]) in card.related
 
 
 @pytest.mark.parametrize(("table", "row"), [("kernels", 99), ("kernels", -1), ("os", 0), ("__class__", 0)])

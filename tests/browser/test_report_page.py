@@ -131,8 +131,8 @@ def test_columns_sort_both_ways_and_what_is_not_known_comes_last(browser: Browse
         sort(page, "op")
         assert column(page, "op") == [*(f"aten::op_{k:04d}" for k in range(12)), "zz::unknown"]
         for _ in range(2):
-            sort(page, "of roof")
-            assert column(page, "of roof")[-1] == "?"
+            sort(page, "of roofline")
+            assert column(page, "of roofline")[-1] == "?"
         page.get_by_label("Filter").first.fill("OP_0003")
         assert column(page, "op") == ["aten::op_0003"]
         assert page.locator("#ops-count").text_content() == "1 of 13 rows"
@@ -179,7 +179,7 @@ def test_a_point_of_the_roofline_shows_its_op(browser: Browser, pages: dict[str,
         hover.wait_for()
         said = hover.text_content() or ""
         assert "aten::op_" in said
-        assert "of its roof" in said
+        assert "of roofline" in said
         page.mouse.click(*place)
         marked = page.locator("#ops [aria-current=true]")
         marked.wait_for()

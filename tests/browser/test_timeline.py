@@ -110,10 +110,10 @@ def test_a_kernel_is_chosen_by_keys_and_leads_to_its_call_and_back(browser, addr
         page.wait_for_selector(READY)
         chosen(page, "sgemm_128x128")
         assert page.locator("#timeline-status").inner_text().startswith(("660 us", "720 us"))  # twelve times its 60 us
-        page.click("text=zoom to the call that launched it")
+        page.click("text=zoom to its launch")
         chosen(page, "cudaLaunchKernel")
         until(page, lambda: "event=launches-2" in page.url)
-        page.click("text=zoom to the work it launched")
+        page.click("text=zoom to its first kernel")
         chosen(page, "60.0 us")
         page.keyboard.press("Escape")
         press(page, "Escape")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("keeping")
 def test_nothing_is_kept_yet_and_why(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = small_trace(tmp_path / "t.json")
     shown = command("cache", trace)
-    assert (shown.code, shown.out, shown.err) == (0, "", f"nothing is kept in {tmp_path / BESIDE}\n")
+    assert (shown.code, shown.out, shown.err) == (0, "", f"nothing is cached in {tmp_path / BESIDE}\n")
     (tmp_path / BESIDE).symlink_to(tmp_path)
     assert command("cache", trace).err.endswith("it is a link, which is not followed\n")
     monkeypatch.setenv(NO_CACHE, "1")
@@ -28,7 +28,7 @@ def test_a_read_only_folder_is_said(command, tmp_path: Path) -> None:
     closed.mkdir()
     trace = small_trace(closed / "t.json")
     closed.chmod(0o555)
-    assert command("cache", trace).err == f"nothing is kept in {closed / BESIDE}: {closed} is read-only\n"
+    assert command("cache", trace).err == f"nothing is cached in {closed / BESIDE}: {closed} is read-only\n"
 
 
 def test_what_is_kept_is_shown_and_deleted(command, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_what_is_kept_is_shown_and_deleted(command, tmp_path: Path) -> None:
     assert [kept.subject for kept in cache.list_entries(place)] == ["u.json"]
     assert command("cache", "clear", tmp_path).code == 0
     assert not place.exists()
-    assert command("cache", "clear", tmp_path).err == f"nothing is kept in {place}\n"
+    assert command("cache", "clear", tmp_path).err == f"nothing is cached in {place}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.json", "u.json"]
 
 

@@ -63,7 +63,7 @@ def test_what_a_function_makes_is_estimated_and_written(script: Path, tmp_path: 
     done = CliRunner().invoke(app, ["memory", "--estimate", f"{script}:full", "--json", str(out)])
     assert done.exit_code == 0, done.output
     assert "65 parameters, autocast to bfloat16, optimizer SGD (foreach)." in done.output
-    assert "What is held at the peak, in blocks of 512 B" in done.output
+    assert "Held at the peak, in blocks of 512 B" in done.output
     found = msgspec.json.decode(out.read_bytes(), type=ModelEstimate)
     assert found.parameters_bytes == 4 * 65
     assert json.loads(out.read_bytes())["optimizer_bytes"] == 0
@@ -119,4 +119,4 @@ def test_a_file_that_cannot_be_executed(tmp_path: Path) -> None:
 
 def test_the_help_says_that_the_file_is_executed() -> None:
     done = CliRunner().invoke(app, ["memory", "--help"], env={"COLUMNS": "400"})
-    assert "FILE.py is then executed" in " ".join(done.output.split())
+    assert "FILE.py is executed" in " ".join(done.output.split())

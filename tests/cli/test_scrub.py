@@ -24,13 +24,13 @@ def test_what_was_removed_is_said_and_what_stands_in_kept_names_too(tmp_path: Pa
     assert f"wrote {target}" in said
     assert "removed or replaced: " in said
     assert "keys of the header: 1" in said
-    assert said.rstrip().endswith("none stands in it")
+    assert said.rstrip().endswith("none is in it")
     assert SECRET not in said
     document["traceEvents"].append(complete("kernel_token_0123456789", "kernel", 5, 5, 7))
     document["env"]["OTHER"] = "kernel_token_0123456789"
     source.write_text(json.dumps(document))
     scrub(str(source), target, force=True)
-    assert "1 also stand in names that are kept, look at them before you share it; --show lists them" in capsys.readouterr().err
+    assert "1 also occur in names that stay; look at them before you share it; --show lists them" in capsys.readouterr().err
     scrub(str(source), target, force=True, show=True)
     assert "kernel_token_0123456789" in capsys.readouterr().err
 

@@ -91,7 +91,7 @@ def test_an_experiment_is_started_watched_and_stopped(app: Any, tmp_path: Path) 
     page = client.written("experiments-job.children", {**VIEW, "experiments-seen.data": None})
     told = texts(page["experiments-results"]["children"])
     assert "Running: fused-optimizer" in told
-    assert "Promised: at most 90 %" in told  # the ceiling of the finding, though the recording has no report.json
+    assert "Upper bound: 90 %" in told  # the ceiling of the finding, though the recording has no report.json
     assert page["experiments-go"]["disabled"] is True
     arms = process.children(recursive=True)
     assert arms

@@ -155,7 +155,7 @@ def plain(component: Any) -> str:
 def test_categories_are_bars_that_sum_to_the_peak() -> None:
     figure = memory_page.draw_categories(peak())
     assert figure["data"][0]["x"] == [700, 300]
-    assert [note["text"] for note in figure["layout"]["annotations"]] == ["activations kept for backward  700 B", "temporary  300 B"]
+    assert [note["text"] for note in figure["layout"]["annotations"]] == ["activations saved for backward  700 B", "temporary  300 B"]
 
 
 def test_memory_that_was_not_recorded_says_how_to_record_it(client: Client, folder: Path) -> None:
@@ -235,7 +235,7 @@ def test_pairs_that_come_are_shown_without_a_verdict_beside_the_results(client: 
     assert "5 process pairs so far" in told
     assert "proved faster" not in told.partition("Results, against")[0]
     assert "x1.83 [1.79, 1.87] samples/s" in told
-    assert "Promised: at most 50 % less time a sample; measured: 45 %" in told
+    assert "Upper bound: 50 % less time a sample; measured: 45 %" in told
     assert found["experiments-clock"]["interval"] == 2_000
     assert found["experiments-stop"]["style"] == {"display": "none"}  # it was not started here
 

@@ -108,10 +108,10 @@ def test_ops_are_summed_sorted_and_filtered_by_the_server(client: Client) -> Non
 def test_an_op_that_is_not_there_and_a_grouping_without_data_are_said(client: Client) -> None:
     assert "no op of this recording is named 'aten::nothing'" in texts(content(client, "/ops?bundle=runs/one&op=aten::nothing"))
     by_module = texts(content(client, "/ops?bundle=runs/one&group=module"))
-    assert "Ops are not told apart by module here" in by_module
+    assert "Modules are unavailable here" in by_module
     assert "runs/one --group module" in by_module
     assert "module" not in {text for text, _ in links(content(client, "/ops?bundle=runs/one"))}
-    assert "No line fits" in texts(content(client, "/ops?bundle=runs/one&find=zzz"))
+    assert "No row matches" in texts(content(client, "/ops?bundle=runs/one&find=zzz"))
 
 
 def names(shown: Any) -> list[str]:

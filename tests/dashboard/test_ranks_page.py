@@ -59,7 +59,7 @@ def content(client: Client, address: str) -> Any:
 
 def test_the_page_says_who_is_late_and_why(client: Client) -> None:
     shown = texts(content(client, "/ranks?bundle=job"))
-    for said in ("3 ranks: a step takes", "Rank 2 holds the others up", "It waits 22.4 ms a step for its batches", "default_pg: ranks 0-2"):
+    for said in ("3 ranks: a step takes", "Rank 2 is the straggler", "It waits 22.4 ms a step for its batches", "default_pg: ranks 0-2"):
         assert said in shown
     assert "<img" in shown  # as text
     assert "\x1b" not in shown
@@ -67,7 +67,7 @@ def test_the_page_says_who_is_late_and_why(client: Client) -> None:
 
 def test_each_rank_leads_to_its_own_report_and_that_stays_from_page_to_page(client: Client) -> None:
     found = dict(links(content(client, "/ranks?bundle=job")))
-    assert found["rank 2 (late, longest own)"] == "/overview?bundle=job&rank=2"
+    assert found["rank 2 (straggler, longest own)"] == "/overview?bundle=job&rank=2"
     analysed(client, "job&rank=2")
     head = client.go("/ops", "?bundle=job&rank=2")["head"]["children"]
     assert "rank 2 alone" in texts(head)
@@ -103,7 +103,7 @@ def test_a_click_on_a_bar_leads_to_its_rank(client: Client) -> None:
 def test_many_ranks_come_page_by_page_in_the_order_that_is_asked_for(client: Client) -> None:
     assert "page 1 of 11" in texts(content(client, "/ranks?bundle=many"))
     first = next(name for name, _ in links(content(client, "/ranks?bundle=many&sort=own")) if name.startswith("rank "))
-    assert first == "rank 511 (late, longest own)"
+    assert first == "rank 511 (straggler, longest own)"
     last = texts(content(client, "/ranks?bundle=many&sheet=11"))
     assert "rank 511" in last
     assert "rank 499" not in last

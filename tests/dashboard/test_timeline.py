@@ -103,7 +103,7 @@ def test_the_panel_leads_to_the_op_table_and_to_what_belongs_to_the_event(client
     panel = asked(client, "timeline-pick", "timeline-panel.children", {"number": 1, "event": "kernels-0"})
     assert any(address.startswith("/ops?bundle=run.json&op=aten") for _, address in links(panel))
     jumps = [part["props"]["children"] for part in _anchors(panel) if "data-event" in part["props"]]
-    assert jumps == ["zoom to it", "zoom to the call that launched it", "zoom to its op on the host"]
+    assert jumps == ["zoom to it", "zoom to its launch", "zoom to attributed op"]
     assert "60.0 us" in texts(panel)
     assert "Click an event" in texts(asked(client, "timeline-pick", "timeline-panel.children", None))
 

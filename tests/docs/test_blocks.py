@@ -188,9 +188,9 @@ def test_the_report_of_the_readme_is_laid_out_as_one_is_today(place: Path) -> No
     """Its figures are of one machine; its headings, columns and the words of its margin are those of any report of that kind."""
     shown = next(block.text for block in of("text", "README.md"))
     today = shell(place, "gpudiag report runs/first --all-findings").stdout
-    headings = re.findall(r"(?<=\n\n)([A-Z][\w ]+?)(?: \(.*\))?\n", shown)
-    assert {"Where a step goes", "What matters most", "How far to trust this"} <= set(headings)
-    margin = re.findall(r"^(\w+) {2,}(?=[A-Z])", shown.partition("How far to trust this")[2], re.MULTILINE)
+    headings = re.findall(r"(?<=\n\n)([A-Z][\w :-]+?)(?: \(.*\))?\n", shown)
+    assert {"Where a step goes", "Top findings", "Data quality"} <= set(headings)
+    margin = re.findall(r"^(\w+) {2,}(?=[A-Z])", shown.partition("Data quality")[2], re.MULTILINE)
     assert {"coverage", "device"} <= set(margin)
     columns = re.findall(r"^(change +--set +step +gain|\s+time +share)$", shown, re.MULTILINE)
     assert len(columns) == 2

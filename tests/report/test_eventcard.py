@@ -32,8 +32,8 @@ def made(**changes: Any) -> Analysis:
 
 def test_a_kernel_tells_bound_efficiency_rates_and_inputs() -> None:
     said = lines(told(made(), "kernels", 0))
-    assert said["bound"] == "compute"
-    assert said["efficiency"] == "50 % of its roof (roofline time 5.00 us)"  # 5 of 10 us
+    assert said["bound"] == "compute-bound"
+    assert said["efficiency"] == "50 % of roofline (roofline time 5.00 us)"  # 5 of 10 us
     assert said["computes"] == "2.00 MFLOP, 200 GFLOP/s"  # 2 MFLOP in 10 us
     assert said["moves"] == "8.00 kB, 800 MB/s (compulsory bytes)"
     assert said["inputs"] == "[64, 32] [32, 16] fp32"
@@ -41,13 +41,13 @@ def test_a_kernel_tells_bound_efficiency_rates_and_inputs() -> None:
 
 
 def test_a_kernel_over_its_roof_has_no_efficiency() -> None:
-    assert lines(told(made(t_roof=15.0), "kernels", 0))["efficiency"] == "over roof: its roofline time is 15.0 us"
+    assert lines(told(made(t_roof=15.0), "kernels", 0))["efficiency"] == "above roofline: its roofline time is 15.0 us"
 
 
 def test_what_is_not_known_is_left_out_and_never_zero() -> None:
     card = told(made(shapes=None, flops=None, bytes_moved=None, t_roof=None, bound="unknown", provenance="none"), "kernels", 0)
     said = lines(card)
-    assert said["bound"] == "not known"
+    assert said["bound"] == "unknown"
     assert not {"efficiency", "computes", "moves", "inputs", "cost model", "called at"} & set(said)
 
 
@@ -62,14 +62,14 @@ def test_an_idle_piece_tells_cause_event_and_line() -> None:
     idle = gap(20, 1000, cause="idle_sync", evidence="cudaStreamSynchronize waited for gemm<float>", site="/home/me/train.py(41): step")
     card = told(factories.analysis([kernel("aten::mm", 10, 20)], idle=[idle]), "idle", 0)
     assert card.title.startswith("idle: ")
-    assert lines(card)["because of"] == "cudaStreamSynchronize waited for gemm"
-    assert lines(card)["at"] == "me/train.py:41 step"
+    assert lines(card)["cause"] == "cudaStreamSynchronize waited for gemm"
+    assert lines(card)["call site"] == "me/train.py:41 step"
     assert lines(card)["duration"] == "980 us"
 
 
 def test_the_site_of_an_op_is_its_file_and_line() -> None:
     card = told(made(), "kernels", 0, pl.Series(["/home/me/models/net.py(12): forward"]))
-    assert lines(card)["called at"] == "models/net.py:12 forward"
+    assert lines(card)["call site"] == "models/net.py:12 forward"
 
 
 def test_steps_marks_and_calls_have_cards() -> None:
@@ -79,17 +79,17 @@ def test_steps_marks_and_calls_have_cards() -> None:
     assert told(analysis, "marks", 0).title == "Optimizer.step#SGD.step"
     sync = {"launch": 0, "thread": 0, "start_ns": 0, "end_ns": 9, "waited_ns": 7 * US, "cost_ns": 4 * US, "site": "t.py(3): f"}
     said = lines(told(msgspec.structs.replace(analysis, syncs=factories.table("syncs", [sync])), "launches", 0))
-    assert said["waited"] == "7.00 us for work that was still running"
-    assert said["costs"] == "4.00 us in which the device was idle"
-    assert said["called at"] == "t.py:3 f"
+    assert said["waited"] == "7.00 us for work that still ran"
+    assert said["costs"] == "4.00 us of exposed sync time"
+    assert said["call site"] == "t.py:3 f"
 
 
 def test_an_op_of_a_cpu_tells_its_own_time() -> None:
     analysis = factories.analysis([kernel("aten::mm", 10, 20, bound="memory")], device=factories.CPU)
     for table in ("ops", "kernels"):
         said = lines(told(analysis, table, 0))
-        assert said["own time"] == "10.0 us, without the ops inside"
-        assert said["bound"] == "memory"
+        assert said["self time"] == "10.0 us, without child ops"
+        assert said["bound"] == "memory-bound"
         assert "launched" not in said
 
 

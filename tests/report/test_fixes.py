@@ -34,7 +34,7 @@ def test_a_page_tells_change_values_conflicts_and_evidence() -> None:
     text = " ".join(render_fix(FixPage(fix, True, False, "Autocast round the forward pass.", "The type inside.")).split())
     assert "change with torch.autocast(device_type, dtype=torch.bfloat16): loss = ..." in text
     assert "gpudiag ab --fix bf16, or --fix bf16=VALUE: high or medium" in text
-    assert "class low precision: they differ as by rounding to 16 bit" in text
+    assert "parity low precision: they differ by rounding to 16 bit" in text
     assert "conflicts fp16" in text
     assert "applied Autocast round the forward pass. evidence The type inside." in text
 

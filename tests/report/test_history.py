@@ -49,7 +49,7 @@ def test_what_matters_is_said_in_a_few_lines() -> None:
         "The last quarter of the run is 7 % slower than the first: 12.0 ms to 13.0 ms a step (99 % interval 5 % to 9 %).",
         "12 of 4,900 unprofiled steps took more than 1.5 times the median and cost 3.1 % of the time. Slowest: step 731, 2.31 s "
         "(2.10 s waiting for its batch, 90.0 ms garbage collection); step 1,000, 99.0 ms (80.0 ms in torch.save, wrote "
-        "model.pt); step 7, 40.0 ms (nothing recorded tells why).",
+        "model.pt); step 7, 40.0 ms (unexplained).",
         "Profiling added 1.18 s to the 62.0 s of all steps: recording (6 steps of 1.1 x the usual time), writing the trace (2 steps of "
         "50.0 x the usual time).",
     ]
@@ -86,9 +86,9 @@ def test_many_slow_steps_are_no_exceptions() -> None:
 def test_every_renderer_tells_it_and_json_keeps_it() -> None:
     report = sample.report(history=made())
     said = " ".join(text.render_text(report).split())
-    assert "The whole run" in said
+    assert "Whole run" in said
     assert "7 % slower" in said
-    assert "## The whole run" in markdown.render_markdown(report)
+    assert "## Whole run" in markdown.render_markdown(report)
     page = html.render_html(report)
     assert 'id="history-title"' in page
     assert "The slowest unprofiled steps" in page
@@ -97,11 +97,11 @@ def test_every_renderer_tells_it_and_json_keeps_it() -> None:
 
 def test_of_a_trace_the_trust_section_says_that_only_its_steps_are_known() -> None:
     plain = sample.report()
-    assert ("other steps", whole_run.NO_HISTORY) in data_quality.list_quality_lines(plain)
-    assert "The whole run" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
+    assert ("whole run", whole_run.NO_HISTORY) in data_quality.list_quality_lines(plain)
+    assert "Whole run" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
     short = sample.report(history=made(plain=1, steps=9, median_ns=None, p95_ns=None))
     assert whole_run.list_report_history(short) == []
-    assert "1 of 9 steps" in dict(data_quality.list_quality_lines(short))["other steps"]
+    assert "1 of 9 steps" in dict(data_quality.list_quality_lines(short))["whole run"]
 
 
 def test_hostile_names_are_harmless() -> None:

@@ -54,7 +54,7 @@ def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
     assert "A step takes 75.0 ms. The GPU spends 39 % of it idle" in text
     assert "| **sum: the step** | 75.0 ms | 100.0 % |  |" in text
     assert "| compute-bound kernels | 22.5 ms | 30.0 % |" in text
-    assert "**Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.**" in text
+    assert "**Potential speed-up: up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle.**" in text
     assert "`model = torch.compile(model)`" in text
     assert "| `aten::mm [[4096,4096],[4096,4096]]` | 48 | 90.0 ms | 48.6 % | compute | 50 % | 495 TFLOP/s | 362 GB/s | 1,367 |" in text
     assert "| MEM-03 | not applicable | no attention op was recorded |" in text
@@ -63,7 +63,7 @@ def test_the_same_verdict_and_figures_as_in_the_terminal() -> None:
 def test_call_sites_have_a_column_where_there_are_any() -> None:
     rows = (sample.op("aten::mm", 9, where="src/net.py(12): forward"), sample.op("aten::add_", 1))
     text = markdown.render_markdown(sample.report(ops=rows))
-    assert "| op | at | calls |" in text
+    assert "| op | call site | calls |" in text
     assert "| `src/net.py:12 forward` | 48 |" in text
     assert "| op | calls |" in markdown.render_markdown(sample.report())
 
@@ -76,11 +76,11 @@ def test_roofline_figures() -> None:
     made = markdown.render_markdown(sample.roofline())
     assert "989 TFLOP/s (bf16 dense, NVIDIA H100 80GB HBM3); with recomputed work (HFU) 43.7 %." in made
     assert "\n- published, to compare with:\n  - Llama 3.1 8B, FSDP, 8 H100: 35.6 % of 989 TFLOP/s bf16\n" in made
-    assert "| over roof |" in made
+    assert "| above roofline |" in made
     assert "33 % recomputed" in made
     assert made.index("Cost models cover") < made.index("## Where a step goes")
 
 
 def test_a_finding_that_no_fix_mends_says_what_to_know() -> None:
     told = [markdown.render_markdown(sample.report(findings=(sample.finding(fixes=fixes),))) for fixes in ((), ("compile",))]
-    assert ["What to know: A kernel that is launched" in text for text in told] == [True, False]
+    assert ["Note: A kernel that is launched" in text for text in told] == [True, False]

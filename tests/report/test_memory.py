@@ -37,7 +37,7 @@ def test_the_text_says_how_much_when_what_and_where() -> None:
     assert "40.0 GB on cuda:0, 50 % of its 80.0 GB; reached in step 12, backward pass, MmBackward0." in text
     for wanted in ("60.0 %", "25.0 %", "15.0 %", "model.py:12 forward", "blocks.0", "20 % of what was reserved", "2 allocation retries"):
         assert wanted in text
-    assert "the run needed more: 44.0 GB" in text
+    assert "more outside the recorded steps: 44.0 GB" in text
     assert "large" in text
     assert "! a note" in text
 
@@ -76,7 +76,7 @@ def test_places_have_the_end_of_their_paths_everywhere() -> None:
 def test_memory_of_a_forward_pass_alone_waits_for_no_backward() -> None:
     row = MemoryRow("net.py(12): forward", GB, 1, "forward_held")
     text = render_memory_text(msgspec.structs.replace(FOUND, peak_bytes=GB, by_category={"forward_held": GB}, by_site=(row,)))
-    assert text.count("made by the forward pass") == 2
+    assert text.count("forward-pass tensors") == 2
     assert text.count("still held, no backward pass recorded") == 1
     assert "for backward" not in text
 

@@ -65,8 +65,8 @@ def test_it_says_what_the_report_says_first() -> None:
         "Where a step goes",
         "33.3 %",
         "The GPU waits for the host",
-        "Up to 25.0 ms",
-        "Ops that cost most",
+        "Potential speed-up: up to 25.0 ms",
+        "Top ops by time",
         "aten::mm",
     ]
     assert [text.index(words) for words in order] == sorted(text.index(words) for words in order)

@@ -39,7 +39,7 @@ def test_a_wider_terminal_shows_more_columns() -> None:
     counts = [len(titles(width)) for width in (40, 60, 80, 100, 120, 160)]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
-    assert {"op", "time", "of", "roof"} <= set(titles(40))
+    assert {"op", "time", "of", "roofline"} <= set(titles(40))
     assert {"time/call", "judged", "dtype", "cost"} <= set(titles(160))
 
 
@@ -70,13 +70,13 @@ def test_what_is_partly_judged_says_by_how_much() -> None:
 def test_over_roof_is_a_word_with_a_legend() -> None:
     rows = (sample.op("aten::mm", 3, efficiency=None, over_roof=1.4), sample.op("aten::add", 1))
     plain = op_table_module.render_op_table(build_op_table(sample.report(ops=rows)), width=80)
-    assert "over roof" in plain.splitlines()[1]
+    assert "above roofline" in plain.splitlines()[1]
     assert "%" not in plain.splitlines()[1].rpartition("compute")[2].replace("0 %", "")
     assert "faster than the peak allows" in " ".join(plain.split())
 
 
 def test_lines_left_out_are_counted() -> None:
-    assert "2 of 6 lines" in op_table_module.render_op_table(_table(), top=2)
+    assert "2 of 6 rows" in op_table_module.render_op_table(_table(), top=2)
     assert op_table_module.render_op_table(_table(phase=None, bound="copy")) == "No op passes these filters.\n"
 
 

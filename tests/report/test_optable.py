@@ -93,7 +93,7 @@ def test_modules_that_were_not_recorded_are_said() -> None:
     with pytest.raises(InputError, match=r"nn\.Module"):
         table(row("a", 1), grouping="module")
     groups = table(row("a", 1, module="Net.layer1"), row("b", 2), grouping="module")
-    assert [group.name for group in groups] == ["(not known)", "Net.layer1"]
+    assert [group.name for group in groups] == ["(unknown)", "Net.layer1"]
 
 
 @pytest.mark.parametrize(

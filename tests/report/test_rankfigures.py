@@ -82,7 +82,7 @@ def test_each_part_has_the_colour_of_the_style_sheet_and_idle_a_hatching() -> No
     figure = draw_rank_bars(report(jobviews.job(8)))
     assert figure is not None
     shapes = {trace["name"]: trace["marker"]["pattern"]["shape"] for trace in figure["data"]}
-    assert all(bool(shape) == name.startswith(("idle", "exposed communication: waiting")) for name, shape in shapes.items())
+    assert all(bool(shape) == name.startswith(("idle", "exposed communication: wait")) for name, shape in shapes.items())
 
 
 def test_one_rank_and_ranks_without_parts_have_no_bars() -> None:
@@ -139,14 +139,14 @@ def test_the_page_says_what_the_terminal_says(page: str) -> None:
     shown = Page(section(page)).plain
     for said in (
         "8 ranks: a step takes 139 ms; without waiting",
-        "Rank 7 holds the others up",
+        "Rank 7 is the straggler",
         "It waits 22.4 ms a step for its batches",
-        "idle: waiting for data 22.4 ms 1.50 ms +20.9 ms",
+        "idle: data loading 22.4 ms 1.50 ms +20.9 ms",
         "Pipeline of 4 stages, 8 micro-batches",
-        "late, longest own",
+        "straggler, longest own",
         "default_pg: ranks 0-7",
         "rank 7, 91 %",
-        "3 calls of single ranks have no partner",
+        "3 calls of single ranks were not matched",
         "aligned by the ends of 1,240 messages",
     ):
         assert said in shown
@@ -155,7 +155,7 @@ def test_the_page_says_what_the_terminal_says(page: str) -> None:
 def test_a_finding_on_the_late_rank_is_not_repeated_on_its_card() -> None:
     made = jobviews.with_job(sample.report(findings=(sample.finding(rule="DST-06"),)), jobviews.job(8))
     shown = Page(section(html.render_html(made))).plain
-    assert "Rank 7 holds the others up It waits 22.4 ms" in shown
+    assert "Rank 7 is the straggler It waits 22.4 ms" in shown
     assert "beyond the median rank's" not in shown
 
 
@@ -169,7 +169,7 @@ def test_the_tables_sort_by_figures_and_their_titles_explain(page: str) -> None:
         "is",
         "step",
         "own",
-        "waits",
+        "wait",
         "transfer",
         "exposed",
         "last",

@@ -92,14 +92,14 @@ def test_ranges_hold_every_number_and_no_other(numbers: set[int]) -> None:
 
 def test_the_late_rank_is_named_with_amount_time_and_cause() -> None:
     said = ranks.format_straggler(report())
-    assert said.startswith("Rank 7 holds the others up: its own time is 21.0 ms (18 %) a step beyond the median rank's")
+    assert said.startswith("Rank 7 is the straggler: its own time is 21.0 ms (18 %) a step beyond the median rank's")
     assert "from step 420 on (judged by all recorded steps)" in said
     assert said.endswith("It waits 22.4 ms a step for its batches, the median rank 1.50 ms.")
 
 
 def test_a_finding_on_the_late_rank_is_not_repeated() -> None:
     told = report(findings=(sample.finding(rule="DST-06"),))
-    assert ranks.format_straggler(told) == "Rank 7 holds the others up: finding DST-06 says more."
+    assert ranks.format_straggler(told) == "Rank 7 is the straggler: finding DST-06 says more."
     assert "its batches, the median rank" not in plain(told)
 
 
@@ -107,13 +107,13 @@ def test_that_none_is_late_is_told_apart_from_not_knowing() -> None:
     none = report(jobviews.job(late=None, no_straggler="no rank is late for long: ranks take turns"))
     assert ranks.format_straggler(none) == "No rank is late for long: ranks take turns."
     unknown = report(jobviews.partly())
-    assert ranks.format_straggler(unknown) == "No rank is named as late: no message could be matched."
+    assert ranks.format_straggler(unknown) == "No straggler: no message could be matched."
 
 
 def test_differences_carry_their_units_and_signs() -> None:
     found = jobviews.straggler(7, 118 * MS)
     assert ranks.build_difference_rows(found, report()) == [
-        ("idle: waiting for data", "22.4 ms", "1.50 ms", "+20.9 ms"),
+        ("idle: data loading", "22.4 ms", "1.50 ms", "+20.9 ms"),
         ("aten::copy_", "3.10 ms", "2.00 ms", "+1.10 ms"),
         ("SM clock", "1,410 MHz", "1,755 MHz", "-345 MHz"),
     ]
@@ -132,7 +132,7 @@ def test_shapes_of_a_job_are_told_unless_a_finding_does() -> None:
     found = jobviews.job(**jobviews.shapes())
     said = ranks.list_parallelism_lines(report(found))
     assert [words.split()[0] for words in said] == ["Pipeline", "Exchanges", "Work"]
-    assert "for 36 % of the step; with equal stages GPipe and 1F1B leave 27 %" in said[0]
+    assert "of 36 % of the step; with equal stages GPipe and 1F1B leave a bubble of 27 %" in said[0]
     told = report(found, findings=(sample.finding(rule="DST-07"), sample.finding(rule="DST-10")))
     assert [words.split()[0] for words in ranks.list_parallelism_lines(told)] == ["Exchanges"]
 
@@ -145,7 +145,7 @@ def test_shapes_of_a_job_are_told_unless_a_finding_does() -> None:
             "ends of 9 messages; the ends of one message still differ by 14.0 us (95th",
         ),
         (Clocks(method="unix"), "by the clocks of their machines, as recorded."),
-        (Clocks(method="none"), "could not be aligned: what one rank waits for another is not known."),
+        (Clocks(method="none"), "could not be aligned: wait time between ranks is unavailable."),
         (Clocks(method="none", note="one rank each"), "could not be aligned: one rank each."),
     ],
 )
@@ -159,7 +159,7 @@ def test_trust_counts_ranks_and_matched_messages() -> None:
     # 3 calls without a partner beside (12 + 24 + 6) calls on 8 ranks each: 336 / 339
     assert ranks.compute_matched_share(jobviews.job()) == pytest.approx(336 / 339)
     assert dict(data_quality.list_quality_lines(report()))["ranks"].startswith(
-        "8 of 8 ranks read. 99 % of their messages were found on every rank"
+        "8 of 8 ranks read. 99 % of their messages are matched on every rank"
     )
     partly = dict(data_quality.list_quality_lines(report(jobviews.partly())))["ranks"]
     assert partly.startswith("7 of 10 ranks read. The clocks")
@@ -181,7 +181,7 @@ def test_all_of_few_ranks_are_listed_and_of_many_those_that_stand_out() -> None:
 
 def test_what_differs_most_is_the_loader_of_the_late_rank_and_not_the_waiting_of_the_others() -> None:
     told = rank_tables.find_largest_differences(report())
-    assert re.fullmatch(r"waiting for data \+2[01]\.\d ms", told[7])
+    assert re.fullmatch(r"data loading \+2[01]\.\d ms", told[7])
     assert not [said for said in told.values() if "communication" in said]
 
 
@@ -203,7 +203,7 @@ def test_messages_that_take_most_time_come_first() -> None:
 
 
 def test_calls_without_a_partner_are_counted() -> None:
-    assert rank_tables.format_unmatched(jobviews.messages(8, 7)).startswith("3 calls of single ranks have no partner")
+    assert rank_tables.format_unmatched(jobviews.messages(8, 7)).startswith("3 calls of single ranks were not matched")
     assert rank_tables.format_unmatched([MessageRow(kind="all_reduce", unmatched=0)]) == ""
 
 
@@ -228,8 +228,8 @@ def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
 def test_the_figures_that_decide_are_shown_at_every_width(width: int) -> None:
     made = text.render_text(report(), width=width)
     late = next(line for line in made.splitlines() if line.startswith("rank 7"))
-    assert re.search(r"rank 7 \(late, longest own\) +139 ms +139 ms +1\.00 ms", late)
-    assert "waiting for data +2" in made
+    assert re.search(r"rank 7 \(straggler, longest own\) +139 ms +139 ms +1\.00 ms", late)
+    assert "data loading +2" in made
 
 
 def test_columns_that_no_rank_knows_are_left_out() -> None:
@@ -237,12 +237,12 @@ def test_columns_that_no_rank_knows_are_left_out() -> None:
     header = next(line for line in made.splitlines() if line.startswith("rank  ") and "step" in line)
     assert "exposed" in header
     assert "waits" not in header
-    assert "?" not in made[made.index("\nRanks\n") : made.index("What matters most")]
+    assert "?" not in made[made.index("\nRanks\n") : made.index("Top findings")]
 
 
 def test_ranks_stand_between_the_breakdown_and_the_findings() -> None:
     made = text.render_text(report())
-    order = ["8 ranks: a step takes", "Where a step goes", "\nRanks\n", "Messages between ranks", "What matters most", "How far to trust"]
+    order = ["8 ranks: a step takes", "Where a step goes", "\nRanks\n", "Messages between ranks", "Top findings", "Data quality"]
     assert [made.index(words) for words in order] == sorted(made.index(words) for words in order)
 
 

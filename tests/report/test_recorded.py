@@ -52,13 +52,13 @@ def report(**changes: object) -> ReportData:
 def test_each_line_in_words() -> None:
     assert dict(environment.list_environment(report())) == {
         "versions": "torch 2.7.1+cu126, Python 3.12.4, CUDA 12.6, driver 570.86.15, numpy 2.0.0, transformers 4.44.0",
-        "precision": "autocast cuda:bf16, TF32 in products off, in convolutions on, GradScaler",
+        "precision": "autocast cuda:bf16, TF32 in matmul off, in convolutions on, GradScaler",
         "switches": "cuDNN benchmark off, expandable_segments True, OMP_NUM_THREADS=1, NCCL_ALGO set",
         "loader": "4 workers, batches of 32, prefetch 2, pinned memory, not persistent, DistributedSampler, last batch dropped",
         "optimizer": "AdamW, foreach (torch's choice), 124 million parameters in 148 tensors",
         "model": "DDP, 8 ranks, buckets of 26.2 MB, static_graph; torch.compile (mode reduce-overhead), 2 graphs, 9 generated kernels, "
         "1 graph break, none recompiled; activation checkpointing; channels_last",
-        "code": "commit abcdef012345, with changes that are not committed",
+        "code": "commit abcdef012345, with uncommitted changes",
     }  # fmt: skip
 
 
@@ -78,27 +78,27 @@ def test_fsdp_and_what_is_switched_off() -> None:
     settings = Settings(sdp_backends=("math",), anomaly_detection=True, cudnn_deterministic=True)
     lines = dict(environment.list_environment(report(program=program, settings=settings)))
     assert lines["model"] == "fully_shard, reshard after forward, 24 units, mesh 2 x 4, bfloat16/float32; DeepSpeed ZeRO 3"
-    assert lines["switches"] == "deterministic algorithms, anomaly detection on, fused attention switched off"
+    assert lines["switches"] == "deterministic algorithms, anomaly detection on, fused attention off"
 
 
 def test_a_trace_alone_has_no_such_section() -> None:
     plain = sample.report()
     assert environment.list_environment(plain) == []
-    assert "Recorded with" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
+    assert "Environment" not in text.render_text(plain) + markdown.render_markdown(plain) + html.render_html(plain)
 
 
 @pytest.mark.parametrize("render", [text.render_text, markdown.render_markdown, html.render_html], ids=["text", "markdown", "html"])
 def test_every_format_has_the_section_after_the_ops(render: object) -> None:
     page = render(report())  # type: ignore[operator]
     assert "reduce-overhead" in page
-    assert page.index("Ops that cost most" if render is not html.render_html else "Ops</h2>") < page.index("Recorded with")
+    assert page.index("Top ops by time" if render is not html.render_html else "Top ops by time</h2>") < page.index("Environment")
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
 def test_the_section_is_short_and_fits(width: int) -> None:
     lines = text.render_text(report(), width=width).splitlines()
     assert max(map(len, lines)) <= width
-    section = lines[lines.index("Recorded with") :]
+    section = lines[lines.index("Environment") :]
     assert width < 100 or section.index("") <= 12
 
 
@@ -124,10 +124,10 @@ def test_hostile_names_are_harmless(hostile: str) -> None:
     ("dirty", "tracked", "said"),
     [
         (False, True, "commit abcdefabcdef, nothing changed since"),
-        (False, False, "commit abcdefabcdef, no tracked file changed since, the script itself is not in git"),
+        (False, False, "commit abcdefabcdef, no tracked file changed since, the script is not in git"),
         (False, None, "commit abcdefabcdef, no tracked file changed since"),
-        (None, True, "commit abcdefabcdef, changes not known"),
-        (True, False, "commit abcdefabcdef, with changes that are not committed, the script itself is not in git"),
+        (None, True, "commit abcdefabcdef, changes unknown"),
+        (True, False, "commit abcdefabcdef, with uncommitted changes, the script is not in git"),
     ],
 )
 def test_a_commit_says_what_it_covers(dirty: bool | None, tracked: bool | None, said: str) -> None:

@@ -98,9 +98,9 @@ def test_peaks_at_the_observed_clock_say_so() -> None:
 
 def test_unknown_energy_is_explained_on_a_gpu_and_no_topic_on_a_cpu() -> None:
     unknown = Energy(reason="the device does not tell its power (Not Supported)")
-    assert said(energy=unknown)["energy"] == "Not known: the device does not tell its power (Not Supported)."
+    assert said(energy=unknown)["energy"] == "Unavailable: the device does not tell its power (Not Supported)."
     assert "energy" not in said(changed(source="psutil"), unknown)
-    assert said(changed(columns={}, missing={"sm_clock_mhz": "Not Supported"}))["clocks"] == "The SM clock is not known: Not Supported."
+    assert said(changed(columns={}, missing={"sm_clock_mhz": "Not Supported"}))["clocks"] == "SM clock unavailable: Not Supported."
 
 
 def test_the_figures_stand_in_every_format() -> None:

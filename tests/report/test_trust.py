@@ -24,10 +24,10 @@ def test_unknown_shares_are_said_not_shown_as_zero() -> None:
     nothing = sample.trust(linked_share=0.0, modelled_share=None, generic_share=None, unknown_share=None, profiler_slowdown=None)
     lines = dict(data_quality.list_quality_lines(sample.report(trust=nothing)))
     assert lines["coverage"].startswith("Cost models cover none of it: no op with recorded shapes")
-    assert lines["coverage"].endswith(" 0 % of all kernel time is linked to the op that launched it.")
+    assert lines["coverage"].endswith(" 0 % of all kernel time is attributed to the op that launched it.")
     empty = sample.trust(linked_share=None, modelled_share=None, without_launch_share=None)
-    assert "no kernel time that could be linked" in dict(data_quality.list_quality_lines(sample.report(trust=empty)))["coverage"]
-    assert lines["profiler"].startswith("Slow-down unknown")
+    assert "no kernel time that could be attributed" in dict(data_quality.list_quality_lines(sample.report(trust=empty)))["coverage"]
+    assert lines["profiler"].startswith("Slow-down unavailable")
 
 
 def test_without_a_device_the_roofline_is_denied_and_the_reason_is_pointed_at() -> None:
@@ -78,7 +78,7 @@ def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:
 
 def test_replays_that_are_mapped_to_their_capture_are_said() -> None:
     lines = dict(data_quality.list_quality_lines(sample.report(trust=sample.trust(mapped_replay_share=0.9))))
-    assert "90 % by way of the pass that captured the replayed graph" in lines["coverage"]
+    assert "90 % through the capture of the replayed graph" in lines["coverage"]
     assert "by way of" not in dict(data_quality.list_quality_lines(sample.report()))["coverage"]
 
 
@@ -181,7 +181,7 @@ def test_kernels_without_an_op_are_told_by_their_names() -> None:
     kernels = (_kernel(60, None, "gemm"), _kernel(20, None, "triton_pointwise"), _kernel(20, "aten::mm", "gemm"))
     lines = dict(data_quality.list_quality_lines(sample.report(kernels=kernels)))
     assert lines["by name"] == (
-        "80 % of the kernel time stands in kernels without an op; by their names it is 60 % gemm, 20 % triton pointwise."
+        "80 % of the kernel time is in kernels without an attributed op; by their names: 60 % gemm, 20 % triton pointwise."
     )
     few = (_kernel(97, "aten::mm", "gemm"), _kernel(3, None, "gemm"))
     assert "by name" not in dict(data_quality.list_quality_lines(sample.report(kernels=few)))

@@ -11,7 +11,7 @@ TRUST = ReplayTrust(
     0.004,
 )
 LAUNCH = WhatIf(
-    "launch=0", "one CUDA graph issues the step", 12e6, 8e6, 1 / 3, (("ProfilerStep#3", 11e6, 7e6), ("ProfilerStep#5", 13e6, 9e6))
+    "launch=0", "one CUDA graph launches the step", 12e6, 8e6, 1 / 3, (("ProfilerStep#3", 11e6, 7e6), ("ProfilerStep#5", 13e6, 9e6))
 )
 BATCH = WhatIf("batch=2", "2 x the samples", 12e6, 18e6, 0.25, (), ("gain per sample: a step has 2 x the samples",))
 
@@ -29,7 +29,7 @@ def test_a_row_has_the_step_then_and_the_gain_with_the_error_and_a_line_in_words
     assert text.index("launch=0") < text.index("batch=2") == render_what_ifs([BATCH, LAUNCH], TRUST, width=120).index("batch=2")
     row = next(line for line in text.splitlines() if line.startswith("launch=0"))
     assert row.split(maxsplit=1)[1].split() == ["8.00", "ms", "33.3", "%", "\u00b1", "1.2", "%"]
-    assert "one CUDA graph issues the step" in text
+    assert "one CUDA graph launches the step" in text
     assert "2 x the samples; gain per sample" in text
 
 
@@ -57,7 +57,7 @@ def test_where_nothing_can_be_replayed_it_says_why() -> None:
 
 def test_without_trust_the_gain_stands_alone_and_that_is_said() -> None:
     text = render_what_ifs([LAUNCH], None)
-    assert "not known" in text.splitlines()[0]
+    assert "unavailable" in text.splitlines()[0]
     assert "\u00b1" not in text
 
 

@@ -35,14 +35,14 @@ def test_the_verdict_is_two_sentences_for_any_breakdown(milliseconds: dict[str, 
     assert text.startswith("A step takes ")
     assert text.endswith(".")
     assert text.count(" of it") == 1
-    assert ("no cost model covers" in text) == (milliseconds.get("unknown", 0) / sum(milliseconds.values()) >= 0.005)
+    assert ("not modelled" in text) == (milliseconds.get("unknown", 0) / sum(milliseconds.values()) >= 0.005)
 
 
 def test_the_verdict_names_the_largest_part_first() -> None:
     text = labels.format_verdict(sample.report())
     assert text == (
-        "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly: Python and framework too slow, 33 %), 30 % in "
-        "compute-bound kernels, 20 % in memory-bound kernels, 5 % waiting for communication and 3 % in kernels that no cost model covers; "
+        "A step takes 75.0 ms. The GPU spends 39 % of it idle (mostly host-bound, 33 %), 30 % in "
+        "compute-bound kernels, 20 % in memory-bound kernels, 5 % in exposed communication and 3 % in kernels that are not modelled; "
         "smaller parts make up the other 3 %."
     )
 
@@ -69,15 +69,15 @@ def test_without_steps_the_window_is_not_called_a_step() -> None:
 def test_a_ceiling_is_told_per_step() -> None:
     # 100 ms over 4 steps of 75 ms
     assert labels.format_upper_bound(sample.finding(), sample.report()) == (
-        "Up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
+        "Potential speed-up: up to 25.0 ms of 75.0 ms (33 %) if every kernel were launched before the device falls idle."
     )
-    assert labels.format_upper_bound(sample.finding(ceiling=None), sample.report()) == "Gain: not known."
+    assert labels.format_upper_bound(sample.finding(ceiling=None), sample.report()) == "Potential speed-up: not known."
     assert (
         labels.format_upper_bound(sample.finding(ceiling=None, bound="method"), sample.report()) == ""
     )  # about the recording, not the step
     assert (
         labels.format_upper_bound(sample.finding(ceiling=Ceiling(4 * MS, 0.0133, "formula", "")), sample.report())
-        == "Up to 1.00 ms of 75.0 ms (1 %)."
+        == "Potential speed-up: up to 1.00 ms of 75.0 ms (1 %)."
     )
 
 
@@ -144,12 +144,10 @@ def test_a_table_without_rates_has_a_unit() -> None:
 def test_idle_time_without_causes_says_what_to_record() -> None:
     idle = sample.breakdown({"compute": 200, "idle_unexplained": 100})
     assert labels.format_idle_note(sample.report(breakdown=idle)).startswith(
-        "Nothing was recorded on the host in the idle time, so its causes are"
+        "The idle time is unexplained: nothing was recorded on the host"
     )
     split = sample.breakdown({"compute": 200, "idle_unexplained": 60, "idle_launch": 40})
-    assert labels.format_idle_note(sample.report(breakdown=split)).startswith(
-        "For 20 % of a step nothing that was recorded tells why the GPU was"
-    )
+    assert labels.format_idle_note(sample.report(breakdown=split)).startswith("The GPU is idle for 20 % of a step without a known cause")
     bundle = msgspec.structs.replace(sample.report().source, kind="bundle")  # gpudiag.profile made it: to advise that again helps nobody
     assert "gpudiag.profile" not in labels.format_idle_note(sample.report(breakdown=split, source=bundle))
     stacks = msgspec.structs.replace(sample.report().trust, site_match_share=0.9)
@@ -162,15 +160,15 @@ def test_idle_time_without_causes_says_what_to_record() -> None:
 def test_a_replayed_ceiling_has_an_error_and_none_is_told_in_words() -> None:
     replayed = Ceiling(100 * MS, 1 / 3, "replay", "the host were quicker", 0.018)
     assert labels.format_upper_bound(sample.finding(ceiling=replayed), sample.report()) == (
-        "Up to 25.0 ms of 75.0 ms (33 % \u00b1 2 %) if the host were quicker."
+        "Potential speed-up: up to 25.0 ms of 75.0 ms (33 % \u00b1 2 %) if the host were quicker."
     )
     nothing = Ceiling(0, 0.0, "replay", "the host were quicker", 0.018)
     assert labels.format_upper_bound(sample.finding(ceiling=nothing), sample.report()) == (
-        "No gain by itself: replayed, the step takes as long if the host were quicker; other work stands on the longest path."
+        "No gain by itself: replayed, the step takes as long if the host were quicker; other work is on the critical path."
     )
 
 
 def test_rules_that_only_weaken_the_measurement_are_told_apart() -> None:
     weak = sample.finding(rule="EFF-03", severity="info", bound="method")
-    assert "1 fired (EFF-03 about the measurement)" in labels.format_rule_counts(sample.report(findings=(weak,)))
+    assert "1 fired (EFF-03 on data quality)" in labels.format_rule_counts(sample.report(findings=(weak,)))
     assert "1 fired, " in labels.format_rule_counts(sample.report())

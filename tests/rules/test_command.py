@@ -82,8 +82,8 @@ def test_show_of_advice_says_what_would_be_needed(tmp_path: Path) -> None:
     text = "schema: 1\nid: LAB-09\ntitle: x\ncategory: lab\nmaturity: advisory\ndevice_kinds: [gpu]\nbound: compute\n"
     (tmp_path / "LAB-09.yaml").write_text(text + "why: y\nneeds: a <b>counter</b>\nreferences: [none]\n")
     shown = " ".join(run("show", "LAB-09", "--rules", str(tmp_path)).split())
-    assert "would need a <b>counter</b>" in shown
-    assert "never: no data" in shown
+    assert "needs a <b>counter</b>" in shown
+    assert "never: no recording" in shown
     page = tmp_path / "rules.html"
     run("docs", "-o", str(page), "--rules", str(tmp_path))
     written = page.read_text()

@@ -100,11 +100,11 @@ def test_the_gain_is_a_share_of_the_planted_time() -> None:
 def test_the_table_and_its_last_lines() -> None:
     wrong = Row(name="b", wanted="INP-01", runs=(Judged("EFF-01", False, ("EFF-01",), ("MEM-08",)),), seconds=12.4)
     lines = text_table([row(0.5, 0.4, 0.35), wrong]).splitlines()
-    assert lines[0].split() == ["sample", "first", "finding", "false", "alarms", "ceiling", "gain", "ceiling/gain", "seconds"]
+    assert lines[0].split() == ["sample", "first", "finding", "false", "alarms", "bound", "gain", "bound/gain", "seconds"]
     assert lines[1].split() == ["a", "OVH-01", "ok", "none", "50%", "40%", "[35%,", "45%]", "1.25", "0"]
     assert "INP-01 WRONG: got EFF-01; MISSING MEM-08" in lines[2]
     assert totals([row(0.5, 0.4, 0.35), wrong]).lines()[-2:] == [
-        "ceiling/gain: median 1.25, worst 1.25; ceilings below the gain: 0",
+        "bound/gain: median 1.25, worst 1.25; bounds below the gain: 0",
         "first finding right: 1 of 2; false alarms: 1",
     ]
 

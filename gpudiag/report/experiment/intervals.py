@@ -66,7 +66,7 @@ Figure = dict[str, Any]
 # Okabe and Ito's colour-blind-safe set, 3:1 against white and against near-black; each verdict has a shape too.
 _COLOURS = {"good": "#1a9270", "bad": "#bb6a97", "slower": "#c77700", "weak": "#808080"}
 _SYMBOLS = {"good": "triangle-right", "bad": "x", "slower": "triangle-left", "weak": "circle"}
-_CALLED = {"good": "proved faster", "bad": "does not train the same", "slower": "slower", "weak": "nothing proved"}
+_CALLED = {"good": "proved faster", "bad": "parity differs", "slower": "slower", "weak": "nothing proved"}
 _LINE = "#7a7a7a"
 _AT_ONE = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "line": {"color": _LINE, "width": 1.5}}
 _ROW, _FRAME = 34, 150
@@ -148,7 +148,7 @@ def _draw_promises(drawn: Sequence[Outcome], places: dict[int, int]) -> list[Fig
     known = [(found.ceiling_share, found) for found in drawn if found.ceiling_share is not None and found.ceiling_share < 1]
     points = [(1 / (1 - share), float(places[id(found)])) for share, found in known]
     marker = {"color": _LINE, "size": 13, "symbol": "line-ns-open", "line": {"width": 2}}
-    return [_draw_markers("promised at most", points, marker)] if points else []
+    return [_draw_markers("upper bound", points, marker)] if points else []
 
 
 def _draw_markers(name: str, points: Sequence[tuple[float, float]], marker: Figure) -> Figure:
@@ -182,7 +182,7 @@ def _build_layout(drawn: Sequence[Outcome], places: dict[int, int]) -> Figure:
     return {
         "xaxis": {
             "type": "log",
-            "title": {"text": f"{unit}/s over those of the program as it is"},
+            "title": {"text": f"{unit}/s over those of the baseline"},
             "range": [math.log10(low), math.log10(high)],
             "tickvals": at,
             "ticktext": [f"x{value:.4g}" for value in at],

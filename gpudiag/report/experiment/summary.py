@@ -1,4 +1,4 @@
-"""What all experiments of one command come to, in words: the headline, the program as it is, the recipe, what figures mean."""
+"""What all experiments of one command come to, in words: the headline, the baseline, the recipe, what figures mean."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudiag.report.experiment import verdicts
 from gpudiag.report.findings import SCRIPT_PLACEHOLDER
 from gpudiag.units import format_bytes, format_ns, format_share
 
-AS_IS = "the program as it is"
+AS_IS = "the baseline"
 BUNDLE = "BUNDLE"
 """In place of a bundle that is not known."""
 _LONGEST_PROGRAM = 150
@@ -49,7 +49,7 @@ def format_experiments_headline(data: ExperimentData) -> str:
         return verdicts.format_outcome_sentence(data.experiments[0])
     measured, screened, missing = verdicts.group_outcomes(data.experiments)
     if not measured and not screened:
-        return f"None of the {len(missing)} changes could be measured; the reasons stand below."
+        return f"None of the {len(missing)} variants could be measured; the reasons are below."
     return " ".join([_format_proved(measured, screened), *_format_different(measured)])
 
 
@@ -57,7 +57,7 @@ def _format_recipe(data: ExperimentData) -> str:
     recipe, proof = data.recipe, _find_proof(data)
     what = verdicts.name_outcome(proof) if proof else "+".join(map(str, recipe.fixes)) or "the change below"
     if recipe.ratio is None:
-        return f"{what} stands in the recipe, but how fast it trains is not known."
+        return f"{what} is in the recipe, but its speed is unknown."
     fast = verdicts.format_times_as_fast(recipe.ratio, recipe.interval)
     if not recipe.proved:
         return f"{what} looks {fast}, but that is not proved."
@@ -77,16 +77,14 @@ def _format_training(proof: Outcome | None) -> str:
     if parity is not None and parity.verdict == "same":
         return ""
     if parity is not None and parity.verdict == "not_comparable":
-        return (
-            f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is not shown'}."
-        )
-    return f" {verdicts.NOT_CHECKED[:1].upper()}{verdicts.NOT_CHECKED[1:]}."
+        return f" It changes what is trained on{f': {parity.quality}' if parity.quality else ', and whether it learns as well is unknown'}."
+    return f" Parity was {verdicts.NOT_CHECKED}."
 
 
 def _format_unmeasured(data: ExperimentData) -> str:
     if data.baseline is None:
         return "Nothing was measured."
-    return f"No change was tried. {AS_IS.capitalize()} takes {_format_step(data.baseline)}."
+    return f"No variant was tried. {AS_IS.capitalize()} takes {_format_step(data.baseline)}."
 
 
 def _format_proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> str:
@@ -98,13 +96,13 @@ def _format_proved(measured: Sequence[Outcome], screened: Sequence[Outcome]) -> 
     if winners:
         one = len(winners) == 1
         verb = "was" if one else "were"
-        return f"{_join_names(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but nothing was taken into a recipe."
+        return f"{_join_names(winners)} {verb} faster {'by itself' if one else 'by themselves'}, but the recipe is empty."
     if not measured:
-        return f"Nothing is proved: {_format_outcome_count(screened, 'change')} {'was' if len(screened) == 1 else 'were'} only screened."
+        return f"Nothing is proved: {_format_outcome_count(screened, 'variant')} {'was' if len(screened) == 1 else 'were'} only screened."
     which = (
-        "The one change that was measured is not" if len(measured) == 1 else f"None of the {len(measured)} changes that were measured is"
+        "The one variant that was measured is not" if len(measured) == 1 else f"None of the {len(measured)} variants that were measured is"
     )
-    return f"{which} proved to be faster: the recipe is {AS_IS}."
+    return f"{which} proved faster: the recipe is {AS_IS}."
 
 
 def _format_different(measured: Sequence[Outcome]) -> list[str]:
@@ -127,7 +125,7 @@ def list_leads(data: ExperimentData, bundle: str = "") -> list[str]:
 
     `bundle`: the folder that the experiments lie in, '' where that is not known.
     """
-    resume = f"Not everything that was planned was measured: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
+    resume = f"The plan is not complete: gpudiag ab --resume {_quote_path(bundle or BUNDLE)} goes on."
     seconds = [found.seconds for found in data.experiments if found.seconds is not None]
     count = len(seconds)
     took = f"{count} experiment{'' if count == 1 else 's'} in {format_duration(sum(seconds))}." if seconds else ""
@@ -142,11 +140,11 @@ def _explain_slower(found: Outcome, baseline: Baseline | None) -> str:
         return f"One reason why {what} is slower: {known}."
     calls = found.fix.split("+")
     if found.variant or not all((fix := FIX_BY_ID.get(call.partition("=")[0])) and fix.injected for call in calls):
-        return f"Why {what} is slower was not looked for."
+        return f"Why {what} is slower is unknown."
     fixes, program = " ".join(f"--fix {_quote_path(call)}" for call in calls), _format_program(baseline)
     program = program if len(program) <= _LONGEST_PROGRAM else SCRIPT_PLACEHOLDER
     return (
-        f"Why {what} is slower was not looked for; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
+        f"Why {what} is slower is unknown; two recordings show which ops changed: gpudiag run -o runs/before {program}; "
         f"gpudiag run -o runs/after {fixes} {program}; gpudiag compare runs/before runs/after"
     )
 
@@ -161,11 +159,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE:02d} min"
 
 
-# -- the program as it is -----------------------------------------------------------------------------------------------------
+# -- the baseline -------------------------------------------------------------------------------------------------------------
 
 
 def build_baseline_rows(found: Baseline | None) -> list[tuple[str, str]]:
-    """Return (topic, what was found) of the program as it is; only what is known."""
+    """Return (topic, what was found) of the baseline; only what is known."""
     if found is None:
         return []
     marked = f"; steps are marked by {found.steps_marked_by}" if found.steps_marked_by else ""
@@ -193,7 +191,7 @@ def _format_step(found: Baseline) -> str:
 def _format_start(found: Baseline) -> str:
     if not found.start_s:
         return ""
-    steps = f", {found.warm_steps} steps of it until it was steady" if found.warm_steps else ""
+    steps = f", {found.warm_steps} steps of it until steady" if found.warm_steps else ""
     return f"{format_duration(found.start_s)} from the start of the process{steps}"
 
 
@@ -255,17 +253,19 @@ def format_experiments_legend(outcomes: Sequence[Outcome]) -> list[str]:
     shown = next((found for found in with_ratio if found.interval and verdicts.is_proof(found)), None)
     if shown is not None:
         lines.append(
-            f"{verdicts.format_ratio(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with an interval that holds the true "
-            "ratio in 95 % of experiments. Two processes live at once and take turns; the pair is the unit, never the step."
+            f"{verdicts.format_ratio(shown.ratio, shown.interval)}: throughput over that of {AS_IS}, with its 95 % interval. "
+            "Two processes run at once and take turns; the pair is the unit, never the step."
         )
     if any(not verdicts.is_proof(found) for found in with_ratio):
-        lines.append("Not proof: blocks of a few processes, or screening, rank changes; they do not tell how much processes differ.")
+        lines.append(
+            "Not proof: blocks of a few processes, or screening, rank the variants; they do not measure how much processes differ."
+        )
     tested = sum(verdicts.is_proof(found) and found.p is not None for found in with_ratio)
     if tested > 1:  # of one command as of all those of a bundle: whatever stands side by side is corrected together
-        lines.append(f"Claims are corrected for the looks at the pairs, and for their number: these {tested} comparisons together (Holm).")
-    if any("yardsticks" in verdicts.format_parity(found) for found in outcomes):
+        lines.append(f"Claims are corrected for the interim looks and for their number: these {tested} comparisons together (Holm).")
+    if any(verdicts.has_rounding_noise(found) for found in outcomes):
         lines.append(
-            f"Yardstick: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "
-            "(rounding) or bfloat16 (bf16)."
+            f"Rounding noise: how far losses and gradients of {AS_IS} move when its weights get noise as large as the rounding of float32 "
+            "or bfloat16."
         )
     return lines

@@ -40,7 +40,7 @@ _DEEPEST = 20
 """Columns that a line of code is indented at most."""
 _STYLES = {"good": "bold green", "bad": "bold red", "slower": "bold yellow", "weak": "yellow"}
 """Of a verdict; its words say the same without a colour."""
-SCREENED_TITLE = "Screening (ranks changes, proves nothing)"
+SCREENED_TITLE = "Screening (ranks variants, proves nothing)"
 MISSING_TITLE = "Without a result"
 
 
@@ -77,7 +77,7 @@ def _print_outcomes(console: Console, outcomes: Sequence[Outcome]) -> None:
     measured, screened, missing = verdicts.group_outcomes(outcomes)
     columns = _OutcomeColumns(console.width, outcomes)
     for title, found, brief in (
-        (f"Experiments: changes measured against {summary.AS_IS}", measured, False),
+        (f"Experiments: variants against {summary.AS_IS}", measured, False),
         (SCREENED_TITLE, screened, True),
         (MISSING_TITLE, missing, False),
     ):
@@ -167,7 +167,7 @@ def _print_baseline(console: Console, data: ExperimentData) -> None:
     rows = summary.build_baseline_rows(data.baseline)
     if not rows:
         return
-    print_heading(console, summary.AS_IS[:1].upper() + summary.AS_IS[1:])
+    print_heading(console, "Baseline")
     table = create_table((("", "left"), ("", "wrapped")))
     for topic, said in rows:
         table.add_row(*format_cells(topic, clean_unbroken(clean(said, _LONGEST_NOTE))))

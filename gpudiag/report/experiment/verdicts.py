@@ -27,14 +27,14 @@ _FAILURES = {
     "crash": "it crashed",
     "hang": "it gave no sign of life",
     "timeout": "it ran out of time",
-    "ended": "the script was over before its trial was",
+    "ended": "the script ended before its trial",
     "no_steps": "no training step was found",
 }
 SCREENED = "screened"
 """In place of a verdict: one pair ranks a change, and judges neither it nor the machine."""
-_NO_EVIDENCE = "it left no evidence of having taken effect"
-_YARDSTICKS = {"rounding": "rounding yardsticks", "low_precision": "bf16 yardsticks"}
-NOT_CHECKED = "whether it trains the same was not checked"
+_NO_EVIDENCE = "no evidence that it took effect"
+_NOISE = {"rounding": "float32 rounding noise", "low_precision": "bf16 rounding noise"}
+NOT_CHECKED = "not checked"
 
 _NEAR_ONE = 0.1
 _MOST_DIGITS = 5
@@ -87,7 +87,7 @@ def format_outcome_verdict(outcome: Outcome) -> str:
     word = _WORDS[outcome.verdict]
     if not is_proof(outcome):
         word = _UNPROVED.get(outcome.verdict, word)
-    return f"{word}, parity fails" if trains_differently(outcome) else word
+    return f"{word}, parity differs" if trains_differently(outcome) else word
 
 
 def group_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], list[Outcome], list[Outcome]]:
@@ -195,7 +195,12 @@ def format_payback(outcome: Outcome) -> str:
         return ""
     ways = ((outcome.break_even_steps, "cold"), (outcome.break_even_warm_steps, "warm"))
     known = [f"{math.ceil(steps):,} steps ({way})" for steps, way in ways if steps is not None and steps > 0 and math.isfinite(steps)]
-    return f"pays back after {', '.join(known)}" if known else ""
+    return f"break-even after {', '.join(known)}" if known else ""
+
+
+def has_rounding_noise(outcome: Outcome) -> bool:
+    """Return whether the words on parity name the rounding noise."""
+    return "rounding noise" in format_parity(outcome)
 
 
 def format_parity(outcome: Outcome) -> str:
@@ -206,29 +211,29 @@ def format_parity(outcome: Outcome) -> str:
     if found.verdict == "same":
         return _format_same(found)
     if found.verdict == "differs":
-        return f"does NOT train the same: {explain_parity(found)}"
+        return f"DIFFERS: {explain_parity(found)}"
     if found.verdict == "not_comparable":
         quality = f"; {found.quality}" if found.quality else ""
-        return f"changes what is trained on, so steps cannot be set side by side{quality}"
+        return f"not comparable: it changes what is trained on{quality}"
     return f"{NOT_CHECKED}: {found.reason}" if found.reason else NOT_CHECKED
 
 
 def _format_same(found: Parity) -> str:
     over = f" over {found.steps} steps" if found.steps else ""
     if found.kind == "exact":
-        return f"losses and gradients {'as close as two unchanged runs' if found.worst_yardsticks else 'equal'}{over}"
-    unit = _YARDSTICKS.get(found.kind)
-    if unit is None or found.worst_yardsticks is None:
-        return f"trains the same{over}"
-    return f"losses and gradients within {found.worst_yardsticks:.1f} {unit}{over}"
+        return f"same: losses and gradients {'as close as two baseline runs' if found.worst_yardsticks else 'equal'}{over}"
+    noise = _NOISE.get(found.kind)
+    if noise is None or found.worst_yardsticks is None:
+        return f"same{over}"
+    return f"same: losses and gradients within {found.worst_yardsticks:.1f} x {noise}{over}"
 
 
 def explain_parity(found: Parity) -> str:
     """Return why a change does not train the same."""
     told = [found.reason, *(text for text in found.settings_changed if text not in found.reason)]
     if not any(told) and found.worst_yardsticks is not None:
-        told = [f"off by {found.worst_yardsticks:,.0f} yardsticks"]
-    return "; ".join(text for text in told if text) or "the reason was not kept"
+        told = [f"off by {found.worst_yardsticks:,.0f} x the rounding noise"]
+    return "; ".join(text for text in told if text) or "the reason was not recorded"
 
 
 # -- sentences --------------------------------------------------------------------------------------------------------------
@@ -244,7 +249,9 @@ def format_effects(outcome: Outcome) -> list[str]:
     """Return parity, memory, energy and when the change pays back, those that are known."""
     if has_no_result(outcome):
         return []
-    return [text for text in (format_parity(outcome), format_peak_memory(outcome), format_energy(outcome), format_payback(outcome)) if text]
+    parity = format_parity(outcome)
+    effects = (parity and f"parity {parity}", format_peak_memory(outcome), format_energy(outcome), format_payback(outcome))
+    return [text for text in effects if text]
 
 
 def format_outcome_line(outcome: Outcome) -> str:
@@ -255,7 +262,7 @@ def format_outcome_line(outcome: Outcome) -> str:
 def explain_no_result(outcome: Outcome) -> str:
     """Return why there is no result, '' where there is one."""
     if outcome.verdict == "unstable":
-        return outcome.reason or "its steps had not settled when they were measured"
+        return outcome.reason or "its steps were not steady"
     if outcome.verdict == "not_applied":
         return outcome.reason or (shorten_note(outcome.notes[0]) if outcome.notes else _NO_EVIDENCE)
     if outcome.verdict != "failed":
@@ -263,7 +270,7 @@ def explain_no_result(outcome: Outcome) -> str:
     known = _FAILURES.get(outcome.reason, outcome.reason)
     note = shorten_note(outcome.notes[0]) if outcome.notes else ""
     told = [text for text in ("" if known in note or (note and outcome.reason == "timeout") else known, note) if text]  # it says which time
-    return ": ".join(told) or "the reason was not kept"
+    return ": ".join(told) or "the reason was not recorded"
 
 
 def explain_slower(outcome: Outcome) -> str:
@@ -284,23 +291,23 @@ def shorten_note(note: str) -> str:
     if len(lines) <= 1:
         return "".join(lines)
     if lines[0].startswith("Current thread"):  # faulthandler: the innermost frame comes first
-        return f"it stood at {next((text for text in lines if text.startswith('File ')), lines[1])}"
-    return f"it said last: {lines[-1]}"
+        return f"it hung at {next((text for text in lines if text.startswith('File ')), lines[1])}"
+    return f"its last output: {lines[-1]}"
 
 
 def format_promise(outcome: Outcome) -> str:
     """Return what the finding promised at most beside what was measured, as shares of the time of a sample; '' where nothing was."""
     if outcome.ceiling_share is None:
         return ""
-    most = f"Promised: at most {_format_share_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
+    most = f"Upper bound: {_format_share_percent(outcome.ceiling_share)} % less time a {outcome.unit.removesuffix('s')}"
     if has_no_result(outcome) or outcome.ratio is None:
         return f"{most}; not measured."
     saved = compute_saved_share(outcome.ratio)
     ends = [compute_saved_share(end) for end in outcome.interval or ()]
     interval = f" [{', '.join(map(_format_share_percent, ends))}]" if ends else ""
-    how = "measured" if is_proof(outcome) else "seen, not proved"
+    how = "measured" if is_proof(outcome) else "measured, not proved"
     beyond = ends and is_proof(outcome) and ends[0] > outcome.ceiling_share
-    verdict = " That is more than promised: the ceiling is too low." if beyond else ""
+    verdict = " That is more than the upper bound: the bound is too low." if beyond else ""
     return f"{most}; {how}: {_format_share_percent(saved)} %{interval}.{verdict}"
 
 
@@ -317,10 +324,10 @@ def format_outcome_sentence(outcome: Outcome) -> str:
     """Return the verdict on one change as a sentence."""
     what, ratio = name_outcome(outcome), outcome.ratio
     if has_no_result(outcome) or ratio is None:
-        return f"{what}: {format_outcome_verdict(outcome)}: {explain_no_result(outcome) or 'there is no figure'}."
+        return f"{what}: {format_outcome_verdict(outcome)}: {explain_no_result(outcome) or 'no figure'}."
     if outcome.screening:  # whatever its verdict: one pair judges neither the change nor the machine
         over = format_pair_count(outcome.pairs)
-        return f"{what} ran {format_times_as_fast(ratio, outcome.interval)} in screening over {over}: that ranks changes, and is no proof."
+        return f"{what} ran {format_times_as_fast(ratio, outcome.interval)} in screening over {over}: that ranks variants, and is no proof."
     if outcome.verdict in _UNPROVED and not is_proof(outcome):
         return f"{what} looks {format_times_as_fast(ratio, outcome.interval)}, but that is no proof: {_format_no_proof(outcome)}."
     return _format_judgement(outcome, what, f"{what} trains {format_times_as_fast(ratio, outcome.interval)}", _format_range(outcome, ratio))
@@ -328,12 +335,12 @@ def format_outcome_sentence(outcome: Outcome) -> str:
 
 def _format_judgement(outcome: Outcome, what: str, trains: str, between: str) -> str:
     if outcome.verdict == "faster" and outcome.parity is not None and trains_differently(outcome):
-        return f"{trains}, but not the same: {explain_parity(outcome.parity)}."
+        return f"{trains}, but parity differs: {explain_parity(outcome.parity)}."
     told: dict[Verdict, str] = {
         "faster": f"{trains}: proved on {format_pair_count(outcome.pairs)}.",
         "slower": f"{trains}: slower, proved on {format_pair_count(outcome.pairs)}.",
         "no_difference": f"{what} makes no difference: {between}.",
-        "inconclusive": f"Whether {what} helps is not decided: {between}.",
+        "inconclusive": f"{what} is inconclusive: {between}.",
         "too_noisy": f"This machine is too noisy to judge {what}: {between}.",
         "unstable": f"{what} cannot be judged: {explain_no_result(outcome)}.",
     }
@@ -398,7 +405,7 @@ def build_outcome_row(found: Outcome) -> OutcomeRow:
         told="; ".join(text for text in told if text),
         parity="" if lost else format_parity(found),
         memory=memory,
-        pays_back=format_payback(found).removeprefix("pays back "),
+        pays_back=format_payback(found).removeprefix("break-even "),
         promised=format_promise(found),
         tone=choose_tone(found),
         more=(*evidence, *([energy] if energy and not lost else []), *list_outcome_notes(found)),

@@ -124,8 +124,8 @@ def name_category(category: str) -> str:
 
 
 def _build_advisory_rows(rule: Advisory) -> Iterator[RuleRow]:
-    yield RuleRow("judged", ("never: no data that can be recorded or read would tell",))
-    yield RuleRow("would need", (_join_lines(rule.file.needs),))
+    yield RuleRow("judged", ("never: no recording holds the data",))
+    yield RuleRow("needs", (_join_lines(rule.file.needs),))
     yield from _build_common_rows(rule)
 
 
@@ -135,13 +135,14 @@ def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
     for name, param in file.params.items():
         yield RuleRow(f"  {name}", (f"{param.value:g}{f' {param.unit}' if param.unit else ''}  ({param.origin})",))
     yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
-    yield RuleRow("says", (_join_lines(file.message),))
-    yield RuleRow("and adds", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
-    yield RuleRow("at most", (f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "no gain of its own",))
-    yield RuleRow("facts of its own", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
-    yield RuleRow("compares", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
+    yield RuleRow("message", (_join_lines(file.message),))
+    yield RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
+    yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "none of its own",))
+    yield RuleRow("own facts", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
+    yield RuleRow("facts", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
     yield RuleRow(
-        "withholds", tuple(f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds)
+        "suppresses",
+        tuple(f"{', '.join(item.rules)} while {_join_lines(item.when)}: {_join_lines(item.reason)}" for item in file.withholds),
     )
     yield from _build_common_rows(rule)
     yield RuleRow("not suggested", tuple(f"{fix} while {_join_lines(when)}" for fix, when in file.needless.items()))
@@ -261,19 +262,19 @@ def _build_gauges(report: ReportData) -> list[dict[str, str]]:
     """Return the three figures that trust hangs on: what is modelled, what is linked, what the profiler costs; each may be not known."""
     found, work = report.trust, labels.name_work(report, 1)
     slowdown = found.profiler_slowdown
-    cost = {"value": "not known", "label": "how much the profiler slows a step down", "percent": ""}
+    cost = {"value": "unavailable", "label": "how much the profiler slows a step down", "percent": ""}
     if slowdown is not None:
-        cost |= {"value": f"{slowdown:.2f} x", "label": "the time of an unprofiled step is what a profiled one takes"}
+        cost |= {"value": f"{slowdown:.2f} x", "label": "the time of an unprofiled step: that of a profiled one"}
     return [
         _build_gauge(f"of the {work} time that can be modelled has a cost model", found.modelled_share),
-        _build_gauge(f"of all {work} time is linked to the op that launched it", found.linked_share),
+        _build_gauge(f"of all {work} time is attributed to the op that launched it", found.linked_share),
         cost,
     ]
 
 
 def _build_gauge(label: str, share: float | None) -> dict[str, str]:
     if share is None:
-        return {"value": "not known", "label": f"how much {label}", "percent": ""}
+        return {"value": "unavailable", "label": f"how much {label}", "percent": ""}
     return {"value": labels.format_part(share), "label": label, "percent": f"{min(1.0, max(0.0, share)) * 100:.2f}"}
 
 
@@ -287,7 +288,7 @@ def render_rules_page(rules: RuleBase, tool: str) -> str:
     pages = sorted(map(build_rule_page, rules.all), key=lambda page: (page.category, page.id))
     return load_template("rules.html.j2").render(
         tool=tool,
-        count=f"{len(rules.judged)} rules are judged, {len(rules.advisories)} are advice that no data could judge",
+        count=f"{len(rules.judged)} rules are judged, {len(rules.advisories)} are advice that no recording can judge",
         notes=list_config_changes(rules.judged),
         categories=[(title, list(members)) for title, members in groupby(pages, key=lambda page: page.category)],
         css=read_asset("report.css"),
@@ -372,7 +373,7 @@ def _build_experiments_page_context(data: ExperimentData, bundle: str) -> dict[s
         "headline": clean_prose(summary.format_experiments_headline(data)),
         "leads": [clean_prose(said) for said in summary.list_leads(data, bundle)],
         "baseline": baseline,
-        "as_is": summary.AS_IS[:1].upper() + summary.AS_IS[1:],
+        "as_is": "Baseline",
         "proved": recipe.proved,
         "changes": [(clean(item.fix), clean(item.title), _clean_code(item.code)) for item in summary.list_recipe_changes(recipe)],
         "as_it_is": summary.build_recipe_command(data, bundle),

@@ -157,7 +157,7 @@ def select_bar_parts(report: ReportData) -> list[BarPart]:
     parts = [BarPart(name, labels.name_bucket(name, report)) for name in large]
     if any(0 < sums[name] <= least for name in sums if name != WAITS):
         parts.append(BarPart(OTHER, "smaller parts"))
-    return [*parts, BarPart(WAITS, "exposed communication: waiting for other ranks")] if sums.get(WAITS) else parts
+    return [*parts, BarPart(WAITS, "exposed communication: wait for other ranks")] if sums.get(WAITS) else parts
 
 
 def _list_part_times(part: BarPart, made: Sequence[RankBar], parts: Sequence[BarPart]) -> list[float]:
@@ -338,7 +338,7 @@ def format_bars_note(report: ReportData) -> str:
     several = report.job is not None and len(ranks.select_read_ranks(report.job)) > MOST_BARS
     waits = any(part.name == WAITS for part in select_bar_parts(report))
     said = ["Each bar between the fastest and the slowest rank is the mean of several that take about as long."] if several else []
-    said += ["The hatched end of a bar is waiting for ranks that arrive later; what stands before it is own time."] if waits else []
+    said += ["The hatched end of a bar is wait time for ranks that arrive later; what stands before it is own time."] if waits else []
     return " ".join(said)
 
 

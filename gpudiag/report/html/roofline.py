@@ -75,7 +75,7 @@ def format_roofline_note(report: ReportData) -> str:
     rows = select_roofline_rows(report)
     if report.device is None or not report.device.peaks:
         why = data_quality.explain_missing_peaks(report)
-        return f"No roofline can be drawn: the peak rates of the device are not known. {why}".rstrip()
+        return f"No roofline can be drawn: the peak rates of the device are unavailable. {why}".rstrip()
     if not rows:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
     total = labels_module.sum_op_ns(report.ops)
@@ -183,7 +183,7 @@ def _format_hover(row: OpRow, total_ns: int) -> str:
 
 
 def _format_efficiency(row: OpRow) -> str:
-    return labels_module.OVER_ROOF if labels_module.compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of its roof"
+    return labels_module.OVER_ROOF if labels_module.compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of roofline"
 
 
 def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:

@@ -107,7 +107,7 @@ def _find_fix_note(fix: str) -> str:
     if known is None:
         return ""
     if not known.injected:
-        return "COPY.py: a copy of your script with the change in it; no experiment can make this change by itself."
+        return "COPY.py: a copy of your script with the change in it; no experiment can inject this change."
     return f"VALUE: {known.values}." if known.needs_value else ""
 
 
@@ -204,7 +204,7 @@ def build_memory_context(found: MemoryReport | None) -> dict[str, Any] | None:
     if found is None:
         return None
     lists = (("Module", found.by_module), ("Op", found.by_op))
-    places = [("Allocated at", memory.build_site_rows(found, _MOST_MEMORY_PLACES))]
+    places = [("Call site", memory.build_site_rows(found, _MOST_MEMORY_PLACES))]
     places += [(title, memory.build_memory_rows(rows, found, _MOST_MEMORY_PLACES)) for title, rows in lists]
     return {
         "headline": memory.format_memory_headline(found),
@@ -309,7 +309,7 @@ def _explain_unknown_clocks(found: Telemetry) -> str:
     if found.source != "nvml" or found.throttle_share is not None:
         return ""
     why = found.missing.get("clock_event_reasons", "")
-    return f"What lowered the clocks is not known{f': {clean(why, 200)}' if why else ''}."
+    return f"What lowered the clocks is unavailable{f': {clean(why, 200)}' if why else ''}."
 
 
 def _build_step_spans(spans: Sequence[tuple[int, int]], whole_ns: int) -> list[tuple[str, str]]:
@@ -328,7 +328,7 @@ def build_experiments_context(outcomes: Sequence[Outcome]) -> dict[str, Any] | N
     if not outcomes:
         return None
     measured, screened, missing = verdicts.group_outcomes(outcomes)
-    titled = (("", measured), ("Screening: ranks changes, proves nothing", screened), ("Without a result", missing))
+    titled = (("", measured), ("Screening: ranks variants, proves nothing", screened), ("Without a result", missing))
     return {
         "groups": [(title, [_build_outcome_row(found) for found in group]) for title, group in titled if group],
         "details": [made for group in (measured, screened, missing) for found in group if (made := _build_outcome_details(found))],

@@ -37,7 +37,7 @@ _TIME_COLUMNS = (
     TableColumn("time", True, "summed time of its kernels"),
     TableColumn("share", True, "of the time of all ops"),
     TableColumn("bound", False, "what limits most of its time"),
-    TableColumn("of roof", True, "roofline time / measured time"),
+    TableColumn("of roofline", True, "roofline time / measured time"),
 )
 _COST_COLUMN = TableColumn(
     "cost",
@@ -191,7 +191,7 @@ def _build_idle_table(report: ReportData) -> PagedTable:
     columns = (
         TableColumn("cause"),
         TableColumn("what happened", False, "the event that shows the cause, and the op"),
-        TableColumn("at"),
+        TableColumn("call site"),
         TableColumn("gaps", True),
         TableColumn("idle time", True),
         TableColumn(f"share of the {labels.name_span(report)}", True),
@@ -201,7 +201,7 @@ def _build_idle_table(report: ReportData) -> PagedTable:
     cells = [
         (
             build_name_cell(labels.name_bucket(row.cause, report).removeprefix("idle: ")),
-            TableCell(clean(describe_event(row.evidence or "") or "not known", 160), details=clean_details(row.op or "")),
+            TableCell(clean(describe_event(row.evidence or "") or "unknown", 160), details=clean_details(row.op or "")),
             build_name_cell(idle_time.format_row_site(row)),
             build_count_cell(row.count),
             build_time_cell(row.idle_ns),
@@ -215,11 +215,11 @@ def _build_idle_table(report: ReportData) -> PagedTable:
 def _build_syncs_table(report: ReportData) -> PagedTable:
     columns = (
         TableColumn("call"),
-        TableColumn("at"),
+        TableColumn("call site"),
         TableColumn("calls", True),
-        TableColumn("inside", True, "time of the host in the calls"),
+        TableColumn("host time", True, "time of the host in the calls"),
         TableColumn("waited", True, "part of it in which the work that it waited for still ran"),
-        TableColumn("idle after", True, "idle time of the device that the calls caused: what they really cost"),
+        TableColumn("exposed", True, "exposed sync time: idle time of the device that the calls cause"),
     )
     rows = sorted(report.syncs, key=lambda row: (-row.cost_ns, -row.wall_ns))
     cells = [
@@ -282,7 +282,7 @@ def _build_telemetry_table(report: ReportData) -> PagedTable:
 def _build_rules_table(report: ReportData) -> PagedTable:
     columns = (TableColumn("rule"), TableColumn("status"), TableColumn("reason"))
     order = {"fired": 0, "error": 1, "suppressed": 2, "not_applicable": 3, "passed": 4}
-    shown = {"not_applicable": "could not be judged", "suppressed": "withheld", "error": "failed"}
+    shown = {"not_applicable": "not applicable", "suppressed": "suppressed", "error": "failed"}
     rows = sorted(report.rules, key=lambda rule: (order[rule.status], rule.id))
     cells = [
         (build_name_cell(rule.id, 60), TableCell(shown.get(rule.status, rule.status)), build_name_cell(rule.reason, 400)) for rule in rows

@@ -49,7 +49,7 @@ def test_a_yardstick_is_the_worst_of_the_noisy_runs() -> None:
     assert within.verdict == "same"
     assert within.worst_yardsticks == pytest.approx(8.0)
     beyond = judge_parity("rounding", run(), run(losses=moved(1, 0.3)), [run()], NOISE)
-    assert (beyond.verdict, beyond.reason) == ("differs", "loss of step 2 differs by 12 yardsticks, of which 10 may be noise")
+    assert (beyond.verdict, beyond.reason) == ("differs", "loss of step 2 differs by 12 x the rounding noise (limit 10)")
     assert (
         judge_parity("low_precision", run(), run(losses=moved(1, 0.1)), [run()], NOISE).verdict == "differs"
     )  # 4, of which 3 may be noise

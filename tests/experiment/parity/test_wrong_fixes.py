@@ -54,7 +54,7 @@ WRONG: list[tuple[str, ParityKind, Knobs, str]] = [
     ("both", "low_precision", Knobs(rate=3.03e-3), "learning rate of step 1: 0.003 -> 0.00303"),
     ("both", "low_precision", Knobs(rate=3.3e-3), "learning rate of step 1"),
     ("both", "low_precision", Knobs(decay=0.0), "weight_decay of optimizer 1, group 1: 0.01 -> 0"),
-    ("both", "low_precision", Knobs(clear=False), "yardsticks"),
+    ("both", "low_precision", Knobs(clear=False), "rounding noise"),
     ("conv", "low_precision", Knobs(normalise=False), "layers in eval mode: none -> 2 x BatchNorm2d"),
     ("conv", "low_precision", Knobs(momentum=0.01), "normalisation: "),
     ("both", "low_precision", Knobs(shift=1), "gradient of the first step differs by"),
@@ -64,7 +64,7 @@ WRONG: list[tuple[str, ParityKind, Knobs, str]] = [
     ("both", "low_precision", Knobs(autocast=BF16, loss=BF16), "type of the loss: float32 -> bfloat16"),
     ("both", "low_precision", Knobs(frozen=True), "parameters that learn: "),
     ("both", "low_precision", Knobs(rows=16), "gradient of the first step differs by"),
-    ("both", "rounding", Knobs(autocast=BF16), "yardsticks"),
+    ("both", "rounding", Knobs(autocast=BF16), "rounding noise"),
     ("both", "exact", Knobs(rate=3.03e-3), "learning rate of step 1"),
 ]
 
@@ -101,7 +101,7 @@ NUMBERS: list[tuple[str, ParityKind, Knobs, str]] = [
 def test_the_losses_and_gradients_alone_would_have_caught_it(bench: Bench, name: str, kind: ParityKind, knobs: Knobs, said: str) -> None:
     """Settings are what torch's own classes show; a hand-written optimizer or layer shows none."""
     found = bench(name, kind, knobs, None)
-    assert "yardsticks" in found.reason, found.reason
+    assert "rounding noise" in found.reason, found.reason
     assert found.worst_yardsticks is not None
     assert found.worst_yardsticks > (10 if kind == "rounding" else 4)
 

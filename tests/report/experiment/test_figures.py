@@ -22,7 +22,7 @@ def test_plotly_accepts_the_figure() -> None:
     assert figure is not None
     drawn = go.Figure(figure)  # validates every property
     names = {trace.name for trace in drawn.data}
-    assert names == {"each process pair", "proved faster", "does not train the same", "slower", "nothing proved", "promised at most"}
+    assert names == {"each process pair", "proved faster", "parity differs", "slower", "nothing proved", "upper bound"}
     json.dumps(figure)
 
 
@@ -35,7 +35,7 @@ def test_a_change_stands_at_its_ratio_with_its_interval_pairs_and_promise() -> N
     assert point["x"][0] + point["error_x"]["array"][0] == pytest.approx(1.87)
     assert point["x"][0] - point["error_x"]["arrayminus"][0] == pytest.approx(1.79)
     assert traces["each process pair"]["x"] == pytest.approx([1.80, 1.82, 1.83, 1.83, 1.84, 1.86])
-    assert traces["promised at most"]["x"] == pytest.approx([2.0])  # half the time: twice as fast
+    assert traces["upper bound"]["x"] == pytest.approx([2.0])  # half the time: twice as fast
     low, high = figure["layout"]["xaxis"]["range"]
     assert 10**low < 1 < 1.87 < 2.0 < 10**high
 

@@ -55,13 +55,13 @@ def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
     plain = Page(pages["all"]).plain
     for said in (
         "With bf16+channels-last the program trains 1.83 times as fast [1.79, 1.87], p<1e-5: proved.",
-        "Not everything that was planned was measured",
+        "The plan is not complete",
         "looks faster x1.31 [1.22, 1.41] samples/s blocks of one process pair: not proof",
-        "Promised: at most 50 % less time a sample; measured: 45 % [44, 47].",
-        "Screening: ranks changes, proves nothing",
+        "Upper bound: 50 % less time a sample; measured: 45 % [44, 47].",
+        "Screening: ranks variants, proves nothing",
         "Without a result",
         "not applied no result",
-        "does NOT train the same: loss of step 3 differs by 9,400 yardsticks",
+        "DIFFERS: loss of step 3 differs by 9,400 x the rounding noise (limit 4)",
         "ValueError: sizes do not fit: 32 and 64",
         "In effect: 12 of 12 convolution weights in NHWC",
         "35.0 ms \u2192 19.1 ms",
@@ -73,7 +73,7 @@ def test_the_page_says_what_the_terminal_says(pages: dict[str, str]) -> None:
 def test_a_report_page_shows_its_experiments() -> None:
     page = report_html.render_html(sample.report(experiments=made.every_verdict()))
     plain = Page(page).plain
-    assert "Experiments changes measured against the program as it is" in plain
+    assert "Experiments variants against the baseline" in plain
     assert "x1.83 [1.79, 1.87] samples/s" in plain
     assert 'id="experiments"' not in report_html.render_html(sample.report())
 

@@ -22,8 +22,8 @@ def test_verdicts_figures_and_reasons() -> None:
     assert "| `bf16+channels-last` | **faster** | x1.83 [1.79, 1.87] samples/s | p<1e-5, 6 process pairs |" in plain.replace("&lt;", "<")
     assert "| `tf32` | looks faster | x1.31 [1.22, 1.41] samples/s | blocks of one process pair: not proof |" in plain
     assert "| `compile` | not applied | no result | the root is a Sequential, and nothing was compiled |  |  |  |" in plain
-    assert "| `fp16` | **faster, parity fails** |" in plain
-    assert "- `bf16+channels-last`: Promised: at most 50 % less time a sample; measured: 45 % [44, 47]." in plain
+    assert "| `fp16` | **faster, parity differs** |" in plain
+    assert "- `bf16+channels-last`: Upper bound: 50 % less time a sample; measured: 45 % [44, 47]." in plain
     assert "```python\nwith torch.autocast(device_type, dtype=torch.bfloat16):\n    loss = model(x)\n```" in plain
 
 

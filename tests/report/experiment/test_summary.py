@@ -22,11 +22,11 @@ def test_a_proved_recipe_is_the_headline() -> None:
     [
         (
             Parity(kind="semantics", verdict="not_comparable"),
-            "proved. It changes what is trained on, and whether it learns as well is not shown.",
+            "proved. It changes what is trained on, and whether it learns as well is unknown.",
         ),
         (Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"), "trained on: later losses 2 % lower."),
-        (Parity(kind="rounding", verdict="not_checked"), "proved. Whether it trains the same was not checked."),
-        (None, "proved. Whether it trains the same was not checked."),
+        (Parity(kind="rounding", verdict="not_checked"), "proved. Parity was not checked."),
+        (None, "proved. Parity was not checked."),
     ],
 )
 def test_a_recipe_says_what_it_leaves_open(parity: Parity | None, expected: str) -> None:
@@ -35,7 +35,7 @@ def test_a_recipe_says_what_it_leaves_open(parity: Parity | None, expected: str)
 
 def test_a_recipe_that_is_not_proved_says_so() -> None:
     assert headline(recipe=made.recipe(proved=False)) == "bf16+channels-last looks 1.83 times as fast [1.79, 1.87], but that is not proved."
-    assert "is not known" in headline(recipe=made.recipe(ratio=None, interval=None))
+    assert "is unknown" in headline(recipe=made.recipe(ratio=None, interval=None))
 
 
 def test_without_anything_proved_the_program_stays_as_it_is() -> None:
@@ -43,18 +43,18 @@ def test_without_anything_proved_the_program_stays_as_it_is() -> None:
     screened = made.outcome("b", screening=True)
     failed = made.plain("c", verdict="failed")
     assert headline(experiments=(useless, screened, failed)) == (
-        "The one change that was measured is not proved to be faster: the recipe is the program as it is."
+        "The one variant that was measured is not proved faster: the recipe is the baseline."
     )
-    assert headline(experiments=(screened, failed)) == "Nothing is proved: 1 change was only screened."
-    assert headline(experiments=(failed, failed)) == "None of the 2 changes could be measured; the reasons stand below."
+    assert headline(experiments=(screened, failed)) == "Nothing is proved: 1 variant was only screened."
+    assert headline(experiments=(failed, failed)) == "None of the 2 variants could be measured; the reasons are below."
     assert headline(experiments=(), baseline=None) == "Nothing was measured."
 
 
 def test_what_is_faster_by_itself_and_not_in_the_recipe_is_told() -> None:
     useless = made.plain("a", verdict="no_difference", ratio=1.0, interval=(0.99, 1.01), pairs=4)
-    assert headline(experiments=(made.outcome("bf16"), useless)) == "bf16 was faster by itself, but nothing was taken into a recipe."
+    assert headline(experiments=(made.outcome("bf16"), useless)) == "bf16 was faster by itself, but the recipe is empty."
     wrong = made.every_verdict()[1]
-    assert headline(experiments=(wrong, useless)).endswith("as it is. fp16 is faster, but not the same training.")
+    assert headline(experiments=(wrong, useless)).endswith("the baseline. fp16 is faster, but not the same training.")
     variant = made.outcome("", variant="lr2")
     assert headline(experiments=(useless, variant)).startswith("variant lr2 trains 1.83 times as fast")
 
@@ -65,13 +65,13 @@ def test_a_single_experiment_speaks_for_itself() -> None:
 
 def test_a_probe_alone_tells_of_the_program() -> None:
     # 32 samples in 35 ms: 914 a second
-    assert headline(experiments=()) == ("No change was tried. The program as it is takes 35.0 ms a step, 914 samples/s (32 a step).")
+    assert headline(experiments=()) == ("No variant was tried. The baseline takes 35.0 ms a step, 914 samples/s (32 a step).")
 
 
 def test_what_is_missing_stands_beside_the_headline() -> None:
     data = made.experiments(experiments=(made.outcome(seconds=95.0), made.outcome(seconds=105.0), made.outcome(seconds=None)))
     missing, *others = summary.list_leads(data, "runs/a b")
-    assert missing == "Not everything that was planned was measured: gpudiag ab --resume 'runs/a b' goes on."
+    assert missing == "The plan is not complete: gpudiag ab --resume 'runs/a b' goes on."
     assert others == ["2 experiments in 3 min 20 s.", "the budget of 10 min was used up"]
     assert "--resume BUNDLE goes on" in summary.list_leads(data)[0]
     assert summary.list_leads(ExperimentData()) == []
@@ -85,9 +85,9 @@ def test_why_a_change_is_slower_is_told_where_its_evidence_does_and_else_how_to_
     shown = told("bf16", evidence=(f"bf16: 9 bfloat16 tensors in the forward pass of Net; {NO_INSTRUCTIONS} bfloat16",))
     assert shown == "One reason why bf16 is slower: this processor has no instructions for products in bfloat16."
     looked = told("bf16+batch-size=x2")
-    assert looked.startswith("Why bf16+batch-size=x2 is slower was not looked for; two recordings show which ops changed: gpudiag run -o ")
+    assert looked.startswith("Why bf16+batch-size=x2 is slower is unknown; two recordings show which ops changed: gpudiag run -o ")
     assert "; gpudiag run -o runs/after --fix bf16 --fix batch-size=x2 train.py --name 'a b'; gpudiag compare runs/before " in looked
-    assert told("accumulation=2") == "Why accumulation=2 is slower was not looked for."  # `gpudiag run` cannot apply it
+    assert told("accumulation=2") == "Why accumulation=2 is slower is unknown."  # `gpudiag run` cannot apply it
     assert told("bf16", verdict="inconclusive") == told("bf16", screening=True) == told("bf16", over="blocks") == ""
 
 
@@ -139,7 +139,7 @@ def test_code_keeps_its_spaces_and_loses_what_a_terminal_obeys() -> None:
 
 def test_only_figures_that_occur_are_explained() -> None:
     told = " ".join(summary.format_experiments_legend(made.every_verdict()))
-    assert all(word in told for word in ("an interval that holds", "Not proof", "Holm", "Yardstick"))
+    assert all(word in told for word in ("with its 95 % interval", "Not proof", "Holm", "Rounding noise"))
     assert len(summary.format_experiments_legend((made.plain("x", verdict="slower", ratio=0.9, interval=(0.8, 0.95), pairs=4),))) == 1
     assert summary.format_experiments_legend((made.plain("x", verdict="failed"),)) == []
 

@@ -48,21 +48,22 @@ def test_what_is_proved_comes_first_and_what_is_missing_has_its_reason() -> None
     plain = " ".join(render_experiments_text(DATA["all"]).split())
     order = [
         "With bf16+channels-last the program trains 1.83 times as fast",
-        "Not everything that was planned was measured",
-        "Experiments: changes measured",
+        "The plan is not complete",
+        "Experiments: variants against",
         "bf16+channels-last faster x1.83 [1.79, 1.87] samples/s",
-        "p<1e-5, 6 process pairs; losses and gradients within 1.6 bf16 yardsticks over 12 steps; peak memory -12 %; pays back",
-        "Promised: at most 50 % less time a sample; measured: 45 % [44, 47].",
+        "p<1e-5, 6 process pairs; parity same: losses and gradients within 1.6 x bf16 rounding noise "
+        "over 12 steps; peak memory -12 %; break-even",
+        "Upper bound: 50 % less time a sample; measured: 45 % [44, 47].",
         "In effect: bfloat16 in the forward pass of Net",
         SCREENED_TITLE,
         MISSING_TITLE,
         "compile not applied the root is a Sequential, and nothing was compiled",
         "checkpointing failed out of memory: checkpointing ended with exit code 1",
-        "it said last: ValueError: sizes do not fit",
-        'it stood at File "net.py", line 12 in forward',
+        "its last output: ValueError: sizes do not fit",
+        'it hung at File "net.py", line 12 in forward',
         "Recipe",
         "with torch.autocast(device_type, dtype=torch.bfloat16):",
-        "The program as it is",
+        "Baseline",
     ]
     places = [plain.index(said) for said in order]
     assert places == sorted(places)
@@ -89,7 +90,7 @@ def test_a_report_shows_its_experiments_and_none_where_there_are_none() -> None:
     with_them, without = sample.report(experiments=outcomes), sample.report()
     for render in (report_text.render_text, report_markdown.render_markdown):
         plain = " ".join(render(with_them).split())
-        assert "Experiments: changes measured against the program as it is" in plain
+        assert "Experiments: variants against the baseline" in plain
         assert "x1.83 [1.79, 1.87] samples/s".replace("[", "\\[").replace("]", "\\]") in plain or "x1.83 [1.79, 1.87] samples/s" in plain
-        assert "Promised: at most 50 % less time a sample; measured: 45 %" in plain
+        assert "Upper bound: 50 % less time a sample; measured: 45 %" in plain
         assert "Experiments" not in render(without)

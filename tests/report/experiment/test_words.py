@@ -18,8 +18,8 @@ CLAIM = re.compile(r"(?<!looks )\b(faster|slower|proved)\b")
 
 def test_the_line_of_the_design() -> None:
     assert verdicts.format_outcome_line(made.outcome()) == (
-        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; losses and gradients within 1.6 bf16 yardsticks "
-        "over 12 steps; peak memory -12 %; pays back after 240 steps (cold)"
+        "bf16+channels-last  x1.83 [1.79, 1.87] samples/s, p<1e-5, 6 process pairs; parity same: losses and gradients within "
+        "1.6 x bf16 rounding noise over 12 steps; peak memory -12 %; break-even after 240 steps (cold)"
     )
 
 
@@ -43,18 +43,18 @@ def test_what_is_no_proof_claims_nothing(found: Outcome) -> None:
             {"verdict": "no_difference", "ratio": 1.0, "interval": (0.996, 1.005)},
             "bf16 makes no difference: between x0.996 and x1.005 after",
         ),
-        ({"verdict": "inconclusive", "ratio": 1.2, "interval": (0.9, 1.6)}, "Whether bf16 helps is not decided: between x0.90 and x1.60"),
+        ({"verdict": "inconclusive", "ratio": 1.2, "interval": (0.9, 1.6)}, "bf16 is inconclusive: between x0.90 and x1.60"),
         ({"verdict": "too_noisy", "ratio": 1.2, "interval": (0.9, 1.6)}, "This machine is too noisy to judge bf16: between"),
-        ({"verdict": "unstable"}, "bf16 cannot be judged: its steps had not settled"),
-        ({"verdict": "not_applied", "ratio": None}, "bf16: not applied: it left no evidence of having taken effect."),
+        ({"verdict": "unstable"}, "bf16 cannot be judged: its steps were not steady"),
+        ({"verdict": "not_applied", "ratio": None}, "bf16: not applied: no evidence that it took effect."),
         ({"verdict": "not_applied", "reason": "no CUDA"}, "bf16: not applied: no CUDA."),
         ({"verdict": "failed", "reason": "oom"}, "bf16: failed: out of memory."),
-        ({"verdict": "failed", "reason": "", "notes": ()}, "bf16: failed: the reason was not kept."),
+        ({"verdict": "failed", "reason": "", "notes": ()}, "bf16: failed: the reason was not recorded."),
         (
             {"over": "blocks", "pairs": 1},
             "bf16 looks 1.83 times as fast [1.79, 1.87], but that is no proof: the interval is over blocks of one",
         ),
-        ({"screening": True, "pairs": 1}, "in screening over 1 process pair: that ranks changes, and is no proof."),
+        ({"screening": True, "pairs": 1}, "in screening over 1 process pair: that ranks variants, and is no proof."),
         (
             {"over": "blocks", "pairs": 2, "verdict": "inconclusive"},
             "after 2 process pairs (the interval is over blocks of 2 process pairs).",
@@ -107,18 +107,21 @@ def test_p_values(p: float | None, expected: str) -> None:
     ("parity", "expected"),
     [
         (None, verdicts.NOT_CHECKED),
-        (Parity(kind="exact", verdict="same", worst_yardsticks=0.0, steps=12), "losses and gradients equal over 12 steps"),
-        (Parity(kind="exact", verdict="same", worst_yardsticks=0.7), "losses and gradients as close as two unchanged runs"),
-        (Parity(kind="rounding", verdict="same", worst_yardsticks=6.04), "losses and gradients within 6.0 rounding yardsticks"),
-        (Parity(kind="rounding", verdict="same"), "trains the same"),
+        (Parity(kind="exact", verdict="same", worst_yardsticks=0.0, steps=12), "same: losses and gradients equal over 12 steps"),
+        (Parity(kind="exact", verdict="same", worst_yardsticks=0.7), "same: losses and gradients as close as two baseline runs"),
+        (
+            Parity(kind="rounding", verdict="same", worst_yardsticks=6.04),
+            "same: losses and gradients within 6.0 x float32 rounding noise",
+        ),
+        (Parity(kind="rounding", verdict="same"), "same"),
         (
             Parity(kind="rounding", verdict="differs", reason="x", settings_changed=("lr 1 -> 2", "x")),
-            "does NOT train the same: x; lr 1 -> 2",
+            "DIFFERS: x; lr 1 -> 2",
         ),
-        (Parity(kind="rounding", verdict="differs", worst_yardsticks=24_000.0), "does NOT train the same: off by 24,000 yardsticks"),
+        (Parity(kind="rounding", verdict="differs", worst_yardsticks=24_000.0), "DIFFERS: off by 24,000 x the rounding noise"),
         (
             Parity(kind="semantics", verdict="not_comparable", quality="later losses 2 % lower"),
-            "changes what is trained on, so steps cannot be set side by side; later losses 2 % lower",
+            "not comparable: it changes what is trained on; later losses 2 % lower",
         ),
         (Parity(kind="exact", verdict="not_checked", reason="no loss was seen"), f"{verdicts.NOT_CHECKED}: no loss was seen"),
     ],
@@ -130,8 +133,8 @@ def test_parity_in_words(parity: Parity | None, expected: str) -> None:
 def test_a_change_that_trains_otherwise_is_never_only_faster() -> None:
     wrong = made.outcome("fp16", parity=Parity(kind="low_precision", verdict="differs", reason="weight decay 0.01 -> 0"))
     assert not verdicts.is_proved(wrong)
-    assert verdicts.format_outcome_verdict(wrong) == "faster, parity fails"
-    assert "but not the same: weight decay 0.01 -> 0." in verdicts.format_outcome_sentence(wrong)
+    assert verdicts.format_outcome_verdict(wrong) == "faster, parity differs"
+    assert "but parity differs: weight decay 0.01 -> 0." in verdicts.format_outcome_sentence(wrong)
 
 
 def test_unknown_is_left_out_and_not_zero() -> None:
@@ -148,7 +151,7 @@ def test_costs() -> None:
     found = made.outcome(memory_ratio=1.002, energy_ratio=0.8, break_even_steps=1234.2, break_even_warm_steps=10.0, unit="steps")
     assert verdicts.format_peak_memory(found) == "peak memory unchanged"
     assert verdicts.format_energy(found) == "energy per step -20 %"
-    assert verdicts.format_payback(found) == "pays back after 1,235 steps (cold), 10 steps (warm)"
+    assert verdicts.format_payback(found) == "break-even after 1,235 steps (cold), 10 steps (warm)"
     assert verdicts.format_payback(made.outcome(break_even_steps=-3.0)) == ""  # it starts faster: nothing to pay back
     assert verdicts.format_payback(made.outcome(verdict="slower")) == ""
     assert verdicts.format_percent(4.2) == "+320 %"
@@ -156,28 +159,28 @@ def test_costs() -> None:
 
 def test_what_was_promised_stands_beside_what_was_measured() -> None:
     # 1 - 1 / 1.83 = 45.4 %; [1 - 1 / 1.79, 1 - 1 / 1.87] = [44.1, 46.5]
-    assert verdicts.format_promise(made.outcome()) == "Promised: at most 50 % less time a sample; measured: 45 % [44, 47]."
+    assert verdicts.format_promise(made.outcome()) == "Upper bound: 50 % less time a sample; measured: 45 % [44, 47]."
     beyond = verdicts.format_promise(made.outcome(ceiling_share=0.4))
-    assert beyond.endswith("That is more than promised: the ceiling is too low.")
-    assert "more than promised" not in verdicts.format_promise(made.outcome(ceiling_share=0.45))  # within the interval
+    assert beyond.endswith("That is more than the upper bound: the bound is too low.")
+    assert "more than the upper bound" not in verdicts.format_promise(made.outcome(ceiling_share=0.45))  # within the interval
     worse = made.plain("x", verdict="slower", ratio=0.8, interval=(0.7, 0.9), pairs=4, ceiling_share=0.08)
-    assert verdicts.format_promise(worse) == "Promised: at most 8.0 % less time a sample; measured: -25 % [-43, -11]."
+    assert verdicts.format_promise(worse) == "Upper bound: 8.0 % less time a sample; measured: -25 % [-43, -11]."
     assert (
         verdicts.format_promise(made.plain("x", verdict="failed", ceiling_share=0.3))
-        == "Promised: at most 30 % less time a sample; not measured."
+        == "Upper bound: 30 % less time a sample; not measured."
     )
-    assert "seen, not proved: 45 %" in verdicts.format_promise(made.outcome(screening=True, ceiling_share=0.1))
+    assert "measured, not proved: 45 %" in verdicts.format_promise(made.outcome(screening=True, ceiling_share=0.1))
 
 
 def test_of_what_a_program_printed_the_last_line_is_told() -> None:
-    assert verdicts.shorten_note(made.TRACE) == "it said last: ValueError: sizes do not fit: 32 and 64"
-    assert verdicts.shorten_note(made.STACK) == 'it stood at File "net.py", line 12 in forward'
+    assert verdicts.shorten_note(made.TRACE) == "its last output: ValueError: sizes do not fit: 32 and 64"
+    assert verdicts.shorten_note(made.STACK) == 'it hung at File "net.py", line 12 in forward'
     assert verdicts.shorten_note("one line") == "one line"
     hung = made.plain("x", verdict="failed", reason="hang", notes=("it gave no sign of life for 60 s", made.STACK))
     assert verdicts.explain_no_result(hung) == "it gave no sign of life for 60 s"
     failed = made.plain("x", verdict="failed", reason="crash", notes=("x ended with exit code 1", made.TRACE))
     assert verdicts.explain_no_result(failed) == "it crashed: x ended with exit code 1"
-    assert verdicts.list_outcome_notes(failed) == ["it said last: ValueError: sizes do not fit: 32 and 64"]
+    assert verdicts.list_outcome_notes(failed) == ["its last output: ValueError: sizes do not fit: 32 and 64"]
 
 
 def test_proved_changes_stand_first_and_those_without_a_result_last() -> None:
