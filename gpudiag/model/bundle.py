@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.hardware import Device, ObservedDevice
+from gpudiag.model.notices import Notice
 from gpudiag.model.ops import Shape
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -122,11 +123,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 BUNDLE_VERSION = 1
 """Major version of the bundle layout; readers refuse newer ones."""
-
-BREAKS_OFF = "the file breaks off or is malformed"
-"""How the warning about a trace begins that was read as far as it goes."""
-UNFINISHED = "the run is still recording or was killed: this is what it had written until then"
-"""Warning about a bundle whose manifest was never finished."""
 
 MANIFEST_NAME = "manifest.json"
 
@@ -298,6 +294,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     program: Program | None = None
     """None: recorded without it (an older gpudiag)."""
     warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    """The code of each warning, whose text is the parameter `text`; empty in bundles of the first edition."""
 
 
 INDUCTOR_VERSION = 1

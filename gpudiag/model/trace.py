@@ -14,6 +14,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.notices import Notice
 
 Stage = Literal["read", "link", "cost"]
 STAGES: tuple[Stage, ...] = ("read", "link", "cost")
@@ -324,7 +325,7 @@ class TraceMeta(msgspec.Struct, frozen=True):
     """Events that were not used, by reason in plain words."""
     truncated: bool = False
     uncompressed_bytes: int = 0
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     recorder: Recorder = "torch"
     """Advice on what to record differs."""
 

@@ -14,6 +14,7 @@ from gpudiag.facts.efficiency import list_mfu_references
 from gpudiag.facts.window import Replays, Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
+from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, format_notice, make_notice
 from gpudiag.model.ops import BOUNDS, Signature, parse_signature
 from gpudiag.model.report import (
     CollectiveRow,
@@ -49,15 +50,15 @@ def build_report_data(
     facts: Facts | None = None,
 ) -> ReportData:
     """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
-    warnings = [*(analysis.job.warnings if analysis.job else ()), *analysis.warnings]
+    notices = [*(analysis.job.notices if analysis.job else ()), *analysis.notices]
     facts = facts or Facts(analysis)
-    mfu, idle, history = _build_mfu(facts, warnings), build_idle_rows(facts.window), facts.window.history
+    mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
     made = ReportData(
         tool=tool,
         source=source,
         device=_build_device(analysis),
-        trust=_build_trust(analysis, site_match_share, warnings),
+        trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
         steps=_summarize_steps(analysis),
         device_time=analysis.device_time,
         breakdown=analysis.breakdown,
@@ -124,7 +125,7 @@ def _find_device_name(analysis: Analysis) -> str:
     return "GPU" if analysis.device_time is not None else ""
 
 
-def _build_trust(analysis: Analysis, site_match_share: float | None, warnings: list[str]) -> Trust:
+def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
     found = analysis.coverage
     return Trust(
         events=analysis.trace.meta.events,
@@ -146,7 +147,8 @@ def _build_trust(analysis: Analysis, site_match_share: float | None, warnings: l
         profiler_slowdown=analysis.profiler_slowdown,
         replay_error_share=analysis.replay.error_share if analysis.replay else None,
         site_match_share=site_match_share,
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(map(format_notice, notices)),
+        notices=notices,
     )
 
 
@@ -168,15 +170,15 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
     )
 
 
-def _build_mfu(facts: Facts, warnings: list[str]) -> Mfu | None:
+def _build_mfu(facts: Facts, notices: list[Notice]) -> Mfu | None:
     names = ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
     values = {name: facts.value(name) for name in names}
     for value in values.values():
         if isinstance(value, Missing):
-            warnings.append(f"no model FLOPs utilisation: {value.reason}")
+            notices.append(make_notice(NoticeCode.NO_MFU, reason=value.reason))
             return None
     window, analysis = facts.window, facts.window.analysis
-    warnings.extend(efficiency.list_mfu_notes(window))
+    notices.extend(efficiency.list_mfu_notices(window))
     trains = bool((analysis.trace.ops["phase"] == "backward").any())  # published figures are of training
     return Mfu(
         model_flops=float(values["matrix_flop"]),  # type: ignore[arg-type]  # none is Missing

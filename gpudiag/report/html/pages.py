@@ -17,7 +17,6 @@ from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
 from gpudiag.facts import CATALOGUE
 from gpudiag.model.comparison import StepComparison
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.model.finding import SWITCHED_OFF
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import comparison, data_quality, environment, findings, labels, whole_run
@@ -107,7 +106,7 @@ class RulePage(msgspec.Struct, frozen=True):
 def name_rule_state(rule: Rule | Advisory) -> str:
     """Return the maturity of `rule`, or that the user switched it off."""
     if isinstance(rule, Rule) and rule.disabled:
-        return f"{SWITCHED_OFF} ({rule.disabled})"
+        return f"switched off ({rule.disabled})"
     return rule.file.maturity
 
 
