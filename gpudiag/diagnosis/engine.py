@@ -373,7 +373,7 @@ def _build_ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
     replayed = bool(times) and all(map(facts.replayed, times))
     error = analysis.replay.error_share if replayed and analysis.replay else None
-    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
+    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:

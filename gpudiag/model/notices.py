@@ -135,12 +135,11 @@ class NoticeCode(str, Enum):
     RULE_FAILED = "rule_failed"
 
     # what ended an idle time
-    RECORDED_EVENT = "recorded_event"
-    """The name of the event itself, as the recording has it."""
     FIRST_LAUNCH_LOADED = "first_launch_loaded"
     FIRST_LAUNCH_SLOW = "first_launch_slow"
     CALL_WAITED = "call_waited"
     LAUNCH_CALL_SLOW = "launch_call_slow"
+    OF_SITE_WINDOW = "of_site_window"
 
     @classmethod
     def _missing_(cls, value: object) -> NoticeCode:
@@ -290,13 +289,16 @@ CATALOGUE: dict[NoticeCode, str] = {
     C.NOT_APPLICABLE_MISSING: "{reason}",
     C.NOT_APPLICABLE_UNSEEN: "only {share:share1} of the kernel time belongs to ops with recorded shapes",
     C.RULE_FAILED: "{reason}",
-    C.RECORDED_EVENT: "{text}",
-    C.FIRST_LAUNCH_LOADED: "first launch of {kernel}: its code was loaded",
-    C.FIRST_LAUNCH_SLOW: "first launch of {kernel}: the call itself took {took} (the first use of a kernel loads its code)",
-    C.CALL_WAITED: "{api} waited for {kernel}",
-    C.LAUNCH_CALL_SLOW: "the launch call itself took {took}",
+    C.FIRST_LAUNCH_LOADED: "first launch of {name}: its code was loaded",
+    C.FIRST_LAUNCH_SLOW: "first launch of {name}: the call itself took {detail} (the first use of a kernel loads its code)",
+    C.CALL_WAITED: "{detail} waited for {name}",
+    C.LAUNCH_CALL_SLOW: "the launch call itself took {detail}",
+    C.OF_SITE_WINDOW: "{name} (by the site window)",
 }
 """Code -> words, in the syntax of str.format; further formats of a parameter are ns, share, share1 and 'one|several' (by its number)."""
+
+EVIDENCE = (C.FIRST_LAUNCH_LOADED, C.FIRST_LAUNCH_SLOW, C.CALL_WAITED, C.LAUNCH_CALL_SLOW, C.OF_SITE_WINDOW)
+"""What ended an idle time; their words are those of the column `evidence` of the table idle, which is made of them for whole columns."""
 
 _INVALID = frozenset({C.TRACE_BREAKS_OFF, C.NO_DEVICE_EVENTS, C.WITHHELD_BY_MEASUREMENT})
 
@@ -305,8 +307,8 @@ _NOTES = frozenset(
         C.CAPTURE_NOT_NEEDED, C.CLOCK_SHIFTED, C.DEVICES_LEFT_OUT, C.DEVICE_TAKEN_AS, C.ENGINE_SUBSTITUTED, C.MFU_MIXED_TYPES,
         C.NO_SITE_WINDOW, C.OTHER_WINDOWS, C.ONE_RANK, C.MESSAGES_UNLISTED, C.NSYS_ONE_PROCESS, C.NO_STRAGGLER, C.STRAGGLER_UNKNOWN,
         C.NO_GAIN, C.NO_GAIN_AT_RECORDED_PACE, C.SWITCHED_OFF, C.WITHHELD_BY_PROFILER, C.SUPPRESSED_BY_RULE, C.NOT_APPLICABLE_DEVICE,
-        C.NOT_APPLICABLE_MISSING, C.NOT_APPLICABLE_UNSEEN, C.RECORDED_EVENT, C.FIRST_LAUNCH_LOADED, C.FIRST_LAUNCH_SLOW, C.CALL_WAITED,
-        C.LAUNCH_CALL_SLOW,
+        C.NOT_APPLICABLE_MISSING, C.NOT_APPLICABLE_UNSEEN, C.FIRST_LAUNCH_LOADED, C.FIRST_LAUNCH_SLOW, C.CALL_WAITED,
+        C.LAUNCH_CALL_SLOW, C.OF_SITE_WINDOW,
     }
 )  # fmt: skip
 """What changes no figure."""

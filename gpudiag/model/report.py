@@ -192,7 +192,7 @@ class IdleRow(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str | None = None
     """The event that shows the cause."""
     notice: Notice | None = None
-    """What `evidence` says, as a code with parameters."""
+    """What `evidence` says where gpudiag words it; null: `evidence` is the name of the event, or there is none."""
 
 
 class SyncRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.catalogue import split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
+from gpudiag.facts.event_labels import read_evidence
 from gpudiag.facts.window import Replays, Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
@@ -34,6 +35,7 @@ from gpudiag.model.report import (
 from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
 from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
 from gpudiag.timeline.critical_path import sum_critical_path
+from gpudiag.timeline.host_events import CODED
 
 MAX_KERNEL_ROWS = 1_000
 
@@ -324,9 +326,10 @@ def build_idle_rows(window: Window) -> tuple[IdleRow, ...]:
     """Return the idle time of the analysed steps by cause and place, the largest first."""
     rows = sum_by_call_site(window.idle, window.analysis.trace.ops).head(MAX_IDLE_ROWS)
     assert rows["cause"].is_in(IDLE_BUCKETS).all(), "an idle cause without a bucket"  # noqa: S101
+    columns = ("cause", "count", "time_ns", "op", "evidence", "site", *CODED)
     return tuple(
-        IdleRow(cause=cause, count=count, idle_ns=time, op=op, file=file, line=line, evidence=evidence)
-        for cause, count, time, op, evidence, site in rows.select("cause", "count", "time_ns", "op", "evidence", "site").iter_rows()
+        IdleRow(cause=cause, count=count, idle_ns=time, op=op, file=file, line=line, evidence=evidence, notice=read_evidence(*coded))
+        for cause, count, time, op, evidence, site, *coded in rows.select(columns).iter_rows()
         for file, line in [split_site(site)]
     )
 

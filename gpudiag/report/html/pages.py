@@ -136,7 +136,7 @@ def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
     yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
     yield RuleRow("says", (_join_lines(file.message),))
     yield RuleRow("and adds", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
-    yield RuleRow("at most", (f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "no gain of its own",))
+    yield RuleRow("at most", (f"{file.ceiling.time_ns}  (if {rule.what_if})" if file.ceiling else "no gain of its own",))
     yield RuleRow("facts of its own", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
     yield RuleRow("compares", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
     yield RuleRow(
