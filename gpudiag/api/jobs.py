@@ -35,7 +35,7 @@ from gpudiag.job.message_table import MessageTableBuilder
 from gpudiag.job.rank_summary import decode_summary
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job
-from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
+from gpudiag.model.notices import CountedProgress, Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.report import ReportData, decode_report
 
 SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
@@ -70,9 +70,9 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
     return msgspec.structs.replace(job, notices=notices, warnings=tuple(map(format_notice, notices)))
 
 
-def format_progress(done: int, total: int) -> str:
+def format_progress(done: int, total: int) -> CountedProgress:
     """Return what is being done while ranks are read."""
-    return f"ranks {done}/{total}"
+    return CountedProgress(f"ranks {done}/{total}", done, total)
 
 
 def open_shown_rank(recording: Recording, job: Job) -> Input:
