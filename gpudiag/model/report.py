@@ -288,7 +288,7 @@ def encode_report(report: ReportData) -> bytes:
 
 def decode_report(data: bytes) -> ReportData:
     """Return the report; keys that are not known are ignored. Raises msgspec.DecodeError or ValidationError."""
-    return _add_codes(msgspec.json.decode(data, type=ReportData))
+    return recall_codes(msgspec.json.decode(data, type=ReportData))
 
 
 _FIRST_EDITION = (
@@ -308,7 +308,7 @@ _FIRST_EDITION = (
 """How texts begin in reports of the first edition, which held no codes -> their codes."""
 
 
-def _add_codes(report: ReportData) -> ReportData:
+def recall_codes(report: ReportData) -> ReportData:
     """Return a report of the first edition with the codes of what is decided by them: known by its words, here and nowhere else."""
     changed: dict[str, Any] = {}
     if report.trust.warnings and not report.trust.notices:
@@ -325,6 +325,8 @@ def _add_codes(report: ReportData) -> ReportData:
 def _recall(text: str) -> Notice:
     """Return a text of the first edition with its code; its words stay as they are."""
     code = next((code for words, code in _FIRST_EDITION if text.startswith(words)), NoticeCode.RECORDED_TEXT)
+    if code == NoticeCode.NO_GAIN and " at the recorded pace: " in text:
+        code = NoticeCode.NO_GAIN_AT_RECORDED_PACE
     return make_notice(code, text=text)
 
 

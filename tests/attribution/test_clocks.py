@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from handmade import Event, call, kernel, steps, trace
+from noticewords import format_notices
 from simulator import launch, op, python, simulate, step
 
 from gpudiag.api.analysis import analyse
@@ -70,8 +71,8 @@ def test_a_shifted_recording_gives_the_same_causes_and_says_so(tmp_path: Path) -
     shifted = tmp_path / "shifted.json"
     shifted.write_text(_shifted(whole.read_text(), -300))
     before, after = (analyse(resolve_input(str(path), None), lambda _: None)[0] for path in (whole, shifted))
-    assert not [text for text in before.warnings if "clocks" in text]
-    assert [text for text in after.warnings if "clocks" in text]
+    assert not [text for text in format_notices(before.notices) if "clocks" in text]
+    assert [text for text in format_notices(after.notices) if "clocks" in text]
     for cause in ("idle_launch", "idle_unexplained", "idle_dependency"):
         expected, found = (getattr(one.breakdown.buckets_ns, cause) / one.breakdown.wall_ns for one in (before, after))
         assert found == pytest.approx(expected, abs=0.02), cause
