@@ -69,6 +69,7 @@ def _drop_gpu_info(info: TelemetryInfo | None, why: str) -> TelemetryInfo | None
         info,
         missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, why),
         notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
+        notices=(),
         limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
     )
 

@@ -246,6 +246,8 @@ class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Column of table telemetry -> why it is null, in NVML's words; 'at times: ...' where other samples have it."""
     notes: dict[str, str] = {}
     """Column -> what to know of how it was read: power instantaneous or averaged, figures of a whole board, latest Xid errors."""
+    notices: tuple[Notice, ...] = ()
+    """What of `notes` figures depend on: xid_errors, board_shared, power_averaged."""
     limits: dict[str, float] = {}
     """What the device allows, by name with unit: power_limit_w, max_sm_clock_mhz, max_pcie_link_gen, ..."""
     device_index: int | None = None

@@ -109,6 +109,11 @@ class NoticeCode(str, Enum):
     NO_SITE_WINDOW = "no_site_window"
     EXPERIMENT_UNREADABLE = "experiment_unreadable"
 
+    # how telemetry was read
+    XID_ERRORS = "xid_errors"
+    BOARD_SHARED = "board_shared"
+    POWER_AVERAGED = "power_averaged"
+
     # ranks
     ONE_RANK = "one_rank"
     RANKS_UNTOLD = "ranks_untold"
@@ -265,6 +270,9 @@ CATALOGUE: dict[NoticeCode, str] = {
     C.TIMES_OF_SITE_WINDOW: "{missing}times are those of the site window, which Python stacks slow down",
     C.NO_SITE_WINDOW: "the site window is missing: no call sites",
     C.EXPERIMENT_UNREADABLE: "{text}",
+    C.XID_ERRORS: "latest Xid errors: {numbers}",
+    C.BOARD_SHARED: "figures of the whole board, which several MIG instances share",
+    C.POWER_AVERAGED: "power is averaged over one second",
     C.ONE_RANK: "rank {rank} only; not analysed: {others}",
     C.RANKS_UNTOLD: "neither names nor traces tell which rank they are of: they are numbered in the order of their names",
     C.RANKS_LEFT_OUT: "left out, their names tell no rank: {names}",
@@ -308,7 +316,7 @@ _NOTES = frozenset(
         C.NO_SITE_WINDOW, C.OTHER_WINDOWS, C.ONE_RANK, C.MESSAGES_UNLISTED, C.NSYS_ONE_PROCESS, C.NO_STRAGGLER, C.STRAGGLER_UNKNOWN,
         C.NO_GAIN, C.NO_GAIN_AT_RECORDED_PACE, C.SWITCHED_OFF, C.WITHHELD_BY_PROFILER, C.SUPPRESSED_BY_RULE, C.NOT_APPLICABLE_DEVICE,
         C.NOT_APPLICABLE_MISSING, C.NOT_APPLICABLE_UNSEEN, C.FIRST_LAUNCH_LOADED, C.FIRST_LAUNCH_SLOW, C.CALL_WAITED,
-        C.LAUNCH_CALL_SLOW, C.OF_SITE_WINDOW,
+        C.LAUNCH_CALL_SLOW, C.OF_SITE_WINDOW, C.POWER_AVERAGED, C.BOARD_SHARED,
     }
 )  # fmt: skip
 """What changes no figure."""
@@ -359,11 +367,11 @@ _WORDS = _Words()
 
 
 def format_notice(notice: Notice) -> str:
-    """Return the notice in words; its code where the parameters of another version lack what the words name."""
+    """Return the notice in words; its recorded text, or its code, where the parameters lack what the words name."""
     try:
         return _WORDS.vformat(CATALOGUE[notice.code], (), notice.params)
     except (LookupError, TypeError, ValueError):
-        return notice.code.value.replace("_", " ")
+        return str(notice.params.get("text", notice.code.value.replace("_", " ")))
 
 
 class CountedProgress(str):

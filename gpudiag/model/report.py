@@ -324,10 +324,10 @@ def recall_codes(report: ReportData) -> ReportData:
 
 def _recall(text: str) -> Notice:
     """Return a text of the first edition with its code; its words stay as they are."""
-    code = next((code for words, code in _FIRST_EDITION if text.startswith(words)), NoticeCode.RECORDED_TEXT)
+    words, code = next(((words, code) for words, code in _FIRST_EDITION if text.startswith(words)), ("", NoticeCode.RECORDED_TEXT))
     if code == NoticeCode.NO_GAIN and " at the recorded pace: " in text:
         code = NoticeCode.NO_GAIN_AT_RECORDED_PACE
-    return make_notice(code, text=text)
+    return make_notice(code, text=text) if code != NoticeCode.NO_MFU else make_notice(code, reason=text.removeprefix(words))
 
 
 def build_report_schema() -> dict[str, Any]:
