@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 import msgspec
+from noticewords import texts
 
 from gpudiag.model.job import (
     Balance,
@@ -21,6 +22,7 @@ from gpudiag.model.job import (
     Straggler,
     Traffic,
 )
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BucketsNs
 
@@ -159,7 +161,8 @@ def partly(count: int = 8) -> Job:
     rows[3] = RankRow(rank=3, unread="trace-rank3.json.gz: the file ends in the middle of an event")
     return msgspec.structs.replace(
         found, ranks=tuple(rows), world_size=count + 2, own=None, messages=(), clocks=Clocks(method="none"), traffic=None,
-        no_straggler="no message could be matched", warnings=("rank 3 could not be read",),
+        no_straggler="no message could be matched", notice=make_notice(NoticeCode.STRAGGLER_UNKNOWN, text="no message could be matched"),
+        warnings=("rank 3 could not be read",), notices=texts("rank 3 could not be read"),
     )  # fmt: skip
 
 

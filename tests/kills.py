@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from abplace import Place, over, until
+from noticewords import format_notices
 
 from gpudiag.api.experiment_store import BaselineRow, PairRow
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
-from gpudiag.model.bundle import UNFINISHED
+from gpudiag.model.notices import NoticeCode
 
 LOOK_S = 0.0005
 """Between two looks for a file that is being written."""
@@ -113,8 +114,8 @@ def recordings(folder: Path, count: int, seed: int) -> Counter[str]:
 def check_recording(bundle: OpenedBundle) -> Counter[str]:
     """Count what is in a bundle. It has no hole, no damaged file, all of each trace that is there, and says where it was killed."""
     assert bundle.step_records["step"].to_list() == list(range(bundle.step_records.height))
-    assert not [text for text in bundle.warnings if "could not be read" in text]
-    assert bundle.manifest.finished or UNFINISHED in bundle.warnings
+    assert not [text for text in format_notices(bundle.notices) if "could not be read" in text]
+    assert bundle.manifest.finished or NoticeCode.RECORDING_UNFINISHED in [notice.code for notice in bundle.notices]
     recorded = bundle.recorded()
     for index in recorded:
         trace = bundle.trace(index)

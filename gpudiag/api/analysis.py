@@ -36,18 +36,19 @@ from gpudiag.job.rank_summary import summarise_rank as summary_of
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.timeline import Breakdown, QueueStats, ReplayTrust
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import AttributedOps, drop_contradicted_costs, find_attributed_ops
 from gpudiag.roofline.element_types import infer_named_types, resolve_list_types
-from gpudiag.roofline.engine import format_engine_warnings
+from gpudiag.roofline.engine import list_engine_notices
 from gpudiag.roofline.fused_kernels import find_compiled_costs
-from gpudiag.roofline.kernel_bounds import classify_kernels, format_above_roofline_warnings
+from gpudiag.roofline.kernel_bounds import classify_kernels, list_above_roofline_notices
 from gpudiag.roofline.launch_geometry import estimate_costs_by_grid
 from gpudiag.roofline.op_table import build_op_table, measure_coverage
 from gpudiag.timeline.breakdown import break_down, build_unknown_breakdown, measure_device_time
 from gpudiag.timeline.critical_path import find_critical_paths
-from gpudiag.timeline.graph import build_all_graphs, list_graph_warnings
+from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.history import SETTLED_AFTER
 from gpudiag.timeline.host_events import find_host_events, find_own_frames
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
@@ -63,8 +64,8 @@ from gpudiag.trace.trace_files import find_rank_files
 SiteWindow = tuple[Trace, pl.DataFrame]
 
 
-def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[str, ...]]:
-    """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and warnings.
+def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | None) -> tuple[Trace, tuple[Notice, ...]]:
+    """Return `trace` (stage 'link') with its graph replays mapped to the ops of their capture, and notices.
 
     `sites`: the linked site window of the same run; `capture`: a trace of the capture pass, or a folder of such.
     Raises InputError where that cannot be read.
@@ -72,11 +73,11 @@ def map_graph_captures(trace: Trace, sites: SiteWindow | None, capture: Path | N
     if capture is None:
         return map_replays(trace, (sites[0],) if sites else ())
     if not trace.kernels["replay"].any():
-        return trace, (f"{capture}: not needed, no graph is replayed in this trace",)
+        return trace, (make_notice(NoticeCode.CAPTURE_NOT_NEEDED, path=str(capture)),)
     recordings = [found for found in map(_read_linked_trace, _list_capture_traces(capture)) if _holds_graph_capture(found)]
     if not recordings:
         mapped, notes = map_replays(trace)
-        return mapped, (f"{capture}: no graph was captured while it was recorded", *notes)
+        return mapped, (make_notice(NoticeCode.CAPTURE_WITHOUT_GRAPH, path=str(capture)), *notes)
     return map_replays(trace, tuple(recordings))
 
 
@@ -133,7 +134,7 @@ class Timeline(NamedTuple):
     critical_path: pl.DataFrame | None
     queue: QueueStats | None
     replay: ReplayTrust | None
-    warnings: tuple[str, ...]
+    notices: tuple[Notice, ...]
 
 
 def explain_idle_time(found: CostedWindow) -> IdleAnalysis:
@@ -169,7 +170,7 @@ def build_timeline(
         critical_path=find_critical_paths(graphs, trace) if graphs else None,
         queue=None if on_cpu or silent else measure_queue(trace, steps, window),
         replay=measure_replay_trust(graphs, steps, run_graph),
-        warnings=() if silent else list_graph_warnings(trace, steps, on_cpu=on_cpu),
+        notices=() if silent else list_graph_notices(trace, steps, on_cpu=on_cpu),
     )
 
 
@@ -193,9 +194,9 @@ class _Costed(NamedTuple):
     spans: intervals.Spans
     site_window: tuple[Trace, pl.DataFrame] | None
     op_rows: pl.DataFrame
-    clocks: tuple[str, ...]
-    costs: tuple[str, ...]
-    """Warnings of the costs; `clocks`: of the clocks."""
+    clocks: tuple[Notice, ...]
+    costs: tuple[Notice, ...]
+    """Notices of the costs; `clocks`: of the clocks."""
 
     @property
     def on_cpu(self) -> bool:
@@ -255,22 +256,22 @@ def analyse(chosen: Input, tell: Progress, *, modules: bool = False, keep_frames
         host_marks=marks,
         rank_records=cache(chosen.bundle.rank_records) if chosen.bundle and len(chosen.bundle.ranks) > 1 else None,
         profiler_slowdown=None if records is None else estimate_profiler_slowdown(records),
-        warnings=(
-            *trace.meta.warnings,
+        notices=(
+            *trace.meta.notices,
             *costed.clocks,
-            *costed.found.warnings,
-            *sampled.warnings,
-            *costed.steps.warnings,
+            *costed.found.notices,
+            *sampled.notices,
+            *costed.steps.notices,
             *costed.costs,
-            *told.warnings,
-            *memory.warnings,
+            *told.notices,
+            *memory.notices,
         ),
     )
     return analysis, sites
 
 
 def analyse_for_job(chosen: Input) -> Analysis:
-    """Return of the analysis of one window what a rank tells to its job (job.summary): no graphs, no replay, no memory, no warnings."""
+    """Return of the analysis of one window what a rank tells to its job (job.summary): no graphs, no replay, no memory, no notices."""
     costed = _cost_window(chosen, lambda _: None, modules=False)
     bundle, steps = chosen.bundle, costed.steps.table
     host, _ = _explain_window(costed, bundle.host_marks if bundle else None)
@@ -327,13 +328,13 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     trace, types = infer_named_types(trace)
     owners = _find_cost_owners(trace, chosen, on_cpu)
     trace = classify_kernels(trace, owners, found_gaps, device, manifest.settings if manifest else None)
-    engines = format_engine_warnings(owners.costs, device)
+    engines = list_engine_notices(owners.costs, device)
     del owners
     if modules:
         trace = msgspec.structs.replace(trace, ops=trace.ops.with_columns(find_modules(trace, site_window)))
     table = build_op_table(trace, steps.table)
-    over = format_above_roofline_warnings(table, "op" if on_cpu else "kernel")
-    costs = (*_list_shape_warnings(trace), *types, *captures, *engines, *over)
+    over = list_above_roofline_notices(table, "op" if on_cpu else "kernel")
+    costs = (*_list_shape_notices(trace), *types, *captures, *engines, *over)
     return _Costed(trace, steps, run, found, device, found_gaps, work, spans, site_window, table, clocks, costs)
 
 
@@ -375,27 +376,17 @@ def _select_device(trace: Trace, index: int | None) -> Trace:
     return msgspec.structs.replace(trace, kernels=kept.drop("old"), collectives=collectives)
 
 
-def _list_shape_warnings(trace: Trace) -> tuple[str, ...]:
-    if trace.meta.recorder == "nsys":
-        return _list_nsys_warnings(trace)
+def _list_shape_notices(trace: Trace) -> tuple[Notice, ...]:
+    """Return that ops or their shapes are missing, and how to come by them with the recorder that was used."""
+    nsys = trace.meta.recorder == "nsys"
+    if not trace.ops.height and nsys:
+        return (make_notice(NoticeCode.NO_OPS_NSYS),)
     if not trace.ops.height and not trace.kernels.height:
-        return (f"no ops were recorded: nothing can be linked or modelled; {RECORDED_THREAD_HINT}",)
+        return (make_notice(NoticeCode.NO_OPS, hint=RECORDED_THREAD_HINT),)
     if not trace.ops.height:
-        return ("no ops were recorded (device activity only): nothing can be linked or modelled; record with activities=[CPU, CUDA]",)
+        return (make_notice(NoticeCode.NO_OPS_DEVICE_ONLY),)
     if not trace.signatures.height:
-        return ("no shapes were recorded: no op can be modelled; record with record_shapes=True",)
-    return ()
-
-
-def _list_nsys_warnings(trace: Trace) -> tuple[str, ...]:
-    """Return what a recording of Nsight Systems does not hold, and how to come by it."""
-    if not trace.ops.height:
-        return (
-            "no ops were recorded, so kernels stand alone and none is modelled: run the steps inside "
-            "torch.autograd.profiler.emit_nvtx(record_shapes=True), or record with gpudiag.profile or torch.profiler",
-        )
-    if not trace.signatures.height:
-        return ("no shapes were recorded, so no op is modelled: use torch.autograd.profiler.emit_nvtx(record_shapes=True)",)
+        return (make_notice(NoticeCode.NO_SHAPES_NSYS if nsys else NoticeCode.NO_SHAPES),)
     return ()
 
 

@@ -16,6 +16,7 @@ from gpudiag.hardware.device_peaks import derate_device, find_observed_clock_mhz
 from gpudiag.hardware.peaks_cache import build_peaks_key, build_recording_peaks_key, load_recording_peaks, store_peaks
 from gpudiag.model.bundle import Manifest, TelemetryInfo
 from gpudiag.model.hardware import Device, DeviceKind, Energy, ObservedDevice, Telemetry
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.energy import measure_energy
 from gpudiag.timeline.telemetry import summarise_telemetry
@@ -29,23 +30,23 @@ class TelemetrySummary(NamedTuple):
 
     telemetry: Telemetry | None = None
     energy: Energy | None = None
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
-def select_device_samples(bundle: OpenedBundle, number: int | None) -> tuple[pl.DataFrame, str]:
-    """Return the samples of `bundle` with the GPU's columns only where they are of device `number`, and what is left out, in words.
+def select_device_samples(bundle: OpenedBundle, number: int | None) -> tuple[pl.DataFrame, Notice | None]:
+    """Return the samples of `bundle` with the GPU's columns only where they are of device `number`, and what is left out.
 
     `number`: CUDA's index of the analysed device; None: no kernel tells it. What an older recorder asked is the manifest's device.
     """
     samples, asked = bundle.telemetry, _find_sampled_gpu(bundle.manifest)
     of_gpu = samples.select(pl.any_horizontal(pl.col(name).is_not_null() for name in GPU_COLUMNS).any()).item()
     if not of_gpu:
-        return samples, ""
+        return samples, None
     if asked is not None and number is not None and asked != number:
-        why = f"telemetry is of device {asked}, not of device {number}, which is analysed: its clocks, power and energy are not used"
-        return _drop_gpu_columns(samples, pl.lit(value=True)), why
+        left_out = make_notice(NoticeCode.TELEMETRY_OF_OTHER_DEVICE, sampled=asked, device=number)
+        return _drop_gpu_columns(samples, pl.lit(value=True)), left_out
     since = 0 if bundle.manifest.telemetry is None else bundle.manifest.telemetry.device_since_unix_ns
-    return _drop_gpu_columns(samples, pl.col("t_ns") < since), ""
+    return _drop_gpu_columns(samples, pl.col("t_ns") < since), None
 
 
 def _find_sampled_gpu(manifest: Manifest) -> int | None:
@@ -61,14 +62,14 @@ def _drop_gpu_columns(samples: pl.DataFrame, rows: pl.Expr) -> pl.DataFrame:
 
 
 def _drop_gpu_info(info: TelemetryInfo | None, why: str) -> TelemetryInfo | None:
-    """Return `info` without what is of a GPU that is not analysed, where `why` says so."""
+    """Return `info` without what is of a GPU that is not analysed; `why`: '' where it is the analysed one."""
     if info is None or not why:
         return info
-    short = why.partition(":")[0]
     return msgspec.structs.replace(
         info,
-        missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, short),
+        missing={name: reason for name, reason in info.missing.items() if name not in GPU_COLUMNS} | dict.fromkeys(GPU_COLUMNS, why),
         notes={name: note for name, note in info.notes.items() if name not in GPU_COLUMNS},
+        notices=(),
         limits={name: limit for name, limit in info.limits.items() if name in HOST_LIMITS},
     )
 
@@ -86,11 +87,19 @@ def find_telemetry(
     known = pl.col("analysed") & (unix_base_ns is not None)
     chosen = steps.filter(known).select(start.alias("start_unix_ns"), (end - start).alias("wall_ns"))
     samples, other = select_device_samples(bundle, number)
-    info, records = _drop_gpu_info(bundle.manifest.telemetry, other), bundle.step_records
-    spent = Energy(reason=other.partition(":")[0]) if other else measure_energy(info, samples, records, chosen)
+    why = _explain_other_gpu(other)
+    info, records = _drop_gpu_info(bundle.manifest.telemetry, why), bundle.step_records
+    spent = Energy(reason=why) if other else measure_energy(info, samples, records, chosen)
     return TelemetrySummary(
         summarise_telemetry(info, samples, _build_spans(chosen), _build_spans(records)), spent, (other,) if other else ()
     )
+
+
+def _explain_other_gpu(left_out: Notice | None) -> str:
+    """Return why the GPU's samples are not used, '' where they are."""
+    if left_out is None:
+        return ""
+    return f"telemetry is of device {left_out.params['sampled']}, not of device {left_out.params['device']}, which is analysed"
 
 
 def _build_spans(steps: pl.DataFrame) -> intervals.Spans:
@@ -104,7 +113,7 @@ class FoundDevice(NamedTuple):
     kind: DeviceKind
     number: int | None
     device: Device | None
-    warnings: tuple[str, ...]
+    notices: tuple[Notice, ...]
 
 
 def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundDevice:
@@ -112,25 +121,24 @@ def find_device(trace: Trace, run: RunKind, manifest: Manifest | None) -> FoundD
     if run.startswith("cpu"):
         return _find_cpu_device(manifest, truncated=trace.meta.truncated)
     index, others = find_busiest_device(trace.kernels)
-    notes = [f"device {index} only; not analysed: device{'s' if len(others) > 1 else ''} {', '.join(map(str, others))}"] if others else []
+    notes = list[Notice]()
+    if others and index is not None:
+        notes.append(make_notice(NoticeCode.DEVICES_LEFT_OUT, device=index, left_out=len(others), others=", ".join(map(str, others))))
     if run == "gpu without events":
-        notes.append(
-            "no device events were recorded, though the run used an accelerator: record with activities=[CPU, CUDA] "
-            "and no other profiler attached; what the device did is unknown"
-        )
+        notes.append(make_notice(NoticeCode.NO_DEVICE_EVENTS))
     observed = _find_observed(trace, index, manifest)
     if not observed:
-        return FoundDevice("gpu", index, None, (*notes, "the device is not named in the recording: no roofline"))
+        return FoundDevice("gpu", index, None, (*notes, make_notice(NoticeCode.DEVICE_UNNAMED)))
     if index is not None and observed[0].index != index:
-        notes.append(f"the recording does not describe device {index}: its roofline is that of device {observed[0].index}")
+        notes.append(make_notice(NoticeCode.DEVICE_NOT_DESCRIBED, device=index, other=observed[0].index))
     resolution = resolve_device(observed[0])
     measured, other = _find_measured_peaks(manifest, index, observed[0])
     device = measured or resolution.device
-    notes.extend((*other, *resolution.warnings))
+    notes.extend((*other, *resolution.notices))
     if device is None:
-        notes.append("no peaks are known for this device: no roofline")
+        notes.append(make_notice(NoticeCode.NO_PEAKS))
     elif device.bandwidth_byte_per_s is None:
-        notes.append(f"the memory bandwidth of {device.name} is not known: its memory roof is missing, most bounds are unknown")
+        notes.append(make_notice(NoticeCode.NO_BANDWIDTH, device=device.name))
     return FoundDevice("gpu", index, device, tuple(notes))
 
 
@@ -140,13 +148,15 @@ def _find_observed(trace: Trace, index: int | None, manifest: Manifest | None) -
     return [item for item in told if item.index == index] or told
 
 
-def _find_measured_peaks(manifest: Manifest | None, index: int | None, observed: ObservedDevice) -> tuple[Device | None, tuple[str, ...]]:
+def _find_measured_peaks(
+    manifest: Manifest | None, index: int | None, observed: ObservedDevice
+) -> tuple[Device | None, tuple[Notice, ...]]:
     """Return the measured peaks of the manifest where they are of such a device, and what to say where they are not."""
     peaks = None if manifest is None or manifest.peaks is None or manifest.peaks.kind != "gpu" else manifest.peaks
     of = None if manifest is None else manifest.device
     if peaks is None or of is None or of.index == index or index is None or of.name == observed.name:
         return peaks, ()
-    return None, (f"the measured peaks are of device {of.index}, not of device {index}, which is analysed: they are not used",)
+    return None, (make_notice(NoticeCode.PEAKS_OF_OTHER_DEVICE, measured=of.index, device=index),)
 
 
 def derate_to_observed_clock(
@@ -170,7 +180,7 @@ def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevi
     device = None
     if manifest is not None:
         device = manifest.peaks or load_recording_peaks(manifest)
-    cut = ("the file breaks off before any device event: whether an accelerator was used cannot be told",) if truncated else ()
+    cut = (make_notice(NoticeCode.CPU_OR_CUT_OFF),) if truncated else ()
     if device is not None:
         return FoundDevice("cpu", None, device, cut)
     where = (
@@ -178,15 +188,7 @@ def _find_cpu_device(manifest: Manifest | None, *, truncated: bool) -> FoundDevi
         if manifest
         else "a plain trace does not name its machine; record with gpudiag.profile"
     )
-    return FoundDevice(
-        "cpu",
-        None,
-        None,
-        (
-            *cut,
-            f"the peaks of this CPU are not known, so there is no roofline: {where}",
-        ),
-    )
+    return FoundDevice("cpu", None, None, (*cut, make_notice(NoticeCode.NO_PEAKS_OF_CPU, hint=where)))
 
 
 def calibrate_device(device: str = "auto") -> Device:

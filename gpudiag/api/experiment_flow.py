@@ -21,6 +21,7 @@ from gpudiag.experiment.power import forecast_effects, format_forecast
 from gpudiag.experiment.stats import compute_spread, is_decided, judge_pairs
 from gpudiag.experiment.variants import Variant
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
+from gpudiag.model.notices import prefix_progress
 from gpudiag.report.experiment.summary import AS_IS
 
 Tell = Callable[[str, Comparison], None]
@@ -100,7 +101,7 @@ class Bench:
             self.base,
             arm,
             design,
-            progress=lambda text: self._progress(f"{arm.name}: {text}"),
+            progress=lambda text: self._progress(prefix_progress(f"{arm.name}: ", text)),
             on_pair=on_pair,
             done=tuple(pairs),
         )

@@ -20,6 +20,7 @@ from gpudiag.experiment.variants import Variant
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.report.files import write_file
 
 CLAIMS = ("faster", "slower")
@@ -79,21 +80,22 @@ MAX_RESULT_FILES = 1000
 """Newest results of a bundle that are read."""
 
 
-def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
-    """Return the results of a bundle in their order, and warnings about those that cannot be read.
+def read_results(bundle: Path) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
+    """Return the results of a bundle in their order, and notices about those that cannot be read.
 
     They are shown side by side: a claim stands among those of all runs (claims.together), whatever its own run made of it.
     """
     found: list[ExperimentData] = []
-    warnings: list[str] = []
+    notices: list[Notice] = []
     for path in sorted((bundle / EXPERIMENTS_FOLDER).glob("*.json"), key=lambda path: path.stem)[-MAX_RESULT_FILES:]:
         try:
             if path.is_symlink():
                 raise OSError
             found.append(msgspec.json.decode(read_file(path, MAX_RESULT_BYTES), type=ExperimentData))
         except (OSError, *UNREADABLE):
-            warnings.append(f"{EXPERIMENTS_FOLDER}/{path.name} could not be read and is left out")
-    return uphold_together(found), tuple(warnings)
+            text = f"{EXPERIMENTS_FOLDER}/{path.name} could not be read and is left out"
+            notices.append(make_notice(NoticeCode.EXPERIMENT_UNREADABLE, text=text))
+    return uphold_together(found), tuple(notices)
 
 
 _MOST_SUFFIXES = 1000

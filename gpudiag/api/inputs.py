@@ -16,6 +16,7 @@ from gpudiag.api.ranks import RankInput, Recording, build_no_window_error, choos
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.errors import InputError
 from gpudiag.model.bundle import UNREADABLE
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import Source
 from gpudiag.model.trace import TRACE_TABLES, Trace, TraceMeta, check_trace
 from gpudiag.trace import read_trace
@@ -30,7 +31,7 @@ class Input(NamedTuple):
     sites: Path | None = None
     graph_capture: Path | None = None
     """A trace of the capture pass of the graphs that `trace` replays."""
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 def resolve_input(path: str | Sequence[str], rank: int | None, window: int | None = None) -> Input:
@@ -42,7 +43,7 @@ def resolve_input(path: str | Sequence[str], rank: int | None, window: int | Non
 
 
 def select_rank(recording: Recording, rank: int | None, window: int | None = None) -> Input:
-    """Return one rank (default: the lowest) of a recording, as `resolve_input`; the warnings say which ranks are not analysed."""
+    """Return one rank (default: the lowest) of a recording, as `resolve_input`; the notices say which ranks are not analysed."""
     path = recording.source.path
     if recording.source.kind == "trace":
         if rank is not None:
@@ -59,9 +60,9 @@ def _resolve_rank(recording: Recording, rank: int, window: int | None) -> Input:
             raise
         item = RankInput(rank, recording.source.path, bundle=True, window=window)  # another window than the other ranks have
     others = recording.others(rank)
-    notes = (f"rank {rank} only; not analysed: {others}",) if others else ()
+    notes = (make_notice(NoticeCode.ONE_RANK, rank=rank, others=others),) if others else ()
     found = open_rank(item)
-    return found._replace(source=recording.source, warnings=(*notes, *recording.warnings, *found.warnings))
+    return found._replace(source=recording.source, notices=(*notes, *recording.notices, *found.notices))
 
 
 def open_rank(item: RankInput) -> Input:
@@ -77,21 +78,17 @@ def _open_bundle_window(path: str, rank: int | None, window: int | None) -> Inpu
     trace = None if chosen is None else bundle.trace(chosen.index)
     if chosen is None or trace is None:
         raise build_no_window_error(path, bundle)
-    notes = [
-        *dict.fromkeys((*bundle.manifest.warnings, *bundle.warnings)),
-        *_format_unfinished(bundle),
-        *describe_other_windows(bundle, chosen),
-    ]
+    notes = [*bundle.notices, *_list_unfinished(bundle), *describe_other_windows(bundle, chosen)]
     if chosen.kind == "sites":
         missing = "" if bundle.timing_window() else "the timing window is missing: "
-        notes.append(f"{missing}times are those of the site window, which Python stacks slow down")
+        notes.append(make_notice(NoticeCode.TIMES_OF_SITE_WINDOW, missing=missing))
     elif sites is None:
-        notes.append("the site window is missing: no call sites")
-    return Input(trace, Source(path, "bundle", bundle.ranks), bundle, sites if chosen.kind == "timing" else None, warnings=tuple(notes))
+        notes.append(make_notice(NoticeCode.NO_SITE_WINDOW))
+    return Input(trace, Source(path, "bundle", bundle.ranks), bundle, sites if chosen.kind == "timing" else None, notices=tuple(notes))
 
 
-def _format_unfinished(bundle: OpenedBundle) -> list[str]:
-    return [f"{format_ranks(bundle.unfinished)} did not finish: still recording, or killed"] if bundle.unfinished else []
+def _list_unfinished(bundle: OpenedBundle) -> list[Notice]:
+    return [make_notice(NoticeCode.RANKS_UNFINISHED, ranks=format_ranks(bundle.unfinished))] if bundle.unfinished else []
 
 
 MAX_ROWS = 200_000_000

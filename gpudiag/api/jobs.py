@@ -35,6 +35,7 @@ from gpudiag.job.message_table import MessageTableBuilder
 from gpudiag.job.rank_summary import decode_summary
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job
+from gpudiag.model.notices import CountedProgress, Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.report import ReportData, decode_report
 
 SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
@@ -65,12 +66,13 @@ def compare_recorded_ranks(recording: Recording, tell: Callable[[str], None], ma
     if not summaries:
         raise unread[min(unread)].error()
     job = compare_rank_summaries(summaries, {rank: _format_unread(found) for rank, found in sorted(unread.items())})
-    return msgspec.structs.replace(job, warnings=(*recording.warnings, *_list_missing_ranks(summaries, unread), *job.warnings))
+    notices = (*recording.notices, *_list_missing_ranks(summaries, unread), *job.notices)
+    return msgspec.structs.replace(job, notices=notices, warnings=tuple(map(format_notice, notices)))
 
 
-def format_progress(done: int, total: int) -> str:
+def format_progress(done: int, total: int) -> CountedProgress:
     """Return what is being done while ranks are read."""
-    return f"ranks {done}/{total}"
+    return CountedProgress(f"ranks {done}/{total}", done, total)
 
 
 def open_shown_rank(recording: Recording, job: Job) -> Input:
@@ -93,13 +95,13 @@ def _format_unread(found: UnreadRank) -> str:
     return f"{found.message} ({found.hint})" if found.hint and found.bug else found.message
 
 
-def _list_missing_ranks(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[str, ...]:
-    """Return the warning about numbers that are missing between ranks, where no rank tells how many there are (else job.build warns)."""
+def _list_missing_ranks(summaries: Sequence[RankSummary], unread: Iterable[int]) -> tuple[Notice, ...]:
+    """Return the notice about numbers that are missing between ranks, where no rank tells how many there are (else job.build warns)."""
     if any(summary.world_size is not None for summary in summaries):
         return ()
     there = {*(summary.rank for summary in summaries), *unread}
     missing = [rank for rank in range(min(max(there), MOST_WORLD)) if rank not in there]
-    return (f"not there, though higher ranks are: {format_ranks(missing)}",) if missing else ()
+    return (make_notice(NoticeCode.RANKS_MISSING, ranks=format_ranks(missing)),) if missing else ()
 
 
 CONNECT_S = 10.0
@@ -310,7 +312,7 @@ def report_on_cluster(
             item=item,
             job=job,
             source=recording.source,
-            warnings=notes,
+            notices=notes,
             question=_make_paths_absolute(question),
             rules=rules,
             config=None if config is None else msgspec.structs.replace(config, rules=()),
@@ -322,13 +324,14 @@ def report_on_cluster(
     return decode_report(found)
 
 
-def _choose_shown_rank(recording: Recording, rank: int | None, job: Job | None) -> tuple[RankInput, tuple[str, ...]]:
+def _choose_shown_rank(recording: Recording, rank: int | None, job: Job | None) -> tuple[RankInput, tuple[Notice, ...]]:
     """Return the rank whose analysis the report shows, and what to say where it is one of several."""
     if job is not None:
         return recording.one(job.shown_rank), ()
     number = recording.ranks[0].rank if rank is None else rank
     others = recording.others(number)
-    return recording.one(number), (*((f"rank {number} only; not analysed: {others}",) if others else ()), *recording.warnings)
+    alone = (make_notice(NoticeCode.ONE_RANK, rank=number, others=others),) if others else ()
+    return recording.one(number), (*alone, *recording.notices)
 
 
 def _make_paths_absolute(question: ReportOptions) -> ReportOptions:

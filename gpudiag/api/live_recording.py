@@ -12,13 +12,14 @@ import polars as pl
 
 from gpudiag.api.devices import select_device_samples
 from gpudiag.attribution import intervals
-from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_segment
+from gpudiag.capture.bundle import OpenedBundle, read_manifest, read_manifest_notices, read_segment
 from gpudiag.capture.bundle_folder import SEGMENT_FOLDERS, is_bundle, list_ranks, manifest_name
 from gpudiag.capture.telemetry.sampler import LONGEST_SEGMENT_NS, LOST_SHARE, SEGMENT_NS
 from gpudiag.errors import InputError
 from gpudiag.model import trace
 from gpudiag.model.bundle import Manifest, Moment, WatchStatus, Window
 from gpudiag.model.hardware import Energy, Telemetry
+from gpudiag.model.notices import NoticeCode, format_notice
 from gpudiag.model.timeline import StepHistory
 from gpudiag.timeline.energy import measure_energy
 from gpudiag.timeline.history import build_history
@@ -222,9 +223,6 @@ BEGUN_WITHIN_S = 300.0
 
 SAMPLES = ("gpu_util_pct", "sm_clock_mhz", "power_w", "temperature_c", "mem_used_bytes", "cpu_util_pct", "rss_bytes")
 
-SWITCHED_OFF = "recording was switched off"
-"""How a session's note begins that training goes on without it (capture.session)."""
-
 
 class Watch:
     """Looks at the bundle at `path` (one rank, default the lowest) again and again; each look reads what is new."""
@@ -287,9 +285,9 @@ class Watch:
 def _describe_status(manifest: Manifest, silent_s: float) -> tuple[WatchStatus, str]:
     if manifest.finished:
         return "finished", ""
-    off = next((text for text in manifest.warnings if text.startswith(SWITCHED_OFF)), "")
+    off = [notice for notice in read_manifest_notices(manifest) if notice.code == NoticeCode.RECORDING_SWITCHED_OFF]
     if off:
-        return "stopped", off
+        return "stopped", format_notice(off[0])
     if silent_s < STALE_AFTER_S:
         return "recording", ""
     return ("silent" if silent_s < GONE_AFTER_S else "gone"), "it was killed, hangs, or is in a step that takes this long"

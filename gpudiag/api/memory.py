@@ -16,6 +16,7 @@ from gpudiag.attribution.steps import find_steps
 from gpudiag.capture.memory import MemoryFiles, read_memory_files
 from gpudiag.errors import InputError, UsageError
 from gpudiag.model.memory import MemoryReport
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.memory_peak import measure_memory as memory_of_trace
 from gpudiag.timeline.memory_snapshot import build_snapshot_report, sum_reserved
@@ -26,8 +27,6 @@ MEMORY_SCHEMA_VERSION = 1
 HOW_TO_RECORD = (
     "record with gpudiag.profile(memory=True), torch.profiler with profile_memory=True, or give a snapshot of the CUDA allocator"
 )
-
-_NO_ALLOCATION = "memory=True was given, but no allocation stands in a recorded window: the site window was not recorded, or cannot be read"
 
 
 class MemoryFound(msgspec.Struct, frozen=True):
@@ -42,7 +41,7 @@ class FoundMemory(NamedTuple):
     """The memory of an input, and what to know about it."""
 
     memory: MemoryReport | None
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 def build_memory_schema() -> dict[str, Any]:
@@ -94,25 +93,26 @@ def _build_no_device_error(path: str, device: int | None, held: str) -> InputErr
 def find_memory(chosen: Input, *windows: tuple[Trace, pl.DataFrame] | None, device: int | None = None) -> FoundMemory:
     """Return the memory of the first of `windows` (linked trace, its steps) with allocations; `device`: the one that is analysed."""
     files = read_memory_files(chosen.bundle.path, chosen.bundle.rank) if chosen.bundle else MemoryFiles()
-    warnings = [files.warning] if files.warning else []
-    snapshot = _read_snapshot(files.snapshot, warnings)
+    notices = [files.notice] if files.notice else []
+    snapshot = _read_snapshot(files.snapshot, notices)
     for window in windows:
         if window is not None and window[0].allocations.height:
             trace, steps = window
             made = memory_of_trace(trace, steps, owners=files.owners, snapshot=snapshot, device=device)
             if made is not None:
                 made = msgspec.structs.replace(made, capacity_bytes=_find_capacity(chosen, trace, made.device))
-                return FoundMemory(made, tuple(warnings))
-    return FoundMemory(None, (*warnings, _NO_ALLOCATION) if files.owners else tuple(warnings))
+                return FoundMemory(made, tuple(notices))
+    return FoundMemory(None, (*notices, make_notice(NoticeCode.NO_ALLOCATIONS)) if files.owners else tuple(notices))
 
 
-def _read_snapshot(path: Path | None, warnings: list[str]) -> Snapshot | None:
+def _read_snapshot(path: Path | None, notices: list[Notice]) -> Snapshot | None:
     if path is None:
         return None
     try:
         return read_snapshot(path)
     except InputError as error:
-        warnings.append(f"memory/{path.name} could not be read and is left out: {error.message}".replace(str(path), path.name))
+        reason = error.message.replace(str(path), path.name)
+        notices.append(make_notice(NoticeCode.MEMORY_SNAPSHOT_UNREADABLE, file=f"memory/{path.name}", reason=reason))
         return None
 
 

@@ -25,6 +25,7 @@ from gpudiag.files import read_file
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.experiment import ExperimentData
 from gpudiag.model.job import Job
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.report import ReportData, Source, Tool, encode_report
 from gpudiag.report.report_data import build_report_data
 
@@ -107,8 +108,8 @@ def diagnose_window(
     tell("judging")
     facts = Facts(analysis)
     judgement = judge(analysis, base.judged, facts)
-    failed = tuple(f"fact {name} failed ({error}): this is a bug of gpudiag" for name, error in judgement.fact_errors.items())
-    analysis = msgspec.structs.replace(analysis, warnings=(*chosen.warnings, *analysis.warnings, *unread, *failed))
+    failed = [make_notice(NoticeCode.FACT_FAILED, fact=name, reason=error) for name, error in judgement.fact_errors.items()]
+    analysis = msgspec.structs.replace(analysis, notices=(*chosen.notices, *analysis.notices, *unread, *failed))
     data = build_report_data(
         analysis, judgement.findings, judgement.outcomes, tool=Tool("gpudiag", find_version("gpudiag") or "unknown"), source=chosen.source,
         sites=sites.site, site_match_share=sites.match_share, facts=facts,
@@ -116,8 +117,8 @@ def diagnose_window(
     return AnalysedRecording(data, analysis, sites.site)
 
 
-def _read_experiments(chosen: Input) -> tuple[tuple[ExperimentData, ...], tuple[str, ...]]:
-    """Return the experiments that the bundle holds, and warnings about those that cannot be read."""
+def _read_experiments(chosen: Input) -> tuple[tuple[ExperimentData, ...], tuple[Notice, ...]]:
+    """Return the experiments that the bundle holds, and notices about those that cannot be read."""
     if chosen.bundle is None:
         return (), ()
     from gpudiag.api.experiment_store import read_results  # here: a trace file has none
@@ -135,7 +136,7 @@ class ReportRequest(msgspec.Struct, frozen=True, kw_only=True):
     item: RankInput
     job: Job | None
     source: Source
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     """What the machine that asks has to say of the recording, first."""
     question: ReportOptions = ReportOptions()
     rules: tuple[dict[str, str], ...] = ()
@@ -149,7 +150,7 @@ def answer_report_request(request: bytes) -> bytes:
     with _unpack_rules(asked.rules) as folders:
         base = load_active_rules(folders, asked.config)
         chosen = open_rank(asked.item)
-        chosen = chosen._replace(source=asked.source, warnings=(*asked.warnings, *chosen.warnings))
+        chosen = chosen._replace(source=asked.source, notices=(*asked.notices, *chosen.notices))
         return encode_report(diagnose_window(chosen, base, lambda _: None, asked.question, job=asked.job, report_only=True).report)
 
 

@@ -14,6 +14,7 @@ from gpudiag.api.devices import select_device_samples
 from gpudiag.api.inputs import resolve_input
 from gpudiag.errors import InputError
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.notices import NOT_REPLAYED, format_notice
 from gpudiag.model.timeline import ReplayTrust, WhatIf
 from gpudiag.model.trace import TRACE_TABLES
 from gpudiag.report import exports, files
@@ -66,7 +67,7 @@ def _suggest_name(error: Exception) -> str:
     return suggest_nearest(getattr(error, "name", ""), dict.fromkeys(getattr(error, "known", ())))
 
 
-NOT_REPLAYED = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
+NOTHING_TO_REPLAY = "the recording holds no launches or ops within a complete step, so there is no dependency graph to replay"
 WHATIF_SCHEMA_VERSION = 1
 
 
@@ -105,7 +106,7 @@ def run_what_ifs(
 
 
 def _explain_no_replay(analysis: Analysis) -> str:
-    return next((warning for warning in analysis.warnings if "replay" in warning), NOT_REPLAYED)
+    return next((format_notice(notice) for notice in analysis.notices if notice.code in NOT_REPLAYED), NOTHING_TO_REPLAY)
 
 
 _DERIVED_TABLES = ("steps", "gaps", "idle", "syncs", "critical_path", "step_records", "host_marks")

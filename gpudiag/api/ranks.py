@@ -16,8 +16,8 @@ from gpudiag.capture.bundle import OpenedBundle, list_traces, read_manifest
 from gpudiag.capture.bundle_folder import is_bundle, list_ranks, manifest_name
 from gpudiag.capture.schedule import SITES_INDEX
 from gpudiag.errors import InputError, UsageError
-from gpudiag.model.bundle import MANIFEST_NAME, UNFINISHED, Window
-from gpudiag.model.job import RANKS_UNTOLD
+from gpudiag.model.bundle import MANIFEST_NAME, Window
+from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.report import Source
 from gpudiag.report.whole_run import list_history
 from gpudiag.timeline.history import build_history
@@ -82,13 +82,14 @@ def _list_url_files(url: str) -> tuple[Any, dict[str, int] | None]:
 
 _TOO_SHORT = "the loop ended before the profiled steps"
 _SIGNS = (
-    ("was switched off", "mend that and record again"),
-    ("another torch profiler", "leave out the other profiler, or record at steps where it does not run: at_steps="),
-    (UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
-    ("the training loop ended with", "the loop was left before the profiled steps: lower skip="),
-    ("steps recorded (", f"{_TOO_SHORT}: record more steps, about 20 and better 50, or lower skip= and record="),
-    ("the run ended before", "record more steps, or ask for earlier ones"),
-    ("were not begun", "the loop ended before the profiled steps: record more steps, or lower skip="),
+    (NoticeCode.RECORDING_SWITCHED_OFF, "mend that and record again"),
+    (NoticeCode.PART_SWITCHED_OFF, "mend that and record again"),
+    (NoticeCode.OTHER_PROFILER, "leave out the other profiler, or record at steps where it does not run: at_steps="),
+    (NoticeCode.RECORDING_UNFINISHED, "let the run reach its profiled steps: lower skip=, or wait"),
+    (NoticeCode.LOOP_ENDED_BY_ERROR, "the loop was left before the profiled steps: lower skip="),
+    (NoticeCode.WINDOW_SHORT, f"{_TOO_SHORT}: record more steps, about 20 and better 50, or lower skip= and record="),
+    (NoticeCode.RUN_ENDED_EARLY, "record more steps, or ask for earlier ones"),
+    (NoticeCode.WINDOWS_NOT_BEGUN, "the loop ended before the profiled steps: record more steps, or lower skip="),
 )
 """What a session notes when a window is not recorded, the causes before what follows from them; and what to do."""
 
@@ -120,9 +121,8 @@ def build_no_window_error(path: str, bundle: OpenedBundle) -> InputError:
 
 def _explain_no_window(bundle: OpenedBundle) -> tuple[str, str]:
     """Return why no window was recorded, from what the session noted, and what to do."""
-    noted = list(dict.fromkeys(bundle.warnings))
-    for sign, hint in _SIGNS:
-        said = [text for text in noted if sign in text]
+    for code, hint in _SIGNS:
+        said = [format_notice(notice) for notice in bundle.notices if notice.code == code]
         if said:
             return "; ".join(said), hint
     return "none was planned, and nothing asked for one", "record with repeat=1 or more, or ask for windows by at_steps="
@@ -149,7 +149,7 @@ def _describe_window(window: Window) -> str:
     return ", ".join(part for part in (_format_steps(window), _format_trigger(window)) if part)
 
 
-def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[str]:
+def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[Notice]:
     """Return what to say where a bundle has several timing windows: which is analysed, and how to see the others."""
     timing = [window for window in bundle.recorded().values() if window.kind == "timing"]
     if len(timing) < 2 and chosen in timing:
@@ -159,7 +159,8 @@ def describe_other_windows(bundle: OpenedBundle, chosen: Window) -> list[str]:
         return []
     count = f"{len(timing)} timing window{'s' if len(timing) > 1 else ''}"
     name = "window" if chosen.kind == "timing" else "site window"
-    return [f"{count}: {name} {chosen.index} ({_describe_window(chosen)}) is analysed; {'; '.join(others)}"]
+    text = f"{count}: {name} {chosen.index} ({_describe_window(chosen)}) is analysed; {'; '.join(others)}"
+    return [make_notice(NoticeCode.OTHER_WINDOWS, text=text)]
 
 
 # -- several ranks ------------------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ class Recording(msgspec.Struct, frozen=True):
     """By rank."""
     unread: dict[int, str] = {}
     """Ranks of a bundle without the window that is read of the others, and why."""
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -289,7 +290,7 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
         other = next(path for path in paths if path not in bundles)
         raise UsageError(f"{other}: --window chooses from a bundle, this is none", "leave --window out")
     traces = [one for path in paths if path not in bundles for one in _find_traces(path, alone=len(paths) == 1)]
-    told, warnings = _number_traces(traces)
+    told, notices = _number_traces(traces)
     unread: dict[int, str] = {}
     for path in bundles:
         found, missing = _find_bundle_ranks(path, window)
@@ -298,7 +299,7 @@ def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
     ranks, twice = _drop_duplicate_ranks(told)
     left = {rank: why for rank, why in unread.items() if rank not in {item.rank for item in ranks}}
     every = tuple(sorted((*(item.rank for item in ranks), *left)))
-    return Recording(_build_source(paths, bundles, ranks, every), ranks, left, (*warnings, *twice))
+    return Recording(_build_source(paths, bundles, ranks, every), ranks, left, (*notices, *twice))
 
 
 def _build_source(paths: Sequence[str], bundles: Sequence[str], ranks: tuple[RankInput, ...], numbers: tuple[int, ...]) -> Source:
@@ -367,8 +368,8 @@ def _find_bundle_ranks(path: str, window: int | None) -> tuple[list[RankInput], 
 # -- which rank it is ---------------------------------------------------------------------------------------------------------
 
 
-def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str, ...]]:
-    """Return the traces with their ranks: by their names, or by what they say of themselves where the names do not tell; and warnings."""
+def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[Notice, ...]]:
+    """Return the traces with their ranks: by their names, or by what they say of themselves where the names do not tell; and notices."""
     if len(traces) < 2:
         told, _ = parse_ranks([one.path.rsplit("/", 1)[-1] for one in traces])
         return [msgspec.structs.replace(one, rank=rank or 0) for one, rank in zip(traces, told, strict=True)], ()
@@ -380,10 +381,10 @@ def _number_traces(traces: list[RankInput]) -> tuple[list[RankInput], tuple[str,
             told = own
     if set(told) == {None}:
         numbered = [msgspec.structs.replace(one, rank=place) for place, one in enumerate(traces)]
-        return numbered, (f"{RANKS_UNTOLD}: they are numbered in the order of their names",)
+        return numbered, (make_notice(NoticeCode.RANKS_UNTOLD),)
     strays = [name for name, rank in zip(names, told, strict=True) if rank is None]
     numbered = [msgspec.structs.replace(one, rank=rank) for one, rank in zip(traces, told, strict=True) if rank is not None]
-    return numbered, ((f"left out, their names tell no rank: {_join_names(strays)}",) if strays else ())
+    return numbered, ((make_notice(NoticeCode.RANKS_LEFT_OUT, names=_join_names(strays)),) if strays else ())
 
 
 def _shorten_paths(paths: list[str]) -> list[str]:
@@ -399,24 +400,24 @@ def _read_own_ranks(traces: list[RankInput]) -> tuple[int | None, ...]:
         return tuple(header.rank for header in pool.map(lambda one: peek_header(one.path), traces))
 
 
-def _drop_duplicate_ranks(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[str, ...]]:
-    """Return one recording of each rank, the first of its names, and warnings about the others."""
+def _drop_duplicate_ranks(told: Iterable[RankInput]) -> tuple[tuple[RankInput, ...], tuple[Notice, ...]]:
+    """Return one recording of each rank, the first of its names, and notices about the others."""
     ranks: dict[int, RankInput] = {}
     twice: list[tuple[RankInput, RankInput]] = []
     for one in told:
         kept = ranks.setdefault(one.rank, one)
         if kept is not one:
             twice.append((kept, one))
-    return tuple(ranks[rank] for rank in sorted(ranks)), _format_duplicate_ranks(twice)
+    return tuple(ranks[rank] for rank in sorted(ranks)), _list_duplicate_ranks(twice)
 
 
-def _format_duplicate_ranks(twice: list[tuple[RankInput, RankInput]]) -> tuple[str, ...]:
+def _list_duplicate_ranks(twice: list[tuple[RankInput, RankInput]]) -> tuple[Notice, ...]:
     if not twice:
         return ()
     names = _shorten_paths([path for pair in twice for path in (pair[0].path, pair[1].path)])
     said = [f"{names[2 * place]} is read, {names[2 * place + 1]} is not" for place in range(len(twice))]
-    ranks = format_ranks(sorted({one.rank for _, one in twice}))
-    return (f"{ranks} {'is' if ranks.startswith('rank ') else 'are'} there more than once: {_join_names(said)}",)
+    ranks = sorted({one.rank for _, one in twice})
+    return (make_notice(NoticeCode.RANKS_TWICE, ranks=format_ranks(ranks), count=len(ranks), names=_join_names(said)),)
 
 
 def _join_names(names: list[str]) -> str:

@@ -21,10 +21,10 @@ import numpy.typing as npt
 import polars as pl
 
 from gpudiag.attribution.names import decode_column
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import Shape, parse_signature
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
-from gpudiag.units import format_share
 
 Rows = npt.NDArray[np.int64]
 
@@ -262,8 +262,8 @@ class CapturedGraph(NamedTuple):
     nodes: Rows
 
 
-def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace, tuple[str, ...]]:
-    """Return `trace` (stage 'link') with the replayed kernels mapped to copies of the ops of their capture pass, and warnings.
+def map_replays(trace: Trace, recordings: tuple[Trace, ...] = ()) -> tuple[Trace, tuple[Notice, ...]]:
+    """Return `trace` (stage 'link') with the replayed kernels mapped to copies of the ops of their capture pass, and notices.
 
     The capture pass lies in the trace itself or in one of `recordings` (also at stage 'link'). A replay is mapped where the kernel names
     agree with the captured ops in at least 90 % of the nodes that names decide, and no other captured graph with other sizes fits as
@@ -373,8 +373,8 @@ class _Replays:
 _Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
 
 
-def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[str, ...]]:
-    """Return the captured graph and the fit of each distinct replay that has one, and warnings about those that have none."""
+def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[Notice, ...]]:
+    """Return the captured graph and the fit of each distinct replay that has one, and notices about those that have none."""
     graphs = _drop_duplicates(graphs)
     judge = NodeComparer(replays.nodes, list(codes))
     left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
@@ -394,7 +394,7 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
         many += len(spans) * (len(chosen) > 1)
         if len(chosen) == 1:
             found.append((*chosen[0], spans))
-    return found, tuple(_list_warnings(len(replays.spans), len(graphs), unseen, nowhere, many, found))
+    return found, tuple(_list_notices(len(replays.spans), len(graphs), unseen, nowhere, many, found))
 
 
 def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
@@ -428,24 +428,16 @@ def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())
 
 
-def _list_warnings(replays: int, graphs: int, unseen: int, nowhere: int, many: int, found: list[_Match]) -> Iterator[str]:
-    recorded = f"{graphs} captured graph{'s' if graphs > 1 else ''}"
+def _list_notices(replays: int, graphs: int, unseen: int, nowhere: int, many: int, found: list[_Match]) -> Iterator[Notice]:
     if unseen:
-        yield f"{unseen} of {replays} graph launches were not compared with the {recorded}: there are too many of both"
+        yield make_notice(NoticeCode.REPLAYS_NOT_COMPARED, launches=unseen, replays=replays, graphs=graphs)
     if nowhere:
-        yield (
-            f"{nowhere} of {replays} graph launches fit none of the {recorded} that were recorded (kernel names agree with the captured "
-            f"ops in less than {format_share(ACCEPT_FROM)} of the nodes): their kernels are not modelled"
-        )
+        yield make_notice(NoticeCode.REPLAYS_UNMATCHED, launches=nowhere, replays=replays, graphs=graphs, least=ACCEPT_FROM)
     if many:
-        yield (
-            f"{many} of {replays} graph launches fit several of the {recorded} equally well, with the same kernels on other sizes: "
-            "which of them was replayed was not recorded, so their kernels are not modelled"
-        )
+        yield make_notice(NoticeCode.REPLAYS_AMBIGUOUS, launches=many, replays=replays, graphs=graphs)
     worst = min((done.score for _, done, _ in found), default=1.0)
     if worst < 1:
-        agree = format_share(worst, 1)
-        yield f"replayed kernels were matched to captured ops by order; names agree in {agree} of the nodes of the least certain graph"
+        yield make_notice(NoticeCode.REPLAYS_BY_ORDER, share=float(worst))
 
 
 def _map_kernels(trace: Trace, replays: _Replays, found: list[_Match]) -> Trace:

@@ -13,9 +13,9 @@ from gpudiag.attribution.intervals import Spans
 from gpudiag.attribution.names import decode_names, mask_names, match_names
 from gpudiag.attribution.nesting import Nesting, find_self_spans, measure_self_ns
 from gpudiag.model import trace
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.trace.kernel_names import COMPILE_MARK
-from gpudiag.units import format_ns
 
 RunKind = Literal["gpu", "gpu without events", "cpu", "cpu without ops"]
 
@@ -47,8 +47,8 @@ EDGE_SHARE = 0.001
 """The clocks differ by what the earliest of a thousand starts shows: the one before it may be a broken record."""
 
 
-def align_clocks(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
-    """Return `trace` with the times of each device moved so that its work starts no earlier than its launch, and a warning where moved.
+def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
+    """Return `trace` with the times of each device moved so that its work starts no earlier than its launch, and a notice where moved.
 
     The least difference that causality asks for: the true one is larger by the latency of the quickest launch, some microseconds, and by
     more where every launch waited in a queue. The same `trace` where the clocks agree.
@@ -59,11 +59,9 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     kernels = trace.kernels.join(moved.select("device", "move_ns"), on="device", how="left", nulls_equal=True, maintain_order="left")
     by = pl.col("move_ns").fill_null(0)
     kernels = kernels.with_columns(pl.col("start_ns") + by, pl.col("end_ns") + by).drop("move_ns")
-    early, count, most = moved["early"].sum(), moved["count"].sum(), int(moved["move_ns"].max())  # type: ignore[arg-type]
-    return _sort_by_start(trace, kernels), (
-        f"the clocks of device and host disagree by about {format_ns(most)}: {early:,} of {count:,} pieces of work start before the call "
-        "that launches them; device times were moved by as much, so causes of idle time and the queue are less sure",
-    )
+    early, count = int(moved["early"].sum()), int(moved["count"].sum())
+    most = int(moved["move_ns"].max())  # type: ignore[arg-type]
+    return _sort_by_start(trace, kernels), (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
 
 
 def _sort_by_start(trace: Trace, kernels: pl.DataFrame) -> Trace:

@@ -21,6 +21,7 @@ from gpudiag.attribution.names import decode_column
 from gpudiag.attribution.nesting import Rows, nest, null_missing
 from gpudiag.attribution.step_patterns import drop_nested, measure_extent
 from gpudiag.model import trace as trace_module
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.trace import kernel_names
 
@@ -194,8 +195,6 @@ OUTSIDE_SHARE = 0.2
 
 FROM_MARKS = "ProfilerStep marks"
 WHOLE_TRACE = "no step marks: one window over the whole trace"
-NO_STEPS = "no ProfilerStep marks: the whole trace counts as one step"
-"""The warning of a trace that shows no other sign of steps either; renderers know it by its text."""
 
 
 class Steps(NamedTuple):
@@ -203,7 +202,7 @@ class Steps(NamedTuple):
 
     table: pl.DataFrame
     source: str
-    warnings: tuple[str, ...]
+    notices: tuple[Notice, ...]
 
 
 def find_steps(trace: Trace) -> Steps:
@@ -214,7 +213,7 @@ def find_steps(trace: Trace) -> Steps:
     for found in _try_other_sources(trace):
         if found is not None:
             return _build_from_cuts(trace, found)
-    return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (NO_STEPS,))
+    return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (make_notice(NoticeCode.NO_STEP_MARKS),))
 
 
 def _build_from_marks(marks: pl.DataFrame) -> Steps:
@@ -243,8 +242,8 @@ def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
     table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
     first, last = measure_extent(trace)
     outside = 1 - (times[-1] - times[0]) / max(last - first, 1)
-    note = f"steps are {cuts.source}; {100 * outside:.0f} % of the recording lies before the first and after the last complete one"
-    return Steps(table, cuts.source, (*_warn_about_edges(table), *((note,) if outside > OUTSIDE_SHARE else ())))
+    notes = (make_notice(NoticeCode.OUTSIDE_STEPS, source=cuts.source, share=float(outside)),) if outside > OUTSIDE_SHARE else ()
+    return Steps(table, cuts.source, (*_warn_about_edges(table), *notes))
 
 
 def _find_step_marks(trace: Trace) -> pl.DataFrame:
@@ -261,10 +260,9 @@ def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=trace_module.build_table_schema("steps"), orient="row")
 
 
-def _warn_about_edges(table: pl.DataFrame) -> tuple[str, ...]:
+def _warn_about_edges(table: pl.DataFrame) -> tuple[Notice, ...]:
     if table["analysed"].all() and table.height < KEEP_AT_LEAST + 2:
-        one = table.height == 1
-        return ("only 1 complete step" if one else f"only {table.height} complete steps: the first and the last one count too",)
+        return (make_notice(NoticeCode.FEW_STEPS, steps=table.height),)
     return ()
 
 

@@ -23,7 +23,8 @@ from gpudiag.capture.segments import NotASegmentError, decode_segment
 from gpudiag.errors import InputError
 from gpudiag.files import read_file
 from gpudiag.model import trace
-from gpudiag.model.bundle import BUNDLE_VERSION, INDUCTOR_VERSION, UNFINISHED, UNREADABLE, InductorCode, Manifest, Window
+from gpudiag.model.bundle import BUNDLE_VERSION, INDUCTOR_VERSION, UNREADABLE, InductorCode, Manifest, Window
+from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, make_notice
 
 MAX_INDUCTOR_BYTES = 64 << 20
 """Compiled code of a very large model is a few MB."""
@@ -51,7 +52,7 @@ class _Version(msgspec.Struct):
 
 
 class OpenedBundle(msgspec.Struct, frozen=True):
-    """One rank of a bundle. What a killed run left incomplete is absent, and `warnings` says so."""
+    """One rank of a bundle. What a killed run left incomplete is absent, and `notices` says so."""
 
     path: Path
     rank: int
@@ -66,7 +67,7 @@ class OpenedBundle(msgspec.Struct, frozen=True):
     """Samples of clocks during the run; empty where none were recorded."""
     inductor: InductorCode | None = None
     """What torch.compile generated; None where it generated nothing or that was not recorded."""
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
     def windows(self, rank: int | None = None) -> tuple[Path, ...]:
         """Return the trace files of `rank` (default: the one opened) in the order of their windows.
@@ -146,11 +147,28 @@ def read_manifest(path: Path) -> Manifest:
             raise InputError(
                 f"{path}: bundle version {version}, this gpudiag reads up to version {BUNDLE_VERSION}", "pip install --upgrade gpudiag"
             )
-        return msgspec.json.decode(data, type=Manifest)
+        return _complete_telemetry(msgspec.json.decode(data, type=Manifest))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except UNREADABLE as error:
         raise InputError(f"{path}: not the manifest of a bundle ({_describe_fault(error)})", "give a bundle written by gpudiag") from None
+
+
+_XID = re.compile(r"Xid (\d{1,4})")
+
+
+def _complete_telemetry(manifest: Manifest) -> Manifest:
+    """Return `manifest` with what its telemetry notes, as codes; bundles of the first edition have words alone, read only here."""
+    info = manifest.telemetry
+    if info is None or info.notices or not info.notes:
+        return manifest
+    xids = " ".join(_XID.findall(info.notes.get("xid_events", "")))
+    found = [make_notice(NoticeCode.XID_ERRORS, numbers=xids)] if xids else []
+    if any("whole board" in words for words in info.notes.values()):
+        found.append(make_notice(NoticeCode.BOARD_SHARED))
+    if "averaged" in info.notes.get("power_w", ""):
+        found.append(make_notice(NoticeCode.POWER_AVERAGED))
+    return msgspec.structs.replace(manifest, telemetry=msgspec.structs.replace(info, notices=tuple(found)))
 
 
 def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:
@@ -158,6 +176,25 @@ def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:
     if manifest.peaks is None or manifest.peaks.believable:
         return manifest
     return msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
+
+
+_FIRST_EDITION = (
+    ("recording was switched off", NoticeCode.RECORDING_SWITCHED_OFF),
+    ("was switched off", NoticeCode.PART_SWITCHED_OFF),
+    ("another torch profiler", NoticeCode.OTHER_PROFILER),
+    ("the training loop ended with", NoticeCode.LOOP_ENDED_BY_ERROR),
+    ("steps recorded (", NoticeCode.WINDOW_SHORT),
+    ("the run ended before", NoticeCode.RUN_ENDED_EARLY),
+    ("were not begun", NoticeCode.WINDOWS_NOT_BEGUN),
+)
+"""Words of warnings in manifests of the first edition, which noted no codes -> their codes."""
+
+
+def read_manifest_notices(manifest: Manifest) -> tuple[Notice, ...]:
+    """Return what the session noted, with codes; those of a bundle of the first edition are known by its words, here and nowhere else."""
+    coded = {notice.params.get("text"): notice.code for notice in manifest.notices}
+    first = {text: next((code for words, code in _FIRST_EDITION if words in text), None) for text in manifest.warnings if text not in coded}
+    return tuple(make_notice(coded.get(text) or first[text] or NoticeCode.FROM_MANIFEST, text=text) for text in manifest.warnings)
 
 
 def _describe_fault(error: Exception) -> str:
@@ -178,27 +215,32 @@ def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | N
         return None
 
 
-def _read_table(folder: Path, table: str, order: str, warnings: list[str]) -> pl.DataFrame:
+def _read_table(folder: Path, table: str, order: str, notices: list[Notice]) -> pl.DataFrame:
     """Return the rows of all segments in `folder`, ordered by `order`."""
     frames, schema = [], trace.build_table_schema(table)
     try:
         entries = _list_entries(folder)
     except OSError as error:
-        warnings.append(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out")
+        notices.append(_note_unreadable(f"{folder.parent.name}/{folder.name} cannot be read ({error.strerror}) and is left out"))
         entries = []
     for path in entries:
         if path.suffix != ".parquet":
             continue
         frame = None if path.name.startswith(".") or path.is_symlink() else read_segment(path, schema)
         if frame is None:
-            warnings.append(f"{path.parent.parent.name}/{path.parent.name}/{path.name} could not be read and is left out")
+            name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+            notices.append(_note_unreadable(f"{name} could not be read and is left out"))
         else:
             frames.append(frame)
     return pl.concat(frames).sort(order, maintain_order=True) if frames else trace.build_empty_table(table)
 
 
-def _read_inductor(path: Path, warnings: list[str]) -> InductorCode | None:
-    """Return what is known of the compiled code; None, and a warning, where the file is damaged or of a newer version."""
+def _note_unreadable(text: str) -> Notice:
+    return make_notice(NoticeCode.BUNDLE_PART_UNREADABLE, text=text)
+
+
+def _read_inductor(path: Path, notices: list[Notice]) -> InductorCode | None:
+    """Return what is known of the compiled code; None, and a notice, where the file is damaged or of a newer version."""
     if not path.is_file() or path.is_symlink():
         return None
     try:
@@ -206,7 +248,8 @@ def _read_inductor(path: Path, warnings: list[str]) -> InductorCode | None:
     except (OSError, *UNREADABLE):
         code = None
     if code is None or code.version > INDUCTOR_VERSION:
-        warnings.append(f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes")
+        text = f"inductor/{path.name} could not be read and is left out: compiled kernels are judged by their names and shapes"
+        notices.append(_note_unreadable(text))
         return None
     return code
 
@@ -224,18 +267,18 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
     manifest = _drop_unbelievable_peaks(read_manifest(path / manifest_name(chosen)))
-    warnings = list(manifest.warnings)
+    notices = list(read_manifest_notices(manifest))
     if not manifest.finished:
-        warnings.append(UNFINISHED)
+        notices.append(make_notice(NoticeCode.RECORDING_UNFINISHED))
     return OpenedBundle(
         path=path,
         rank=chosen,
         ranks=ranks,
         unfinished=tuple(state.rank for state in list_other_ranks(path, chosen) if not state.finished),
         manifest=manifest,
-        step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", warnings),
-        host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", warnings),
-        inductor=_read_inductor(path / inductor_name(chosen), warnings),
-        telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", warnings),
-        warnings=tuple(warnings),
+        step_records=_read_table(path / "steps" / f"rank{chosen}", "step_records", "step", notices),
+        host_marks=_read_table(path / "marks" / f"rank{chosen}", "host_marks", "start_unix_ns", notices),
+        inductor=_read_inductor(path / inductor_name(chosen), notices),
+        telemetry=_read_table(path / "telemetry" / f"rank{chosen}", "telemetry", "t_ns", notices),
+        notices=drop_repeated(notices),
     )

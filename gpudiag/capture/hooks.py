@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import FrameType, MethodType
 from typing import Any, Protocol, TypeVar
 
+from gpudiag.model.notices import NoticeCode
+
 
 def skip_frame(function: Callable[..., Any], *, inner: bool = False) -> None:
     """Have torch.compile run the frames of `function` as they are (`inner`: and whatever they call), instead of compiling them.
@@ -108,7 +110,11 @@ class Patches:
         self._undo.append(undo)
 
 
-Note = Callable[[str, BaseException | None], None]
+class Note(Protocol):
+    """Says once what is not recorded, and keeps it for the manifest; `code`: where readers decide by it."""
+
+    def __call__(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
+        """Note `message` and the kind of `error`."""
 
 
 class Switch(Protocol):
@@ -201,7 +207,7 @@ class Events:
                 method(at, *args)
             except Exception as error:  # noqa: BLE001 - the training run comes first
                 self.remove(listener)
-                self._note(f"{type(listener).__name__.lower()} was switched off", error)
+                self._note(f"{type(listener).__name__.lower()} was switched off", error, NoticeCode.PART_SWITCHED_OFF)
                 self.failed(listener)
 
     def install(self, patches: Patches) -> None:

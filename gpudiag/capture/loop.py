@@ -21,6 +21,7 @@ from gpudiag.capture.schedule import Options
 from gpudiag.capture.steps import StepRow, StepRows, WrittenBytes, read_clocks
 from gpudiag.capture.windows import Windows
 from gpudiag.model.bundle import LoaderSettings
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 SETTLE_STEPS = 10
 """Plain steps at the beginning that are no yardstick: allocators, autotuning and caches are still warming up."""
@@ -179,11 +180,12 @@ class Triggers:
         del self._wanted[trigger]  # said once: where epochs cut into it, the window is begun again
         return [f"at_steps: the window for step {step} records from step {first} on: it could not begin earlier"]
 
-    def missing(self) -> list[str]:
-        """Return the steps that were never reached, in words."""
+    def missing(self) -> list[Notice]:
+        """Return the steps that were never reached."""
         if not self._steps:
             return []
-        return [f"at_steps: the run ended before step{'s' if len(self._steps) > 1 else ''} {', '.join(map(str, self._steps))}"]
+        text = f"at_steps: the run ended before step{'s' if len(self._steps) > 1 else ''} {', '.join(map(str, self._steps))}"
+        return [make_notice(NoticeCode.RUN_ENDED_EARLY, text=text)]
 
 
 def _is_alive(ident: int) -> bool:
@@ -299,12 +301,13 @@ class Loop:
         self._windows.interrupt(self.rows.number)
         self._files.marks.step = None
 
-    def missing(self, window_steps: int) -> list[str]:
-        """Return why no window of `window_steps` could be recorded, in words, where the epochs are the reason."""
+    def missing(self, window_steps: int) -> list[Notice]:
+        """Return why no window of `window_steps` could be recorded, where the epochs are the reason."""
         if self._epochs < 2 or self._longest >= window_steps:
             return []
         longest = f"the longest of {self._epochs} epochs over steps() had {self._longest} step{'s' if self._longest != 1 else ''}"
-        return [f"{longest}, a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"]
+        text = f"{longest}, a window needs {window_steps} without a break: mark them with prof.step(), which goes on from epoch to epoch"
+        return [make_notice(NoticeCode.FROM_MANIFEST, text=text)]
 
     # -- step() -------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from gpudiag.capture.schedule import WindowKind
 from gpudiag.files import read_file
 from gpudiag.model.bundle import UNREADABLE
 from gpudiag.model.memory import MEMORY_VERSION, AllocatorStats, Owner, OwnerKind, Owners
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 MAX_OWNERS_BYTES = 256 << 20
 """A model of 100,000 tensors has 40 MB of owners."""
@@ -28,7 +29,7 @@ class MemoryFiles(NamedTuple):
 
     owners: Owners | None = None
     snapshot: Path | None = None
-    warning: str = ""
+    notice: Notice | None = None
 
 
 def owners_name(rank: int) -> str:
@@ -51,7 +52,7 @@ def read_memory_files(bundle: Path, rank: int) -> MemoryFiles:
     except (OSError, *UNREADABLE):
         owners = None
     if owners is None or owners.version > MEMORY_VERSION:
-        return MemoryFiles(warning=f"memory/{path.name} could not be read: parameters and optimizer state are not told from other memory")
+        return MemoryFiles(notice=make_notice(NoticeCode.MEMORY_OWNERS_UNREADABLE, file=f"memory/{path.name}"))
     return MemoryFiles(owners, snapshot if owners.snapshot and snapshot.is_file() and not snapshot.is_symlink() else None)
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpudiag.capture.hooks import Events, Listener, Patches, find_overriding
+from gpudiag.capture.hooks import Events, Listener, Note, Patches, find_overriding
 from gpudiag.capture.schedule import WindowKind
+from gpudiag.model.notices import Notice, NoticeCode
 
 if TYPE_CHECKING:
     from gpudiag.capture.steps import StepRow
@@ -23,11 +24,14 @@ class Context(Protocol):
     """Whatever a part wraps through it is put back when the session ends."""
     events: Events
 
-    def note(self, message: str, error: BaseException | None) -> None:
+    def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
         """Warn once, and keep `message` (with the kind of error, not its text) for the manifest."""
 
     def remember(self, message: str) -> bool:
         """Keep `message` for the manifest, without a warning; return whether it is new."""
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what was noted so far, with codes."""
 
     def submit(self, target: Path, encode: Callable[[], bytes]) -> None:
         """Write encode() to `target` atomically, in the background."""
@@ -77,7 +81,7 @@ class Part(Listener):
 class Parts:
     """The parts of one session; a call reaches every part that still works."""
 
-    def __init__(self, parts: Sequence[Part], note: Callable[[str, BaseException | None], None]) -> None:
+    def __init__(self, parts: Sequence[Part], note: Note) -> None:
         self._note = note
         self._waiting, self._working = list(parts), list[Part]()
         self._reached: dict[str, list[tuple[Part, Callable[..., None]]]] = {}
@@ -122,7 +126,7 @@ class Parts:
             action(*args)
         except Exception as error:  # noqa: BLE001 - a part that fails must stop neither the training nor the other parts
             self._off(part)
-            self._note(f"{type(part).__name__.lower()} was switched off", error)
+            self._note(f"{type(part).__name__.lower()} was switched off", error, NoticeCode.PART_SWITCHED_OFF)
             return False
         return True
 

@@ -26,6 +26,7 @@ from gpudiag.capture.host_marks import HostMarks
 from gpudiag.capture.torch_profiler import defer_signals
 from gpudiag.errors import warn_user
 from gpudiag.model.bundle import Manifest
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 try:  # here and not in the thread: a DataLoader worker that is forked during an import finds that module locked for ever
     from isal import igzip
@@ -232,6 +233,7 @@ class Recording:
         self.path, self.rank, self.world_size = path, rank, world_size
         self.created_ns = time.time_ns()
         self.warnings: list[str] = []
+        self._codes: dict[str, NoticeCode] = {}
         self.patches = Patches()
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
@@ -265,19 +267,24 @@ class Recording:
 
     # -- warnings ---------------------------------------------------------------------------------------------------
 
-    def remember(self, message: str) -> bool:
-        """Return whether `message` is new; it goes into the manifest."""
+    def remember(self, message: str, code: NoticeCode = NoticeCode.FROM_MANIFEST) -> bool:
+        """Return whether `message` is new; it goes into the manifest, with `code` where readers decide by it."""
         if message in self.warnings:
             return False
         self.warnings.append(message)
+        self._codes[message] = code
         return True
 
-    def note(self, message: str, error: BaseException | None) -> None:
+    def notices(self) -> tuple[Notice, ...]:
+        """Return the warnings with their codes."""
+        return tuple(make_notice(self._codes.get(text, NoticeCode.FROM_MANIFEST), text=text) for text in self.warnings)
+
+    def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
         """Say once what is not recorded, and why. The manifest keeps the kind of error, not its text (it may name paths).
 
         Of several errors only the first is said aloud: the others follow from it more often than not, and are in the manifest.
         """
-        if not self.remember(f"{message}: {type(error).__name__}" if error is not None else message):
+        if not self.remember(f"{message}: {type(error).__name__}" if error is not None else message, code):
             return
         if error is not None and self._failed:
             return

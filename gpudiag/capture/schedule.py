@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from gpudiag.errors import UsageError, suggest_nearest
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 MIN_RISE, MAX_RISE = 0.05, 10.0
 """Medians of 20 steps of an unchanged run scatter by a few percent on a shared machine; above 10 someone meant percent."""
@@ -154,6 +155,10 @@ class Slot(NamedTuple):
 PLAIN_SLOT = Slot("plain", None)
 
 
+def _describe_short(window: str, found: int, planned: int) -> Notice:
+    return make_notice(NoticeCode.WINDOW_SHORT, text=f"{window}: {found} of {planned} steps recorded ({_SHORT})")
+
+
 class Schedule:
     """The position in: `skip` plain steps, a timing window, the site window, then `repeat` - 1 times `wait` plain steps and one more.
 
@@ -230,25 +235,27 @@ class Schedule:
         """Make every further step a plain one."""
         self._off, self._now = True, None
 
-    def missing(self, recorded: Mapping[int, int]) -> list[str]:
-        """Return what was planned and is not among `recorded` (index -> steps), in words."""
+    def missing(self, recorded: Mapping[int, int]) -> list[Notice]:
+        """Return what was planned and is not among `recorded` (index -> steps)."""
         out = []
         for window in self.begun.values():
             found = recorded.get(window.index, 0)
             if found < window.record:
-                out.append(f"{window.name}: {found} of {window.record} steps recorded ({_SHORT})")
+                out.append(_describe_short(window.name, found, window.record))
         return [*out, *self._unbegun()]
 
-    def _unbegun(self) -> list[str]:
-        options, out, ahead = self.options, [], list(self._ahead)
+    def _unbegun(self) -> list[Notice]:
+        options, out, ahead = self.options, list[Notice](), list(self._ahead)
         if ahead[:1] == ["schedule"]:
-            out.append(f"timing window: 0 of {options.record} steps recorded ({_SHORT})")
+            out.append(_describe_short("timing window", 0, options.record))
             del ahead[0]
         if options.sites and SITES_INDEX not in self.begun and (options.repeat or self.begun):
-            out.append(f"sites window: 0 of {options.sites} steps recorded ({_SHORT})")
+            out.append(_describe_short("sites window", 0, options.sites))
         if ahead:
-            out.append(f"{len(ahead)} of {options.repeat} scheduled timing windows were not begun (the run was too short)")
-        return [*out, *(f"the window asked for by {trigger} was not begun (the run ended before)" for trigger in self._asked)]
+            text = f"{len(ahead)} of {options.repeat} scheduled timing windows were not begun (the run was too short)"
+            out.append(make_notice(NoticeCode.WINDOWS_NOT_BEGUN, text=text))
+        asked = [f"the window asked for by {trigger} was not begun (the run ended before)" for trigger in self._asked]
+        return [*out, *(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text) for text in asked)]
 
     def _choose(self) -> None:
         """Take up the next window where none runs and one is due."""

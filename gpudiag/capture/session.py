@@ -28,6 +28,7 @@ from gpudiag.capture.windows import Windows
 from gpudiag.errors import MissingDependencyError, UsageError
 from gpudiag.model.bundle import Manifest, RankState
 from gpudiag.model.hardware import Device, ObservedDevice
+from gpudiag.model.notices import Notice, NoticeCode
 
 Batch = TypeVar("Batch")
 
@@ -225,7 +226,7 @@ class Session:
             return
         self._marks.detach()
         if kind is not None:
-            self.warnings.append(f"the training loop ended with {kind.__name__}")
+            files.remember(f"the training loop ended with {kind.__name__}", NoticeCode.LOOP_ENDED_BY_ERROR)
         self._parts.call("close")
         self._flush(last=True)
         if not files.background.join(JOIN_S):
@@ -233,14 +234,15 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        self.warnings.extend(self._missing())
+        for notice in self._missing():
+            files.remember(str(notice.params["text"]), notice.code)
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
             bundle_folder.release_claim(self.path)
 
-    def _missing(self) -> list[str]:
-        """Return what was planned and is not in the bundle, in words."""
+    def _missing(self) -> list[Notice]:
+        """Return what was planned and is not in the bundle."""
         windows, given = self._windows.missing(), self.options
         return [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]
 
@@ -322,7 +324,7 @@ class Session:
         manifest = self._manifest(finished)
         if finished:
             peaks, ranks = self._known_peaks(manifest), self._other_ranks()
-            manifest = msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, warnings=tuple(self.warnings))
+            manifest = msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **self._noted())
         return encode_manifest(manifest)
 
     def _known_peaks(self, manifest: Manifest) -> Device | None:
@@ -366,7 +368,10 @@ class Session:
         known = self._parts.manifest()
         if "settings" in known:  # as they stood in a window: what the program switches later is not what was recorded
             known["settings"] = environment.combine_settings(known["settings"], manifest.settings)
-        return msgspec.structs.replace(manifest, **known, warnings=tuple(self.warnings))
+        return msgspec.structs.replace(manifest, **known, **self._noted())
+
+    def _noted(self) -> dict[str, Any]:
+        return {"warnings": tuple(self.warnings), "notices": self._recording.notices()}
 
     # -- failures ---------------------------------------------------------------------------------------------------
 
@@ -376,7 +381,7 @@ class Session:
         self._release()
         if not self._warned:
             self._warned = True
-            self._recording.note("recording was switched off, training goes on", error)
+            self._recording.note("recording was switched off, training goes on", error, NoticeCode.RECORDING_SWITCHED_OFF)
             self._write_why(parts)
 
     def _write_why(self, parts: dict[str, Any]) -> None:

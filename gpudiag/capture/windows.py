@@ -9,11 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from gpudiag.capture.bundle_folder import trace_name
+from gpudiag.capture.hooks import Note
 from gpudiag.capture.parts import Parts
 from gpudiag.capture.recording import BackgroundWriter, compress_trace, discard_trace, is_disk_full, require_space, require_trace
 from gpudiag.capture.schedule import PLAIN_SLOT, SITES_INDEX, Planned, Schedule, StepLabel
 from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
+from gpudiag.model.notices import Notice, NoticeCode
 
 
 def _stop_quietly(window: ProfilerWindow | None) -> None:
@@ -36,7 +38,7 @@ class Windows:
         rank: int,
         schedule: Schedule,
         background: BackgroundWriter,
-        warn: Callable[[str, BaseException | None], None],
+        warn: Note,
         on_recorded: Callable[[], None],
         parts: Parts,
         together: bool = False,
@@ -118,8 +120,8 @@ class Windows:
         self._schedule.off()
         _stop_quietly(window)
 
-    def missing(self) -> list[str]:
-        """Return what was planned and is not in the bundle, in words."""
+    def missing(self) -> list[Notice]:
+        """Return what was planned and is not in the bundle."""
         self._heed()
         return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
@@ -138,7 +140,7 @@ class Windows:
 
     def _start(self, planned: Planned, step: int) -> None:
         if self.guard.foreign:
-            self._warn("another torch profiler is running: recording waits until it has stopped", None)
+            self._warn("another torch profiler is running: recording waits until it has stopped", None, NoticeCode.OTHER_PROFILER)
         else:
             self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
             self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
@@ -157,7 +159,8 @@ class Windows:
     def _step_aside(self) -> None:
         if self._live is not None:
             self._stop(self._live)
-            self._warn("another torch profiler was started inside a window: the window was given up", None)
+            message = "another torch profiler was started inside a window: the window was given up"
+            self._warn(message, None, NoticeCode.OTHER_PROFILER)
 
     def _export(self, window: ProfilerWindow, steps: int, *, incomplete: int | None) -> None:
         if self._exported.get(window.index, 0) >= steps:
@@ -218,4 +221,5 @@ class Windows:
     def _give_up(self, error: Exception) -> None:
         self._off = True
         self.drop()
-        self._warn("the disk is full: profiling was switched off" if is_disk_full(error) else "profiling was switched off", error)
+        message = "the disk is full: profiling was switched off" if is_disk_full(error) else "profiling was switched off"
+        self._warn(message, error, NoticeCode.PART_SWITCHED_OFF)

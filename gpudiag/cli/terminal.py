@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 import typer
 
 from gpudiag.errors import InputError
+from gpudiag.model.notices import CountedProgress
 from gpudiag.report.console import clean, replace_unencodable
 
 if TYPE_CHECKING:
@@ -146,8 +146,6 @@ READING = "reading"
 _STAGE_ENDS = {READING: 0.25, "linking": 0.3, "costing": 0.4, "replaying": 0.65, "judging": 0.98}
 """Stage -> share of the time of an analysis after which it ends: the middle of three traces of 1 to 3 MB; reading is told by the file."""
 
-_RANKS = re.compile(r"ranks (\d+)/(\d+)")
-
 _BAR_CELLS = 24
 _MAX_STAGE_TEXT = 60
 
@@ -183,19 +181,13 @@ class _Stages:
         self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
         if text in _STAGE_ENDS:
             self._shown.update(self._task, total=1.0, completed=_find_stage_begin(text))
-        elif (share := _parse_rank_share(text)) is not None:
-            self._shown.update(self._task, total=1.0, completed=share)
+        elif isinstance(text, CountedProgress):
+            self._shown.update(self._task, total=1.0, completed=text.done / max(1, text.total))
 
     def read(self, share: float) -> None:
         """Hear how much of a file was read, 0..1. A file that is read later, such as a window with stacks, leaves the bar where it is."""
         if self._stage == READING:
             self._shown.update(self._task, completed=_STAGE_ENDS[READING] * share)
-
-
-def _parse_rank_share(text: str) -> float | None:
-    """Return the share of the ranks that have been read; None where the text tells of something else."""
-    found = _RANKS.fullmatch(text)
-    return int(found[1]) / max(1, int(found[2])) if found else None
 
 
 def _find_stage_begin(stage: str) -> float:

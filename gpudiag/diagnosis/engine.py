@@ -14,13 +14,8 @@ from gpudiag.facts.host_time import NOT_CORRECTED
 from gpudiag.facts.registry import NO_ACCELERATOR
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import (
-    AT_RECORDED_PACE,
-    HOLDS,
     MEASUREMENT_RULE,
     NO_GAIN,
-    SLOWED,
-    SWITCHED_OFF,
-    WITHHELD,
     Ceiling,
     Confidence,
     Evidence,
@@ -32,7 +27,7 @@ from gpudiag.model.finding import (
     Status,
 )
 from gpudiag.model.hardware import Device
-from gpudiag.units import format_ns, format_share
+from gpudiag.model.notices import WITHHELD, Notice, NoticeCode, format_notice, make_notice
 
 if TYPE_CHECKING:
     from gpudiag.facts import Facts
@@ -42,7 +37,8 @@ class Verdict(msgspec.Struct, frozen=True):
     """The status of a rule, and what a finding needs where it fired."""
 
     status: Status
-    reason: str = ""
+    notice: Notice | None = None
+    """Why it neither passed nor fired."""
     severity: Severity | None = None
     message: str = ""
     evidence: tuple[Evidence, ...] = ()
@@ -50,6 +46,11 @@ class Verdict(msgspec.Struct, frozen=True):
     """Without those that are needless in this run."""
     ceiling_ns: float | None = None
     """At least 0; None where the rule has none or it is not known. Not yet cut to the wall time."""
+
+    @property
+    def reason(self) -> str:
+        """Return `notice` in words, '' where there is none."""
+        return "" if self.notice is None else format_notice(self.notice)
 
 
 _WORDING = ("a_step", "device_word")
@@ -71,13 +72,17 @@ def decide_verdict(rule: Rule, facts: Lookup) -> Verdict:
     lookup = add_params(rule, facts)
     holds = rule.when.evaluate(lookup)
     if isinstance(holds, Missing):
-        return Verdict("not_applicable", holds.reason)
+        return _build_missing_verdict(holds)
     if not holds:
         return Verdict("passed")
     unsaid = [value for name in sorted(rule.message.names) if isinstance(value := lookup(name), Missing)]
     if unsaid:
-        return Verdict("not_applicable", join_reasons(*unsaid).reason)
+        return _build_missing_verdict(join_reasons(*unsaid))
     return _build_fired(rule, lookup)
+
+
+def _build_missing_verdict(missing: Missing) -> Verdict:
+    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_MISSING, reason=missing.reason))
 
 
 def _build_fired(rule: Rule, lookup: Lookup) -> Verdict:
@@ -161,24 +166,20 @@ def _grade_share(seen: object) -> int:
     return 1 if seen < WELL_SEEN else 2
 
 
-def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> str:
-    """Return why `rule`, which passed, is said to be withheld instead; '' where it passes all the same.
+def explain_by_profiler(rule: Rule, verdict: Verdict, facts: Lookup) -> Notice | None:
+    """Return why `rule`, which passed, is said to be withheld instead; None where it passes all the same.
 
     Rules about the host compare its idle time without the profiler's part (facts.host_time). One that passes for that alone would have
     fired on what was recorded: what it looks at is not known to be fine.
     """
     slowdown, step_ns = facts("profiler_slowdown"), facts("step_ns")
     if verdict.status != "passed" or not rule.when.names & NOT_CORRECTED.keys():
-        return ""
+        return None
     if isinstance(slowdown, (Missing, str)) or isinstance(step_ns, (Missing, str)) or slowdown <= 1:
-        return ""
+        return None
     if decide_verdict(rule, lambda name: facts(NOT_CORRECTED.get(name, name))).status != "fired":
-        return ""
-    added_ns = step_ns * (1 - 1 / slowdown)
-    return (
-        f"{WITHHELD}a step is {slowdown:.2f} times as long {SLOWED}, {format_ns(added_ns)} more; the idle time that this is about may be "
-        "no more than that"
-    )
+        return None
+    return make_notice(NoticeCode.WITHHELD_BY_PROFILER, slowdown=slowdown, added_ns=step_ns * (1 - 1 / slowdown))
 
 
 NEVER_WITHHELD = "HW-"
@@ -194,22 +195,23 @@ def withhold_rules(rules: tuple[Rule, ...], verdicts: Mapping[str, Verdict], fac
     found: dict[str, Verdict] = {}
     judged = [rule for rule in rules if verdicts[rule.id].status in ("fired", "passed")]
     for rule in rules:
-        if rule.id in found or verdicts[rule.id].status == "error" or verdicts[rule.id].reason.startswith(WITHHELD):
+        verdict = verdicts[rule.id]
+        if rule.id in found or verdict.status == "error" or (verdict.notice and verdict.notice.code in WITHHELD):
             continue
         for condition, spec, reason in rule.withholds:
             lookup = add_params(rule, facts_of(rule))
             if condition.evaluate(lookup) is True:
-                verdict = _build_withheld_verdict(rule, reason.render(lookup))
+                withheld = _build_withheld_verdict(rule, reason.render(lookup))
                 for other in judged:
                     if other.id != rule.id and _matches_pattern(other.id, spec.rules):
-                        found.setdefault(other.id, verdict)
+                        found.setdefault(other.id, withheld)
     return found
 
 
 def _build_withheld_verdict(rule: Rule, reason: str) -> Verdict:
     if rule.file.bound == "method":
-        return Verdict("not_applicable", f"{WITHHELD}{reason} ({rule.id})")
-    return Verdict("suppressed", f"{rule.id}: {reason}")
+        return Verdict("not_applicable", make_notice(NoticeCode.WITHHELD_BY_MEASUREMENT, reason=reason, rule=rule.id))
+    return Verdict("suppressed", make_notice(NoticeCode.SUPPRESSED_BY_RULE, reason=reason, rule=rule.id))
 
 
 def _matches_pattern(identifier: str, patterns: tuple[str, ...]) -> bool:
@@ -266,8 +268,8 @@ def judge(analysis: Analysis, rules: Iterable[Rule], facts: Facts | None = None)
     fired = [rule for rule in ordered if verdicts[rule.id].status == "fired"]
     measured = _grade_measurement(verdicts.get(MEASUREMENT_RULE))
     all_findings = [_build_finding(rule, verdicts[rule.id], analysis, facts, measured) for rule in fired]
-    pace = AT_RECORDED_PACE if analysis.profiler_slowdown is None else "as things are"
-    verdicts.update({finding.rule: _build_no_gain_verdict(finding, pace) for finding in all_findings if _gains_nothing(finding)})
+    no_gain = NoticeCode.NO_GAIN_AT_RECORDED_PACE if analysis.profiler_slowdown is None else NoticeCode.NO_GAIN
+    verdicts.update({finding.rule: _build_no_gain_verdict(finding, no_gain) for finding in all_findings if _gains_nothing(finding)})
     findings = [finding for finding in all_findings if not _gains_nothing(finding)]
     outcomes = tuple(_build_outcome(rule, verdicts[rule.id]) for rule in ordered)
     explains = {finding.rule: rule.file.explains for finding in findings for rule in fired if rule.id == finding.rule}
@@ -295,18 +297,19 @@ def _grade_measurement(verdict: Verdict | None) -> Measurement:
 
 def _judge_rule(rule: Rule, analysis: Analysis, facts: Facts) -> Verdict:
     if analysis.device_kind not in rule.file.device_kinds:
-        return Verdict("not_applicable", NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator")
+        why = NO_ACCELERATOR if analysis.device_kind == "cpu" else "only for runs without an accelerator"
+        return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_DEVICE, reason=why))
     if rule.disabled:
-        return Verdict("not_applicable", f"{SWITCHED_OFF} in {rule.disabled}")
+        return Verdict("not_applicable", make_notice(NoticeCode.SWITCHED_OFF, config=rule.disabled))
     try:
         lookup = _build_lookup(rule, facts)
         verdict = decide_verdict(rule, lookup)
         if verdict.status == "passed":
-            reason = explain_by_profiler(rule, verdict, lookup)
-            return Verdict("not_applicable", reason) if reason else _find_unseen(rule, facts) or verdict
+            withheld = explain_by_profiler(rule, verdict, lookup)
+            return Verdict("not_applicable", withheld) if withheld else _find_unseen(rule, facts) or verdict
         return verdict
     except Exception as error:  # noqa: BLE001 - one broken rule must not cost the others
-        return Verdict("error", f"{type(error).__name__}: {error}")
+        return Verdict("error", make_notice(NoticeCode.RULE_FAILED, reason=f"{type(error).__name__}: {error}"))
 
 
 def _find_unseen(rule: Rule, facts: Facts) -> Verdict | None:
@@ -314,12 +317,11 @@ def _find_unseen(rule: Rule, facts: Facts) -> Verdict | None:
     seen = facts.value("shaped_share")
     if rule.file.basis != "roofline" or isinstance(seen, (Missing, str)) or seen >= SEEN_ENOUGH:
         return None
-    return Verdict("not_applicable", f"only {format_share(seen, 1)} of the kernel time belongs to ops with recorded shapes")
+    return Verdict("not_applicable", make_notice(NoticeCode.NOT_APPLICABLE_UNSEEN, share=seen))
 
 
 def _build_outcome(rule: Rule, verdict: Verdict) -> RuleOutcome:
-    said = verdict.message if verdict.status == "fired" else verdict.reason
-    return RuleOutcome(rule.id, verdict.status, said, ", ".join(rule.changed))
+    return RuleOutcome(rule.id, verdict.status, verdict.reason or verdict.message, ", ".join(rule.changed), verdict.notice)
 
 
 def _build_finding(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Facts, measured: Measurement) -> Finding:
@@ -346,10 +348,13 @@ def _gains_nothing(finding: Finding) -> bool:
     return finding.ceiling is not None and finding.ceiling.share < NO_GAIN and not finding.rule.startswith(NOT_ABOUT_TIME)
 
 
-def _build_no_gain_verdict(finding: Finding, pace: str) -> Verdict:
-    """Return the verdict of a rule that holds where, at this `pace`, something else limits the step, or which is about too little of it."""
-    share = format_share(finding.ceiling.share, 1) if finding.ceiling else ""
-    return Verdict("suppressed", f"{HOLDS}would save {share} of the step at most {pace}: {finding.message}")
+def _build_no_gain_verdict(finding: Finding, code: NoticeCode) -> Verdict:
+    """Return the verdict of a rule that holds where something else limits the step, or which is about too little of it.
+
+    `code`: NO_GAIN_AT_RECORDED_PACE where nobody knows how much the profiler slowed the host: other things may limit the plain step.
+    """
+    share = finding.ceiling.share if finding.ceiling else 0.0
+    return Verdict("suppressed", make_notice(code, share=share, message=finding.message))
 
 
 def _limit_severity(rule: str, own: Severity, ceiling: Ceiling | None) -> Severity:
@@ -368,7 +373,7 @@ def _build_ceiling(rule: Rule, verdict: Verdict, analysis: Analysis, facts: Fact
     times = [name for name in rule.ceiling.names if rule.unit(name) == "ns"]
     replayed = bool(times) and all(map(facts.replayed, times))
     error = analysis.replay.error_share if replayed and analysis.replay else None
-    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.file.ceiling.what_if, error)
+    return Ceiling(time_ns, time_ns / analysis.wall_ns, "replay" if replayed else "formula", rule.what_if, error)
 
 
 def _rank_finding(finding: Finding, causes_of_invalid: frozenset[str] = frozenset()) -> tuple[int, int, int, int, str]:

@@ -21,6 +21,7 @@ from gpudiag.diagnosis.regressions import judge_finding_gate
 from gpudiag.errors import InputError, suggest_nearest
 from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateOutcome, GateResult, Gates, Measured, StepsKind
 from gpudiag.model.finding import Missing, Severity
+from gpudiag.model.notices import NoticeCode
 from gpudiag.units import format_bytes, format_ns, format_share
 
 FINDINGS_TABLE = "findings"
@@ -211,8 +212,8 @@ def _measure_mfu(side: Measured, kind: StepsKind) -> Figure | Missing:
     """Return the utilisation; the work of a step is the same in all, so that it varies as their times do."""
     mfu = side.report.mfu
     if mfu is None:
-        said = next((text for text in side.report.trust.warnings if text.startswith("no model FLOPs utilisation: ")), "")
-        return Missing(said.partition(": ")[2] or "the report has none")
+        missing = [notice for notice in side.report.trust.notices if notice.code == NoticeCode.NO_MFU]
+        return Missing(str(missing[0].params["reason"]) if missing else "the report has none")
     walls = batch_means.estimate_by_batches(side.analysed_ns, batch_means.compute_mean)
     error = None if walls is None or walls.error is None else mfu.share * walls.error / walls.value
     return Figure(Estimate(mfu.share, error, walls.batches if walls else 0), _describe_profiled_steps(side))

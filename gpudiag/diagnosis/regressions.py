@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from gpudiag.model.comparison import FindingChange, FindingGate, GateOutcome, GateResult, PartChange, StepComparison, StepRatio
-from gpudiag.model.finding import HOLDS, Finding, RuleOutcome, Severity
+from gpudiag.model.finding import Finding, RuleOutcome, Severity
+from gpudiag.model.notices import WITHOUT_GAIN
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
 from gpudiag.units import format_share
@@ -166,7 +167,7 @@ def _judge_forbidden(gate: FindingGate, rule: str, has_fired: bool, outcome: Rul
         )
     if outcome is None:
         return _build_finding_result(gate, name, "unknown", f"not known: {rule} was not judged in this report", None)
-    if outcome.status == "passed" or (outcome.status == "suppressed" and outcome.reason.startswith(HOLDS)):
+    if outcome.status == "passed" or (outcome.notice is not None and outcome.notice.code in WITHOUT_GAIN):
         return _build_finding_result(gate, name, "passed", f"{rule} {outcome.reason or 'passed'}", 0.0)
     return _build_finding_result(gate, name, "unknown", f"not known: {rule} {outcome.status.replace('_', ' ')}: {outcome.reason}", None)
 

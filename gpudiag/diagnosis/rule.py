@@ -163,7 +163,15 @@ class CeilingSpec(_Strict, frozen=True):
     """How much time the finding can give back at most, and what was assumed to be gone."""
 
     time_ns: str
-    what_if: str
+    what_if: str | tuple[str, ...]
+    """Codes of what-ifs ('host=0', or a list of such); where none says what was assumed, the assumption in words."""
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """Return the what-ifs; () where the assumption stands in words. A code holds no space, and words do."""
+        if isinstance(self.what_if, tuple):
+            return self.what_if
+        return () if " " in self.what_if.strip() else (self.what_if.strip(),)
 
 
 class Detail(_Strict, frozen=True):
@@ -272,6 +280,8 @@ class Rule(msgspec.Struct, frozen=True):
     message: Message
     details: tuple[tuple[Expression, Message], ...]
     ceiling: Expression | None
+    what_if: str
+    """What the ceiling assumes, as a part of a sentence that begins with 'if'; '' without a ceiling."""
     withholds: tuple[tuple[Expression, Withholding, Message], ...]
     needless: dict[str, Expression] = {}
     disabled: str = ""

@@ -36,6 +36,7 @@ from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.hardware import DeviceKind
 from gpudiag.model.ops import BOUNDS
 from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.timeline.whatif.registry import describe_conditions
 
 _File = TypeVar("_File", RuleFile, AdvisoryFile)
 _ENTRIES: dict[str, type[msgspec.Struct]] = {"$.params": schema.Param, "$.facts": schema.SqlFact}
@@ -149,6 +150,7 @@ def _build_judged_rule(source: Source) -> Rule:
             for i, item in enumerate(file.details)
         ),
         ceiling=_compile_ceiling(source, file, units, kinds),
+        what_if=_describe_what_if(source, file),
         withholds=tuple(
             (
                 _compile_expression(source, f"$.withholds[{i}].when", item.when, kinds, "bool"),
@@ -276,6 +278,18 @@ def _compile_ceiling(source: Source, file: RuleFile, units: Mapping[str, str], k
         found = ", ".join(f"{name} in {units[name]}" for name in sorted(expression.names)) or "a number without a unit"
         raise source.error(key, f"has no fact in ns ({found})", "such as: wall_ns * idle_share")
     return expression
+
+
+def _describe_what_if(source: Source, file: RuleFile) -> str:
+    """Return what the ceiling assumes: the words of its what-ifs, or its own."""
+    if file.ceiling is None:
+        return ""
+    if not file.ceiling.codes:
+        return str(file.ceiling.what_if)
+    try:
+        return describe_conditions(file.ceiling.codes)
+    except InputError as error:
+        raise source.error("$.ceiling.what_if", error.message, error.hint) from None
 
 
 def _check_params_used(source: Source, rule: Rule) -> None:

@@ -25,6 +25,7 @@ from gpudiag.experiment.pairs import Pairs
 from gpudiag.experiment.stats import is_decided, judge_pairs
 from gpudiag.experiment.trial.protocol import Evidence, ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
+from gpudiag.model.notices import CountedProgress
 
 Progress = Callable[[str], None]
 
@@ -61,7 +62,7 @@ def compare_arms(
         for number in range(len(pairs), design.looks[-1]):
             if len(pairs) in design.looks and is_decided(_judge_steady_pairs(pairs, design)):
                 break
-            tell(f"pair {number + 1} of {design.looks[-1]} at most")
+            tell(CountedProgress(f"pair {number + 1} of {design.looks[-1]} at most", number, design.looks[-1]))
             try:
                 pair = _measure_pair(run, number, design, scratch)
             except ArmError as failure:

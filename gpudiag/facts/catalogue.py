@@ -31,12 +31,13 @@ from gpudiag.facts import (
     telemetry,
     whole_run,
 )
-from gpudiag.facts.event_labels import describe_event, describe_idle_event
+from gpudiag.facts.event_labels import describe_event, describe_idle_event, read_evidence
 from gpudiag.facts.registry import Fact, NotKnownError, Unit
 from gpudiag.facts.window import Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import FactValue, Missing, Where
 from gpudiag.model.trace import adapt_advice
+from gpudiag.timeline.host_events import CODED
 from gpudiag.trace.table_store import release_memory
 from gpudiag.units import format_bytes
 
@@ -284,11 +285,13 @@ def split_site(site: str | None) -> tuple[str | None, int | None]:
 def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     """Return idle `pieces` (with time_ns) summed by cause, site, op and evidence, the largest first.
 
-    Columns: cause, site, op (name), evidence (that of the longest piece), count, time_ns. Pieces of one site or event are one place,
-    whatever the op.
+    Columns: cause, site, op (name), evidence and CODED (those of the longest piece), count, time_ns. Pieces of one site or event are one
+    place, whatever the op.
     """
     names = decode_names(ops["name"].gather(pieces["op"])).alias("op_name")  # an op's id is its row
-    frame = pieces.select("cause", "site", "evidence", "gap", "time_ns").with_columns(names, _parse_call_site("site").alias("place"))
+    frame = pieces.select("cause", "site", "evidence", *CODED, "gap", "time_ns").with_columns(
+        names, _parse_call_site("site").alias("place")
+    )
     frame = frame.with_columns(_complete_path("place").alias("place"))
     kind = pl.col("evidence").str.replace_all(_NUMBERS, "#")
     untold = pl.col("site").is_null()
@@ -299,6 +302,7 @@ def sum_by_call_site(pieces: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
         site=pl.col("site").filter(longest).first(),
         op=pl.col("op_name").filter(longest).first(),
         evidence=pl.col("evidence").filter(longest).first(),
+        **{name: pl.col(name).filter(longest).first() for name in CODED},
         count=pl.col("gap").n_unique(),
         time_ns=pl.col("time_ns").sum(),
     )
@@ -324,8 +328,8 @@ def find_idle_call_sites(window: Window, *causes: str) -> tuple[Where, ...]:
     pieces = window.idle.filter(pl.col("cause").is_in(causes))
     rows = sum_by_call_site(pieces, window.analysis.trace.ops).head(_MOST_SITES_READ)
     sums: dict[tuple[str, str | None, int | None], int] = {}
-    for op, evidence, site, time_ns in rows.select("op", "evidence", "site", "time_ns").iter_rows():
-        key = (describe_idle_event(evidence, op) or NOTHING_RECORDED, *split_site(site))
+    for op, evidence, site, time_ns, *coded in rows.select("op", "evidence", "site", "time_ns", *CODED).iter_rows():
+        key = (describe_idle_event(evidence, op, read_evidence(*coded)) or NOTHING_RECORDED, *split_site(site))
         sums[key] = sums.get(key, 0) + time_ns
     ranked = sorted(sums.items(), key=lambda item: -item[1])[:MOST_CALL_SITES]
     return tuple(Where(*key, time_ns) for key, time_ns in ranked)

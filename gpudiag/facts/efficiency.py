@@ -13,6 +13,7 @@ from gpudiag.facts.registry import NotKnownError, fact, require
 from gpudiag.facts.window import Window, measure_known_share
 from gpudiag.hardware.device_table import Row, load_table
 from gpudiag.model.hardware import Device
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import Provenance
 from gpudiag.model.report import MfuReference
 from gpudiag.model.timeline import BUSY_BUCKETS
@@ -273,17 +274,16 @@ def measure_matrix_mix(window: Window) -> dict[str, float]:
     return {engine: flop / total for engine, flop in sums.rows()} if total else {}
 
 
-def list_mfu_notes(window: Window) -> tuple[str, ...]:
+def list_mfu_notices(window: Window) -> tuple[Notice, ...]:
     """Return what a reader of the utilisation must know: that it is a lower bound, or that several types have no single peak."""
-    said = []
+    found = []
     share = measure_known_share(window.matrix_work)
     if share is not None and share < NEARLY_ALL:
-        rest = format_share(1 - share)
-        said.append(f"the model FLOPs utilisation is a lower bound: the FLOP of {rest} of the matrix kernels' time are not known")
+        found.append(make_notice(NoticeCode.MFU_LOWER_BOUND, share=float(1 - share)))
     mix = [f"{engine} {format_share(part)}" for engine, part in measure_matrix_mix(window).items() if part >= MINOR]
     if len(mix) > 1:
-        said.append(f"the matrix work is of several types ({', '.join(mix)}): its utilisation is of the peak of the first alone")
-    return tuple(said)
+        found.append(make_notice(NoticeCode.MFU_MIXED_TYPES, types=", ".join(mix)))
+    return tuple(found)
 
 
 def find_weakest_provenance(window: Window) -> Provenance:

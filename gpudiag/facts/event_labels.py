@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
+
 # Parts of C++ names that every kernel of PyTorch has: they push what differs out of sight.
 _COMMON = re.compile(r"^void |at::native::|\(anonymous namespace\)::|at::cuda::|c10::|torch::autograd::")
-_FIRST_LAUNCH = re.compile(r"^first launch of (.{1,400}): its code was loaded$", re.DOTALL)
-_LONG_FIRST = re.compile(r"^first launch of (.{1,400}): the call itself (took .{1,80})$", re.DOTALL)
-_WAITED = re.compile(r"^(\w{1,80}) waited for (.{1,400})$", re.DOTALL)
 # torch.utils.data names its iterators so (dataloader.py, __next__ under record_function)
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#_(Single|Multi)Process\w{0,80}\.__next__$")
 _WORKERS = {"Single": "next batch, made by a DataLoader without workers", "Multi": "next batch, from the workers of a DataLoader"}
-_OTHER_WINDOW = " (by the site window)"
 
 
 def format_kernel_name(name: str) -> str:
@@ -20,23 +18,35 @@ def format_kernel_name(name: str) -> str:
     return _COMMON.sub("", name) or name
 
 
-def describe_event(evidence: str) -> str:
-    """Return the event that shows an idle cause as people say it; what is not known by its form stands as it is."""
-    said = evidence.removesuffix(_OTHER_WINDOW)
-    if loader := _LOADER.match(said):
-        return _WORKERS[loader[1]]
-    if loaded := _FIRST_LAUNCH.match(said):
-        return f"code of {_drop_template_arguments(loaded[1])} loaded at its first launch"
-    if slow := _LONG_FIRST.match(said):
-        return f"first launch of {_drop_template_arguments(slow[1])} {slow[2]}"
-    if waited := _WAITED.match(said):
-        return f"{waited[1]} waited for {_drop_template_arguments(waited[2])}"
-    return said
+_SPOKEN = {
+    NoticeCode.FIRST_LAUNCH_LOADED: "code of {kernel} loaded at its first launch",
+    NoticeCode.FIRST_LAUNCH_SLOW: "first launch of {kernel} took {detail} (the first use of a kernel loads its code)",
+    NoticeCode.CALL_WAITED: "{detail} waited for {kernel}",
+}
+"""Evidence of which the kernel's name is shortened."""
 
 
-def describe_idle_event(evidence: str | None, op: str | None) -> str:
+def read_evidence(code: str | None, name: str | None, detail: str | None) -> Notice | None:
+    """Return the evidence of a row of the table idle as a notice (columns evidence_...); None where it is an event's own name."""
+    if code is None:
+        return None
+    params = {key: value for key, value in (("name", name), ("detail", detail)) if value is not None}
+    return make_notice(NoticeCode(code), **params)
+
+
+def describe_event(evidence: str, notice: Notice | None = None) -> str:
+    """Return the event that shows an idle cause as people say it; `notice`: what gpudiag itself said of it (`read_evidence`)."""
+    if notice is not None and notice.code in _SPOKEN:
+        kernel = _drop_template_arguments(str(notice.params.get("name", "")))
+        return _SPOKEN[notice.code].format(kernel=kernel, detail=notice.params.get("detail", ""))
+    name = str(notice.params["name"]) if notice is not None and notice.code == NoticeCode.OF_SITE_WINDOW else evidence
+    loader = _LOADER.match(name)
+    return _WORKERS[loader[1]] if loader else name
+
+
+def describe_idle_event(evidence: str | None, op: str | None, notice: Notice | None = None) -> str:
     """Return what happened at an idle place, as people say it; '' where nothing is known."""
-    return describe_event(evidence) if evidence else f"near {op}" if op else ""
+    return describe_event(evidence, notice) if evidence else f"near {op}" if op else ""
 
 
 def _drop_template_arguments(kernel: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import polars as pl
 
 from gpudiag.attribution import intervals as spans
@@ -20,6 +18,7 @@ from gpudiag.facts.window import Window
 from gpudiag.hardware.device_table import load_table
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.memory import MemoryReport
+from gpudiag.model.notices import NoticeCode
 
 _RECORD = "record with gpudiag.profile(memory=True)"
 
@@ -223,7 +222,8 @@ def xid_errors(window: Window) -> int:
 
 
 def _read_xids(window: Window) -> list[int]:
-    return [int(number) for number in re.findall(r"Xid (\d{1,4})", read_telemetry(window).notes.get("xid_events", ""))]
+    found = [notice for notice in read_telemetry(window).notices if notice.code == NoticeCode.XID_ERRORS]
+    return [int(number) for notice in found for number in str(notice.params["numbers"]).split()]
 
 
 @fact("hardware_xid_errors", unit="count")
@@ -301,7 +301,7 @@ def gpu_partitioned(window: Window) -> bool:
         return True
     found = window.analysis.telemetry
     require(found is not None or any(names), "neither telemetry nor the name of the device was recorded")
-    return found is not None and any("MIG" in note for note in found.notes.values())
+    return found is not None and any(notice.code == NoticeCode.BOARD_SHARED for notice in found.notices)
 
 
 @fact("gpu_util_share", unit="share")

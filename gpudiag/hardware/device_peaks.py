@@ -22,6 +22,7 @@ from gpudiag.hardware.device_table import (
     parse_device_name,
 )
 from gpudiag.model.hardware import SCALED_PEAKS, Device, ObservedDevice
+from gpudiag.model.notices import Notice, NoticeCode, Param, make_notice
 
 GPU_LAUNCH_FLOOR_NS = 2000.0
 """A kernel shorter than about 2 us cannot be judged by a roofline: the time of an empty kernel on current GPUs, rounded up."""
@@ -67,20 +68,20 @@ def _list_row_notes(row: Row) -> tuple[str, ...]:
     return (*row.notes, f"Not verified: {', '.join(weak)}.") if weak else row.notes
 
 
-def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceName) -> tuple[Device, tuple[str, ...]]:
-    """Return the row's device as it was recorded (cut SMs, partition, other memory), and a warning for each change."""
+def fit_device(device: Device, row: Row, observed: ObservedDevice, name: DeviceName) -> tuple[Device, tuple[Notice, ...]]:
+    """Return the row's device as it was recorded (cut SMs, partition, other memory), and a notice for each change."""
     share = _find_sm_share(row, observed, name)
     memory_bytes = observed.memory_bytes or (name.mig_gib * 2**30 if name.mig_gib else None)
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     if share is not None:
-        device, warnings = _cut_sms(device, row, share, observed)
+        device, notices = _cut_sms(device, row, share, observed)
     if memory_bytes is None:
-        return device, warnings
+        return device, notices
     fits = compare_evidence(row, msgspec.structs.replace(observed, memory_bytes=memory_bytes)).memory
     if not fits and not name.vgpu:
-        device, warning = _change_memory(device, row, memory_bytes, partition=share is not None and share < 1)
-        warnings += (warning,)
-    return msgspec.structs.replace(device, memory_bytes=memory_bytes), warnings
+        device, changed = _change_memory(device, row, memory_bytes, partition=share is not None and share < 1)
+        notices += (changed,)
+    return msgspec.structs.replace(device, memory_bytes=memory_bytes), notices
 
 
 def _find_sm_share(row: Row, observed: ObservedDevice, name: DeviceName) -> float | None:
@@ -91,7 +92,7 @@ def _find_sm_share(row: Row, observed: ObservedDevice, name: DeviceName) -> floa
     return min(1.0, name.mig_slices / 7) if name.mig_slices else None
 
 
-def _cut_sms(device: Device, row: Row, share: float, observed: ObservedDevice) -> tuple[Device, tuple[str, ...]]:
+def _cut_sms(device: Device, row: Row, share: float, observed: ObservedDevice) -> tuple[Device, tuple[Notice, ...]]:
     sms = observed.sm_count if observed.sm_count is not None else round(row.chip.sm_count * share)
     device = msgspec.structs.replace(
         device,
@@ -102,24 +103,23 @@ def _cut_sms(device: Device, row: Row, share: float, observed: ObservedDevice) -
         peaks={dtype: peak * share for dtype, peak in device.peaks.items()},
         link_byte_per_s=None,
     )
-    why = "a partition or another part; peaks are scaled by the SM count, the peer link is unknown"
-    return device, (f"{sms} SMs, {row.name} has {row.chip.sm_count}: {why}",)
+    return device, (make_notice(NoticeCode.DEVICE_SM_COUNT, sms=sms, device=row.name, full_sms=row.chip.sm_count),)
 
 
-def _change_memory(device: Device, row: Row, memory_bytes: int, *, partition: bool) -> tuple[Device, str]:
+def _change_memory(device: Device, row: Row, memory_bytes: int, *, partition: bool) -> tuple[Device, Notice]:
     """Return the device with the bandwidth of its memory slices, or without one where the board carries other memory."""
-    recorded = f"{memory_bytes / 2**30:.3g} GiB of memory recorded, {row.name} has {row.memory.gib:g} GiB"
+    sizes: dict[str, Param] = {"recorded_gib": memory_bytes / 2**30, "device": row.name, "full_gib": row.memory.gib}
     eighths = round(8 * memory_bytes / row.memory.bytes)
     if not partition or not 1 <= eighths < 8 or device.bandwidth_byte_per_s is None:
         changed = msgspec.structs.replace(device, bandwidth_byte_per_s=None)
-        return changed, f"{recorded}: another board, its bandwidth is unknown"
+        return changed, make_notice(NoticeCode.DEVICE_MEMORY_OTHER, **sizes)
     # MIG and AMD memory partitions own whole eighths of the DRAM channels and of the cache (NVIDIA MIG user guide; A30: quarters).
     changed = msgspec.structs.replace(
         device,
         bandwidth_byte_per_s=device.bandwidth_byte_per_s * eighths / 8,
         cache_bytes=round(row.memory.cache_bytes * eighths / 8),
     )
-    return changed, f"{recorded}: bandwidth and cache of {eighths}/8 of it are assumed"
+    return changed, make_notice(NoticeCode.DEVICE_MEMORY_SLICES, eighths=eighths, **sizes)
 
 
 def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) -> Device | str:
@@ -179,17 +179,17 @@ _TRUST = {"datasheet": 0, "derived": 1, "unverified": 2}
 
 
 class Resolution(msgspec.Struct, frozen=True):
-    """The device of a recording (None: unknown, the last warning says why) and what the reader should know about the choice."""
+    """The device of a recording (None: unknown, the last notice says why) and what the reader should know about the choice."""
 
     device: Device | None
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 class _Choice(msgspec.Struct, frozen=True):
     row: Row
     others: tuple[Row, ...] = ()
     """Rows that fit as well."""
-    warning: str | None = None
+    notice: Notice | None = None
 
 
 def resolve_device(observed: ObservedDevice) -> Resolution:
@@ -200,9 +200,8 @@ def resolve_device(observed: ObservedDevice) -> Resolution:
         return _build_resolution(choice, observed, name, table)
     device = build_device_from_rates(observed, name, table)
     if isinstance(device, str):
-        return Resolution(None, (f"no peaks for {_format_label(name)}: {device}",))
-    warning = f"{_format_label(name)} is not in the device table: its peaks are {device.source}; its bandwidth is unknown"
-    return Resolution(device, (warning,))
+        return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=device),))
+    return Resolution(device, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=device.source),))
 
 
 def _drop_impossible(observed: ObservedDevice) -> ObservedDevice:
@@ -224,7 +223,8 @@ def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> 
         return _Choice(row)
     best, others = _choose_best(exact)
     recorded = f"{observed.sm_count} SMs recorded, {row.name} has {row.chip.sm_count}"
-    return _Choice(best, others, f"{_format_label(name)} is taken as {best.name}: {recorded}")
+    notice = make_notice(NoticeCode.DEVICE_TAKEN_AS, recorded=_format_label(name), device=best.name, reason=recorded)
+    return _Choice(best, others, notice)
 
 
 def _match_by_family(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
@@ -235,7 +235,8 @@ def _match_by_family(observed: ObservedDevice, name: DeviceName, table: Table) -
     same_sms = [row for row in rows if compare_evidence(row, observed).sms is not False]
     best, others = _choose_best(exact or same_sms or rows)
     reason = f"settled by {_format_reason(observed)}" if exact else "the nearest of its product line"
-    return _Choice(best, others, f"{_format_label(name)} is not in the device table by that name: taken as {best.name}, {reason}")
+    notice = make_notice(NoticeCode.DEVICE_BY_FAMILY, recorded=_format_label(name), device=best.name, reason=reason)
+    return _Choice(best, others, notice)
 
 
 def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
@@ -248,7 +249,9 @@ def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table)
         return None
     best, others = _choose_best(rows)
     why = " contradicts what is recorded" if misnamed else " does not name a product" if name.text else ""
-    return _Choice(best, others, f"{_format_label(name)}{why}: taken as {best.name}, settled by {_format_reason(observed)}")
+    reason = _format_reason(observed)
+    notice = make_notice(NoticeCode.DEVICE_BY_EVIDENCE, recorded=_format_label(name), why=why, device=best.name, reason=reason)
+    return _Choice(best, others, notice)
 
 
 def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
@@ -267,10 +270,10 @@ def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
 def _build_resolution(choice: _Choice, observed: ObservedDevice, name: DeviceName, table: Table) -> Resolution:
     device, others = _note_doubt(build_device(choice.row, table), choice, table)
     device, changes = fit_device(device, choice.row, observed, name)
-    return Resolution(device, tuple(text for text in (choice.warning, others, *changes) if text))
+    return Resolution(device, tuple(notice for notice in (choice.notice, others, *changes) if notice))
 
 
-def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, str | None]:
+def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, Notice | None]:
     """Return the device with what the rows that fit as well leave open: links that differ are unknown, peaks that differ unverified."""
     others = [build_device(row, table) for row in choice.others]
     unsure = {
@@ -281,7 +284,7 @@ def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, 
     if not differing:
         return device, None
     rivals = ", ".join(f"{other.name} ({_list_figures(other)})" for other in differing[:3])
-    doubt = f"{device.name} ({_list_figures(device)}) is assumed; what is recorded fits as well: {rivals}"
+    doubt = make_notice(NoticeCode.DEVICE_AMBIGUOUS, device=f"{device.name} ({_list_figures(device)})", others=rivals)
     if any(_measure_difference(device, other) > _ALIKE for other in differing):
         device = msgspec.structs.replace(device, provenance="unverified")
     return device, doubt

@@ -17,6 +17,7 @@ from gpudiag.job.straggler import find_straggler
 from gpudiag.job.traffic import find_traffic
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job, RankRow, Spread
+from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.timeline import BUCKETS, BucketsNs
 from gpudiag.units import format_ns
 
@@ -137,7 +138,8 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
     worlds = [summary.world_size for summary in summaries if summary.world_size]
     world = max((size for size in worlds if size <= MOST_WORLD), default=None)
     told, more = build_message_rows(summaries, matches, calls)
-    straggler, no_straggler = find_straggler(summaries, matched, rows)
+    straggler, unnamed = find_straggler(summaries, matched, rows)
+    notices = _list_notices(summaries, matches, more, worlds)
     own = {row.rank: float(row.own_ns) for row in rows if row.own_ns is not None}
     return Job(
         ranks=rows,
@@ -150,12 +152,14 @@ def compare_rank_summaries(summaries: Sequence[RankSummary], unread: Mapping[int
         clocks=matches.aligned.clocks,
         messages=told,
         straggler=straggler,
-        no_straggler=no_straggler,
+        no_straggler=format_notice(unnamed) if unnamed else "",
+        notice=unnamed,
         pipeline=find_pipeline(summaries, matched),
         experts=find_experts(summaries, matched),
         balance=find_balance(summaries),
         traffic=find_traffic(summaries, world),
-        warnings=_list_warnings(summaries, matches, more, worlds),
+        warnings=tuple(map(format_notice, notices)),
+        notices=notices,
     )
 
 
@@ -172,30 +176,30 @@ def _spread_over(rows: Sequence[RankRow], name: str) -> Spread:
     return measure_spread({row.rank: float(getattr(row, name)) for row in rows if getattr(row, name) is not None})
 
 
-def _list_warnings(summaries: Sequence[RankSummary], matches: Matches, more: int, worlds: Sequence[int]) -> tuple[str, ...]:
+def _list_notices(summaries: Sequence[RankSummary], matches: Matches, more: int, worlds: Sequence[int]) -> tuple[Notice, ...]:
     """Return what limits the comparison."""
     found = []
     if len(set(worlds)) > 1:
         sizes = " and ".join(str(world) for world in sorted(set(worlds)))
-        found.append(f"the ranks say that they are of jobs of {sizes} ranks: they may not belong together")
-    missing = _name_missing(summaries, max(worlds, default=0))
+        found.append(make_notice(NoticeCode.WORLD_SIZES_DIFFER, sizes=sizes))
+    missing = _find_missing(summaries, max(worlds, default=0))
     if missing and matches.rows["call"].count():
-        found.append(
-            f"{missing} {'was' if missing.startswith('rank ') else 'were'} not read: what the others wait for them counts as transfer"
-        )
+        found.append(make_notice(NoticeCode.RANKS_NOT_READ, ranks=_name_ranks(missing), count=len(missing)))
     untold = matches.rows.filter(matches.rows["group"].is_null() & matches.rows["step"].is_not_null()).height
     if untold:
-        found.append(f"of {untold:,} messages it was not recorded between which ranks they go: they are not compared")
+        found.append(make_notice(NoticeCode.MESSAGES_UNTOLD, messages=untold))
     if more:
-        found.append(f"{more:,} more kinds of messages between groups of ranks are not listed")
+        found.append(make_notice(NoticeCode.MESSAGES_UNLISTED, kinds=more))
     return tuple(found)
 
 
-def _name_missing(summaries: Sequence[RankSummary], world: int) -> str:
-    """Return 'rank 3' or 'ranks 1, 2 and 5 more', the ranks of the job that were not read; '' where there is none."""
+def _find_missing(summaries: Sequence[RankSummary], world: int) -> list[int]:
+    """Return the ranks of the job that were not read."""
     read = {summary.rank for summary in summaries}
-    lacking = [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
-    if not lacking:
-        return ""
+    return [rank for rank in range(world) if rank not in read] if world <= MOST_WORLD else []
+
+
+def _name_ranks(lacking: Sequence[int]) -> str:
+    """Return 'rank 3' or 'ranks 1, 2 and 5 more'."""
     more = f" and {len(lacking) - _MOST_NAMED} more" if len(lacking) > _MOST_NAMED else ""
     return f"rank{'s' if len(lacking) > 1 else ''} {', '.join(map(str, lacking[:_MOST_NAMED]))}{more}"

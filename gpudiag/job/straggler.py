@@ -13,6 +13,7 @@ from gpudiag.job.rank_summary import read_rank_steps
 from gpudiag.job.straggler_cause import compare_buckets, compare_parts, find_cause
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import RankRow, Straggler
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.timeline.history import MIN_STEPS, Floats, RankSteps
 from gpudiag.units import format_share
 
@@ -200,13 +201,15 @@ class _Source(msgspec.Struct, frozen=True):
     """Where the own times are those of the step records."""
 
 
-def find_straggler(summaries: Sequence[RankSummary], matched: pl.DataFrame, rows: Sequence[RankRow]) -> tuple[Straggler | None, str]:
+def find_straggler(
+    summaries: Sequence[RankSummary], matched: pl.DataFrame, rows: Sequence[RankRow]
+) -> tuple[Straggler | None, Notice | None]:
     """Return the rank for which the others wait, or None and why there is none.
 
     Judged by the records of all steps where the ranks have them. They do not show waits within the forward pass (sharded parameters,
     SyncBatchNorm), so where they show no late rank the profiled steps are asked, by their wall time less the waits in matched messages.
     """
-    reasons = []
+    reasons, judged = list[str](), list[str]()
     records = read_rank_steps(summaries)
     for source in (_read_from_records(records), _read_from_messages(summaries, matched)):
         if isinstance(source, str):
@@ -214,10 +217,11 @@ def find_straggler(summaries: Sequence[RankSummary], matched: pl.DataFrame, rows
             continue
         late = find_late_ranks(source.own, source.least)
         if late:
-            return _build_straggler(summaries, rows, source, late, records), ""
-        reasons.append(format_nobody_late(source.own, source.ranks))
-    judged = [reason for reason in reasons if reason.startswith("no rank is late")]
-    return None, (judged or ["; ".join(reversed(reasons))])[0]
+            return _build_straggler(summaries, rows, source, late, records), None
+        judged.append(format_nobody_late(source.own, source.ranks))
+    if judged:
+        return None, make_notice(NoticeCode.NO_STRAGGLER, text=judged[0])
+    return None, make_notice(NoticeCode.STRAGGLER_UNKNOWN, text="; ".join(reversed(reasons)))
 
 
 def _read_from_records(found: RankSteps | str) -> _Source | str:

@@ -19,6 +19,7 @@ from gpudiag.model.graph import Graph
 from gpudiag.model.hardware import Device, DeviceKind, Energy, Telemetry
 from gpudiag.model.job import Job
 from gpudiag.model.memory import MemoryReport
+from gpudiag.model.notices import Notice
 from gpudiag.model.timeline import BUCKETS, Breakdown, BucketsNs, DeviceTime, QueueStats, ReplayTrust
 from gpudiag.model.trace import Column, Trace
 
@@ -83,7 +84,7 @@ class Analysis(msgspec.Struct, frozen=True):
     """Reads the step records of all ranks, with a column `rank`; None: one rank, or no bundle."""
     profiler_slowdown: float | None = None
     """Median profiled step / median unprofiled step of the same run; None where only profiled steps exist."""
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     gaps: pl.DataFrame | None = None
     """Whole gaps of the device; `idle` holds their pieces by cause, cut to the analysed steps."""
     syncs: pl.DataFrame | None = None
@@ -91,7 +92,7 @@ class Analysis(msgspec.Struct, frozen=True):
     """Of the representative steps; None where the recording has no launches or ops."""
     queue: QueueStats | None = None
     graphs: tuple[Graph, ...] = ()
-    """Of the representative steps (at most three); empty: no replay, and `warnings` says why."""
+    """Of the representative steps (at most three); empty: no replay, and `notices` says why."""
     run_graph: Graph | None = None
     """Of all analysed steps in the order in which they ran, or of as many consecutive ones as can be replayed: what-ifs are judged by it.
     None: not even three fit, what-ifs are judged by `graphs`."""

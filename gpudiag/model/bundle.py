@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from gpudiag.model.hardware import Device, ObservedDevice
+from gpudiag.model.notices import Notice
 from gpudiag.model.ops import Shape
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
@@ -122,11 +123,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
 BUNDLE_VERSION = 1
 """Major version of the bundle layout; readers refuse newer ones."""
-
-BREAKS_OFF = "the file breaks off or is malformed"
-"""How the warning about a trace begins that was read as far as it goes."""
-UNFINISHED = "the run is still recording or was killed: this is what it had written until then"
-"""Warning about a bundle whose manifest was never finished."""
 
 MANIFEST_NAME = "manifest.json"
 
@@ -250,6 +246,8 @@ class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Column of table telemetry -> why it is null, in NVML's words; 'at times: ...' where other samples have it."""
     notes: dict[str, str] = {}
     """Column -> what to know of how it was read: power instantaneous or averaged, figures of a whole board, latest Xid errors."""
+    notices: tuple[Notice, ...] = ()
+    """What of `notes` figures depend on: xid_errors, board_shared, power_averaged."""
     limits: dict[str, float] = {}
     """What the device allows, by name with unit: power_limit_w, max_sm_clock_mhz, max_pcie_link_gen, ..."""
     device_index: int | None = None
@@ -298,6 +296,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     program: Program | None = None
     """None: recorded without it (an older gpudiag)."""
     warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    """The code of each warning, whose text is the parameter `text`; empty in bundles of the first edition."""
 
 
 INDUCTOR_VERSION = 1

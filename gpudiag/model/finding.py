@@ -1,10 +1,12 @@
-"""What the rules say: facts that may be missing, outcomes, findings, and the words that reports look for in them."""
+"""What the rules say: facts that may be missing, outcomes, findings, and the measurement's part in them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+
+from gpudiag.model.notices import Notice
 
 Severity = Literal["info", "warning", "critical"]
 Status = Literal["fired", "passed", "not_applicable", "suppressed", "error"]
@@ -78,6 +80,8 @@ class RuleOutcome(msgspec.Struct, frozen=True):
     reason: str = ""
     changed: str = ""
     """Thresholds that the user changed, such as 'min_share 0.2 (default 0.15)'; '' for none."""
+    notice: Notice | None = None
+    """What `reason` says, as a code with parameters; None for passed and fired, whose reason is the message of the finding."""
 
 
 MEASUREMENT_RULE = "EFF-03"
@@ -86,18 +90,3 @@ MEASUREMENT_RULE = "EFF-03"
 NO_GAIN = 0.005
 """Share of the steps below which a ceiling is none, and a rule that holds is no finding (heuristic: no A/B test of a training run can show
 half a percent)."""
-
-AT_RECORDED_PACE = "at the recorded pace"
-"""Why a finding gains nothing, where nobody knows how much the profiler slowed the host: the plain step may be limited by other things."""
-
-HOLDS = "holds, but "
-"""How the reason of a rule begins that holds and would gain nothing."""
-
-SWITCHED_OFF = "switched off"
-"""How the reason of a rule begins that the user does not want judged."""
-
-WITHHELD = "withheld: "
-"""How the reasons begin for which a finding about the measurement's fault is not made."""
-
-SLOWED = "with the profiler"
-"""What those reasons say that are the profiler's slow-down: reports count them."""

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.notices import Notice
+
 DeviceKind = Literal["gpu", "cpu"]
 PeakProvenance = Literal["datasheet", "derived", "unverified", "measured"]
 
@@ -207,6 +209,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
     limits: dict[str, float] = {}
     missing: dict[str, str] = {}
     notes: dict[str, str] = {}
+    notices: tuple[Notice, ...] = ()
+    """What of `notes` figures depend on: xid_errors, board_shared, power_averaged."""
     strip: TelemetryStrip | None = None
     """None: too few samples, or a report of an older gpudiag."""
 

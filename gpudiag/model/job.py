@@ -10,10 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from gpudiag.model.notices import Notice
 from gpudiag.model.timeline import BucketsNs
-
-RANKS_UNTOLD = "neither names nor traces tell which rank they are of"
-"""How the warning about traces begins that may be of different trainings."""
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,8 +202,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     straggler: Straggler | None = None
     """None: no rank is late for long, `no_straggler` says what was seen."""
     no_straggler: str = ""
+    notice: Notice | None = None
+    """What `no_straggler` says: no_straggler, or straggler_unknown where that could not be judged."""
     pipeline: Pipeline | None = None
     experts: Experts | None = None
     balance: Balance | None = None
     traffic: Traffic | None = None
     warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    """What `warnings` says, as codes."""

@@ -14,6 +14,7 @@ import msgspec
 import polars as pl
 
 from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.notices import Notice
 
 Stage = Literal["read", "link", "cost"]
 STAGES: tuple[Stage, ...] = ("read", "link", "cost")
@@ -178,6 +179,9 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("kind", _TEXT, "", "that of the gap"),
         Column("cause", _TEXT, "", "idle bucket of the breakdown"),
         Column("evidence", _TEXT, "", "the event that shows the cause, in words; null for unexplained"),
+        Column("evidence_code", _TEXT, "", "code of a notice that says it; null: evidence is the event's own name, or needs none"),
+        Column("evidence_name", _TEXT, "", "kernel or frame that the code is about"),
+        Column("evidence_detail", _TEXT, "", "call that waited, or time that a call took, as the code needs it"),
         Column("kernel", _I64, "", "row of kernels that ends the gap"),
         Column("op", _I64, "", "op that was open on the responsible thread, else the one that launched the kernel"),
         Column("thread", _I64, "", "host thread that was responsible; null: not known"),
@@ -324,7 +328,7 @@ class TraceMeta(msgspec.Struct, frozen=True):
     """Events that were not used, by reason in plain words."""
     truncated: bool = False
     uncompressed_bytes: int = 0
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
     recorder: Recorder = "torch"
     """Advice on what to record differs."""
 

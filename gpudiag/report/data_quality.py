@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
-from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
-from gpudiag.model.finding import AT_RECORDED_PACE, HOLDS, SLOWED, SWITCHED_OFF, WITHHELD, RuleOutcome
+from gpudiag.model.finding import RuleOutcome
 from gpudiag.model.hardware import SCALED_PEAKS
+from gpudiag.model.notices import NO_ROOFLINE, WITHHELD, WITHOUT_GAIN, Notice, NoticeCode
 from gpudiag.model.report import Mfu, MfuReference, ReportData
 from gpudiag.report import idle_time, ranks, whole_run
 from gpudiag.report.labels import ROUNDS_TO_ZERO, find_weak_measurement, has_steps, name_work, pluralize, step_ns
@@ -19,8 +18,8 @@ _PROVENANCE = {
     "unverified": "unverified peak rates",
     "measured": "measured peak rates",
 }
-NO_MARKS = "no ProfilerStep marks: the whole trace counts as one step"
-_FEW_STEPS = re.compile(r"only \d+ complete steps?\b")
+_SAID_ABOVE = frozenset({NoticeCode.TRACE_BREAKS_OFF, NoticeCode.NO_STEP_MARKS, NoticeCode.FEW_STEPS})
+"""What the headlines and the line on the steps say already."""
 SMALL_UTILISATION = 0.0005
 """A utilisation below this would read 0.0 %."""
 
@@ -54,7 +53,8 @@ def format_headlines(report: ReportData) -> list[str]:
 
 def _format_broken_recording(report: ReportData) -> str:
     """Return that the recording is not whole, which changes what every figure means; '' where it is."""
-    return next((f"The recording is not whole: {text}." for text in report.trust.warnings if text.startswith(BREAKS_OFF)), "")
+    text = _find_warning(report, frozenset({NoticeCode.TRACE_BREAKS_OFF}))
+    return f"The recording is not whole: {text}." if text else ""
 
 
 def _format_unprofiled_step(report: ReportData) -> str:
@@ -89,15 +89,27 @@ def list_quality_lines(report: ReportData) -> list[tuple[str, str]]:
 def format_changed_rules(report: ReportData) -> str:
     """Return which rules were judged by other thresholds than their own, and which not at all, as the user chose; '' for none."""
     changed = [f"{rule.id} {rule.changed}" for rule in report.rules if rule.changed]
-    off = [rule.id for rule in report.rules if rule.reason.startswith(SWITCHED_OFF)]
+    off = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.SWITCHED_OFF}))]
     parts = [f"Thresholds changed: {'; '.join(changed)}."] if changed else []
     return " ".join([*parts, f"Switched off: {', '.join(off)}."] if off else parts)
 
 
 def list_warnings(report: ReportData) -> list[str]:
     """Return the warnings without those that only repeat what a line above them says: how many steps there are, a file that breaks off."""
-    said = (BREAKS_OFF, NO_MARKS)
-    return [text for text in report.trust.warnings if not text.startswith(said) and not _FEW_STEPS.match(text)]
+    return [text for text, notice in _pair_warnings(report) if notice.code not in _SAID_ABOVE]
+
+
+def _pair_warnings(report: ReportData) -> list[tuple[str, Notice]]:
+    return list(zip(report.trust.warnings, report.trust.notices, strict=True))
+
+
+def _find_warning(report: ReportData, codes: frozenset[NoticeCode]) -> str:
+    """Return the first warning with one of `codes`, '' where there is none."""
+    return next((text for text, notice in _pair_warnings(report) if notice.code in codes), "")
+
+
+def _has_code(rule: RuleOutcome, codes: frozenset[NoticeCode]) -> bool:
+    return rule.notice is not None and rule.notice.code in codes
 
 
 def format_measurement(report: ReportData) -> str:
@@ -251,13 +263,12 @@ def format_mfu_reference(item: MfuReference) -> str:
 
 def explain_missing_peaks(report: ReportData) -> str:
     """Return the warning that says why there are no peaks to judge against, '' where none does."""
-    words = ("device", "peak", "roofline")
-    return next((warning for warning in report.trust.warnings if any(word in warning.lower() for word in words)), "")
+    return _find_warning(report, NO_ROOFLINE)
 
 
 def _format_slowdown(report: ReportData) -> str:
     slowdown = report.trust.profiler_slowdown
-    if slowdown is None and UNFINISHED in report.trust.warnings:
+    if slowdown is None and _find_warning(report, frozenset({NoticeCode.RECORDING_UNFINISHED})):
         return "Slow-down unavailable: the run was stopped, or still records, before the wall times of its unprofiled steps were written."
     if slowdown is None:
         return "Slow-down unavailable: no unprofiled steps were recorded beside the profiled ones."
@@ -267,7 +278,7 @@ def _format_slowdown(report: ReportData) -> str:
 
 def _format_withheld_findings(report: ReportData) -> str:
     """Return which findings about the host are not made because the profiler slows it, '' where none is withheld for that."""
-    found = [rule.id for rule in report.rules if rule.reason.startswith(WITHHELD) and SLOWED in rule.reason]
+    found = [rule.id for rule in report.rules if _has_code(rule, frozenset({NoticeCode.WITHHELD_BY_PROFILER}))]
     if not found:
         return ""
     what = "they are" if len(found) > 1 else "it is"
@@ -291,7 +302,8 @@ def _format_site_share(report: ReportData) -> str:
 def list_suppressed_rules(report: ReportData) -> list[str]:
     """Return which rules are no finding though they hold or might, one line for those without a gain and one for those withheld."""
     idle, held = _find_rules_without_gain(report), _find_withheld_rules(report)
-    where = f" {AT_RECORDED_PACE}" if any(AT_RECORDED_PACE in rule.reason for rule in idle) else ""
+    recorded_pace = any(_has_code(rule, frozenset({NoticeCode.NO_GAIN_AT_RECORDED_PACE})) for rule in idle)
+    where = " at the recorded pace" if recorded_pace else ""
     found = [f"Suppressed, no gain{where}: {_join_ids(idle)}."] if idle else []
     return [*found, f"Suppressed (why: --all-findings): {_join_ids(held)}."] if held else found
 
@@ -300,19 +312,24 @@ def list_suppression_reasons(report: ReportData) -> list[str]:
     """Return the reason of each rule that `lines` names; rules that are withheld for the same one in one line."""
     groups: dict[str, list[RuleOutcome]] = {}
     for rule in _find_withheld_rules(report):
-        groups.setdefault(rule.reason.removeprefix(WITHHELD), []).append(rule)
+        groups.setdefault(_explain_withheld(rule), []).append(rule)
     alone = [f"{rule.id} {rule.reason}" for rule in _find_rules_without_gain(report)]
     return [*alone, *(f"Suppressed: {_join_ids(rules)}: {reason}" for reason, rules in groups.items())]
 
 
 def _find_rules_without_gain(report: ReportData) -> list[RuleOutcome]:
-    return [rule for rule in report.rules if rule.status == "suppressed" and rule.reason.startswith(HOLDS)]
+    return [rule for rule in report.rules if _has_code(rule, WITHOUT_GAIN)]
 
 
 def _find_withheld_rules(report: ReportData) -> list[RuleOutcome]:
-    others = [rule for rule in report.rules if rule.status == "suppressed" and not rule.reason.startswith(HOLDS)]
-    weak = [rule for rule in report.rules if rule.status == "not_applicable" and rule.reason.startswith(WITHHELD)]
+    others = [rule for rule in report.rules if rule.status == "suppressed" and not _has_code(rule, WITHOUT_GAIN)]
+    weak = [rule for rule in report.rules if _has_code(rule, WITHHELD)]
     return sorted([*others, *weak], key=lambda rule: rule.id)
+
+
+def _explain_withheld(rule: RuleOutcome) -> str:
+    """Return the reason of a rule whose line begins with 'Withheld: '."""
+    return rule.reason.removeprefix("withheld: ")  # only the same word twice is taken out, nothing is decided
 
 
 def _join_ids(rules: list[RuleOutcome]) -> str:

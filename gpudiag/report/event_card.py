@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.facts.event_labels import describe_event, format_kernel_name
+from gpudiag.facts.event_labels import describe_event, format_kernel_name, read_evidence
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.ops import OVER_ROOF_ABOVE, parse_signature
 from gpudiag.model.report import ReportData
@@ -256,8 +256,9 @@ def _describe_launch(source: _EventTables, number: int) -> Card:
 
 def _describe_idle(source: _EventTables, number: int) -> Card:
     row = source.row("idle", number)
+    said = read_evidence(row["evidence_code"], row["evidence_name"], row["evidence_detail"])
     lines: CardLines = [
-        ("cause", _clean_name(describe_event(row["evidence"])) if row["evidence"] else None),
+        ("cause", _clean_name(describe_event(row["evidence"], said)) if row["evidence"] else None),
         ("call site", _clean_name(format_site(row["site"]))),
         *source.op_lines(row["op"]),
     ]

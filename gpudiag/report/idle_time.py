@@ -130,7 +130,7 @@ def _build_places(cause: labels.BucketRow, report: ReportData, most: int) -> tup
     sums: Counter[tuple[str, str]] = Counter()
     for row in report.idle:
         if row.cause == cause.bucket:
-            sums[format_row_site(row), describe_idle_event(row.evidence, row.op)] += row.idle_ns
+            sums[format_row_site(row), describe_idle_event(row.evidence, row.op, row.notice)] += row.idle_ns
     del sums["", ""]
     ranked = [(key, ns) for index, (key, ns) in enumerate(sums.most_common(most)) if _is_worth_telling(ns / wall, index)]
     found = [IdlePlace(ns / steps, ns / wall, *key) for key, ns in ranked]

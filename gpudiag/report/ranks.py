@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpudiag.model.job import RANKS_UNTOLD, Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
+from gpudiag.model.job import Balance, Clocks, Difference, Experts, Job, Pipeline, RankRow, Spread, Straggler
+from gpudiag.model.notices import NoticeCode
 from gpudiag.model.report import ReportData
 from gpudiag.model.timeline import BUCKETS
 from gpudiag.report import labels, whole_run
@@ -51,7 +52,7 @@ def format_ranks_headline(report: ReportData) -> str:
     own = "" if job.own is None or _is_same(job.own) else f"; without waiting for other ranks {_format_spread(job.own, ('', ''))}"
     reason = f": {clean(job.shown_reason, 200).rstrip('.')}" if job.shown_reason else ""
     told = f"{read} {labels.pluralize(read, 'rank')}: {step}{own}. This report shows rank {job.shown_rank}{reason}."
-    return f"{told} {_STRANGERS}" if any(text.startswith(RANKS_UNTOLD) for text in report.trust.warnings) else told
+    return f"{told} {_STRANGERS}" if any(notice.code == NoticeCode.RANKS_UNTOLD for notice in report.trust.notices) else told
 
 
 def select_read_ranks(job: Job) -> list[RankRow]:
@@ -130,7 +131,8 @@ def format_straggler(report: ReportData) -> str:
         return ""
     if job.straggler is None:
         said = format_sentence(job.no_straggler)
-        return capitalize(said) if said.startswith("no rank") else f"No straggler: {said}"
+        judged = job.notice is None or job.notice.code == NoticeCode.NO_STRAGGLER
+        return capitalize(said) if judged else f"No straggler: {said}"
     if has_straggler_finding(report):
         return f"{format_straggler_title(job)}: finding {STRAGGLER_RULE} says more."
     return f"{format_straggler_title(job)}: {format_straggler_delay(job.straggler)} {explain_straggler(job.straggler)}"

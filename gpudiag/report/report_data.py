@@ -11,9 +11,11 @@ from gpudiag.attribution.names import decode_column, decode_names
 from gpudiag.facts import Facts, efficiency
 from gpudiag.facts.catalogue import split_site, sum_by_call_site
 from gpudiag.facts.efficiency import list_mfu_references
+from gpudiag.facts.event_labels import read_evidence
 from gpudiag.facts.window import Replays, Window
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.finding import Finding, Missing, RuleOutcome
+from gpudiag.model.notices import Notice, NoticeCode, drop_repeated, format_notice, make_notice
 from gpudiag.model.ops import BOUNDS, Signature, parse_signature
 from gpudiag.model.report import (
     CollectiveRow,
@@ -33,6 +35,7 @@ from gpudiag.model.report import (
 from gpudiag.model.timeline import IDLE_BUCKETS, WhatIf
 from gpudiag.roofline.bus_bandwidth import compute_bandwidths, count_message_bytes
 from gpudiag.timeline.critical_path import sum_critical_path
+from gpudiag.timeline.host_events import CODED
 
 MAX_KERNEL_ROWS = 1_000
 
@@ -49,15 +52,15 @@ def build_report_data(
     facts: Facts | None = None,
 ) -> ReportData:
     """Return the report. `sites`: the call site of each op row, where known; `facts`: those of the rules: none is measured twice."""
-    warnings = [*(analysis.job.warnings if analysis.job else ()), *analysis.warnings]
+    notices = [*(analysis.job.notices if analysis.job else ()), *analysis.notices]
     facts = facts or Facts(analysis)
-    mfu, idle, history = _build_mfu(facts, warnings), build_idle_rows(facts.window), facts.window.history
+    mfu, idle, history = _build_mfu(facts, notices), build_idle_rows(facts.window), facts.window.history
     facts.forget_tables()  # the replays that follow need the memory, and none of them
     made = ReportData(
         tool=tool,
         source=source,
         device=_build_device(analysis),
-        trust=_build_trust(analysis, site_match_share, warnings),
+        trust=_build_trust(analysis, site_match_share, drop_repeated(notices)),
         steps=_summarize_steps(analysis),
         device_time=analysis.device_time,
         breakdown=analysis.breakdown,
@@ -124,7 +127,7 @@ def _find_device_name(analysis: Analysis) -> str:
     return "GPU" if analysis.device_time is not None else ""
 
 
-def _build_trust(analysis: Analysis, site_match_share: float | None, warnings: list[str]) -> Trust:
+def _build_trust(analysis: Analysis, site_match_share: float | None, notices: tuple[Notice, ...]) -> Trust:
     found = analysis.coverage
     return Trust(
         events=analysis.trace.meta.events,
@@ -146,7 +149,8 @@ def _build_trust(analysis: Analysis, site_match_share: float | None, warnings: l
         profiler_slowdown=analysis.profiler_slowdown,
         replay_error_share=analysis.replay.error_share if analysis.replay else None,
         site_match_share=site_match_share,
-        warnings=tuple(dict.fromkeys(warnings)),
+        warnings=tuple(map(format_notice, notices)),
+        notices=notices,
     )
 
 
@@ -168,15 +172,15 @@ def _summarize_steps(analysis: Analysis) -> StepSummary:
     )
 
 
-def _build_mfu(facts: Facts, warnings: list[str]) -> Mfu | None:
+def _build_mfu(facts: Facts, notices: list[Notice]) -> Mfu | None:
     names = ("matrix_flop", "mfu", "matrix_dtype", "recompute_flop", "hfu", "matrix_known_share")
     values = {name: facts.value(name) for name in names}
     for value in values.values():
         if isinstance(value, Missing):
-            warnings.append(f"no model FLOPs utilisation: {value.reason}")
+            notices.append(make_notice(NoticeCode.NO_MFU, reason=value.reason))
             return None
     window, analysis = facts.window, facts.window.analysis
-    warnings.extend(efficiency.list_mfu_notes(window))
+    notices.extend(efficiency.list_mfu_notices(window))
     trains = bool((analysis.trace.ops["phase"] == "backward").any())  # published figures are of training
     return Mfu(
         model_flops=float(values["matrix_flop"]),  # type: ignore[arg-type]  # none is Missing
@@ -322,9 +326,10 @@ def build_idle_rows(window: Window) -> tuple[IdleRow, ...]:
     """Return the idle time of the analysed steps by cause and place, the largest first."""
     rows = sum_by_call_site(window.idle, window.analysis.trace.ops).head(MAX_IDLE_ROWS)
     assert rows["cause"].is_in(IDLE_BUCKETS).all(), "an idle cause without a bucket"  # noqa: S101
+    columns = ("cause", "count", "time_ns", "op", "evidence", "site", *CODED)
     return tuple(
-        IdleRow(cause=cause, count=count, idle_ns=time, op=op, file=file, line=line, evidence=evidence)
-        for cause, count, time, op, evidence, site in rows.select("cause", "count", "time_ns", "op", "evidence", "site").iter_rows()
+        IdleRow(cause=cause, count=count, idle_ns=time, op=op, file=file, line=line, evidence=evidence, notice=read_evidence(*coded))
+        for cause, count, time, op, evidence, site, *coded in rows.select(columns).iter_rows()
         for file, line in [split_site(site)]
     )
 

@@ -31,13 +31,13 @@ import polars as pl
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model import trace as trace_module
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import DTYPES, ITEM_BYTES, Cost, Shape, Signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import AttributedOps
 from gpudiag.roofline.costs.arguments import find_dtype_category
 from gpudiag.roofline.costs.optimizers import ASSUMED_BYTES
 from gpudiag.roofline.inferred_costs import LOOK_AHEAD, Rows, find_next_rows
-from gpudiag.units import format_share
 
 _ACCUMULATE = "AccumulateGrad"
 _JOIN_OP = r"^aten::_?(cat|stack|concat|concatenate|chunk_cat)$"
@@ -216,8 +216,8 @@ _ONE_TYPE = (
 )
 
 
-def infer_named_types(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
-    """Return `trace` (stage 'link') with types in the signatures of ops whose kernels' names tell them, and a warning that says so.
+def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
+    """Return `trace` (stage 'link') with types in the signatures of ops whose kernels' names tell them, and a notice that says so.
 
     The same trace where PyTorch's profiler recorded it, with types.
     """
@@ -233,7 +233,7 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
         ops=trace.ops.with_columns(rows.alias("signature")),
         signatures=pl.concat([trace.signatures, _build_typed_signatures(trace.signatures, pairs)]),
     )
-    return typed, (_format_warning(trace, told),)
+    return typed, (_describe_types(trace, told),)
 
 
 def _find_op_types(trace: Trace) -> pl.DataFrame:
@@ -266,11 +266,8 @@ def _repeat_type(shapes: str, dtype: str) -> str | None:
     return msgspec.json.encode([dtype if shape else "" for shape in sizes]).decode()
 
 
-def _format_warning(trace: Trace, told: pl.DataFrame) -> str:
+def _describe_types(trace: Trace, told: pl.DataFrame) -> Notice:
     kernels = trace.kernels.select("kind", "op", "busy_ns").filter((pl.col("kind") == "kernel") & pl.col("op").is_not_null())
     lengths = kernels["busy_ns"].to_numpy()
     share = float(lengths[np.isin(kernels["op"].to_numpy(), told["op"].to_numpy())].sum() / max(lengths.sum(), 1))
-    return (
-        f"the recording holds sizes of tensors, but no types: for {format_share(share)} of the kernel time of its ops they were taken from "
-        "the names of the kernels, the other ops are not modelled; torch.profiler and gpudiag.profile record both"
-    )
+    return make_notice(NoticeCode.TYPES_FROM_NAMES, share=share)

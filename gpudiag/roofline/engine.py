@@ -18,6 +18,7 @@ from gpudiag.attribution.names import decode_column
 from gpudiag.model.bundle import Settings
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import Cost
 
 # Kernel names by library and version. A name that says neither decides nothing. For fp32 work, "fast" is TF32.
@@ -161,16 +162,16 @@ def _is_tf32_allowed(device: Device, settings: Settings) -> pl.Expr:
     return pl.when(by_cudnn).then(pl.lit(settings.cudnn_allow_tf32, dtype=pl.Boolean)).otherwise(pl.lit(product, dtype=pl.Boolean))
 
 
-def format_engine_warnings(costs: Iterable[Cost | Missing], device: Device | None) -> tuple[str, ...]:
-    """Return a line for each type of matrix work in `costs` that `device` has no matrix path for: what it is judged against instead."""
+def list_engine_notices(costs: Iterable[Cost | Missing], device: Device | None) -> tuple[Notice, ...]:
+    """Return a notice for each type of matrix work in `costs` that `device` has no matrix path for: what it is judged against instead."""
     if device is None or not device.peaks:
         return ()
-    lines = []
+    found = []
     for dtype in sorted({cost.dtype for cost in costs if isinstance(cost, Cost)} - {""}):
         engine = device.matrix_engine(dtype)
         if engine is None:
-            lines.append(f"no {dtype} peak of {device.name} is known: matrix work of that type has no roof")
+            found.append(make_notice(NoticeCode.NO_ENGINE_PEAK, dtype=dtype, device=device.name))
         elif engine not in (dtype, f"{dtype}_tensor"):
             path = "vector units at the fp32 rate" if engine == "fp32" else f"{engine} path"
-            lines.append(f"{device.name} has no {dtype} matrix path: such work is judged against its {path}")
-    return tuple(lines)
+            found.append(make_notice(NoticeCode.ENGINE_SUBSTITUTED, device=device.name, dtype=dtype, path=path))
+    return tuple(found)

@@ -12,6 +12,7 @@ from gpudiag.attribution.nesting import null_missing
 from gpudiag.model import trace as trace_module
 from gpudiag.model.bundle import Settings
 from gpudiag.model.hardware import Device
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, OVER_ROOF_ABOVE, SHORT_KERNEL_NS, Cost
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import AttributedOps
@@ -71,14 +72,14 @@ def _is_helped_by_cache(cache_bytes: float | None, rate: float | None) -> pl.Exp
     return (below & least.is_not_null() & (moved <= _CACHES * size)).fill_null(False)
 
 
-def format_above_roofline_warnings(rows: pl.DataFrame, work: str = "kernel") -> tuple[str, ...]:
-    """Return one line on the op rows above their roof (share of the `work` time, the worst ops, why); nothing where there is none."""
+def list_above_roofline_notices(rows: pl.DataFrame, work: str = "kernel") -> tuple[Notice, ...]:
+    """Return one notice on the op rows above their roof (share of the `work` time, the worst ops, why); nothing where there is none."""
     over = rows.filter(pl.col("over_roof").is_not_null())
     if not over.height:
         return ()
     share = int(over["kernel_ns"].sum()) / int(rows["kernel_ns"].sum())
     said = format_share(share, 2) if share >= _SMALLEST else f"under {format_share(_SMALLEST, 2)}"
-    return (f"{said} of the {work} time ran faster than its roof, so that it has no efficiency; most of it: {_find_worst(over)}",)
+    return (make_notice(NoticeCode.ABOVE_ROOFLINE, share=share, said=said, work=work, worst=_find_worst(over)),)
 
 
 def _find_worst(over: pl.DataFrame) -> str:

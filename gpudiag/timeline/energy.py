@@ -11,6 +11,7 @@ import polars as pl
 from gpudiag.capture.telemetry.readings import MAX_PLAUSIBLE
 from gpudiag.model.bundle import TelemetryInfo
 from gpudiag.model.hardware import Energy
+from gpudiag.model.notices import NoticeCode
 from gpudiag.timeline.telemetry import estimate_hold_ns, find_plausible_limits
 
 SETTLED_AFTER = 2
@@ -80,7 +81,7 @@ def measure_energy(info: TelemetryInfo | None, telemetry: pl.DataFrame, records:
     """
     if info is None and telemetry.is_empty():
         return None
-    power = _integrate_power(telemetry, averaged=info is not None and "averaged" in info.notes.get("power_w", ""))
+    power = _integrate_power(telemetry, averaged=info is not None and _has_code(info, NoticeCode.POWER_AVERAGED))
     counter = _read_counter(telemetry, _find_most_watts(info))
     curve = power if counter is None or (power is not None and _contradicts(counter, power)) else counter
     if curve is None:
@@ -105,8 +106,11 @@ def _explain_unknown(info: TelemetryInfo | None, telemetry: pl.DataFrame) -> str
 
 
 def _describe_sharing(info: TelemetryInfo) -> str:
-    note = info.notes.get("energy_mj", "")
-    return note if "whole board" in note else ""
+    return info.notes.get("energy_mj", "") if _has_code(info, NoticeCode.BOARD_SHARED) else ""
+
+
+def _has_code(info: TelemetryInfo, code: NoticeCode) -> bool:
+    return any(notice.code == code for notice in info.notices)
 
 
 def _read_known(telemetry: pl.DataFrame, column: str) -> pl.DataFrame:

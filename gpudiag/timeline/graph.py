@@ -19,6 +19,7 @@ import polars as pl
 
 from gpudiag.attribution.intervals import Spans
 from gpudiag.model.graph import Graph, Ints, encode_node_kind
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace
 from gpudiag.timeline.graph_device import (
     DeviceNodes,
@@ -141,26 +142,27 @@ def _prepare_run(trace: Trace, steps: pl.DataFrame, syncs: pl.DataFrame, on_cpu:
     )
 
 
-def list_graph_warnings(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[str, ...]:
+def list_graph_notices(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Notice, ...]:
     """Return for each representative step that has no graph why it is not replayed."""
     reasons = [explain_missing_graph(trace, steps, row, on_cpu=on_cpu) for row in sorted(find_representatives(steps))]
     return tuple(reason for reason in reasons if reason is not None)
 
 
-def explain_missing_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -> str | None:
-    """Return why the step has no graph, in words; None where it has one."""
+def explain_missing_graph(trace: Trace, steps: pl.DataFrame, row: int, *, on_cpu: bool) -> Notice | None:
+    """Return why the step has no graph; None where it has one."""
+    step = str(steps["name"][row])
     inside = (pl.col("start_ns") < int(steps["end_ns"][row])) & (pl.col("end_ns") > int(steps["start_ns"][row]))
     events = trace.ops.drop_nulls("thread") if on_cpu else trace.launches
     held = [frame.select(inside.sum()).item() or 0 for frame in (events, *(() if on_cpu else (trace.kernels,)))]
     count = 2 * held[0] + sum(held[1:])
     if count > MAX_NODES:
-        return f"step {steps['name'][row]} is not replayed: it has about {count:,} pieces of work and calls, the limit is {MAX_NODES:,}"
+        return make_notice(NoticeCode.NOT_REPLAYED_SIZE, step=step, count=count, limit=MAX_NODES)
     if not _is_plausible(trace, steps):
-        return f"step {steps['name'][row]} is not replayed: the recording spans more than a day, or holds more than {MAX_LANES:,} streams"
+        return make_notice(NoticeCode.NOT_REPLAYED_SPAN, step=step, limit=MAX_LANES)
     if on_cpu:
-        return None if count else f"step {steps['name'][row]} is not replayed: no op was recorded in it"
+        return None if count else make_notice(NoticeCode.NOT_REPLAYED_NO_OP, step=step)
     if not trace.kernels["launch"].is_not_null().any():
-        return f"step {steps['name'][row]} is not replayed: no launch call was recorded, so what the device waited for is not known"
+        return make_notice(NoticeCode.NOT_REPLAYED_NO_LAUNCH, step=step)
     return None
 
 

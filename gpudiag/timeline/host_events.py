@@ -10,6 +10,7 @@ import polars as pl
 from gpudiag.attribution.autograd import find_autograd_nodes
 from gpudiag.attribution.call_sites import Frames, find_frame_threads, take_rows
 from gpudiag.attribution.names import decode_column, mask_names, match_column
+from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
 from gpudiag.timeline import host_threads
 from gpudiag.timeline.host_threads import find_main_thread, format_frame
@@ -111,8 +112,12 @@ some microseconds, lazy loading (CUDA_MODULE_LOADING=LAZY, CUDA C++ Programming 
 
 LOADING_FACTOR = 10
 
+CODED = ("evidence_code", "evidence_name", "evidence_detail")
+"""Columns of evidence that gpudiag words itself: code of a notice and its parameters."""
+
 _SCHEMA = {
     "thread": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
+    **dict.fromkeys(CODED, pl.String()),
 }  # fmt: skip
 
 _ALL_COMPILING = "dynamo"
@@ -147,8 +152,13 @@ def find_host_events(trace: Trace, frames: Frames, host_marks: pl.DataFrame | No
         _find_first_launches(trace, pl.concat([calls.select(_LOADED), overheads.select(_LOADED)])),
         _read_bundle_marks(trace, host_marks),
     ]
-    events = pl.concat([frame.select(list(_SCHEMA)).cast(_SCHEMA) for frame in found])  # type: ignore[arg-type]
+    events = pl.concat([_complete_codes(frame).select(list(_SCHEMA)).cast(_SCHEMA) for frame in found])  # type: ignore[arg-type]
     return events.filter(pl.col("end_ns") > pl.col("start_ns"))
+
+
+def _complete_codes(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` with CODED, null where it has none: its evidence is the name of the event."""
+    return frame.with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED if name not in frame.columns)
 
 
 def find_own_frames(trace: Trace) -> Frames:
@@ -212,9 +222,18 @@ def _find_first_launches(trace: Trace, loads: pl.DataFrame) -> pl.DataFrame:
         shown, left_on="start_ns", right_on="load_ns", by="thread", strategy="forward", check_sortedness=False
     )
     name = decode_column("name").str.slice(0, 60)
+    loaded = pl.col("load_ns") < pl.col("end_ns")
     took = pl.format("first launch of {}: the call itself took {} (the first use of a kernel loads its code)", name, format_ms())
-    words = pl.when(pl.col("load_ns") < pl.col("end_ns")).then(pl.format("first launch of {}: its code was loaded", name)).otherwise(took)
-    return found.with_columns(cause=pl.lit("idle_compile"), evidence=words, site=pl.lit(None, dtype=pl.String))
+    return found.with_columns(
+        cause=pl.lit("idle_compile"),
+        evidence=pl.when(loaded).then(pl.format("first launch of {}: its code was loaded", name)).otherwise(took),
+        evidence_code=pl.when(loaded)
+        .then(pl.lit(NoticeCode.FIRST_LAUNCH_LOADED.value))
+        .otherwise(pl.lit(NoticeCode.FIRST_LAUNCH_SLOW.value)),
+        evidence_name=name,
+        evidence_detail=pl.when(~loaded.fill_null(False)).then(format_ms()),
+        site=pl.lit(None, dtype=pl.String),
+    )
 
 
 def format_ms() -> pl.Expr:

@@ -11,8 +11,9 @@ from gpudiag.attribution.call_sites import Sites
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.attribution.nesting import find_innermost, nest, null_missing
 from gpudiag.model import trace as trace_module
+from gpudiag.model.notices import NoticeCode
 from gpudiag.model.trace import Trace
-from gpudiag.timeline.host_events import EVENT_CAUSES, find_host_events, find_own_frames, format_ms
+from gpudiag.timeline.host_events import CODED, EVENT_CAUSES, find_host_events, find_own_frames, format_ms
 from gpudiag.timeline.host_threads import NOBODY, HostActivity
 from gpudiag.timeline.segments import FoldedTime, cut_by_layer, find_most_held, find_outermost, select_rows
 from gpudiag.trace import kernel_names
@@ -22,10 +23,11 @@ Ints = npt.NDArray[np.int64]
 
 _EVENTS = {
     "thread": pl.Int64(), "start_ns": pl.Int64(), "end_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
+    **dict.fromkeys(CODED, pl.String()),
 }  # fmt: skip
 _PAIRS = {
     "start_ns": pl.Int64(), "end_ns": pl.Int64(), "from_ns": pl.Int64(), "rest_ns": pl.Int64(), "view": pl.Int64(), "twin": pl.Int64(),
-    "twin_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(),
+    "twin_ns": pl.Int64(), "cause": pl.String(), "evidence": pl.String(), "site": pl.String(), **dict.fromkeys(CODED, pl.String()),
 }  # fmt: skip
 _PAUSE_WORDS = {"piece": pl.UInt32(), "evidence": pl.String(), "site": pl.String()}
 
@@ -102,7 +104,7 @@ class SiteWindowPauses:
         told = self._pairs.filter(pl.col("cause").is_in(EVENT_CAUSES) & (pl.col("end_ns") > pl.col("start_ns")))
         cut = cut_by_layer(told.select("start_ns", "end_ns").to_numpy().astype(np.int64), [self._rest.kept])
         left = cut.layer == 0
-        parts: pl.DataFrame = told.select("cause", "evidence", "site")[cut.row[left]]
+        parts: pl.DataFrame = told.select("cause", "evidence", "site", *CODED)[cut.row[left]]
         parts = parts.with_columns(pl.Series("start_ns", cut.start[left]), pl.Series("end_ns", cut.end[left]))
         return parts.with_columns(thread=pl.lit(main, dtype=pl.Int64)).select(list(_EVENTS))
 
@@ -156,9 +158,10 @@ class _PauseView:
         twins = self._twin.pauses.select("twin", twin_ns=pl.Series(self._last - self._first))
         words = self.words(twins.select("twin", first=0, last="twin_ns").with_row_index("piece"))
         evidence, site = (pl.coalesce(self._twin.events[name].gather(event), words[name]) for name in ("evidence", "site"))
+        coded = {name: self._twin.events[name].gather(event) for name in CODED}
         # without a line of the user's a pause tells nothing that the ops around it do not
         told = pl.when(words["site"].is_not_null()).then(pl.lit(cause))
-        return twins.with_columns(cause=told, evidence=evidence, site=site)
+        return twins.with_columns(cause=told, evidence=evidence, site=site, **coded)
 
 
 def _explain_pauses(pauses: pl.DataFrame, events: pl.DataFrame) -> tuple[list[tuple[str, ...]], pl.Series]:
@@ -236,7 +239,7 @@ def label_pieces(
     del held, charged
     release_memory()  # the words that follow need the memory
     frame = pl.concat([frame, _label_from_pauses(frame, carried)], how="horizontal").with_columns(
-        op=pl.coalesce("held_op", "gap_op"), on_host=pl.col("cause").is_in(HOST_CAUSES)
+        op=pl.coalesce("held_op", "gap_op"), own=pl.col("evidence").is_null(), on_host=pl.col("cause").is_in(HOST_CAUSES)
     )
     site_of_op = pl.lit(None, dtype=pl.String) if sites is None else pl.lit(sites.site.gather(frame["op"]))
     of_cause = pl.col("cause").replace_strict(carried.sites, default=None, return_dtype=pl.String) if carried.sites else pl.lit(None)
@@ -248,6 +251,7 @@ def label_pieces(
         thread=pl.when("on_host").then(pl.coalesce("event_thread", "held_thread", lead)),
         evidence=_build_evidence(trace, frame),
     )
+    frame = frame.with_columns(_build_codes())
     return frame.select([pl.col(name).cast(dtype) for name, dtype in trace_module.build_table_schema("idle").items()])
 
 
@@ -272,41 +276,72 @@ def _build_evidence(trace: Trace, frame: pl.DataFrame) -> pl.Expr:
     )
 
 
+def _build_codes() -> list[pl.Expr]:
+    """Return CODED of each piece, by the same order as _build_evidence takes its words from."""
+    launch, event = pl.col("cause") == "idle_launch", pl.col("cause") != "idle_unexplained"
+    of_call, of_frame, of_pause = (pl.col(name).is_not_null() for name in ("call_words", "frame_words", "pause_words"))
+    paused = of_pause & ~of_frame
+    waited = pl.col("event_words").is_null() & pl.col("sync_words").is_not_null()
+    launched = {
+        "evidence_code": pl.when(of_call)
+        .then(pl.lit(NoticeCode.LAUNCH_CALL_SLOW.value))
+        .when(paused)
+        .then(pl.lit(NoticeCode.OF_SITE_WINDOW.value)),
+        "evidence_name": pl.when(~of_call & paused).then("pause_name"),
+        "evidence_detail": pl.when(of_call).then("call_took"),
+    }
+    others = {
+        "evidence_code": pl.when(waited).then(pl.lit(NoticeCode.CALL_WAITED.value)).otherwise("event_code"),
+        "evidence_name": pl.when(waited).then("sync_kernel").otherwise("event_name"),
+        "evidence_detail": pl.when(waited).then("sync_api").otherwise("event_detail"),
+    }
+    return [pl.when(launch).then(launched[name]).when(event & pl.col("own")).then(others[name]).alias(name) for name in CODED]
+
+
 def _label_from_events(rows: pl.Series, events: pl.DataFrame) -> pl.DataFrame:
-    return select_rows(events.select(event_words="evidence", event_site="site", event_thread="thread"), rows)
+    coded = {"event_code": "evidence_code", "event_name": "evidence_name", "event_detail": "evidence_detail"}
+    return select_rows(events.select(event_words="evidence", event_site="site", event_thread="thread", **coded), rows)
 
 
 def _label_from_syncs(rows: pl.Series, syncs: pl.DataFrame | None, trace: Trace) -> pl.DataFrame:
-    """Return (sync_words, sync_site) of the calls that are charged."""
+    """Return (sync_words, sync_api, sync_kernel, sync_site) of the calls that are charged."""
     if syncs is None or not syncs.height:
         empty = pl.repeat(None, len(rows), dtype=pl.String, eager=True)
-        return pl.DataFrame({"sync_words": empty, "sync_site": empty})
+        return pl.DataFrame(dict.fromkeys(("sync_words", "sync_api", "sync_kernel", "sync_site"), empty))
     order = syncs.sort("id")
     name = decode_names(trace.kernels["name"]).gather(order["kernel"]).str.slice(0, 60)
-    words = order.select(sync_words=pl.format("{} waited for {}", "api", pl.lit(name)), sync_site="site")
+    words = order.select(
+        sync_words=pl.format("{} waited for {}", "api", pl.lit(name)),
+        sync_api=pl.col("api").cast(pl.String),
+        sync_kernel=pl.lit(name),
+        sync_site="site",
+    )
     found = np.searchsorted(order["id"].to_numpy(), rows.fill_null(-1).to_numpy())
     return select_rows(words, null_missing(np.where(rows.is_null().to_numpy(), -1, found)))
 
 
 def _label_from_calls(frame: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Return (call_words): of pieces that lie for the most part in one long launch call of the responsible thread."""
+    """Return (call_words, call_took): of pieces that lie for the most part in one long launch call of the responsible thread."""
     long = (pl.col("end_ns") - pl.col("start_ns") > LONG_CALL_NS) & match_column("api", kernel_names.KERNEL_LAUNCH)
     calls = trace.launches.filter(long).select(
-        "start_ns", "end_ns", "thread", words=pl.format("the launch call itself took {}", format_ms())
+        "start_ns", "end_ns", "thread", words=pl.format("the launch call itself took {}", format_ms()), took=format_ms()
     )
     spans, rows = find_outermost(calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy())
     start, end = frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy()
     call, held = find_most_held(start, end, spans, rows)
-    found = select_rows(calls.select("thread", call_words="words"), pl.Series(np.where(2 * held > end - start, call, -1)).replace(-1, None))
-    return found.select(pl.when(pl.col("thread") == pl.lit(frame["lead"])).then("call_words").alias("call_words"))
+    found = select_rows(
+        calls.select("thread", call_words="words", call_took="took"),
+        pl.Series(np.where(2 * held > end - start, call, -1)).replace(-1, None),
+    )
+    return found.select(pl.when(pl.col("thread") == pl.lit(frame["lead"])).then(name).alias(name) for name in ("call_words", "call_took"))
 
 
 def _label_from_pauses(frame: pl.DataFrame, carried: SiteWindowPauses) -> pl.DataFrame:
-    """Return (pause_words, pause_site) from the site window, for pieces in which no op was open."""
+    """Return (pause_words, pause_name, pause_site) from the site window, for pieces in which no op was open."""
     told = carried.of_pieces(frame["start_ns"].to_numpy(), frame["end_ns"].to_numpy())
     between = frame["held_op"].is_null()
     told = told.with_columns(pl.when(pl.lit(between)).then(pl.all()))
-    return told.select(pause_words=pl.format("{} (by the site window)", "evidence"), pause_site="site")
+    return told.select(pause_words=pl.format("{} (by the site window)", "evidence"), pause_name="evidence", pause_site="site")
 
 
 def _label_from_ranges(frame: pl.DataFrame, host: HostActivity) -> pl.DataFrame:

@@ -175,6 +175,7 @@ def _build_summary(info: TelemetryInfo | None, samples: int, over: Literal["anal
         limits=find_plausible_limits(told),
         missing={column: why for column, why in told.missing.items() if column in _UNITS},
         notes={column: note for column, note in told.notes.items() if column in _UNITS},
+        notices=told.notices,
         **found,  # type: ignore[arg-type]
     )
 

@@ -11,8 +11,8 @@ import msgspec
 import polars as pl
 
 from gpudiag.errors import InputError
-from gpudiag.model.bundle import BREAKS_OFF
 from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread, Trace, TraceMeta
 from gpudiag.trace import two_process_reader
 from gpudiag.trace.collectives import fill_group_size, fill_members
@@ -66,11 +66,11 @@ class Header(msgspec.Struct):
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
-    warnings: tuple[str, ...] = ()
+    notices: tuple[Notice, ...] = ()
 
 
 def parse_header(values: dict[str, bytes]) -> Header:
-    """Return the header from the JSON text of its values; a value that cannot be read is left out with a warning."""
+    """Return the header from the JSON text of its values; a value that cannot be read is left out with a notice."""
     unreadable: list[str] = []
 
     def value(key: str, kind: type[_Value], default: _Value) -> _Value:
@@ -96,7 +96,7 @@ def parse_header(values: dict[str, bytes]) -> Header:
         record_shapes=flags["record_shapes"],
         with_stack=flags["with_stack"],
         profile_memory=flags["profile_memory"],
-        warnings=tuple(f"the header's {key} could not be read and was left out" for key in unreadable),
+        notices=tuple(make_notice(NoticeCode.HEADER_UNREADABLE, key=key) for key in unreadable),
     )
 
 
@@ -150,7 +150,7 @@ def read_kineto(path: str | Path) -> Trace:
     """Return the tables of the Kineto / Chrome trace at `path` (JSON, plain or .gz or .zst; a URL with '://' goes through fsspec).
 
     Only the columns of the tables and the fields of TraceMeta are kept. Raises InputError where the file cannot be used; a file that
-    ends too early is read as far as it goes, with meta.truncated and a warning.
+    ends too early is read as far as it goes, with meta.truncated and a notice.
     """
     source = str(path)
     found = (two_process_reader.is_worth_two_processes(source) and _read_in_two_processes(source)) or _read_in_one_process(source)
@@ -159,9 +159,8 @@ def read_kineto(path: str | Path) -> Trace:
     if base is None:
         raise _build_empty_error(source, collector, found.truncated)
     header = found.header
-    warnings = header.warnings + ((_format_cut_warning(count),) if found.truncated else ())
+    cut = (make_notice(NoticeCode.TRACE_BREAKS_OFF, events=count),) if found.truncated else ()
     tables = assemble_tables(found.store, found.keys, base)
-    warnings += _list_sequence_warnings(tables["ops"])
     collectives = fill_group_size(tables["collectives"], header.group_size)
     tables["collectives"] = fill_members(collectives, header.groups, header.world_size)
     meta = TraceMeta(
@@ -179,7 +178,7 @@ def read_kineto(path: str | Path) -> Trace:
         dropped=dict(found.decoder.dropped) | collector.all_dropped(),
         truncated=found.truncated,
         uncompressed_bytes=found.bytes_read,
-        warnings=warnings,
+        notices=(*header.notices, *cut, *_list_sequence_notices(tables["ops"])),
     )
     return Trace(meta=meta, **tables)
 
@@ -256,21 +255,17 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
     return InputError(f"{format_path(source)} has no complete event (ph 'X')", _HOW_TO_RECORD)
 
 
-def _format_cut_warning(events: int) -> str:
-    return f"{BREAKS_OFF} after event {events}; what comes later is missing"
-
-
 _AUTOGRAD_NODE = r"^autograd::engine::evaluate_function|Backward\d*$"
 
 
-def _list_sequence_warnings(ops: pl.DataFrame) -> tuple[str, ...]:
-    """Return the warning where the backward pass was recorded, but none of autograd's numbers (torch before 1.8, some converters)."""
+def _list_sequence_notices(ops: pl.DataFrame) -> tuple[Notice, ...]:
+    """Return the notice where the backward pass was recorded, but none of autograd's numbers (torch before 1.8, some converters)."""
     if not ops.height or ops["sequence"].null_count() < ops.height:
         return ()
     names = ops.select(pl.col("name").unique()).to_series().cast(pl.String)
     if not names.str.contains(_AUTOGRAD_NODE).any():
         return ()
-    return ("no autograd sequence numbers were recorded: forward work that the backward pass repeats (checkpointing) cannot be told",)
+    return (make_notice(NoticeCode.NO_SEQUENCE_NUMBERS),)
 
 
 def _find_unix_base(base: int, clock_base_ns: int | None) -> int | None:

@@ -27,6 +27,7 @@ import polars as pl
 from gpudiag.errors import InputError
 from gpudiag.files import open_file
 from gpudiag.model.hardware import ObservedDevice
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Thread
 from gpudiag.trace.decompression import MAX_TEXT_BYTES, format_path
 
@@ -221,7 +222,7 @@ def filter_process(frame: pl.DataFrame, process: int | None, column: str = "glob
     return frame.filter(find_process(frame[column]) == process)
 
 
-def choose_process(export: Export, path: str) -> tuple[int | None, tuple[str, ...]]:
+def choose_process(export: Export, path: str) -> tuple[int | None, tuple[Notice, ...]]:
     """Return the process with most kernels (None: the export names none) and what was left out.
 
     Raises InputError where work of several processes cannot be told apart.
@@ -231,7 +232,7 @@ def choose_process(export: Export, path: str) -> tuple[int | None, tuple[str, ..
     for table, _, what in _SIGNS:
         order = [process for process, _ in sorted(counts[table].items(), key=lambda item: (-item[1], item[0]))]
         if order:
-            return order[0], _format_left_out(order[0], order[1:], counts[table], what)
+            return order[0], _list_left_out(order[0], order[1:], counts[table], what)
     return None, ()
 
 
@@ -252,16 +253,15 @@ def _check_named(export: Export, counts: dict[str, dict[int, int]], path: str) -
         )
 
 
-def _format_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[str, ...]:
+def _list_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[Notice, ...]:
     if not others:
         return ()
     plural = {"copy": "copies", "graph launch": "graph launches"}.get(what, f"{what}s")
     listed = [f"{find_pid(other)} ({counts[other]:,} {what if counts[other] == 1 else plural})" for other in others[:_LISTED]]
     more = f" and {len(others) - _LISTED} more" if len(others) > _LISTED else ""
-    return (
-        f"process {find_pid(chosen)} only ({counts[chosen]:,} {plural}); not analysed: process{'es' if len(others) > 1 else ''} "
-        f"{', '.join(listed)}{more}",
-    )
+    work = f"{counts[chosen]:,} {plural}"
+    others_text = ", ".join(listed) + more
+    return (make_notice(NoticeCode.NSYS_ONE_PROCESS, process=find_pid(chosen), work=work, left_out=len(others), others=others_text),)
 
 
 def find_pid(process: int) -> int:

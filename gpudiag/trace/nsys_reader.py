@@ -20,13 +20,13 @@ import polars as pl
 
 from gpudiag.errors import InputError
 from gpudiag.model import trace
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.trace import Trace, TraceMeta
 from gpudiag.trace import nsys_export
 from gpudiag.trace.decompression import format_path
 from gpudiag.trace.events import BACKEND_CALLS, GRAPH_CALL
 from gpudiag.trace.nsys_export import CALL_TABLE, EXPORT_AGAIN, RANGE_TABLE, WORK_TABLES, Export, filter_process, open_export, read_devices
 from gpudiag.trace.table_store import order_table, pause_cycle_collection
-from gpudiag.units import format_share
 
 KERNEL_TABLE, GRAPH_TABLE, COPY_TABLE, MEMSET_TABLE = WORK_TABLES
 SYNC_TABLE = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
@@ -284,8 +284,8 @@ _BESIDE = (
 )  # fmt: skip
 
 _MISSING = {
-    nsys_export.CALL_TABLE: "no CUDA calls were recorded: which call started which kernel, and what the host waited for, is not known",
-    nsys_export.RANGE_TABLE: "no NVTX ranges were recorded: no op, step or phase is named",
+    nsys_export.CALL_TABLE: NoticeCode.NSYS_NO_CALLS,
+    nsys_export.RANGE_TABLE: NoticeCode.NSYS_NO_RANGES,
 }
 
 
@@ -333,7 +333,7 @@ def _read_export(export: Export, source: str) -> Trace:
         record_shapes=signatures.height > 0,
         dropped=dropped,
         uncompressed_bytes=os.path.getsize(source),
-        warnings=(*notes, *_list_warnings(export, known["kernels"])),
+        notices=(*notes, *_list_notices(export, known["kernels"])),
         recorder="nsys",
     )
     return Trace(meta=meta, **known, signatures=order_table("signatures", signatures), **empty)
@@ -384,16 +384,13 @@ def _find_unix_base(export: Export, base: int) -> int | None:
     return int(began[0]) + base if began.len() and began[0] > 0 else None
 
 
-def _list_warnings(export: Export, kernels: pl.DataFrame) -> tuple[str, ...]:
-    missing = [f"{words} ({NSYS_RECORD_HINT})" for table, words in _MISSING.items() if table not in export.columns]
+def _list_notices(export: Export, kernels: pl.DataFrame) -> tuple[Notice, ...]:
+    found = [make_notice(code, hint=NSYS_RECORD_HINT) for table, code in _MISSING.items() if table not in export.columns]
     whole = kernels.filter(pl.col("name").cast(pl.String) == GRAPH_NAME)
     if whole.height:
         share = (whole["end_ns"] - whole["start_ns"]).sum() / max((kernels["end_ns"] - kernels["start_ns"]).sum(), 1)
-        missing.append(
-            f"{whole.height} CUDA graph launches were recorded as a whole, {format_share(share)} of the device time: their kernels are not "
-            "known; record with `nsys profile --cuda-graph-trace=node`"
-        )
-    return tuple(missing)
+        found.append(make_notice(NoticeCode.NSYS_WHOLE_GRAPHS, launches=whole.height, share=share))
+    return tuple(found)
 
 
 __all__ = ["read_nsys"]

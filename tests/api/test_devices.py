@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 from handmade import call, kernel, op, steps, write
 from handmade import trace as make_trace
+from noticewords import format_notices
 from segments import segment
 
 from gpudiag import api
@@ -94,13 +95,13 @@ def of_trace(*indices: int, number: int, measured: int | None) -> FoundDevice:
 def test_measured_peaks_are_used_for_such_a_device_only() -> None:
     same, twin, other = of_trace(1, number=1, measured=1), of_trace(0, 1, number=1, measured=0), of_trace(0, 2, number=2, measured=0)
     assert [found.device.provenance for found in (same, twin, other) if found.device] == ["measured", "measured", "datasheet"]
-    assert [text for text in other.warnings if "measured peaks are of device 0, not of device 2" in text]
-    assert not [text for text in (*same.warnings, *twin.warnings) if "measured peaks are" in text]
+    assert [text for text in format_notices(other.notices) if "measured peaks are of device 0, not of device 2" in text]
+    assert not [text for text in (*format_notices(same.notices), *format_notices(twin.notices)) if "measured peaks are" in text]
 
 
 def test_a_device_that_the_recording_does_not_describe_is_judged_like_another_with_a_word() -> None:
-    assert [text for text in of_trace(0, number=2, measured=None).warnings if "does not describe device 2" in text]
-    assert not [text for text in of_trace(0, number=2, measured=2).warnings if "does not describe" in text]
+    assert [text for text in format_notices(of_trace(0, number=2, measured=None).notices) if "does not describe device 2" in text]
+    assert not [text for text in format_notices(of_trace(0, number=2, measured=2).notices) if "does not describe" in text]
 
 
 def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) -> None:
@@ -108,7 +109,7 @@ def test_a_damaged_segment_is_left_out_and_said(tmp_path: Path, a100: Device) ->
     (tmp_path / "telemetry" / "rank0" / "s9.parquet").write_bytes(b"PAR1 no")
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(Manifest(finished=True)))
     opened = open_bundle(tmp_path)
-    assert opened.warnings == ("telemetry/rank0/s9.parquet could not be read and is left out",)
+    assert format_notices(opened.notices) == ("telemetry/rank0/s9.parquet could not be read and is left out",)
     assert opened.telemetry.height == 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import handmade as h
 import polars as pl
 import pytest
+from noticewords import format_notices
 
 from gpudiag.api.queries import export_perfetto, export_tables
 from gpudiag.errors import InputError
@@ -44,7 +45,7 @@ def _same(one: Trace, other: Trace) -> None:
             name
         )
     assert (one.meta.base_ns, one.meta.threads, one.meta.devices) == (other.meta.base_ns, other.meta.threads, other.meta.devices)
-    assert (one.meta.dropped, one.meta.warnings) == (other.meta.dropped, other.meta.warnings)
+    assert (one.meta.dropped, format_notices(one.meta.notices)) == (other.meta.dropped, format_notices(other.meta.notices))
 
 
 def _export(source: Path, target: Path, **options: bool) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from handmade import op, steps, write
+from noticewords import format_notices
 
 from gpudiag import api
 from gpudiag.api.inputs import resolve_input
@@ -93,13 +94,13 @@ def test_the_ranks_of_a_bundle(tmp_path: Path) -> None:
     found = resolve_input(str(tmp_path), 3)
     assert found.source.ranks == (0, 3)
     assert Path(found.trace).name == "rank3-w0.json.gz"
-    assert [text for text in found.warnings if text == "rank 3 only; not analysed: rank 0"]
+    assert [text for text in format_notices(found.notices) if text == "rank 3 only; not analysed: rank 0"]
 
 
 def test_many_ranks_are_not_listed_one_by_one(tmp_path: Path) -> None:
     for rank in range(40):
         write(tmp_path / f"rank{rank}.json", *EVENTS)
-    (warning,) = resolve_input(str(tmp_path), None).warnings
+    (warning,) = format_notices(resolve_input(str(tmp_path), None).notices)
     assert warning.endswith("and 23 more")
 
 

@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 import pytest
 from handmade import op, write
+from noticewords import format_notices
 from snapshots import BASE, MIB, block, segment, training
 
 from gpudiag.api.inputs import Input
@@ -92,7 +93,7 @@ def test_memory_that_was_asked_for_and_not_recorded_is_a_warning(tmp_path: Path)
     chosen = bundle(tmp_path / "run", Owners(window=1, device="cpu"))
     found = find_memory(chosen, linked(write(tmp_path / "t.json", op("aten::mm", 0, 5))))
     assert found.memory is None
-    assert "memory=True was given" in found.warnings[0]
+    assert "memory=True was given" in format_notices(found.notices)[0]
     assert find_memory(chosen._replace(bundle=None), None) == (None, ())
 
 
@@ -101,7 +102,7 @@ def test_a_damaged_snapshot_of_a_bundle_is_left_out(tmp_path: Path, traces: Path
     found = find_memory(chosen, linked(traces / "h100_bert-small.json.gz"))
     assert found.memory is not None
     assert found.memory.largest_free_bytes is None
-    assert found.warnings[0].startswith("memory/rank0.pickle could not be read and is left out")
+    assert format_notices(found.notices)[0].startswith("memory/rank0.pickle could not be read and is left out")
 
 
 def test_a_snapshot_and_counters_add_to_the_trace(tmp_path: Path, traces: Path) -> None:

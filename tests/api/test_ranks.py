@@ -15,6 +15,7 @@ from typing import Any
 import fsspec
 import msgspec
 import pytest
+from noticewords import format_notices
 
 from gpudiag.api.inputs import resolve_input, select_rank
 from gpudiag.api.ranks import Recording, find_ranks, format_ranks
@@ -45,7 +46,7 @@ def test_a_folder_a_pattern_and_several_files_are_the_same_job(tmp_path: Path) -
     for paths in ([str(tmp_path)], [str(tmp_path / "*.json.gz")], files[::-1], [str(tmp_path / "**" / "r*")]):
         recording = find_ranks(paths)
         assert found(recording) == expected
-        assert (recording.source.kind, recording.source.ranks, recording.warnings) == ("folder", (0, 2, 10), ())
+        assert (recording.source.kind, recording.source.ranks, format_notices(recording.notices)) == ("folder", (0, 2, 10), ())
         assert all(item.size > 0 and Path(item.path).is_absolute() for item in recording.ranks)
     assert find_ranks(files).source.path == f"{files[0]} and 2 more"
 
@@ -91,7 +92,7 @@ def test_traces_tell_their_rank_where_their_names_do_not(tmp_path: Path) -> None
         trace(tmp_path / name, rank)
     recording = find_ranks([str(tmp_path)])
     assert found(recording) == {0: names[2], 2: names[1], 4: names[0]}
-    assert recording.warnings == ()
+    assert format_notices(recording.notices) == ()
 
 
 def test_neither_tells(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_neither_tells(tmp_path: Path) -> None:
         trace(tmp_path / name)
     recording = find_ranks([str(tmp_path)])
     assert found(recording) == {0: "a.json", 1: "b.json"}
-    assert "numbered in the order of their names" in recording.warnings[0]
+    assert "numbered in the order of their names" in format_notices(recording.notices)[0]
 
 
 def test_local_ranks_of_two_machines_are_told_apart_by_the_traces(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_steps_of_one_rank_are_no_ranks(tmp_path: Path) -> None:
         trace(tmp_path / f"step_{step}.json", 0)
     recording = find_ranks([str(tmp_path)])
     assert found(recording) == {0: "step_10.json"}
-    assert recording.warnings == ("rank 0 is there more than once: step_10.json is read, step_20.json is not",)
+    assert format_notices(recording.notices) == ("rank 0 is there more than once: step_10.json is read, step_20.json is not",)
 
 
 def test_two_files_of_each_rank(tmp_path: Path) -> None:
@@ -124,7 +125,9 @@ def test_two_files_of_each_rank(tmp_path: Path) -> None:
             trace(tmp_path / f"rank{rank}-w{window}.json", rank)
     recording = find_ranks([str(tmp_path)])
     assert found(recording) == {0: "rank0-w0.json", 1: "rank1-w0.json"}
-    assert recording.warnings[0].startswith("ranks 0, 1 are there more than once: rank0-w0.json is read, rank0-w2.json is not")
+    assert format_notices(recording.notices)[0].startswith(
+        "ranks 0, 1 are there more than once: rank0-w0.json is read, rank0-w2.json is not"
+    )
 
 
 def test_what_has_no_rank_among_files_that_have_is_left_out(tmp_path: Path) -> None:
@@ -133,7 +136,7 @@ def test_what_has_no_rank_among_files_that_have_is_left_out(tmp_path: Path) -> N
     trace(tmp_path / "report.json")
     recording = find_ranks([str(tmp_path)])
     assert found(recording) == {0: "rank0.json", 1: "rank1.json"}
-    assert recording.warnings == ("left out, their names tell no rank: report.json",)
+    assert format_notices(recording.notices) == ("left out, their names tell no rank: report.json",)
 
 
 def test_many_are_not_named_one_by_one() -> None:

@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 import torch
 from fakenvml import FakeNvml, identity
+from noticewords import format_notices
 from torch import nn
 
 from gpudiag import api
@@ -49,7 +50,7 @@ def test_losses_are_bit_identical_whatever_nvml_does(tmp_path: Path, trouble: di
     assert losses(tmp_path / "run", telemetry) == losses(None)
     bundle = open_bundle(tmp_path / "run")
     assert bundle.manifest.finished
-    assert not [text for text in bundle.warnings if "telemetry" in text]
+    assert not [text for text in format_notices(bundle.notices) if "telemetry" in text]
 
 
 def test_what_the_board_said_reaches_the_report(tmp_path: Path) -> None:
@@ -80,8 +81,10 @@ def test_the_figures_of_another_gpu_are_not_those_of_the_analysed_one(tmp_path: 
     opened = open_bundle(tmp_path / "run")
     nothing = pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64, "analysed": pl.Boolean})
     same, other = (find_telemetry(opened, nothing, None, number) for number in (1, 0))
-    assert same.warnings == ()
-    assert other.warnings == ("telemetry is of device 1, not of device 0, which is analysed: its clocks, power and energy are not used",)
+    assert format_notices(same.notices) == ()
+    assert format_notices(other.notices) == (
+        "telemetry is of device 1, not of device 0, which is analysed: its clocks, power and energy are not used",
+    )
     assert same.telemetry is not None
     assert other.telemetry is not None
     assert other.energy is not None

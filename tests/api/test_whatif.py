@@ -7,7 +7,7 @@ from pathlib import Path
 import handmade as h
 import pytest
 
-from gpudiag.api.queries import NOT_REPLAYED, run_what_ifs
+from gpudiag.api.queries import NOTHING_TO_REPLAY, run_what_ifs
 from gpudiag.errors import InputError
 
 STEPS = 6
@@ -62,7 +62,7 @@ def test_without_launches_there_is_no_replay_and_it_says_why(tmp_path: Path) -> 
     path = h.write(tmp_path / "trace.json", *h.steps(0, 100, 200), h.kernel(10, 50, None), h.kernel(110, 150, None))
     found = run_what_ifs(str(path))
     assert (found.what_ifs, found.trust) == ((), None)
-    assert found.reason == NOT_REPLAYED or "not replayed" in found.reason
+    assert found.reason == NOTHING_TO_REPLAY or "not replayed" in found.reason
 
 
 @pytest.mark.parametrize("name", ["h100_bert-small", "rtx2080ti_resnet18_train_noshapes", "mi300x_resnet18_ddp8_actckpt_train_rank0"])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from handmade import op, steps, write
+from noticewords import format_notices
 
 from gpudiag import api
 from gpudiag.api.inputs import resolve_input
@@ -40,7 +41,7 @@ THREE = ((0, "timing", 7, 2, "schedule"), (1, "sites", 11, 2, "schedule"), (2, "
 
 def about(path: Path, window: int | None = None) -> tuple[str, list[str]]:
     found = resolve_input(str(path), None, window)
-    return Path(found.trace).name, [text for text in found.warnings if "--window" in text or "of the site window" in text]
+    return Path(found.trace).name, [text for text in format_notices(found.notices) if "--window" in text or "of the site window" in text]
 
 
 def test_the_first_complete_timing_window_and_how_to_see_the_others(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_a_rank_that_did_not_finish_is_named(tmp_path: Path) -> None:
     path = bundle(tmp_path / "b", *THREE[:1])
     for rank, finished in ((1, True), (2, False)):
         (path / f"manifest-rank{rank}.json").write_bytes(msgspec.json.encode(Manifest(finished=finished)))
-    warnings = resolve_input(str(path), None).warnings
+    warnings = format_notices(resolve_input(str(path), None).notices)
     assert "rank 2 did not finish: still recording, or killed" in warnings
     assert "rank 0 only; not analysed: ranks 1, 2" in warnings
 

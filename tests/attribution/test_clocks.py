@@ -9,6 +9,7 @@ import kept
 import polars as pl
 import pytest
 from handmade import Event, call, kernel, steps, trace
+from noticewords import format_notices
 from simulator import launch, op, python, simulate, step
 
 from gpudiag.api.analysis import analyse
@@ -29,7 +30,8 @@ def _run(moved: float, device: int = 0, first: int = 0) -> list[Event]:
 @pytest.mark.parametrize("moved", [-20_000.0, -300.0, -20.0])
 def test_a_device_clock_that_is_behind_is_moved_to_the_earliest_start_that_can_be(moved: float) -> None:
     wrong = trace(*steps(0, 5000), *_run(moved))
-    right, (warning,) = align_clocks(wrong)
+    right, notices = align_clocks(wrong)
+    (warning,) = format_notices(notices)
     model.check_trace(right, "read")
     launched = right.kernels.join(right.launches.select("correlation", called_ns="start_ns"), on="correlation")
     assert (launched["start_ns"] - launched["called_ns"]).unique().to_list() == [0]
@@ -70,8 +72,8 @@ def test_a_shifted_recording_gives_the_same_causes_and_says_so(tmp_path: Path) -
     shifted = tmp_path / "shifted.json"
     shifted.write_text(_shifted(whole.read_text(), -300))
     before, after = (analyse(resolve_input(str(path), None), lambda _: None)[0] for path in (whole, shifted))
-    assert not [text for text in before.warnings if "clocks" in text]
-    assert [text for text in after.warnings if "clocks" in text]
+    assert not [text for text in format_notices(before.notices) if "clocks" in text]
+    assert [text for text in format_notices(after.notices) if "clocks" in text]
     for cause in ("idle_launch", "idle_unexplained", "idle_dependency"):
         expected, found = (getattr(one.breakdown.buckets_ns, cause) / one.breakdown.wall_ns for one in (before, after))
         assert found == pytest.approx(expected, abs=0.02), cause

@@ -11,11 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 from handmade import Event, call, kernel, linked, op
+from noticewords import format_notices
 from realtraces import reference
 
 from gpudiag.attribution.cuda_graphs import map_replays
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
+from gpudiag.model.notices import format_notice
 from gpudiag.model.ops import Cost
 from gpudiag.model.trace import Trace, check_trace
 from gpudiag.roofline.attributed_ops import find_attributed_ops
@@ -71,7 +73,7 @@ def test_kernels_of_another_model_stay_unmapped() -> None:
     softmax = "void softmax_warp_forward<float>"
     mapped, (note,) = map_replays(linked(*captured(0, 64, 100), *replayed(1000, 1, softmax, softmax, GEMM)))
     assert not mapped.kernels["mapped"].any()
-    assert "1 of 1 graph launches fit none of the 1 captured graph" in note
+    assert "1 of 1 graph launches fit none of the 1 captured graph" in format_notice(note)
 
 
 def test_an_op_that_no_name_decides_is_no_evidence() -> None:
@@ -91,7 +93,7 @@ def test_two_sizes_with_the_same_kernels_are_told_apart_by_grids_or_not_at_all()
     assert shapes == ["[[32, 32], [32, 32]]"] * 3
     open_grid, (note,) = map_replays(linked(*events, *replayed(1000, 1, row, row, row, grid=[7, 1, 1])))
     assert not open_grid.kernels["mapped"].any()
-    assert "equally well" in note
+    assert "equally well" in format_notice(note)
 
 
 def test_the_same_sizes_captured_twice_say_the_same() -> None:
@@ -131,7 +133,7 @@ def test_one_kernel_more_than_was_issued_is_left_out() -> None:
     extra = [*kernels[:10], "void softmax_warp_forward<float>", *kernels[10:]]
     mapped, (note,) = map_replays(linked(begin, *body, end, *replayed(1000, 1, *extra)))
     assert ops_of_kernels(mapped) == [*names[:10], None, *names[10:]]
-    assert "96.0 %" in note
+    assert "96.0 %" in format_notice(note)
 
 
 @pytest.mark.parametrize("api", ["cudaStreamBeginCapture", "cudaStreamEndCapture"])
@@ -188,7 +190,7 @@ def test_a_capture_in_another_order_is_refused(served: tuple[Trace, Trace]) -> N
     shuffled = capture.launches.with_columns(pl.col("op").shuffle(seed=1), pl.lit(None, dtype=pl.Categorical()).alias("kernel"))
     mapped, notes = map_replays(served[0], (msgspec.structs.replace(capture, launches=shuffled),))
     assert not mapped.kernels["mapped"].any()
-    assert "fit none" in notes[0]
+    assert "fit none" in format_notices(notes)[0]
 
 
 def test_a_backward_pass_that_was_captured_finds_its_forward() -> None:

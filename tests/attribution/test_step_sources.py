@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from handmade import call, kernel, mark, op, trace
+from noticewords import format_notices
 
 from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, Steps, find_steps
 from gpudiag.trace import read_trace
@@ -57,7 +58,9 @@ def test_marks_of_the_profiler_come_first() -> None:
 def test_the_incomplete_first_and_last_stretch_are_no_steps_and_the_report_says_how_much_they_are() -> None:
     steps = found(op("aten::empty", 0, 1), *(event for row in range(3) for event in iteration(900 + 100 * row)))
     assert bounds(steps) == [(975, 1075), (1075, 1175)]
-    assert "83 % of the recording lies before the first and after the last complete one" in steps.warnings[-1]  # 1 - 200 / 1190
+    assert (
+        "83 % of the recording lies before the first and after the last complete one" in format_notices(steps.notices)[-1]
+    )  # 1 - 200 / 1190
 
 
 def test_a_wrapper_of_the_optimizer_is_no_second_one() -> None:

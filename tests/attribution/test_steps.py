@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 from handmade import call, kernel, mark, op, steps, trace
+from noticewords import format_notices
 
 from gpudiag.attribution import steps as steps_module
 from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, assign_steps, find_steps
@@ -52,7 +53,7 @@ def test_a_second_profiler_around_or_after_the_first_counts_once() -> None:
 def test_edge_steps_are_dropped_only_where_five_remain(count: int, analysed: int) -> None:
     found = find_steps(trace(*steps(*(10 * row for row in range(count + 1)))))
     assert found.table["analysed"].sum() == analysed
-    assert bool(found.warnings) == (count < 7)
+    assert bool(format_notices(found.notices)) == (count < 7)
     if analysed < count:
         assert found.table.filter(~pl.col("analysed"))["id"].to_list() == [0, count - 1]
 
@@ -61,7 +62,7 @@ def test_without_marks_the_whole_trace_is_one_step_and_it_is_said() -> None:
     found = find_steps(trace(op("aten::mm", 5, 9), call(6, 1), kernel(8, 30, 1)))
     assert found.source == WHOLE_TRACE
     assert found.table.select("start_ns", "end_ns", "analysed").rows() == [(5000, 30_000, True)]
-    assert len(found.warnings) == 1
+    assert len(format_notices(found.notices)) == 1
 
 
 def test_a_users_annotation_is_no_step() -> None:
@@ -116,7 +117,7 @@ def test_each_source_finds_the_steps_that_the_profiler_marked(traces: Path, name
 def test_a_training_run_without_marks_is_cut_by_its_optimizer(traces: Path) -> None:
     found = find_steps(kept.tables(traces / "rtx2080ti_resnet18_train_noshapes.json.gz"))
     assert (found.source, found.table.height, found.table["analysed"].sum()) == ("optimizer steps", 29, 27)
-    assert "40 % of the recording" in found.warnings[-1]  # the first iteration starts the workers and takes 4.8 of 14.4 s
+    assert "40 % of the recording" in format_notices(found.notices)[-1]  # the first iteration starts the workers and takes 4.8 of 14.4 s
 
 
 def test_image_by_image_where_the_user_annotated_them(traces: Path) -> None:

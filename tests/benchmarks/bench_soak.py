@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from flat import Trend, trend
 from measuring import measure
+from noticewords import format_notices
 
 WARM, RECORD, EXPORT = 2, 6, 1
 """Steps of a window: the defaults of gpudiag.profile."""
@@ -180,7 +181,7 @@ def faults(path: Path, plan: Plan) -> list[str]:
     from gpudiag.trace import read_trace
 
     bundle = open_bundle(path)
-    found = list(bundle.warnings)
+    found = list(format_notices(bundle.notices))
     if bundle.step_records["step"].to_list() != list(range(plan.steps)):
         found.append(f"{bundle.step_records.height} of {plan.steps} steps")
     recorded = bundle.recorded()

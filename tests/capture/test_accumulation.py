@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
@@ -53,7 +54,7 @@ def test_the_note_is_in_the_manifest_only(
             if index % 4 == 3:
                 loop.optimizer.step()
                 loop.optimizer.zero_grad()
-    texts = [text for text in open_bundle(prof.path).warnings if "accumulation=4" in text]
+    texts = [text for text in format_notices(open_bundle(prof.path).notices) if "accumulation=4" in text]
     assert len(texts) == noted
     assert not [warning for warning in recwarn if "gpudiag" in str(warning.message)]
 

@@ -14,6 +14,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from noticewords import format_notices
 from torch.utils.data import DataLoader, Dataset
 
 from gpudiag.capture.bundle import open_bundle
@@ -56,7 +57,7 @@ def test_a_loop_that_leaves_out_a_bad_batch_goes_on(tmp_path: Path) -> None:
         assert tolerant(iter(batches)) == (0, 0)
     bundle = open_bundle(prof.path)
     assert bundle.step_records["samples"].to_list() == [2] * 9 + [6] * 3
-    assert not [text for text in bundle.warnings if "accumulation" in text]
+    assert not [text for text in format_notices(bundle.notices) if "accumulation" in text]
 
 
 def test_the_length_is_that_of_the_loader(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_epochs_that_are_too_short_for_a_window_name_the_way_out(tmp_path: Path)
     with Session(tmp_path / "run", skip=0) as prof:
         for _ in range(8):
             list(prof.steps([1]))
-    told = [text for text in open_bundle(prof.path).warnings if "prof.step()" in text]
+    told = [text for text in format_notices(open_bundle(prof.path).notices) if "prof.step()" in text]
     assert told == [
         "the longest of 8 epochs over steps() had 1 step, a window needs 8 without a break: "
         "mark them with prof.step(), which goes on from epoch to epoch"
@@ -155,7 +156,7 @@ def test_epochs_that_are_too_short_for_a_window_name_the_way_out(tmp_path: Path)
         for _ in range(30):
             prof.step()
         gc.collect()
-    assert open_bundle(prof.path).warnings == ()
+    assert format_notices(open_bundle(prof.path).notices) == ()
 
 
 def test_a_current_directory_that_was_deleted_costs_the_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.bundle_folder import is_bundle
@@ -22,7 +23,7 @@ def test_a_finished_bundle(recorded: Path) -> None:
     trace.check_table("step_records", bundle.step_records)
     trace.check_table("host_marks", bundle.host_marks)
     assert bundle.manifest.finished
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert bundle.ranks == (0,)
     assert [path.name for path in bundle.windows()] == ["rank0-w0.json.gz", "rank0-w1.json.gz"]
     assert bundle.window("sites") == recorded / "trace" / "rank0-w1.json.gz"
@@ -48,7 +49,7 @@ def test_damaged_segments_and_leftovers_cost_only_themselves(recorded: Path) -> 
     (recorded / "trace" / ".rank0-w2.json").write_text("{")
     bundle = open_bundle(recorded)
     assert bundle.step_records.height == whole
-    assert [text for text in bundle.warnings if "could not be read" in text] == [
+    assert [text for text in format_notices(bundle.notices) if "could not be read" in text] == [
         f"steps/rank0/00000{number}.parquet could not be read and is left out" for number in (1, 2, 3)
     ]
     assert len(bundle.windows()) == 2
@@ -62,7 +63,10 @@ def test_a_segment_with_a_time_that_no_clock_has_is_left_out(recorded: Path, tim
     (recorded / "telemetry" / "rank0" / "000077.parquet").write_bytes(encode_segment("telemetry", row))
     bundle = open_bundle(recorded)
     assert bundle.telemetry.equals(before.telemetry)
-    assert bundle.warnings == (*before.warnings, "telemetry/rank0/000077.parquet could not be read and is left out")
+    assert format_notices(bundle.notices) == (
+        *format_notices(before.notices),
+        "telemetry/rank0/000077.parquet could not be read and is left out",
+    )
 
 
 def test_missing_folders_give_empty_tables(recorded: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from noticewords import format_notices
 
 from gpudiag.capture import demo
 from gpudiag.capture.bundle import open_bundle
@@ -39,7 +40,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     bundle = open_bundle(run.path)
     assert [(window.kind, window.steps) for window in bundle.manifest.windows] == [("timing", 6), ("sites", 2)]
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert bundle.manifest.settings.threads == 1
     assert bundle.step_records["samples"].unique().to_list() == [8]
 
@@ -53,7 +54,7 @@ def test_the_smallest_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert f"bundle: {tmp_path / 'run'}" in capsys.readouterr().out
     bundle = open_bundle(tmp_path / "run")
     assert bundle.step_records.height == 64
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from inductor_text import CPP, TRITON
+from noticewords import format_notices
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
@@ -91,7 +92,7 @@ def test_a_damaged_file_is_left_out_with_a_warning(tmp_path: Path, content: byte
     (tmp_path / "run" / "inductor" / "rank0.json").write_bytes(content)
     bundle = open_bundle(tmp_path / "run")
     assert bundle.inductor is None
-    assert any(warning.startswith("inductor/rank0.json could not be read") for warning in bundle.warnings)
+    assert any(warning.startswith("inductor/rank0.json could not be read") for warning in format_notices(bundle.notices))
 
 
 RUN = """

@@ -12,6 +12,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 
@@ -37,7 +38,7 @@ def ended(tmp_path: Path, body: str) -> tuple[int, str, OpenedBundle]:
 def check_readable(bundle: OpenedBundle) -> None:
     """What was finished is there: steps without holes from 0, whole traces, no damaged file."""
     assert bundle.step_records["step"].to_list() == list(range(bundle.step_records.height))
-    assert not [text for text in bundle.warnings if "could not be read" in text]
+    assert not [text for text in format_notices(bundle.notices) if "could not be read" in text]
     for window in bundle.recorded():
         trace = bundle.trace(window)
         assert trace is not None
@@ -64,7 +65,7 @@ def test_a_process_that_ends_at_once_leaves_what_was_finished(tmp_path: Path) ->
     for number in range(3):
         bundle = open_bundle(tmp_path / f"run{number}")
         assert not bundle.manifest.finished
-        assert any("killed" in text for text in bundle.warnings)
+        assert any("killed" in text for text in format_notices(bundle.notices))
         assert bundle.step_records.height >= 20
         check_readable(bundle)
 
@@ -114,7 +115,7 @@ def test_sys_exit_and_an_end_in_atexit_or_none_at_all_finish_the_bundle(tmp_path
     assert "Traceback" not in errors
     assert bundle.manifest.finished
     assert bundle.step_records.height == (30 if where == "in atexit" else 25)
-    assert ("the program ended inside the recording" in bundle.warnings) == (where == "never")
+    assert ("the program ended inside the recording" in format_notices(bundle.notices)) == (where == "never")
     assert [window.steps for window in bundle.recorded().values()][:2] == [3, 1]
     check_readable(bundle)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpudiag.capture.bundle import open_bundle
@@ -32,7 +33,7 @@ def test_a_step_is_four_batches(tmp_path: Path, profiler_steps: Steps) -> None:
     assert bundle.recorded()[0].first_step == 2
     (path,) = bundle.windows()
     assert [event["name"] for event in profiler_steps(path)] == ["ProfilerStep#2", "ProfilerStep#3"]
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
 
 
 def test_waits_of_a_group_are_summed(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_what_fills_no_group_at_the_end_of_an_epoch_is_no_step(tmp_path: Path, b
             assert len(list(prof.steps(range(batches), accumulation=4))) == batches
     bundle = open_bundle(prof.path)
     assert bundle.step_records.height == 2 * steps
-    assert [text for text in bundle.warnings if "accumulation" in text] == (
+    assert [text for text in format_notices(bundle.notices) if "accumulation" in text] == (
         [f"accumulation=4: an epoch ended with a group of {left}, which is not counted as a step"] if left else []
     )
 
@@ -85,7 +86,7 @@ def test_events_follow_the_thread_that_steps(
     with Session(tmp_path / "run") as prof:
         in_thread(lambda: loop.epoch(prof.steps(loop.loader())))
     bundle = open_bundle(prof.path)
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert [settings.name for settings in bundle.manifest.settings.optimizers] == ["AdamW"]
     assert [window.steps for window in bundle.recorded().values()] == [6, 2]
     trace = bundle.window("timing")
@@ -100,7 +101,7 @@ def test_an_epoch_in_each_thread(tmp_path: Path, make_loop: Any) -> None:
             in_thread(lambda: loop.epoch(prof.steps(loop.loader())))
     bundle = open_bundle(prof.path)
     assert bundle.step_records["step"].to_list() == list(range(36))
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert [window.steps for window in bundle.recorded().values()] == [4, 2]
 
 
@@ -156,7 +157,7 @@ def test_a_session_that_gives_way_ends_whole_when_another_begins(tmp_path: Path)
     first, second = open_bundle(outer.path), open_bundle(inner.path)
     assert (first.manifest.finished, first.step_records.height) == (True, 5)
     assert (second.manifest.finished, second.step_records.height) == (True, 4)
-    assert any("session of its own" in text for text in first.warnings)
+    assert any("session of its own" in text for text in format_notices(first.notices))
 
 
 def test_in_a_process_that_is_measured_only_the_recording_that_gives_way_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

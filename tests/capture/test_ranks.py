@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 
@@ -64,7 +65,9 @@ dist.destroy_process_group()
     for path in bundles:
         first, second = open_bundle(path), open_bundle(path, rank=1)
         assert first.ranks == (0, 1)
-        assert not [text for text in (*first.warnings, *second.warnings) if "already holds a recording" not in text]
+        assert not [
+            text for text in (*format_notices(first.notices), *format_notices(second.notices)) if "already holds a recording" not in text
+        ]
         assert (first.manifest.finished, second.manifest.finished) == (True, True)
         assert first.manifest.launch == second.manifest.launch
         assert [(state.rank, state.finished) for state in first.manifest.ranks] == [(1, True)]

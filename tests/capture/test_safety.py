@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from noticewords import format_notices
 from torch.amp import autocast_mode
 from torch.autograd import profiler as autograd_profiler
 from torch.optim import optimizer
@@ -127,8 +128,8 @@ def test_a_failing_profiler_costs_the_window_only(
     bundle = open_bundle(prof.path)
     assert bundle.manifest.finished
     assert bundle.step_records.height == 24
-    assert any("profiling was switched off" in text for text in bundle.warnings)
-    assert not any("CUPTI" in text for text in bundle.warnings)
+    assert any("profiling was switched off" in text for text in format_notices(bundle.notices))
+    assert not any("CUPTI" in text for text in format_notices(bundle.notices))
 
 
 def _plain(loop: Any) -> list[float]:
@@ -204,7 +205,7 @@ def test_a_failing_peak_lookup_is_a_warning(tmp_path: Path) -> None:
     bundle = open_bundle(prof.path)
     assert bundle.manifest.finished
     assert bundle.manifest.peaks is None
-    assert any("peaks could not be looked up" in text for text in bundle.warnings)
+    assert any("peaks could not be looked up" in text for text in format_notices(bundle.notices))
 
 
 # -- other profilers -------------------------------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ def test_waits_for_another_profiler_to_stop(tmp_path: Path, trace_of: Callable[[
     bundle = open_bundle(prof.path)
     assert bundle.manifest.windows[0].first_step == 15
     assert bundle.manifest.windows[0].steps == 6
-    assert any("another torch profiler is running" in text for text in bundle.warnings)
+    assert any("another torch profiler is running" in text for text in format_notices(bundle.notices))
 
 
 @pytest.mark.parametrize("at", [5, 6, 9, 12, 14, 16])
@@ -237,7 +238,7 @@ def test_steps_aside_when_another_profiler_starts(tmp_path: Path, at: int) -> No
             torch.ones(2).sum()
     bundle = open_bundle(prof.path)
     assert [(window.kind, window.steps) for window in bundle.manifest.windows] == [("timing", 6), ("sites", 2)]
-    assert any("window was given up" in text for text in bundle.warnings)
+    assert any("window was given up" in text for text in format_notices(bundle.notices))
 
 
 # -- other processes -------------------------------------------------------------------------------------------------------
@@ -268,7 +269,7 @@ def test_a_killed_run_leaves_a_readable_bundle(tmp_path: Path) -> None:
     process.wait()
     bundle = open_bundle(tmp_path / "run")
     assert not bundle.manifest.finished
-    assert any("killed" in text for text in bundle.warnings)
+    assert any("killed" in text for text in format_notices(bundle.notices))
     assert bundle.step_records["step"].to_list() == list(range(bundle.step_records.height))
     assert bundle.step_records.height >= written >= 2  # a segment holds a step at least, on a slow machine a few
     assert bundle.window("timing") is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from noticewords import format_notices
 
 from gpudiag.capture.schedule import MAX_ATTEMPTS, Options, Schedule
 
@@ -43,7 +44,7 @@ def test_repeats_wait_and_have_no_site_window_of_their_own() -> None:
     assert {index: planned.trigger for index, planned in found.begun.items()} == {
         0: "schedule", 1: "schedule", 2: "repeat 2 of 3", 3: "repeat 3 of 3",
     }  # fmt: skip
-    assert found.missing(recorded(found)) == []
+    assert list(format_notices(found.missing(recorded(found)))) == []
 
 
 def test_a_window_asked_for_while_another_runs_waits_for_its_end() -> None:
@@ -103,7 +104,7 @@ def test_an_interrupted_window_starts_again_a_few_times_then_is_passed_over() ->
         assert found.recorded == 2
         found.interrupt()
     assert found.slot.window == 1
-    assert found.missing({0: 2}) == [
+    assert list(format_notices(found.missing({0: 2}))) == [
         "timing window: 2 of 4 steps recorded (the loop or its epochs were too short)",
         "sites window: 0 of 2 steps recorded (the loop or its epochs were too short)",
     ]
@@ -116,7 +117,9 @@ def test_a_window_that_was_asked_for_is_tried_as_often_as_one_on_schedule() -> N
         labels(found, 2)
         found.interrupt()
     assert found.slot.window is None
-    assert found.missing({0: 1}) == ["timing window 0 (step 3): 1 of 4 steps recorded (the loop or its epochs were too short)"]
+    assert list(format_notices(found.missing({0: 1}))) == [
+        "timing window 0 (step 3): 1 of 4 steps recorded (the loop or its epochs were too short)"
+    ]
 
 
 def test_an_interruption_before_the_first_step_of_a_window_costs_no_attempt() -> None:
@@ -137,15 +140,15 @@ def test_a_complete_window_is_not_repeated() -> None:
 def test_what_was_never_begun_is_said() -> None:
     found = schedule(5, 1, 2, 1, repeat=3)
     short = "steps recorded (the loop or its epochs were too short)"
-    assert found.missing({}) == [
+    assert list(format_notices(found.missing({}))) == [
         f"timing window: 0 of 2 {short}",
         f"sites window: 0 of 1 {short}",
         "2 of 3 scheduled timing windows were not begun (the run was too short)",
     ]
     labels(found, 7)
     found.request("step 7")
-    assert f"timing window: 1 of 2 {short}" in found.missing({0: 1})
-    assert "the window asked for by step 7 was not begun (the run ended before)" in found.missing({0: 1})
+    assert f"timing window: 1 of 2 {short}" in list(format_notices(found.missing({0: 1})))
+    assert "the window asked for by step 7 was not begun (the run ended before)" in list(format_notices(found.missing({0: 1})))
 
 
 def test_off_is_plain_for_ever() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
+from noticewords import format_notices
 from torch.utils.data import DataLoader, IterableDataset
 
 from gpudiag.capture.batch_contents import count_samples
@@ -145,7 +146,7 @@ def test_short_epochs_begin_the_window_again(tmp_path: Path, profiler_steps: Ste
             for _batch in prof.steps(range(8)):
                 torch.ones(4).sum()
     bundle = open_bundle(prof.path)
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     (window,) = bundle.manifest.windows
     assert (window.first_step, window.steps) == (9, 4)  # steps 6 and 7 of the first epoch were replaced
     assert [event["name"] for event in profiler_steps(bundle.windows()[0])] == [f"ProfilerStep#{step}" for step in range(9, 13)]
@@ -167,8 +168,8 @@ def test_break_keeps_the_complete_steps(tmp_path: Path, profiler_steps: Steps, s
     assert bundle.step_records["step"].to_list() == list(range(stop))
     found = [event["name"] for path in bundle.windows() for event in profiler_steps(path)]
     assert found == [f"ProfilerStep#{step}" for step in range(7, 7 + recorded_steps)]
-    assert any(text.startswith("sites window: 0 of 2") for text in bundle.warnings)
-    assert any(text.startswith("timing window") for text in bundle.warnings) == (recorded_steps < 6)
+    assert any(text.startswith("sites window: 0 of 2") for text in format_notices(bundle.notices))
+    assert any(text.startswith("timing window") for text in format_notices(bundle.notices)) == (recorded_steps < 6)
 
 
 @pytest.mark.parametrize("error", [ValueError("the user's own"), KeyboardInterrupt(), SystemExit(3)])
@@ -183,7 +184,7 @@ def test_exceptions_of_the_loop_pass_unchanged(tmp_path: Path, error: BaseExcept
     assert caught.value.__context__ is None
     bundle = open_bundle(prof.path)
     assert bundle.manifest.finished
-    assert f"the training loop ended with {type(error).__name__}" in bundle.warnings
+    assert f"the training loop ended with {type(error).__name__}" in format_notices(bundle.notices)
     assert bundle.step_records.height == at
     assert not torch._C._autograd._profiler_enabled()
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.loop import COOL_DOWN_STEPS, RECENT_STEPS, REFERENCE_STEPS, SETTLE_STEPS, SignalFlag, SlowWatch, Triggers
@@ -143,7 +144,7 @@ def test_steps_are_due_so_that_they_are_the_first_recorded() -> None:
     triggers = Triggers(Options(warm=2, at_steps=(1, 10, 10_000)))
     due = {number: triggers.due(number) for number in range(20)}
     assert {number: reasons for number, reasons in due.items() if reasons} == {0: ["step 1"], 8: ["step 10"]}
-    assert triggers.missing() == ["at_steps: the run ended before step 10000"]
+    assert list(format_notices(triggers.missing())) == ["at_steps: the run ended before step 10000"]
 
 
 def test_only_plain_steps_tell_of_the_step_time() -> None:
@@ -176,7 +177,7 @@ def test_a_step_that_a_window_records_already_asks_for_none_and_a_late_one_is_to
     late = found[-1][1]
     assert late > 25
     assert found == [("step 20", 20), ("step 23", late)]
-    assert bundle.warnings == (f"at_steps: the window for step 23 records from step {late} on: it could not begin earlier",)
+    assert format_notices(bundle.notices) == (f"at_steps: the window for step 23 records from step {late} on: it could not begin earlier",)
 
 
 def test_a_step_before_the_end_of_its_warm_up_is_late() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from noticewords import format_notices
 
 from gpudiag.capture import loop as triggers_module
 from gpudiag.capture import recording as writer_module
@@ -47,7 +48,7 @@ def shown(bundle: OpenedBundle) -> list[tuple[int, str, str]]:
 
 def test_repeated_windows_are_recorded_one_after_the_other(tmp_path: Path, profiler_steps: Steps) -> None:
     bundle = train(Session(tmp_path / "run", skip=1, warm=1, record=2, sites=1, repeat=3, wait=4), 120, pause)
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert shown(bundle) == [
         (0, "timing", "schedule"), (1, "sites", "schedule"), (2, "timing", "repeat 2 of 3"), (3, "timing", "repeat 3 of 3"),
     ]  # fmt: skip
@@ -69,7 +70,7 @@ def test_a_step_that_was_asked_for_is_the_first_recorded(tmp_path: Path) -> None
     bundle = train(Session(tmp_path / "run", skip=0, warm=2, record=2, sites=0, at_steps=(60, 200)), 100, pause)
     assert shown(bundle) == [(0, "timing", "schedule"), (2, "timing", "step 60")]
     assert bundle.recorded()[2].first_step == 60
-    assert bundle.warnings == ("at_steps: the run ended before step 200",)
+    assert format_notices(bundle.notices) == ("at_steps: the run ended before step 200",)
 
 
 def test_only_what_is_asked_for(tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_only_what_is_asked_for(tmp_path: Path) -> None:
     assert bundle.timing_window() == bundle.recorded()[0]
     bundle = train(Session(tmp_path / "none", repeat=0, at_steps=90), 20)
     assert shown(bundle) == []
-    assert bundle.warnings == ("at_steps: the run ended before step 90",)
+    assert format_notices(bundle.notices) == ("at_steps: the run ended before step 90",)
 
 
 def test_a_signal_opens_a_window_and_the_handler_goes_with_the_session(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_without_the_main_thread_signals_are_not_watched_and_it_is_said(tmp_path
         thread = threading.Thread(target=train, args=(prof, 5))
         thread.start()
         thread.join()
-    assert any("SIGUSR1 is not watched" in text for text in open_bundle(prof.path).warnings)
+    assert any("SIGUSR1 is not watched" in text for text in format_notices(open_bundle(prof.path).notices))
 
 
 def test_slower_steps_open_a_window_that_says_by_how_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +136,7 @@ def test_more_than_max_windows_is_one_warning(tmp_path: Path) -> None:
     assert len(caught) == 1
     assert len(bundle.recorded()) == 3
     # a window waits while the trace before it is compressed: whether one then begins late depends on the machine
-    assert len([text for text in bundle.warnings if not text.startswith("at_steps: the window for step")]) == 1
+    assert len([text for text in format_notices(bundle.notices) if not text.startswith("at_steps: the window for step")]) == 1
 
 
 def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_short_epochs_cut_windows_that_were_asked_for_too(tmp_path: Path) -> Non
                 time.sleep(0.01)
     bundle = open_bundle(prof.path)
     assert [(window.index, window.steps, window.planned) for window in bundle.recorded().values()] == [(0, 6, 20), (2, 6, 20)]
-    late, *rest = bundle.warnings
+    late, *rest = format_notices(bundle.notices)
     assert late.startswith("at_steps: the window for step 60 records from step ")
     assert rest == [
         "timing window: 6 of 20 steps recorded (the loop or its epochs were too short)",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.cli.terminal import _parse_rank_share
+from gpudiag.api.jobs import format_progress
 
 
 @pytest.fixture
@@ -59,4 +59,5 @@ def test_watch_follows_one_rank_of_one_bundle(command, api, tmp_path: Path, more
 
 
 def test_the_bar_moves_with_the_ranks() -> None:
-    assert [_parse_rank_share(text) for text in ("ranks 0/8", "ranks 2/8", "ranks 0/0", "reading", "ranks")] == [0.0, 0.25, 0.0, None, None]
+    text = format_progress(2, 8)
+    assert (text, text.done, text.total) == ("ranks 2/8", 2, 8)

@@ -13,6 +13,7 @@ from gpudiag.model.comparison import METRICS, FindingGate, Gate, GateResult, Gat
 from gpudiag.model.finding import Missing, RuleOutcome
 from gpudiag.model.hardware import Energy
 from gpudiag.model.memory import MemoryReport
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import Mfu
 from gpudiag.model.timeline import BUCKETS
 
@@ -156,8 +157,9 @@ def test_only_new_findings_fail_against_a_baseline() -> None:
 
 
 def test_a_forbidden_rule_must_have_been_judged() -> None:
+    no_gain = make_notice(NoticeCode.NO_GAIN, share=0.001, message="")
     outcomes = [
-        RuleOutcome("N-1", "not_applicable", "no shapes"), RuleOutcome("H-1", "suppressed", "holds, but would save 0.1 %"),
+        RuleOutcome("N-1", "not_applicable", "no shapes"), RuleOutcome("H-1", "suppressed", "holds, but would save 0.1 %", notice=no_gain),
         RuleOutcome("W-1", "suppressed", "OVH-01: the host is too slow"), RuleOutcome("E-1", "error", "KeyError"),
     ]  # fmt: skip
     side = run(STEADY, findings=[finding("A-1", "info", folded=("S-1",))], passed=["P-1"], outcomes=outcomes)

@@ -13,6 +13,7 @@ from gpudiag.model.bundle import LoaderSettings, Machine, Manifest, Settings
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import ClockEvent, ColumnRange, Device, Telemetry
 from gpudiag.model.memory import MemoryReport
+from gpudiag.model.notices import NoticeCode, make_notice
 
 H100 = msgspec.structs.replace(A100, id="h100-sxm5-80gb", boost_clock_mhz=1980.0, tensor_clock_mhz=1830.0)
 
@@ -33,6 +34,7 @@ BOARD = Telemetry(
     ),
     throttle_share=0.45,
     notes={"xid_events": "latest: Xid 79, Xid 31"},
+    notices=(make_notice(NoticeCode.XID_ERRORS, numbers="79 31"),),
     limits={
         "max_sm_clock_mhz": 1980, "max_mem_clock_mhz": 2620, "power_limit_w": 630, "max_pcie_link_gen": 5, "max_pcie_link_width": 16,
         "memory_bytes": 80e9,
@@ -80,7 +82,11 @@ def test_errors_of_the_hardware_are_told_from_those_of_programs() -> None:
     found = facts()
     assert [found.value(name) for name in ("ecc_errors", "xid_errors", "hardware_xid_errors")] == [2, 3, 1]
     assert found.value("xid_numbers") == "Xid 79, Xid 31"
-    quiet = facts(msgspec.structs.replace(BOARD, columns={"xid_events": column(0)}, notes={}, missing={"ecc_uncorrected": "Not Supported"}))
+    quiet = facts(
+        msgspec.structs.replace(
+            BOARD, columns={"xid_events": column(0)}, notes={}, notices=(), missing={"ecc_uncorrected": "Not Supported"}
+        )
+    )
     assert [quiet.value(name) for name in ("xid_errors", "hardware_xid_errors", "xid_numbers")] == [0, 0, "none"]
     assert quiet.value("ecc_errors") == Missing("ecc_uncorrected was not sampled: Not Supported")
 
@@ -122,6 +128,4 @@ def test_memory_that_is_not_of_this_process() -> None:
 
 def test_an_instance_of_a_board() -> None:
     assert facts().value("gpu_partitioned") is False
-    assert facts(msgspec.structs.replace(BOARD, notes={"power_w": "of the whole board, which several MIG instances share"})).value(
-        "gpu_partitioned"
-    )
+    assert facts(msgspec.structs.replace(BOARD, notices=(make_notice(NoticeCode.BOARD_SHARED),))).value("gpu_partitioned")

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from gpudiag.facts.catalogue import sum_by_call_site
+from gpudiag.timeline.host_events import CODED
 
 OPS = pl.DataFrame({"id": [0], "name": ["aten::mm"]})
 
@@ -14,7 +15,8 @@ def places(*pieces: tuple[str, str | None, str | None, int]) -> list[tuple[str, 
     """Return (cause, site, evidence, time) of the places of (cause, site, evidence, time)."""
     rows = [(row, cause, site, evidence, time, None) for row, (cause, site, evidence, time) in enumerate(pieces)]
     schema = {"gap": pl.Int64, "cause": pl.String, "site": pl.String, "evidence": pl.String, "time_ns": pl.Int64, "op": pl.Int64}
-    return sum_by_call_site(pl.DataFrame(rows, schema=schema, orient="row"), OPS).select("cause", "site", "evidence", "time_ns").rows()
+    pieces_frame = pl.DataFrame(rows, schema=schema, orient="row").with_columns(pl.lit(None, dtype=pl.String).alias(name) for name in CODED)
+    return sum_by_call_site(pieces_frame, OPS).select("cause", "site", "evidence", "time_ns").rows()
 
 
 @pytest.mark.parametrize("framed", ["rec.py(144): loop", "src/rec.py(144): loop"])

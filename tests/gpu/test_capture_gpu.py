@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from noticewords import format_notices
 
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.demo import train_demo
@@ -26,7 +27,7 @@ def test_a_gpu_run_has_kernels_in_every_step_and_names_the_device(tmp_path: Path
     assert bundle.manifest.device is not None
     assert bundle.manifest.device.name == properties.name
     assert bundle.manifest.device.sm_count == properties.multi_processor_count
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     events = json.loads(gzip.decompress(bundle.windows()[0].read_bytes()))["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     steps = [event for event in events if event["name"].startswith("ProfilerStep#") and event.get("cat") == "user_annotation"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from noticewords import format_notices
 
 from gpudiag.hardware.device_peaks import Resolution, build_device, resolve_device
 from gpudiag.hardware.device_table import Row, load_table
@@ -64,7 +65,7 @@ def test_devices_seen_in_real_traces(name, sms, memory, capability, warp, row_id
 def test_a_row_recorded_in_full_resolves_to_itself_without_a_warning(row: Row) -> None:
     chip = row.chip
     resolution = resolve_device(observed(row.names[0], chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
-    assert resolution.warnings == ()
+    assert format_notices(resolution.notices) == ()
     assert resolution.device is not None
     assert resolution.device.id == row.id
     assert resolution.device.provenance == row.provenance.confidence
@@ -76,17 +77,17 @@ def test_a_nameless_device_gets_a_roof_within_six_percent_or_says_that_it_is_uns
     resolution = resolve_device(observed("", chip.sm_count, row.memory.gib * GIB * 0.99, chip.compute_capability, chip.warp_size))
     device = resolution.device
     assert device is not None
-    assert resolution.warnings
+    assert format_notices(resolution.notices)
     mine = row.peaks_tflop_per_s["fp16"] * 1e12
     if device.provenance == "unverified":
-        assert device.id == row.id or any("fits as well" in text for text in resolution.warnings)
+        assert device.id == row.id or any("fits as well" in text for text in format_notices(resolution.notices))
     else:
         assert device.peaks["fp16"] == pytest.approx(mine, rel=0.06)
         assert device.bandwidth_byte_per_s == pytest.approx(row.memory.gbyte_per_s * 1e9, rel=0.06)
 
 
 def test_how_a_nameless_device_was_settled_is_said() -> None:
-    (warning,) = resolve_device(observed("", 304, 206141652992, "9.4", 64)).warnings
+    (warning,) = format_notices(resolve_device(observed("", 304, 206141652992, "9.4", 64)).notices)
     assert warning == "a device without a name: taken as Instinct MI300X, settled by 304 SMs, 192 GiB, compute capability 9.4, warp size 64"
 
 
@@ -95,7 +96,7 @@ def test_rivals_with_other_roofs_are_named_and_cost_the_provenance() -> None:
     assert resolution.device is not None
     assert resolution.device.provenance == "unverified"
     assert resolution.device.link_byte_per_s is None  # SXM2 has NVLink, PCIe has not
-    assert "Tesla V100 PCIe 32 GB (fp16 112 TFLOP/s, 900 GB/s)" in resolution.warnings[1]
+    assert "Tesla V100 PCIe 32 GB (fp16 112 TFLOP/s, 900 GB/s)" in format_notices(resolution.notices)[1]
 
 
 class TestParts:
@@ -130,12 +131,12 @@ class TestParts:
         assert resolution.device is not None
         assert resolution.device.peaks["bf16"] == 989.4e12
         assert resolution.device.bandwidth_byte_per_s is None
-        assert "its bandwidth is unknown" in resolution.warnings[0]
+        assert "its bandwidth is unknown" in format_notices(resolution.notices)[0]
 
     def test_vgpu_has_all_sms_and_the_full_bandwidth(self) -> None:
         resolution = resolve_device(observed("GRID A10-8Q", 72, 8 * GIB, "8.6", 32))
         assert resolution.device is not None
-        assert (resolution.device.id, resolution.device.bandwidth_byte_per_s, resolution.warnings) == ("a10", 600e9, ())
+        assert (resolution.device.id, resolution.device.bandwidth_byte_per_s, format_notices(resolution.notices)) == ("a10", 600e9, ())
 
     def test_custom_board_of_a_known_line(self) -> None:
         device = found("NVIDIA A100-SXM-64GB", 124, 64 * GIB, "8.0", 32)
@@ -146,7 +147,7 @@ class TestParts:
         resolution = resolve_device(observed("NVIDIA H100 PCIe", 108, 42505273344, "8.0", 32))
         assert resolution.device is not None
         assert resolution.device.id == "a100-sxm4-40gb"
-        assert "contradicts" in resolution.warnings[0]
+        assert "contradicts" in format_notices(resolution.notices)[0]
 
 
 class TestDerived:
@@ -185,7 +186,7 @@ class TestDerived:
     def test_nothing_is_made_up(self, arguments, reason: str) -> None:
         resolution = resolve_device(observed(*arguments))
         assert resolution.device is None
-        assert reason in resolution.warnings[-1]
+        assert reason in format_notices(resolution.notices)[-1]
 
 
 @given(
@@ -199,11 +200,11 @@ def test_any_recording_gives_a_device_or_a_reason(name, sms, memory, capability,
     resolution = resolve_device(ObservedDevice(0, name, sms, memory, capability, warp))
     assert isinstance(resolution, Resolution)
     if resolution.device is None:
-        assert resolution.warnings
+        assert format_notices(resolution.notices)
         return
     device = resolution.device
     assert all(peak > 0 for peak in device.peaks.values())
     assert device.bandwidth_byte_per_s is None or device.bandwidth_byte_per_s > 0
     if sms is not None and sms > 0:
         assert device.sm_count == sms  # peaks always belong to the SMs that were recorded
-    assert all(character.isprintable() for text in resolution.warnings for character in text)
+    assert all(character.isprintable() for text in format_notices(resolution.notices) for character in text)

@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from noticewords import format_notices
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -88,7 +89,7 @@ def test_a_step_is_an_optimizer_step_and_the_windows_are_there(tmp_path: Path) -
     assert bundle.step_records.height == bundle.manifest.steps == made.state.global_step == 24
     assert [(window.kind, window.first_step, window.steps) for window in bundle.manifest.windows] == [("timing", 3, 3), ("sites", 8, 1)]
     assert bundle.step_records["samples"].drop_nulls().sum() <= 2 * 48
-    assert not bundle.warnings
+    assert not format_notices(bundle.notices)
 
 
 def test_losses_and_gradients_are_bit_identical_with_and_without(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_a_training_that_raises_is_ended_by_the_next_batch_outside(tmp_path: Pat
     bundle = bundle_of(callback)
     assert bundle.manifest.finished
     assert bundle.step_records.height == bundle.manifest.steps == made.state.global_step
-    assert any("ended early" in text for text in bundle.warnings)
+    assert any("ended early" in text for text in format_notices(bundle.notices))
 
 
 def test_a_training_that_raises_is_ended_by_the_next_training(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_a_training_that_raises_is_ended_by_the_training_of_another_callback(tmp
         trainer(tmp_path, first, dataset=Tokens(48, fail_at=20)).train()
     trainer(tmp_path, second).train()
     assert bundle_of(first).manifest.finished
-    assert any("ended early" in text for text in bundle_of(first).warnings)
+    assert any("ended early" in text for text in format_notices(bundle_of(first).notices))
     assert bundle_of(second).manifest.finished
     assert bundle_of(second).step_records.height == 12
 
@@ -215,7 +216,7 @@ def test_as_a_context_manager_it_ends_a_training_that_raises_at_once(tmp_path: P
         trainer(tmp_path, callback, dataset=Tokens(48, fail_at=20)).train()
     bundle = bundle_of(callback)
     assert bundle.manifest.finished
-    assert "the training loop ended with KeyError" in bundle.warnings
+    assert "the training loop ended with KeyError" in format_notices(bundle.notices)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noticewords import format_notices
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
@@ -114,7 +115,7 @@ def test_a_step_is_a_batch_and_the_windows_are_there(tmp_path: Path) -> None:
     assert bundle.step_records.height == bundle.manifest.steps == made.global_step == 24
     assert [(window.kind, window.first_step, window.steps) for window in bundle.manifest.windows] == [("timing", 3, 3), ("sites", 8, 1)]
     assert bundle.step_records["samples"].to_list() == [4] * 24
-    assert not bundle.warnings
+    assert not format_notices(bundle.notices)
 
 
 def test_losses_are_bit_identical_with_and_without(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_a_training_that_raises_is_ended_at_once(tmp_path: Path, error: type[Bas
     bundle = open_bundle(callback.path)
     assert bundle.manifest.finished
     assert bundle.step_records.height == bundle.manifest.steps == 5
-    assert f"the training loop ended with {error.__name__}" in bundle.warnings
+    assert f"the training loop ended with {error.__name__}" in format_notices(bundle.notices)
 
 
 def test_a_second_training_makes_a_second_bundle(tmp_path: Path) -> None:

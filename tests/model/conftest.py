@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpudiag.model.finding import Ceiling, Evidence, Finding, RuleOutcome, Where
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import (
     CollectiveRow,
     IdleRow,
@@ -17,6 +18,7 @@ from gpudiag.model.report import (
     StepSummary,
     Tool,
     Trust,
+    recall_codes,
 )
 from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime
 
@@ -40,6 +42,7 @@ TRUST = Trust(
     dropped={"flow arrows": 2_400},
     profiler_slowdown=None,
     warnings=("no unprofiled steps: the profiler's own slow-down is not known",),
+    notices=(make_notice(NoticeCode.RECORDED_TEXT, text="no unprofiled steps: the profiler's own slow-down is not known"),),
 )
 MATMUL = OpRow(
     name="aten::mm",
@@ -77,19 +80,21 @@ LAUNCH_BOUND = Finding(
 
 @pytest.fixture
 def report() -> ReportData:
-    return ReportData(
-        tool=Tool("gpudiag", "0.1.0"),
-        source=Source("trace.json.gz", "trace", (0,)),
-        device=H100,
-        trust=TRUST,
-        steps=StepSummary(3, "ProfilerStep", 10_000_000, 3_300_000, None, 3),
-        device_time=DeviceTime(9_900_000, 6_000_000, 3_900_000, 5_500_000, 400_000, 300_000, 200_000, 200_000),
-        breakdown=Breakdown(10_000_000, BucketsNs(compute=3_000_000, memory=2_500_000, exposed_copy=200_000, idle_launch=4_300_000)),
-        mfu=Mfu(2.1e12, 0.21, "exact", "bf16", 0.91),
-        ops=(MATMUL,),
-        kernels=(KernelRow(name="sm90_gemm_bf16", kind="kernel", count=24, kernel_ns=300_000, bound="compute", op="aten::mm"),),
-        idle=(IdleRow(cause="idle_launch", count=900, idle_ns=4_300_000, op="aten::add", file="model.py", line=12),),
-        collectives=(CollectiveRow(name="allreduce", count=3, kernel_ns=400_000, group="default_pg", size=8, bytes=11_493_280),),
-        findings=(LAUNCH_BOUND,),
-        rules=(RuleOutcome("OVH-01", "fired"), RuleOutcome("INP-01", "not_applicable", "no loader events; record with prof.steps()")),
+    return recall_codes(
+        ReportData(
+            tool=Tool("gpudiag", "0.1.0"),
+            source=Source("trace.json.gz", "trace", (0,)),
+            device=H100,
+            trust=TRUST,
+            steps=StepSummary(3, "ProfilerStep", 10_000_000, 3_300_000, None, 3),
+            device_time=DeviceTime(9_900_000, 6_000_000, 3_900_000, 5_500_000, 400_000, 300_000, 200_000, 200_000),
+            breakdown=Breakdown(10_000_000, BucketsNs(compute=3_000_000, memory=2_500_000, exposed_copy=200_000, idle_launch=4_300_000)),
+            mfu=Mfu(2.1e12, 0.21, "exact", "bf16", 0.91),
+            ops=(MATMUL,),
+            kernels=(KernelRow(name="sm90_gemm_bf16", kind="kernel", count=24, kernel_ns=300_000, bound="compute", op="aten::mm"),),
+            idle=(IdleRow(cause="idle_launch", count=900, idle_ns=4_300_000, op="aten::add", file="model.py", line=12),),
+            collectives=(CollectiveRow(name="allreduce", count=3, kernel_ns=400_000, group="default_pg", size=8, bytes=11_493_280),),
+            findings=(LAUNCH_BOUND,),
+            rules=(RuleOutcome("OVH-01", "fired"), RuleOutcome("INP-01", "not_applicable", "no loader events; record with prof.steps()")),
+        )
     )

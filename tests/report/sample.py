@@ -22,6 +22,7 @@ from gpudiag.model.report import (
     SyncRow,
     Tool,
     Trust,
+    recall_codes,
 )
 from gpudiag.model.timeline import Breakdown, BucketsNs, DeviceTime, QueueStats, ReplayedStep, ReplayTrust, WhatIf
 
@@ -173,7 +174,7 @@ def report(**changes: Any) -> ReportData:
             RuleOutcome("MEM-03", "not_applicable", "no attention op was recorded"),
         ),
     )
-    return msgspec.structs.replace(made, **changes)
+    return recall_codes(msgspec.structs.replace(made, **changes))
 
 
 def replayed(**changes: Any) -> ReportData:
@@ -233,7 +234,7 @@ def roofline() -> ReportData:
 def no_device() -> ReportData:
     """Return a report where the device is not known, so that nothing could be judged against a roof."""
     rows = tuple(msgspec.structs.replace(row, t_roof_ns=None, bound="unknown", efficiency=None) for row in ops())
-    warning = "The device of the trace has no name: no roofline is possible; give its peaks with `gpudiag calibrate`."
+    warning = "the device is not named in the recording: no roofline"
     buckets = breakdown({"unknown": 180, "idle_launch": 120})
     return report(device=None, mfu=None, ops=rows, breakdown=buckets, trust=trust(warnings=(warning,)))
 

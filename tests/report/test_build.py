@@ -10,6 +10,7 @@ import polars as pl
 import simulator as s
 from handmade import call, kernel, op, steps, write
 from jobviews import partly
+from noticewords import texts
 
 from gpudiag import api
 from gpudiag.api.analysis import analyse
@@ -118,7 +119,7 @@ def test_a_job_is_put_into_the_report_with_its_ranks_and_warnings(tmp_path: Path
     alone, _ = analyse(
         resolve_input(str(write(tmp_path / "t.json", *steps(0, 200), op("aten::relu", 0, 10, [[100]]))), None), lambda _: None
     )
-    one = msgspec.structs.replace(alone, warnings=("its own", "rank 3 could not be read"), job=partly())
+    one = msgspec.structs.replace(alone, notices=texts("its own", "rank 3 could not be read"), job=partly())
     found = build_report_data(one, (), (), tool=Tool("gpudiag", "0"), source=Source("t", "folder", tuple(range(8))))
     assert found.job == partly()
     assert found.ranks == partly().ranks

@@ -59,7 +59,10 @@ def test_work_launched_before_the_recording_is_said() -> None:
 
 
 def test_an_idle_piece_tells_cause_event_and_line() -> None:
-    idle = gap(20, 1000, cause="idle_sync", evidence="cudaStreamSynchronize waited for gemm<float>", site="/home/me/train.py(41): step")
+    coded = {"evidence_code": "call_waited", "evidence_name": "gemm<float>", "evidence_detail": "cudaStreamSynchronize"}
+    idle = gap(
+        20, 1000, cause="idle_sync", evidence="cudaStreamSynchronize waited for gemm<float>", **coded, site="/home/me/train.py(41): step"
+    )
     card = told(factories.analysis([kernel("aten::mm", 10, 20)], idle=[idle]), "idle", 0)
     assert card.title.startswith("idle: ")
     assert lines(card)["cause"] == "cudaStreamSynchronize waited for gemm"

@@ -7,9 +7,11 @@ import re
 import msgspec
 import pytest
 import report_sample as sample
+from noticewords import format_notices, texts
 from rich.cells import cell_len
 
 from gpudiag.model.finding import RuleOutcome
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.model.report import Source
 from gpudiag.report import labels, text
 from gpudiag.report.console import replace_unencodable
@@ -158,7 +160,7 @@ def test_a_report_without_findings_says_what_was_judged() -> None:
 def test_without_a_device_it_says_that_no_roofline_was_possible() -> None:
     plain = " ".join(text.render_text(REPORTS["no device"]).split())
     assert "there is no roofline" in plain
-    assert "The device of the trace has no name" in plain
+    assert "the device is not named in the recording" in plain
 
 
 def test_ops_are_cut_at_top_and_sorted_by_time() -> None:
@@ -208,8 +210,8 @@ def test_an_efficiency_that_cannot_be_is_not_shown_even_where_nothing_marked_it(
 
 
 def test_warnings_that_repeat_the_steps_are_left_out() -> None:
-    repeated = ("no ProfilerStep marks: the whole trace counts as one step", "only 3 complete steps: the first and the last one count too")
-    plain = text.render_text(sample.report(trust=sample.trust(warnings=(*repeated, "only 3 ranks"))))
+    repeated = (make_notice(NoticeCode.NO_STEP_MARKS), make_notice(NoticeCode.FEW_STEPS, steps=3), *texts("only 3 ranks"))
+    plain = text.render_text(sample.report(trust=sample.trust(warnings=format_notices(repeated), notices=repeated)))
     assert [line for line in plain.splitlines() if line.startswith("!")] == ["! only 3 ranks"]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 import report_sample as sample
+from noticewords import texts
 
-from gpudiag.model.bundle import BREAKS_OFF, UNFINISHED
-from gpudiag.model.finding import SLOWED, WITHHELD
+from gpudiag.model.notices import NoticeCode, format_notice, make_notice
 from gpudiag.model.report import KernelRow, Mfu, MfuReference, RuleOutcome, StepSummary
 from gpudiag.report import data_quality
 
@@ -34,7 +34,7 @@ def test_without_a_device_the_roofline_is_denied_and_the_reason_is_pointed_at() 
     lines = dict(data_quality.list_quality_lines(sample.no_device()))
     assert "no roofline" in lines["device"]
     assert "among the warnings" in lines["device"]
-    assert "has no name" in data_quality.explain_missing_peaks(sample.no_device())
+    assert "not named" in data_quality.explain_missing_peaks(sample.no_device())
 
 
 def test_a_window_without_steps_is_said() -> None:
@@ -57,11 +57,18 @@ def test_coverage_comes_first() -> None:
 
 
 def test_what_changes_every_figure_stands_before_them() -> None:
-    whole = sample.report(trust=sample.trust(warnings=(f"{BREAKS_OFF} after event 7; what comes later is missing",)))
-    assert (
-        data_quality.format_headlines(whole)[0] == f"The recording is not whole: {BREAKS_OFF} after event 7; what comes later is missing."
-    )
-    assert not [text for text in data_quality.list_warnings(whole) if BREAKS_OFF in text]
+    cut = make_notice(NoticeCode.TRACE_BREAKS_OFF, events=7)
+    whole = sample.report(trust=sample.trust(warnings=(format_notice(cut), "another"), notices=(cut, *texts("another"))))
+    assert data_quality.format_headlines(whole)[0] == f"The recording is not whole: {format_notice(cut)}."
+    assert data_quality.list_warnings(whole) == ["another"]
+
+
+def test_a_report_of_the_first_edition_is_read_with_its_words() -> None:
+    """It has no codes; its texts begin as they always did."""
+    old = "the file breaks off or is malformed after event 7; what comes later is missing"
+    report = sample.report(trust=sample.trust(warnings=(old, "another")))
+    assert report.trust.notices[0].code == NoticeCode.TRACE_BREAKS_OFF
+    assert data_quality.list_warnings(report) == ["another"]
 
 
 def test_the_coverage_line_says_what_the_rest_is_largest_first() -> None:
@@ -94,7 +101,8 @@ def test_the_coverage_line_of_a_whole_and_of_no_recording() -> None:
 
 
 def test_a_killed_run_is_not_said_to_lack_unprofiled_steps() -> None:
-    killed = sample.trust(profiler_slowdown=None, warnings=(UNFINISHED,))
+    unfinished = make_notice(NoticeCode.RECORDING_UNFINISHED)
+    killed = sample.trust(profiler_slowdown=None, notices=(unfinished,), warnings=(format_notice(unfinished),))
     assert (
         "before the wall times of its unprofiled steps were written"
         in dict(data_quality.list_quality_lines(sample.report(trust=killed)))["profiler"]
@@ -105,8 +113,8 @@ def test_a_killed_run_is_not_said_to_lack_unprofiled_steps() -> None:
 
 def test_only_what_the_slow_down_explains_is_laid_on_it() -> None:
     """Findings that are withheld because torch.compile was at work are no matter of the profiler."""
-    compiling = RuleOutcome("INP-01", "not_applicable", f"{WITHHELD}torch.compile was at work in 100 % of the steps (EFF-03)")
-    slowed = RuleOutcome("OVH-01", "not_applicable", f"{WITHHELD}a step is 1.10 times as long {SLOWED}, 2 ms more")
+    compiling = RuleOutcome("INP-01", "not_applicable", "withheld: torch.compile was at work in 100 % of the steps (EFF-03)")
+    slowed = RuleOutcome("OVH-01", "not_applicable", "withheld: a step is 1.10 times as long with the profiler, 2 ms more")
     said = dict(data_quality.list_quality_lines(sample.report(trust=sample.trust(profiler_slowdown=1.1), rules=(compiling, slowed))))[
         "profiler"
     ]

@@ -8,6 +8,7 @@ import pytest
 
 from gpudiag.model import trace
 from gpudiag.model.bundle import TelemetryInfo
+from gpudiag.model.notices import NoticeCode, make_notice
 from gpudiag.timeline.energy import NO_RAPL, measure_energy
 
 UNIX = 1_700_000_000_000_000_000
@@ -117,7 +118,10 @@ def test_reasons() -> None:
     assert laptop is not None
     assert laptop.reason == "the device does not tell its power (Not Supported)"
     shared = measure_energy(
-        info(notes={"energy_mj": "of the whole board, which several MIG instances share"}), telemetry(power_w=[1.0] * 99), steps(40), NONE
+        info(notes={"energy_mj": "of the whole board, which several MIG instances share"}, notices=(make_notice(NoticeCode.BOARD_SHARED),)),
+        telemetry(power_w=[1.0] * 99),
+        steps(40),
+        NONE,
     )
     assert shared is not None
     assert "whole board" in shared.note
@@ -172,12 +176,10 @@ def test_a_counter_above_the_power_limit_jumped_and_without_power_that_is_the_re
 
 
 def test_power_that_is_averaged_over_a_second_is_no_better_than_a_second() -> None:
-    found = measure_energy(
-        info(notes={"power_w": "averaged over one second by boards newer than GA100"}), telemetry(power_w=[400.0] * 201), steps(90), NONE
-    )
+    found = measure_energy(info(notices=(make_notice(NoticeCode.POWER_AVERAGED),)), telemetry(power_w=[400.0] * 201), steps(90), NONE)
     assert found is not None
     assert found.uncertain_share == pytest.approx(1000 / 9000)
-    short = measure_energy(info(notes={"power_w": "averaged over one second"}), telemetry(power_w=[400.0] * 201), steps(30), NONE)
+    short = measure_energy(info(notices=(make_notice(NoticeCode.POWER_AVERAGED),)), telemetry(power_w=[400.0] * 201), steps(30), NONE)
     assert short is not None
     assert short.joule_per_step is None
 

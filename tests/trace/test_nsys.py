@@ -17,6 +17,7 @@ import pytest
 import simulator as s
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noticewords import format_notices
 from nsysfile import DOMAIN, MARK, PID, START_END, Generation, NsysFile, global_tid, of_simulation
 from simulator import Recording, simulate
 
@@ -78,7 +79,7 @@ def test_the_tables_hold_what_was_recorded(tmp_path: Path, generation: Generatio
     assert trace.kernels["graph_node"].is_null().all()
     [device] = trace.meta.devices
     assert (device.name, device.sm_count, device.compute_capability) == ("NVIDIA H100 80GB HBM3", 132, "9.0")
-    assert (trace.meta.recorder, trace.meta.record_shapes, trace.meta.warnings, trace.meta.dropped) == ("nsys", True, (), {})
+    assert (trace.meta.recorder, trace.meta.record_shapes, format_notices(trace.meta.notices), trace.meta.dropped) == ("nsys", True, (), {})
 
 
 @BOTH
@@ -168,7 +169,7 @@ def test_the_process_with_most_kernels_is_read_and_the_others_are_named(tmp_path
     assert "theirs" not in trace.kernels["name"].cast(pl.String).to_list()
     assert trace.launches.height == 4
     assert {thread.pid for thread in trace.meta.threads} == {str(PID)}
-    assert trace.meta.warnings == (f"process {PID} only (2 kernels); not analysed: process 77 (1 kernel)",)
+    assert format_notices(trace.meta.notices) == (f"process {PID} only (2 kernels); not analysed: process 77 (1 kernel)",)
 
 
 def test_machines_of_a_merged_recording_are_apart_though_process_ids_agree(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_machines_of_a_merged_recording_are_apart_though_process_ids_agree(tmp_p
         file.add("CUPTI_ACTIVITY_KIND_KERNEL", **(row | {"globalPid": global_tid(0, machine=200)}))
     trace = opened(file, tmp_path)
     assert (trace.kernels["kind"] == "kernel").sum() == 2
-    assert "not analysed" in trace.meta.warnings[0]
+    assert "not analysed" in format_notices(trace.meta.notices)[0]
 
 
 def test_work_that_names_no_process_is_refused_where_there_are_several(tmp_path: Path) -> None:
@@ -211,7 +212,7 @@ def test_graphs_recorded_node_by_node_and_as_a_whole(tmp_path: Path) -> None:
     assert rows(trace.kernels.tail(2), "name", "graph_node") == [("node", (5 << 32) | 1), ("CUDA graph (recorded as a whole)", None)]
     linked, _ = link_kernels(trace, find_steps(trace).table, on_cpu=False)
     assert linked.kernels["replay"].to_list() == [False] * 4 + [True] * 2
-    assert "--cuda-graph-trace=node" in trace.meta.warnings[0]
+    assert "--cuda-graph-trace=node" in format_notices(trace.meta.notices)[0]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_memsets_are_named_by_the_numbers_of_their_file(tmp_path: Path, number: 
     ],
 )
 def test_an_export_without_a_table_is_read_and_says_so(tmp_path: Path, missing: str, warning: str | None) -> None:
-    warnings = opened(small(), tmp_path, leave_out=[missing]).meta.warnings
+    warnings = format_notices(opened(small(), tmp_path, leave_out=[missing]).meta.notices)
     assert [text.startswith(warning or "-") for text in warnings] == ([True] if warning else [])
 
 
@@ -339,7 +340,7 @@ def test_views_and_virtual_tables_and_generated_columns_are_not_read(tmp_path: P
     trace = read_trace(changed(tmp_path, change))
     assert not trace.marks.height
     assert trace.kernels["graph_node"].is_null().all()
-    assert any(text.startswith("no NVTX ranges") for text in trace.meta.warnings)
+    assert any(text.startswith("no NVTX ranges") for text in format_notices(trace.meta.notices))
 
 
 def test_values_of_every_type_in_every_column_do_no_harm(tmp_path: Path) -> None:

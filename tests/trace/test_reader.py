@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from noticewords import format_notices
 
 from gpudiag.errors import InputError
 from gpudiag.model.trace import TRACE_TABLES, Trace, check_trace
@@ -196,7 +197,7 @@ def test_header_fields_that_cannot_be_read_are_left_out_with_a_warning(write: Wr
     meta = read_trace(write([event()], deviceProperties={"id": 0}, distributedInfo={"rank": "5", "world_size": 8.0}, record_shapes=0)).meta
     assert meta.devices == ()
     assert (meta.rank, meta.world_size) == (5, 8)
-    assert meta.warnings == ("the header's deviceProperties could not be read and was left out",)
+    assert format_notices(meta.notices) == ("the header's deviceProperties could not be read and was left out",)
     assert (meta.record_shapes, meta.with_stack, meta.profile_memory) == (False, False, False)
 
 
@@ -266,7 +267,9 @@ def test_a_truncated_trace_is_read_as_far_as_it_goes(write: Writer, event: Event
         assert trace.meta.truncated
         assert trace.meta.rank == 2
         assert 100 < trace.ops.height == trace.meta.events < 1000
-        assert trace.meta.warnings == (f"the file breaks off or is malformed after event {trace.meta.events}; what comes later is missing",)
+        assert format_notices(trace.meta.notices) == (
+            f"the file breaks off or is malformed after event {trace.meta.events}; what comes later is missing",
+        )
 
 
 def test_a_cut_inside_the_header_after_the_events_is_a_truncation_too(write: Writer, event: Event) -> None:

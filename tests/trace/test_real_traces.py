@@ -12,6 +12,7 @@ from typing import Any
 import kept
 import polars as pl
 import pytest
+from noticewords import format_notices
 from realtraces import recordings
 
 from gpudiag.model.trace import Trace, check_trace
@@ -78,7 +79,7 @@ def test_tables_match_the_reference_counts(traces: Path, name: str) -> None:
     reference = _reference(traces, name)
     assert _counts(trace) == {key: reference["counts"].get(key, 0) for key in _counts(trace)}
     assert trace.meta.dropped == {}
-    assert trace.meta.warnings == ()
+    assert format_notices(trace.meta.notices) == ()
     assert not trace.meta.truncated
     assert trace.kernels["device"].null_count() == trace.kernels["stream"].null_count() == 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +11,7 @@ from gpudiag.capture.parts import Context, Part
 from gpudiag.capture.run_script.plan import Plan, append_journal
 from gpudiag.capture.run_script.step_boundary import ParameterSentinel, StepBoundary
 from gpudiag.capture.torch_profiler import silence_kineto
+from gpudiag.model.notices import Notice, NoticeCode
 
 if TYPE_CHECKING:
     from gpudiag.capture.hooks import Events
@@ -49,6 +50,7 @@ class Driver(Part):
         self.session: MarkedSession | None = None
         self.events: Events | None = None
         self.ending = False
+        self._notices: Callable[[], tuple[Notice, ...]] = tuple
         self._plan = plan
         self._sentinel = ParameterSentinel()
         self._optimizers: dict[tuple[str, int], int] = {}
@@ -60,7 +62,7 @@ class Driver(Part):
         """Keep where the events come from; hear of updates that a gradient scaler leaves out."""
         from torch import amp
 
-        self.events = context.events
+        self.events, self._notices = context.events, context.notices
         silence_kineto(context.patches, errors_too=True)
         if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
             context.patches.wrap(amp.GradScaler, "step", self._scaled)
@@ -72,7 +74,8 @@ class Driver(Part):
     def drop(self) -> None:
         """Tell `gpudiag run` of a recording that has ended before the script: another session took over, or it failed."""
         if not self.ending and self.session is not None:
-            failed = [text for text in self.session.warnings if "switched off" in text]
+            off = (NoticeCode.RECORDING_SWITCHED_OFF, NoticeCode.PART_SWITCHED_OFF)
+            failed = [str(notice.params["text"]) for notice in self._notices() if notice.code in off]
             append_journal(self._plan, "failed" if failed else "aside", "; ".join(failed), self.session.rank)
 
     # -- what the script does ---------------------------------------------------------------------------------------

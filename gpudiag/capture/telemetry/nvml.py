@@ -10,6 +10,7 @@ from typing import Any
 
 from gpudiag.capture.environment import DeviceIdentity
 from gpudiag.capture.telemetry.readings import SECOND, Answer, Reading, ReadingSource, Value, share_budget
+from gpudiag.model.notices import Notice, NoticeCode, make_notice
 
 ALL_LINKS = 0xFFFFFFFF
 """scopeId that sums an NVLink counter over all links (nvml.h: 'a link ID of UINT_MAX returns aggregate value')."""
@@ -50,6 +51,7 @@ class NvmlSource(ReadingSource):
         self._lib = lib
         self._chosen: dict[str, str] = {}
         self._notes: dict[str, str] = {}
+        self._shared = self._averaged = False
         self._events: Any = None
         self._xids: list[int] = []
         self._xid_count = 0
@@ -88,6 +90,7 @@ class NvmlSource(ReadingSource):
             board = self._lib.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if instance else handle
             if instance or self._lib.nvmlDeviceGetMigMode(board)[0] == 1:
                 self._notes.update(dict.fromkeys(_SHARED, _BOARD))
+                self._shared = True
         except Exception:  # noqa: BLE001 - a board or driver without MIG
             return handle
         return board
@@ -154,6 +157,7 @@ class NvmlSource(ReadingSource):
             readings.append(self._one("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
         if "energy_mj" not in fields:
             readings.append(self._one("energy_mj", 0, lambda: lib.nvmlDeviceGetTotalEnergyConsumption(board)))
+        self._averaged = "power_w" not in fields
         how = "instantaneous" if "power_w" in fields else "averaged over one second by boards newer than GA100 (nvmlDeviceGetPowerUsage)"
         self._notes["power_w"] = "; ".join([how, *([_BOARD] if "power_w" in self._notes else [])])
         return readings
@@ -234,6 +238,15 @@ class NvmlSource(ReadingSource):
         """Return how power is measured, what is of the whole board, and the numbers of the latest Xid errors."""
         xids = {"xid_events": f"latest: {', '.join(f'Xid {number}' for number in dict.fromkeys(self._xids))}"} if self._xids else {}
         return self._notes | xids
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what of the notes figures depend on."""
+        xids = " ".join(map(str, dict.fromkeys(self._xids)))
+        return (
+            *((make_notice(NoticeCode.XID_ERRORS, numbers=xids),) if xids else ()),
+            *((make_notice(NoticeCode.BOARD_SHARED),) if self._shared else ()),
+            *((make_notice(NoticeCode.POWER_AVERAGED),) if self._averaged else ()),
+        )
 
     def limits(self) -> Mapping[str, float]:
         """Return what the board allows; what it does not say is left out."""

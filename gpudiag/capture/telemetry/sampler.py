@@ -16,6 +16,7 @@ from gpudiag.capture.telemetry.nvml import NvmlSource
 from gpudiag.capture.telemetry.readings import COLUMNS, GPU_COLUMNS, SECOND, CpuSource, TelemetrySource, Value, format_error
 from gpudiag.errors import UsageError
 from gpudiag.model.bundle import TelemetryInfo
+from gpudiag.model.notices import Notice
 
 FULL_RATE_NS = 600 * SECOND
 """Every tick is sampled for this long and while a profiled window is open; after that once a second. A week at 20 Hz would be 2 GB."""
@@ -106,6 +107,10 @@ class Sampler:
         """Return column -> what to know of how it was read."""
         lost = {"t_ns": f"{self.dropped} samples were dropped: no step mark for too long"} if self.dropped else {}
         return lost | {column: note for source in self._sources() for column, note in source.notes().items()}
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return what of the notes figures depend on."""
+        return () if self._gpu is None else self._gpu.notices()
 
     def limits(self) -> dict[str, float]:
         """Return what the device allows."""
@@ -347,6 +352,7 @@ class Telemetry(Part):
                 samples=sampler.samples,
                 missing=sampler.missing(),
                 notes=sampler.notes(),
+                notices=sampler.notices(),
                 limits=sampler.limits(),
                 **sampler.device(),
             )

@@ -26,6 +26,7 @@ from gpudiag.experiment.trial.parity import ParityRecorder
 from gpudiag.experiment.trial.protocol import CLAIM, CONTROL, STACK, Control, Over, Saved, TrialPlan, write_row
 from gpudiag.experiment.trial.side_effects import Saves, move_sockets
 from gpudiag.experiment.trial.turns import Trial
+from gpudiag.model.notices import Notice, NoticeCode
 
 BROKEN = 70
 """Exit code of a process whose trial failed by a fault of ours (EX_SOFTWARE of sysexits.h)."""
@@ -56,7 +57,7 @@ class _Context:
         self.events = Events(_Switch(), self.note)
         self.error: BaseException | None = None
 
-    def note(self, message: str, error: BaseException | None) -> None:
+    def note(self, message: str, error: BaseException | None, code: NoticeCode = NoticeCode.FROM_MANIFEST, /) -> None:
         """Keep what went wrong."""
         self.error = error
         self._warnings.append(f"{message}: {error}" if error is not None else message)
@@ -64,6 +65,10 @@ class _Context:
     def remember(self, message: str) -> bool:
         """Keep nothing."""
         return False
+
+    def notices(self) -> tuple[Notice, ...]:
+        """Return nothing: no manifest is written."""
+        return ()
 
     def submit(self, target: Any, encode: Any) -> None:
         """Write nothing."""

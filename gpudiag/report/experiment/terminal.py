@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -10,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, make_outcome
+from gpudiag.model.notices import CountedProgress
 from gpudiag.report.console import (
     QUIET,
     clean,
@@ -177,8 +177,6 @@ def _print_baseline(console: Console, data: ExperimentData) -> None:
 _COLUMNS, _GAP = 3, 2
 """Name, verdict and figure, and the space after each; a bar needs what is left."""
 _LONGEST_LIVE_NAME = 28
-_PAIR = re.compile(r"pair (\d{1,4}) of (\d{1,4})\b")
-"""What the runner tells while it measures (experiment.runner)."""
 _PAIR_CELLS = 20
 _MOST_ROWS = 16
 """Rows on the screen: the latest ones."""
@@ -188,7 +186,7 @@ class Live:
     """Shows experiments as they are measured. A context manager; without it nothing is shown in a terminal.
 
     >>> with Live() as live:
-    ...     live.tell("bf16: pair 3 of 12 at most")
+    ...     live.tell(CountedProgress("bf16: pair 3 of 12 at most", 2, 12))
     ...     live.pair("bf16", comparison)
     ...     live.done(outcome)
 
@@ -202,7 +200,7 @@ class Live:
         self._given = console
         self._rows: dict[str, tuple[Outcome, bool]] = {}
         self._seen: list[Outcome] = []  # also what was shown before: on an axis of the last intervals alone none would shrink
-        self._doing = ""
+        self._doing, self._measured, self._most = "", 0, 0
         self._live: RichLive | None = None
 
     def __enter__(self) -> Live:
@@ -219,6 +217,7 @@ class Live:
     def tell(self, text: str) -> None:
         """Say what is being done; nothing where there is no terminal."""
         self._doing = clean(text)
+        self._measured, self._most = (text.done, text.total) if isinstance(text, CountedProgress) else (0, 0)
         self._draw()
 
     def pair(self, fix: str, found: Comparison, *, screening: bool = False) -> None:
@@ -265,7 +264,7 @@ class Live:
         from rich.text import Text
 
         parts: list[RenderableType] = [self._table(width)] if self._rows else []
-        return Group(*parts, Text(f"{format_pairs_bar(self._doing)}{self._doing}", style="bright_black"))
+        return Group(*parts, Text(f"{format_pairs_bar(self._measured, self._most)}{self._doing}", style="bright_black"))
 
     def _table(self, width: int) -> Table:
         from rich.table import Table
@@ -290,13 +289,11 @@ class Live:
                 self._stream.flush()
 
 
-def format_pairs_bar(doing: str) -> str:
-    """Return how many of the pairs at most are measured, as a bar of ASCII characters with a space behind it; '' where none is measured."""
-    found = _PAIR.search(doing)
-    number, most = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 0 < number <= most:
+def format_pairs_bar(measured: int, most: int) -> str:
+    """Return how many of the pairs at most are measured, as a bar of ASCII characters with a space behind it; '' where none is planned."""
+    if not 0 <= measured < most:
         return ""
-    done = _PAIR_CELLS * (number - 1) // most
+    done = _PAIR_CELLS * measured // most
     return f"[{'=' * done}{'.' * (_PAIR_CELLS - done)}] "
 
 

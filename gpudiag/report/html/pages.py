@@ -17,7 +17,6 @@ from gpudiag.diagnosis.rule import ADVISORY, Advisory, Rule, RuleBase
 from gpudiag.facts import CATALOGUE
 from gpudiag.model.comparison import StepComparison
 from gpudiag.model.experiment import ExperimentData
-from gpudiag.model.finding import SWITCHED_OFF
 from gpudiag.model.fixes import FIX_BY_ID
 from gpudiag.model.report import MfuReference, ReportData
 from gpudiag.report import comparison, data_quality, environment, findings, labels, whole_run
@@ -107,7 +106,7 @@ class RulePage(msgspec.Struct, frozen=True):
 def name_rule_state(rule: Rule | Advisory) -> str:
     """Return the maturity of `rule`, or that the user switched it off."""
     if isinstance(rule, Rule) and rule.disabled:
-        return f"{SWITCHED_OFF} ({rule.disabled})"
+        return f"switched off ({rule.disabled})"
     return rule.file.maturity
 
 
@@ -137,7 +136,7 @@ def _build_rule_rows(rule: Rule) -> Iterator[RuleRow]:
     yield RuleRow("severity", tuple(level if when is True else f"{level} when {when}" for level, when in file.severity.items()), code=True)
     yield RuleRow("message", (_join_lines(file.message),))
     yield RuleRow("details", tuple(f"where {_join_lines(item.when)}: {_join_lines(item.text)}" for item in file.details))
-    yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {file.ceiling.what_if})" if file.ceiling else "none of its own",))
+    yield RuleRow("upper bound", (f"{file.ceiling.time_ns}  (if {rule.what_if})" if file.ceiling else "none of its own",))
     yield RuleRow("own facts", tuple(f"{name} ({own.unit}): {own.doc} = {_join_lines(own.sql)}" for name, own in file.facts.items()))
     yield RuleRow("facts", tuple(_format_fact(name) for name in sorted(rule.when.names) if name in CATALOGUE))
     yield RuleRow(

@@ -201,7 +201,7 @@ def _build_idle_table(report: ReportData) -> PagedTable:
     cells = [
         (
             build_name_cell(labels.name_bucket(row.cause, report).removeprefix("idle: ")),
-            TableCell(clean(describe_event(row.evidence or "") or "unknown", 160), details=clean_details(row.op or "")),
+            TableCell(clean(describe_event(row.evidence or "", row.notice) or "unknown", 160), details=clean_details(row.op or "")),
             build_name_cell(idle_time.format_row_site(row)),
             build_count_cell(row.count),
             build_time_cell(row.idle_ns),

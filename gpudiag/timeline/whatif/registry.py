@@ -31,6 +31,30 @@ KIND_BY_NAME = {kind.name: kind for kind in KINDS}
 _ORDER = {kind.name: order for order, kind in enumerate(KINDS)}
 
 
+CONDITIONS = {
+    "host=0": "Python, the framework and launch calls took no time",
+    "launch=0": "one CUDA graph issued the work of the step",
+    "fused": "chains of element-wise ops were one kernel each",
+    "loader=0": "the next batch was always ready",
+    "copies=overlapped": "copies between host and device ran beside all other work",
+    "communication=overlapped": "all communication ran beside compute",
+    "allocation=0": "no memory was allocated from the driver in the steps",
+    "compile=0": "nothing was compiled in the steps",
+    "gc=0": "no garbage was collected in the steps",
+    "io=0": "no file was written in the steps",
+    "sync=0": "no call waited for the device",
+}
+"""What-if that takes a cause away -> what then holds, as a part of a sentence that begins with 'if'. Ceilings of rules name them."""
+
+
+def describe_conditions(codes: Sequence[str]) -> str:
+    """Return what holds under `codes`, keys of CONDITIONS, as a part of a sentence. Raises InputError for one that is none."""
+    for code in codes:
+        if code not in CONDITIONS:
+            raise InputError(f"{code}: no such what-if{suggest_nearest(code, CONDITIONS)}", f"there are {', '.join(CONDITIONS)}")
+    return ", and ".join(CONDITIONS[code] for code in codes)
+
+
 def parse_settings(texts: Sequence[str]) -> tuple[Setting, ...]:
     """Return the settings that `--set` names, in the order of application.
 

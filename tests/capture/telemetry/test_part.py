@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from fakenvml import FakeNvml, identity
+from noticewords import format_notices
 
 from gpudiag.capture import segments as segments_module
 from gpudiag.capture.bundle import open_bundle
@@ -374,7 +375,7 @@ def test_a_session_writes_telemetry_that_reads_back(tmp_path: Path) -> None:
             torch.ones(8).sum()
             time.sleep(0.02)
     bundle = open_bundle(prof.path)
-    assert bundle.warnings == ()
+    assert format_notices(bundle.notices) == ()
     assert bundle.telemetry.height >= 5
     steps = bundle.step_records
     inside = bundle.telemetry["t_ns"].is_between(steps["start_unix_ns"][0], int(steps["start_unix_ns"][-1]) + SECOND)
