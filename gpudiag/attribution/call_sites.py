@@ -81,7 +81,7 @@ class Sites(NamedTuple):
 
     site: pl.Series
     match_share: float | None
-    """Share of the ops' time whose site was found; None without frames."""
+    """Share of the time of top-level ops in steps whose site was found; None without frames."""
 
 
 def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None, frames: Frames | None = None) -> Sites:
@@ -91,8 +91,12 @@ def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.
     other stages ask the same of them.
     """
     site = carry_from_site_window(timing, site_window, lambda trace: find_own_sites(trace, frames if trace is timing else None))
-    has_frames = timing.frames.height or (site_window is not None and site_window[0].frames.height)
-    return _measure_coverage(timing, site) if has_frames else Sites(site, None)
+    if not timing.frames.height and (site_window is None or not site_window[0].frames.height):
+        return Sites(site, None)
+    ops = timing.ops.select("parent", "step", site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
+    ops = ops.filter(pl.col("parent").is_null() & pl.col("step").is_not_null())
+    total = int(ops["time"].sum())
+    return Sites(site, int(ops.filter(pl.col("site").is_not_null())["time"].sum()) / total if total else None)
 
 
 def carry_from_site_window(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None, own: Callable[[Trace], pl.Series]) -> pl.Series:
@@ -106,14 +110,6 @@ def carry_from_site_window(timing: Trace, site_window: tuple[Trace, pl.DataFrame
     known = known.unique(["name", "number"], keep="first", maintain_order=True).select("name", "number", "site")
     found = _number_calls(timing.ops).join(known, on=["name", "number"], how="left", maintain_order="left")
     return found.sort("id")["site"]
-
-
-def _measure_coverage(trace: Trace, site: pl.Series) -> Sites:
-    """Return the sites with the share of the top-level op time in steps that has one."""
-    ops = trace.ops.select("parent", "step", site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
-    ops = ops.filter(pl.col("parent").is_null() & pl.col("step").is_not_null())
-    total = int(ops["time"].sum())
-    return Sites(site, int(ops.filter(pl.col("site").is_not_null())["time"].sum()) / total if total else None)
 
 
 def _number_calls(ops: pl.DataFrame) -> pl.DataFrame:
@@ -153,24 +149,13 @@ def take_rows(values: Rows, rows: Ids) -> Ids:
     return found
 
 
-def _find_user_names(names: pl.Series) -> pl.Series:
-    """Return those of the distinct frame names that are the user's."""
+def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
+    """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
+    names = table["name"].unique()
     written = names.cast(pl.String)
     scripts = written.filter(written.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
     foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
     own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(_DEMO)))
-    return own
-
-
-def _gather(values: pl.Series, rows: Ids) -> pl.Series:
-    """Return the value of each row, null for row -1."""
-    found: pl.Series = values.gather(null_missing(rows))
-    return found
-
-
-def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
-    """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
-    own = _find_user_names(table["name"].unique())
     written = own.cast(pl.String)
     sure = own.filter(~written.str.contains(_INSTALLED) | written.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
@@ -187,10 +172,9 @@ def inherit_from_forward(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Seri
     """
     entered = pl.when(pl.col("site").is_not_null()).then(pl.col("start_ns")) if entered_ns is None else pl.lit(entered_ns)
     frame = ops.select("parent", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
-    frame = frame.with_columns(_gather(frame["site"], pair_forward_ops(ops).forward).alias("forward_site"))
-    told = frame["forward_site"].is_not_null().to_numpy()
-    above: pl.Series = null_missing(find_nearest(frame["parent"].fill_null(-1).to_numpy(), told))
-    frame = frame.with_columns(frame["forward_site"].gather(above), frame["start_ns"].gather(above).alias("began_ns"))
+    forward_site: pl.Series = site.gather(null_missing(pair_forward_ops(ops).forward)).alias("forward_site")
+    above: pl.Series = null_missing(find_nearest(frame["parent"].fill_null(-1).to_numpy(), forward_site.is_not_null().to_numpy()))
+    frame = frame.with_columns(forward_site.gather(above), frame["start_ns"].gather(above).alias("began_ns"))
     own = pl.col("began_ns").is_null() | (pl.col("entered_ns") >= pl.col("began_ns")).fill_null(False)
     return frame.select(pl.when(own).then("site").otherwise("forward_site").alias("site")).to_series()
 

@@ -219,21 +219,20 @@ CLEAR_FACTOR = 2
 
 
 def count_explained_grids(names: Sequence[str], grids: Sequence[int | None], shapes: Sequence[Shape | None]) -> int:
-    """Return how many nodes have a grid that follows from the first operand of the captured op.
+    """Count the nodes whose grid follows from the first operand of the captured op.
 
     One block a row (norms, softmax, activations, rotary embedding), or as many as an element-wise loop needs.
     """
-    return sum(_follows_shape(*node) for node in zip(names, grids, shapes, strict=True))
-
-
-def _follows_shape(name: str, grid: int | None, shape: Shape | None) -> bool:
-    if not shape or not grid:
-        return False
-    match = _BLOCK_OF_ELEMENTS.search(name)
-    if match:
-        work = int(match.group(1)) * int(match.group(2))
-        return work > 0 and grid == -(-prod(shape) // work)
-    return grid == prod(shape[:-1])
+    count = 0
+    for name, grid, shape in zip(names, grids, shapes, strict=True):
+        if not shape or not grid:
+            continue
+        if match := _BLOCK_OF_ELEMENTS.search(name):
+            work = int(match.group(1)) * int(match.group(2))
+            count += work > 0 and grid == -(-prod(shape) // work)
+        else:
+            count += grid == prod(shape[:-1])
+    return count
 
 
 def find_clear_winner(counts: Sequence[int]) -> int | None:
@@ -295,7 +294,11 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
     if not windows:
         return
     ran = trace.kernels["correlation"].unique().implode()
-    issued = launches.with_columns(_classify_call().alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
+    call = pl.col("call")
+    kind = pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH)).then(pl.lit("kernel"))
+    kind = kind.when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async")).then(pl.lit("memcpy"))
+    kind = kind.when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async")).then(pl.lit("memset"))  # else null: nothing runs on the device
+    issued = launches.with_columns(kind.alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
     ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))
     issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(decode_column("kernel"))
@@ -309,20 +312,6 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
         own = slice(first, last) if alone else first + np.flatnonzero(threads[first:last] == thread)
         if len(nodes[own]):
             yield CapturedGraph(trace, rows[own], nodes[own])
-
-
-def _classify_call() -> pl.Expr:
-    """Return what a runtime call adds to a graph that is being captured; null: nothing that runs on the device."""
-    call = pl.col("call")
-    return (
-        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
-        .then(pl.lit("kernel"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
-        .then(pl.lit("memcpy"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
-        .then(pl.lit("memset"))
-        .otherwise(None)
-    )
 
 
 def _find_capture_windows(launches: pl.DataFrame) -> list[tuple[int, int, int, bool]]:
@@ -402,15 +391,11 @@ def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit
     counts = []
     for graph, done in chosen:
         ran = kernels[done.replayed]
-        shapes = [_parse_first_shape(text) for text in _read_sizes(graph, done.captured)]
+        inputs = [parse_signature(text, None, None, None).inputs if text else () for text in _read_sizes(graph, done.captured)]
+        shapes = [next((item.shape for item in operands if item.shape), None) for operands in inputs]
         counts.append(count_explained_grids(ran["text"].to_list(), ran["grid"].to_list(), shapes))
     place = find_clear_winner(counts)
     return chosen if place is None else [chosen[place]]
-
-
-def _parse_first_shape(text: str | None) -> Shape | None:
-    inputs = parse_signature(text, None, None, None).inputs if text else ()
-    return next((item.shape for item in inputs if item.shape), None)
 
 
 def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:

@@ -59,20 +59,17 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[str, ...]]:
     kernels = trace.kernels.join(moved.select("device", "move_ns"), on="device", how="left", nulls_equal=True, maintain_order="left")
     by = pl.col("move_ns").fill_null(0)
     kernels = kernels.with_columns(pl.col("start_ns") + by, pl.col("end_ns") + by).drop("move_ns")
+    # in the order of their start again, as tables are; collectives keep pointing at theirs
+    kernels = kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id")
+    kernels = kernels.with_columns(pl.col("id").cast(pl.Int64))
+    renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
+    collectives = trace.collectives.with_columns(renamed.alias("kernel"))
+    trace = msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=collectives)
     early, count, most = moved["early"].sum(), moved["count"].sum(), int(moved["move_ns"].max())  # type: ignore[arg-type]
-    return _sort_by_start(trace, kernels), (
+    return trace, (
         f"the clocks of device and host disagree by about {format_ns(most)}: {early:,} of {count:,} pieces of work start before the call "
         "that launches them; device times were moved by as much, so causes of idle time and the queue are less sure",
     )
-
-
-def _sort_by_start(trace: Trace, kernels: pl.DataFrame) -> Trace:
-    """Return `trace` with `kernels` in the order of their start, as tables are; collectives keep pointing at theirs."""
-    kernels = (
-        kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id").with_columns(pl.col("id").cast(pl.Int64))
-    )
-    renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
-    return msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=trace.collectives.with_columns(renamed.alias("kernel")))
 
 
 def _find_clock_shifts(trace: Trace) -> pl.DataFrame:
@@ -98,17 +95,6 @@ _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^rec
 _BACKEND = r"^(gloo|mpi|ucc|ccl|xccl):"
 
 
-def _find_device_ops(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
-    """Return which ops are work of the device: those on threads that run aten ops, and the back ends' messages wherever they run.
-
-    A thread that waits in an unknown call would make the device look busy; one that sends gradients is why the training thread waits.
-    """
-    name = decode_names(ops["name"])
-    aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
-    found: np.ndarray = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
-    return found
-
-
 def _find_compile_ops(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> np.ndarray:
     """Return which ops are torch.compile at work or lie within it on their thread: tracing and autotuning run ops that train nothing.
 
@@ -126,8 +112,13 @@ def _find_compile_ops(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) 
 
 def build_cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
     """Return the kernels table (stage 'link') of a CPU-only run; what is done to compile code is no work of the device."""
+    # Work of the device: ops on threads that run aten ops, and the back ends' messages wherever they run. A thread that waits in an unknown
+    # call would make the device look busy; one that sends gradients is why the training thread waits.
+    name = decode_names(ops["name"])
+    aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
+    works = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
     busy = measure_self_ns(nesting)
-    chosen = np.flatnonzero((busy > 0) & _find_device_ops(ops, nesting) & ~_find_compile_ops(ops, marks, nesting))
+    chosen = np.flatnonzero((busy > 0) & works & ~_find_compile_ops(ops, marks, nesting))
     rows = ops[chosen]
     order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
     rows, busy = rows[order], busy[chosen][order]

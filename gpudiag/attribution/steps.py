@@ -8,7 +8,6 @@ may be cut by the recording and is no step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,7 @@ import polars as pl
 from gpudiag.attribution import step_patterns
 from gpudiag.attribution.device import classify_run
 from gpudiag.attribution.names import decode_column
-from gpudiag.attribution.nesting import Rows, nest, null_missing
+from gpudiag.attribution.nesting import nest, null_missing
 from gpudiag.attribution.step_patterns import drop_nested, measure_extent
 from gpudiag.model import trace as trace_module
 from gpudiag.model.trace import Trace
@@ -61,22 +60,17 @@ def cut_by_optimizer(trace: Trace) -> StepCuts | None:
     So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
     (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
     """
-    found, source = _find_optimizer_steps(trace)
+    found, source = _find_annotations(trace, _OPTIMIZER_STEP), "optimizer steps"
+    if not found.height:
+        found, source = step_patterns.find_optimizer_bursts(trace), "optimizer ops"
+    if not found.height:
+        found, source = step_patterns.find_optimizer_frames(trace), "optimizer frames"
     if found.height < 2:
         return None
     ends = found["end_ns"].to_numpy()
     cycle = step_patterns.find_cycle(trace, ends, found["name"].to_list())
     pauses = np.append(found["start_ns"].to_numpy()[1:] - ends[:-1], 0)
     return _choose_cuts(ends, cycle, pauses, f"{source}, {cycle} updates in each" if cycle > 1 else source)
-
-
-def _find_optimizer_steps(trace: Trace) -> tuple[pl.DataFrame, str]:
-    """Return the calls of optimizers by the firmest sign that the trace has of them, and what that is."""
-    marked = _find_annotations(trace, _OPTIMIZER_STEP)
-    if marked.height:
-        return marked, "optimizer steps"
-    bursts = step_patterns.find_optimizer_bursts(trace)
-    return (bursts, "optimizer ops") if bursts.height else (step_patterns.find_optimizer_frames(trace), "optimizer frames")
 
 
 def cut_by_loader(trace: Trace) -> StepCuts | None:
@@ -147,15 +141,10 @@ def _find_candidates(trace: Trace) -> pl.DataFrame:
     theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
     marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
     marks = marks.sort("start_ns", "end_ns", descending=[False, True])
-    depth = _count_depths(nest(marks).parent)
-    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
-
-
-def _count_depths(parent: Rows) -> list[int]:
     depth: list[int] = []
-    for above in parent.tolist():  # a row stands below the one that encloses it
+    for above in nest(marks).parent.tolist():  # a row stands below the one that encloses it
         depth.append(0 if above < 0 else depth[above] + 1)
-    return depth
+    return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
 
 
 def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCuts | None:
@@ -211,9 +200,10 @@ def find_steps(trace: Trace) -> Steps:
     marks = _find_step_marks(trace)
     if marks.height:
         return _build_from_marks(marks)
-    for found in _try_other_sources(trace):
-        if found is not None:
-            return _build_from_cuts(trace, found)
+    on_cpu = classify_run(trace).startswith("cpu")
+    cuts = cut_by_optimizer(trace) or cut_by_loader(trace) or cut_by_annotation(trace) or cut_by_period(trace, on_cpu=on_cpu)
+    if cuts is not None:
+        return _build_from_cuts(trace, cuts)
     return Steps(_build_table([("whole trace", *measure_extent(trace))]), WHOLE_TRACE, (NO_STEPS,))
 
 
@@ -226,14 +216,6 @@ def _build_from_marks(marks: pl.DataFrame) -> Steps:
         steps.append((name, start, following[2] if follows and following is not None else end))
     table = _build_table(steps)
     return Steps(table, FROM_MARKS, _warn_about_edges(table))
-
-
-def _try_other_sources(trace: Trace) -> Iterator[StepCuts | None]:
-    """Yield the steps by each of the other sources, the surest first; None where it has none."""
-    yield cut_by_optimizer(trace)
-    yield cut_by_loader(trace)
-    yield cut_by_annotation(trace)
-    yield cut_by_period(trace, on_cpu=classify_run(trace).startswith("cpu"))
 
 
 def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
