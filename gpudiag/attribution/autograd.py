@@ -52,14 +52,14 @@ WITHOUT_INPUT = (
 
 
 def find_autograd_nodes(ops: pl.DataFrame) -> Mask:
-    """Return which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
+    """Find which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
     named = match_names(ops["name"], _NODE)
     found: Mask = (named | (ops["fwd_thread"] > 0).fill_null(False)).to_numpy()
     return found
 
 
 def find_recomputed(ops: pl.DataFrame, parent: Rows) -> pl.Series:
-    """Return the column `recompute` of `ops`; `parent`: row of the enclosing op, -1 at the top."""
+    """Find the column `recompute` of `ops`; `parent`: row of the enclosing op, -1 at the top."""
     node = find_autograd_nodes(ops)
     around = find_nearest(parent, node)
     inside = (around >= 0) & ~node
@@ -123,7 +123,7 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
 
 
 def _find_unnumbered(table: pl.DataFrame, others: pl.Series, bases: pl.DataFrame) -> pl.DataFrame:
-    """Return those of the `others` of `table` that carry no number though they make a node, with the number that it got.
+    """Find those of the `others` of `table` that carry no number though they make a node, with the number that it got.
 
     An extension whose operator skips the autograd layer makes the node within the call (fbgemm lookups): it took the last number before
     the next numbered op. Of several in a row each took one.
@@ -185,7 +185,7 @@ _LATER = 8
 
 
 def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask) -> OpRows:
-    """Return for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
+    """Find for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
 
     `compared`: the ops whose names must agree, and which are answered for (those that do work in either grad mode).
     """
@@ -214,7 +214,7 @@ def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask
 
 
 def _find_window(forward: OpRows, names: OpRows, wanted: OpRows, origin: int, after: int) -> OpRows:
-    """Return the rows of `forward` that the names `wanted` repeat: all from `origin` to before `after`, or those that end with it.
+    """Find the rows of `forward` that the names `wanted` repeat: all from `origin` to before `after`, or those that end with it.
 
     Empty where the names differ.
     """

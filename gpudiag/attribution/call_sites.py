@@ -85,7 +85,7 @@ class Sites(NamedTuple):
 
 
 def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None, frames: Frames | None = None) -> Sites:
-    """Return the sites of the ops of `timing` (stage 'link'), from its own frames or from those of `site_window` (linked, its steps).
+    """Find the sites of the ops of `timing` (stage 'link'), from its own frames or from those of `site_window` (linked, its steps).
 
     Across windows an op is the n-th call of its name within a step: the same loop body runs in both. `frames`: those of `timing`, where
     other stages ask the same of them.
@@ -121,7 +121,7 @@ def _number_calls(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
-    """Return the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
+    """Find the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
 
     Unless Python of the user's runs inside the backward node itself: an autograd.Function, recomputed forward code.
     """
@@ -134,7 +134,7 @@ def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
 
 
 def find_frame_threads(trace: Trace, threads: Ids) -> Ids:
-    """Return the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
+    """Find the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
     with_frames = trace.frames["thread"].fill_null(-1).unique().to_numpy()
     if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
@@ -150,7 +150,7 @@ def take_rows(values: Rows, rows: Ids) -> Ids:
 
 
 def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
-    """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
+    """Find for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
     names = table["name"].unique()
     written = names.cast(pl.String)
     scripts = written.filter(written.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
@@ -190,7 +190,7 @@ _LONGEST_PATH = 1_000
 
 
 def find_modules(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None) -> pl.Series:
-    """Return the path of each op's module ('Gpt_0.Block_3.Linear_12'), null where it is not known.
+    """Find the path of each op's module ('Gpt_0.Block_3.Linear_12'), null where it is not known.
 
     From the trace's own frames, or carried over from `site_window` (linked, its steps) like the call sites. A backward op takes that of
     its forward op.
@@ -206,7 +206,7 @@ def explain_missing_modules(trace: Trace, site_window: tuple[Trace, pl.DataFrame
 
 
 def find_own_modules(trace: Trace) -> pl.Series:
-    """Return the module of each op from the trace's own frames."""
+    """Find the module of each op from the trace's own frames."""
     frames = nest(trace.frames)
     names = decode_names(trace.frames["name"]).str.extract(MODULE_FRAME, 1)
     is_module = names.is_not_null().to_numpy()
@@ -224,7 +224,7 @@ def find_own_modules(trace: Trace) -> pl.Series:
 
 
 def _build_module_paths(frames: Nesting, names: pl.Series, is_module: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.Series:
-    """Return the path of each module frame, null for the other frames."""
+    """Join the path of each module frame, null for the other frames."""
     above = np.append(find_nearest(frames.parent, is_module), -1)[frames.parent]
     rows = np.flatnonzero(is_module)  # a frame stands below the one that encloses it
     own, outer = names.gather(rows).to_list(), above[rows].tolist()

@@ -104,7 +104,7 @@ _COMPILED = tuple((re.compile(pattern), frozenset(words.split())) for pattern, w
 
 @lru_cache(maxsize=4096)
 def find_op_kinds(name: str) -> frozenset[str] | None:
-    """Return the kernel classes that an op called `name` may start, None where its name does not tell."""
+    """Find the kernel classes that an op called `name` may start, None where its name does not tell."""
     return next((kinds for pattern, kinds in _COMPILED if pattern.match(name)), None)
 
 
@@ -236,7 +236,7 @@ def count_explained_grids(names: Sequence[str], grids: Sequence[int | None], sha
 
 
 def find_clear_winner(counts: Sequence[int]) -> int | None:
-    """Return the place of the count that is at least twice the second and more than one, None where there is none."""
+    """Find the place of the count that is at least twice the second and more than one, None where there is none."""
     order = sorted(range(len(counts)), key=lambda place: -counts[place])
     if len(order) < 2 or counts[order[0]] < CLEAR_FACTOR * max(1, counts[order[1]]):
         return None
@@ -295,9 +295,14 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
         return
     ran = trace.kernels["correlation"].unique().implode()
     call = pl.col("call")
-    kind = pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH)).then(pl.lit("kernel"))
-    kind = kind.when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async")).then(pl.lit("memcpy"))
-    kind = kind.when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async")).then(pl.lit("memset"))  # else null: nothing runs on the device
+    kind = (
+        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
+        .then(pl.lit("kernel"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
+        .then(pl.lit("memcpy"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
+        .then(pl.lit("memset"))
+    )  # else null: nothing that runs on the device
     issued = launches.with_columns(kind.alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
     ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))
@@ -363,7 +368,7 @@ _Match = tuple[CapturedGraph, Fit, list[tuple[int, int]]]
 
 
 def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes) -> tuple[list[_Match], tuple[str, ...]]:
-    """Return the captured graph and the fit of each distinct replay that has one, and warnings about those that have none."""
+    """Find the captured graph and the fit of each distinct replay that has one, and warnings about those that have none."""
     graphs = _drop_duplicates(graphs)
     judge = NodeComparer(replays.nodes, list(codes))
     left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
@@ -387,7 +392,7 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
 
 
 def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
-    """Return the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
+    """Choose the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
     counts = []
     for graph, done in chosen:
         ran = kernels[done.replayed]
@@ -407,7 +412,7 @@ def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:
 
 
 def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
-    """Return the recorded shapes of the op of each of `nodes`, as text."""
+    """Read the recorded shapes of the op of each of `nodes`, as text."""
     ops = graph.source.launches["op"].gather(graph.launches[nodes])
     signature = graph.source.ops["signature"].gather(ops)
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())

@@ -48,7 +48,7 @@ _COMPILED = r"^CompiledFunction$|^Torch-Compiled Region"
 
 
 def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
-    """Return the column `phase` for the ops. Kernels have that of the op that launched them.
+    """Find the column `phase` for the ops. Kernels have that of the op that launched them.
 
     data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too), but not
     of its closure, or, where no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the
@@ -85,7 +85,7 @@ def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
 
 
 def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
-    """Return the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
+    """Find the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
     marked = _find_in_marks(trace, kernel_names.OPTIMIZER_MARK, nesting)
     if not marked.any():
         marked = _find_inside(find_optimizer_frames(trace), nesting)
@@ -96,7 +96,7 @@ def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
 
 
 def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
-    """Return the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
+    """Find the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
 
     A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
     numbered ops of a mark without nodes are the update itself, written without no_grad.
@@ -112,7 +112,7 @@ def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
 
 
 def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
-    """Return the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
+    """Find the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
     pins = _mark_descendants(_find_named(trace, _PIN), nesting)
     top = nesting.parent < 0
     root = find_nearest(nesting.parent, top)
@@ -128,13 +128,13 @@ def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
 
 
 def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
-    """Return which ops begin inside an annotation that matches `pattern` on their own thread."""
+    """Find which ops begin inside an annotation that matches `pattern` on their own thread."""
     named = match_column("name", pattern) & (pl.col("category") == "annotation")
     return _find_inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
 
 
 def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
-    """Return which ops begin inside one of `spans` on their own thread."""
+    """Find which ops begin inside one of `spans` on their own thread."""
     found = np.zeros(len(nesting.start_ns), dtype=bool)
     for (thread,), rows in spans.group_by("thread"):
         own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))

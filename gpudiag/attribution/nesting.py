@@ -123,7 +123,7 @@ def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> 
 
 
 def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
-    """Return for each (thread, time) the row of the innermost open op, -1 where none is.
+    """Find for each (thread, time) the row of the innermost open op, -1 where none is.
 
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
@@ -192,7 +192,7 @@ def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
-    """Return for each row the first `wanted` row at or above it, -1 where there is none.
+    """Find for each row the first `wanted` row at or above it, -1 where there is none.
 
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
@@ -217,7 +217,7 @@ def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
 
 
 def measure_self_ns(nesting: Nesting) -> Ids:
-    """Return the time of each op outside its children, in ns."""
+    """Measure the time of each op outside its children, in ns."""
     length = nesting.end_ns - nesting.start_ns
     inner = np.zeros(len(length), dtype=np.int64)
     child = nesting.parent >= 0

@@ -112,7 +112,7 @@ def _code_runs(codes: Ids) -> Ids:
 
 
 def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
-    """Return the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
+    """Find the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
     first = np.flatnonzero(np.diff(sequence[order], prepend=-1))
     counts = np.diff(first, append=len(order))
     often = counts >= MIN_PERIODS
@@ -147,7 +147,7 @@ def _cluster_names(names: _Names) -> list[Ids]:
 
 
 def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
-    """Return the occurrences of that one of `codes` which comes after the longest pauses."""
+    """Find the occurrences of that one of `codes` which comes after the longest pauses."""
     best, longest = np.empty(0, dtype=np.int64), -1.0
     sorted_codes = sequence[order]
     for code in codes[:_ANCHORS].tolist():
@@ -176,7 +176,7 @@ def _count_pieces(codes: Ids, cuts: Ids) -> _Pieces:
 
 
 def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:
-    """Return the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
+    """Measure the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
     width = int(pieces.code.max()) + 1
     key = pieces.piece * width + pieces.code
     before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
@@ -226,7 +226,7 @@ class LaunchSequence(NamedTuple):
 
 
 def find_training_thread(trace: Trace) -> int:
-    """Return the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
+    """Find the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
     ops = trace.ops.filter(~pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
     numbered = ops.filter(pl.col("sequence").is_not_null())
     for table in (numbered, ops, trace.launches, trace.marks):
@@ -315,14 +315,14 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
 
 
 def measure_similarity(trace: Trace, moments: Ids) -> float:
-    """Return the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
+    """Measure the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
     tables = _count_ops(trace, moments[:MAX_INTERVALS])
     most, _, common = _count_common(tables, 1)
     return float(common.sum() / most.sum()) if most.sum() else 0.0
 
 
 def _find_backward_ops(trace: Trace) -> Mask:
-    """Return the autograd nodes and the ops that begin inside one on their own thread."""
+    """Find the autograd nodes and the ops that begin inside one on their own thread."""
     found = find_autograd_nodes(trace.ops)
     threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
     for thread in np.unique(threads[found]):
@@ -357,7 +357,7 @@ def _count_common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
 
 
 def build_kernel_sequence(trace: Trace) -> LaunchSequence:
-    """Return the kernels and copies of the busiest device in the order of their launch; those without a launch record are left out.
+    """List the kernels and copies of the busiest device in the order of their launch; those without a launch record are left out.
 
     Where no runtime calls were recorded the order and the moments are the device's own.
     """
@@ -375,7 +375,7 @@ def build_kernel_sequence(trace: Trace) -> LaunchSequence:
 
 
 def build_op_sequence(trace: Trace) -> LaunchSequence:
-    """Return the ops of the training thread in time order."""
+    """List the ops of the training thread in time order."""
     ops = trace.ops.with_columns(pl.Series("node", find_autograd_nodes(trace.ops)))
     ops = ops.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns", "id")
     codes = ops.select(pl.struct(pl.col("name").to_physical(), "signature").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
@@ -384,7 +384,7 @@ def build_op_sequence(trace: Trace) -> LaunchSequence:
 
 
 def find_step_period(sequence: LaunchSequence) -> Period | None:
-    """Return the shortest period that is a step: it trains, or is fed and read by the host, or is made of layers itself.
+    """Find the shortest period that is a step: it trains, or is fed and read by the host, or is made of layers itself.
 
     A forward pass of equal layers has a period too; without such evidence nothing tells it from steps, and None is returned.
     """

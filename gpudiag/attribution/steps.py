@@ -119,7 +119,7 @@ def cut_by_period(trace: Trace, *, on_cpu: bool) -> StepCuts | None:
 
 
 def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
-    """Return the annotations that match, of the thread that has most, in time order and without those inside another."""
+    """Find the annotations that match, of the thread that has most, in time order and without those inside another."""
     named = trace.marks.with_columns(decode_column("name")).filter(
         (pl.col("category") == "annotation") & pl.col("name").str.contains(pattern) & pl.col("thread").is_not_null()
     )
@@ -127,14 +127,14 @@ def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
 
 
 def _choose_cuts(moments: Ids, cycle: int, pauses: Ids, source: str) -> StepCuts | None:
-    """Return every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
+    """Choose every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
     medians = [float(np.median(pauses[offset::cycle])) for offset in range(cycle)]
     times = np.unique(moments[int(np.argmax(medians)) :: cycle])
     return StepCuts(times, None, source) if len(times) > 1 else None
 
 
 def _find_candidates(trace: Trace) -> pl.DataFrame:
-    """Return the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
+    """Find the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
     thread = step_patterns.find_training_thread(trace)
     marks = trace.marks.with_columns(decode_column("name"))
     mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
@@ -196,7 +196,7 @@ class Steps(NamedTuple):
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
+    """Find the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     marks = _find_step_marks(trace)
     if marks.height:
         return _build_from_marks(marks)
@@ -208,7 +208,7 @@ def find_steps(trace: Trace) -> Steps:
 
 
 def _build_from_marks(marks: pl.DataFrame) -> Steps:
-    """Return the steps from mark to mark; where the next number is missing a step ends with its own mark."""
+    """Build the steps from mark to mark; where the next number is missing a step ends with its own mark."""
     rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
     steps = []
     for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
@@ -219,7 +219,7 @@ def _build_from_marks(marks: pl.DataFrame) -> Steps:
 
 
 def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
-    """Return the steps between the cuts. What lies outside may be incomplete and is no step."""
+    """Build the steps between the cuts. What lies outside may be incomplete and is no step."""
     times = cuts.times.tolist()
     names = cuts.names or tuple(f"#{row}" for row in range(len(times) - 1))
     table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
@@ -230,7 +230,7 @@ def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
 
 
 def _find_step_marks(trace: Trace) -> pl.DataFrame:
-    """Return the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
+    """Find the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
     name = decode_column("name")
     found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
     found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))

@@ -19,7 +19,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def read_cpu_model() -> str:
-    """Return the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
+    """Read the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
     try:
         text = _CPUINFO.read_text(errors="replace")
     except OSError:
@@ -38,7 +38,7 @@ def supports_dtype(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
 
 
 def read_last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
-    """Return the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
+    """Read the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
 
     Caches of the highest level are counted once each (an EPYC has one L3 per core complex). A virtual machine may show more than its share.
     """
@@ -47,7 +47,7 @@ def read_last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
 
 
 def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
-    """Return the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
+    """Read the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
 
     Level 1 is too small to hold what an op moves.
     """

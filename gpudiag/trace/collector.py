@@ -112,7 +112,7 @@ class Collector:
         if (rows := np.flatnonzero(kinds == KIND_CODES["launch"])).size:
             self._launches(complete.at(rows))
         if (rows := np.flatnonzero(kinds == KIND_CODES["frame"])).size:
-            self._frames(complete.at(rows))
+            self._add("frames", self._host("frames", complete.at(rows)))
         if (rows := np.flatnonzero(np.isin(kinds, _DEVICE_CODES))).size:
             self._device_work(complete.at(rows), _list_kind_names(kinds[rows]))
         if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
@@ -218,7 +218,12 @@ class Collector:
             "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
         }
         self._collectives("op", timed.args)
-        self._backend_calls(columns["name"], timed.args)
+        # calls of communication back ends are collectives: their tensors are their message
+        calls = self.keys.names.ops.backend_calls
+        rows = np.flatnonzero(columns["name"].is_in(list(calls)).to_numpy()).tolist() if calls else []
+        if rows:
+            names = [calls[code] for code in columns["name"].gather(rows).to_list()]
+            self._add("collectives", build_backend_collectives(rows, names, [timed.args[row] for row in rows]))
         self._add("ops", columns)
 
     def _launches(self, timed: Timed) -> None:
@@ -227,9 +232,6 @@ class Collector:
         columns["correlation"] = build_integer_column([args.correlation for args in timed.args])
         columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
         self._add("launches", columns)
-
-    def _frames(self, timed: Timed) -> None:
-        self._add("frames", self._host("frames", timed))
 
     def _marks(self, timed: Timed, categories: pl.Series) -> None:
         """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
@@ -267,14 +269,6 @@ class Collector:
         self._collectives("kernel", timed.args)
         self._add("kernels", columns)
 
-    def _backend_calls(self, codes: pl.Series, args: list[CompleteArgs]) -> None:
-        """Take the calls of communication back ends as collectives: their tensors are their message."""
-        calls = self.keys.names.ops.backend_calls
-        rows = np.flatnonzero(codes.is_in(list(calls)).to_numpy()).tolist() if calls else []
-        if rows:
-            names = [calls[code] for code in codes.gather(rows).to_list()]
-            self._add("collectives", build_backend_collectives(rows, names, [args[row] for row in rows]))
-
     def _collectives(self, column: str, all_args: list[CompleteArgs]) -> None:
         """Take the fields of collectives from args; `column` is their row in the chunk's ops or kernels."""
         rows = [row for row, args in enumerate(all_args) if args.collective is not ABSENT]
@@ -309,13 +303,14 @@ class Collector:
         args = [event.args or _NO_MEMORY_ARGS for _, event in found]
         sizes = build_integer_column([arg.bytes for arg in args])
         kinds = [parse_integer(arg.device_type) for arg in args]
+        devices = build_integer_column([arg.device_id for arg in args])
         columns = {
             "thread": pl.Series([self.keys.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
             "t_ns": pl.Series(times.ns),
             "address": build_integer_column([arg.address for arg in args]),
             "bytes": sizes,
             "device_kind": pl.Series([None if kind is None else "gpu" if kind else "cpu" for kind in kinds], dtype=pl.String),
-            "device": _null_negative(build_integer_column([arg.device_id for arg in args])),
+            "device": devices.set(devices < 0, None),  # the CPU's device id is -1, which is no index
             "total_allocated": build_integer_column([arg.total_allocated for arg in args]),
             "total_reserved": build_integer_column([arg.total_reserved for arg in args]),
         }
@@ -341,8 +336,3 @@ class Collector:
 def _list_kind_names(codes: npt.NDArray[np.int8]) -> pl.Series:
     names: pl.Series = pl.Series(EVENT_KINDS, dtype=pl.String).gather(codes)
     return names
-
-
-def _null_negative(indices: pl.Series) -> pl.Series:
-    """Return `indices` with null for the negative ones: the CPU's device id is -1, which is no index."""
-    return indices.set(indices < 0, None)

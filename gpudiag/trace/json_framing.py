@@ -47,12 +47,6 @@ class BracketReader:
         shift = int(self._escaped)
         if shift:  # a virtual backslash in front carries the escape over the border
             codes = np.concatenate([np.array([ord("\\")], np.uint8), codes])
-        positions, steps = self._brackets(codes)
-        depths = self._depth + np.cumsum(steps)
-        self._depth = int(depths[-1]) if depths.size else self._depth
-        return positions - shift, steps, depths
-
-    def _brackets(self, codes: npt.NDArray[np.uint8]) -> tuple[Positions, Positions]:
         classes = _CLASS_OF_BYTE[codes]
         special = np.flatnonzero(classes)
         kinds = classes[special]
@@ -62,11 +56,14 @@ class BracketReader:
         if special.size:
             self._in_string = bool(inside[-1])
         self._escaped = bool(special.size and special[-1] == codes.size - 1 and escaped[-1])
-        return special[brackets], np.where(kinds[brackets] == _OPEN_CLASS, 1, -1)
+        positions, steps = special[brackets], np.where(kinds[brackets] == _OPEN_CLASS, 1, -1)
+        depths = self._depth + np.cumsum(steps)
+        self._depth = int(depths[-1]) if depths.size else self._depth
+        return positions - shift, steps, depths
 
 
 def find_array_items(text: memoryview) -> ArrayItems:
-    """Return the complete objects and arrays of `text`, which begins inside an array, outside of any string."""
+    """Find the complete objects and arrays of `text`, which begins inside an array, outside of any string."""
     reader = BracketReader()
     starts: list[int] = []
     ends: list[int] = []
@@ -96,7 +93,7 @@ class ContainerScanner:
 
 
 def _find_escaped(special: Positions, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Return for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it."""
+    """Find for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it."""
     order = np.arange(special.size)
     breaks = np.ones(special.size, np.bool_)  # True where no backslash stands directly before
     breaks[1:] = (kinds[:-1] != _BACKSLASH_CLASS) | (special[1:] - special[:-1] != 1)
@@ -210,7 +207,12 @@ class Document:
 
         A reader's share: NotSharedError where the readers do not agree, ShareDoneError at the end of all shares but the first.
         """
-        self._skip_byte_order_mark()
+        while len(self._data) < 3 and self._more():
+            pass
+        if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise NotATraceError("is UTF-16 text; a trace is UTF-8")
+        if self._data.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
         first = self._peek()
         if first == _OPEN_BRACKET:
             yield from self._events()
@@ -220,7 +222,7 @@ class Document:
             raise _identify_other_kind(self._data)
 
     def _members(self) -> Iterator[HeaderValue | EventChunk]:
-        """Yield the parts of the top-level object."""
+
         seen_events = False
         keys = 0
         self._at += 1
@@ -228,7 +230,12 @@ class Document:
             if byte == _COMMA:
                 self._at += 1
                 continue
-            key = self._key()
+            if byte != _QUOTE:
+                raise CutShortError
+            key = self._string(_MAX_KEY_BYTES)[1:-1].decode("utf-8", "replace")
+            if self._peek() != _COLON:
+                raise CutShortError
+            self._at += 1
             keys += 1
             if keys > MAX_KEYS:
                 raise NotATraceError(f"is not a trace: it has more than {MAX_KEYS:,} top-level keys")
@@ -266,24 +273,6 @@ class Document:
                 return self._data[self._at]
             if not self._more():
                 raise CutShortError
-
-    def _skip_byte_order_mark(self) -> None:
-        while len(self._data) < 3 and self._more():
-            pass
-        if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise NotATraceError("is UTF-16 text; a trace is UTF-8")
-        if self._data.startswith(b"\xef\xbb\xbf"):
-            self._at = 3
-
-    def _key(self) -> str:
-        """Take a key and its colon."""
-        if self._peek() != _QUOTE:
-            raise CutShortError
-        key = self._string(_MAX_KEY_BYTES)[1:-1].decode("utf-8", "replace")
-        if self._peek() != _COLON:
-            raise CutShortError
-        self._at += 1
-        return key
 
     def _value(self, keep: bool) -> bytes:
         """Take one value; return its text, or b'' where it is not kept."""
@@ -334,7 +323,9 @@ class Document:
     def _events(self) -> Iterator[EventChunk]:
         """Yield the events of the array that begins here. `_at` stays on the separator before the next event."""
         while self._data[self._at] != _CLOSE_BRACKET:
-            self._fill()
+            # one and a half blocks at once, so that the end of a small file is in sight from the start
+            while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
+                self._more()
             guess = self._guessed_cut()
             if self._share and not self._ended:
                 yield from self._shared(self._share, guess)
@@ -358,11 +349,6 @@ class Document:
     def _chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
         self._number += 1
         return EventChunk(events, text, self._number - 1)
-
-    def _fill(self) -> None:
-        """Read on until the buffer holds one and a half blocks, so that the end of a small file is in sight from the start."""
-        while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
-            self._more()
 
     def _guessed_cut(self) -> int | None:
         """Return the position of a separator or closing bracket that probably follows an event, from the end of the buffer."""
@@ -421,7 +407,8 @@ class Document:
         if items.closed is not None:
             self._at = after + items.closed
         elif items.ends:
-            self._at_separator()
+            if self._peek() not in (_COMMA, _CLOSE_BRACKET):
+                raise CutShortError
         elif len(view) > MAX_EVENT_BYTES:
             raise NotATraceError(f"has an event of more than {MAX_EVENT_BYTES >> 20} MiB")
         elif not self._doubled(len(view)):
@@ -430,7 +417,3 @@ class Document:
     def _doubled(self, held: int) -> bool:
         """Read until twice as much as `held` is there, so that a large event or string is not looked at again after every block."""
         return self._more(max(1, 2 * held - (len(self._data) - self._at)))
-
-    def _at_separator(self) -> None:
-        if self._peek() not in (_COMMA, _CLOSE_BRACKET):
-            raise CutShortError

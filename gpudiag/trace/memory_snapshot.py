@@ -1,13 +1,11 @@
 """A snapshot of the CUDA caching allocator (torch.cuda.memory._dump_snapshot): an untrusted pickle of plain data -> typed values.
 
-Pickles of plain data: containers, numbers and texts. No other operation of the format is known here, so nothing can be called.
+Of the pickle format only containers, numbers and texts are known here, no other operation, so nothing can be called.
 
 Opcodes: Lib/pickle.py and Lib/pickletools.py of CPython. The standard unpickler is not used, not even with find_class closed: it sizes its
 memo by a number that the file claims, and has no limit on what a small file may unfold to.
 
-A snapshot of the CUDA caching allocator, as torch.cuda.memory._dump_snapshot writes it: an untrusted pickle -> typed values.
-
-Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
+Format of the snapshot: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class NotPlainDataError(ValueError):
 
 
 def load_plain_data(data: bytes) -> Any:
-    """Return the value that `data`, a pickle of protocol 2 or later, holds. Raises NotPlainDataError."""
+    """Load the value that `data`, a pickle of protocol 2 or later, holds. Raises NotPlainDataError."""
     reader = _Reader(data)
     try:
         return reader.read()
@@ -323,7 +321,7 @@ def _read_start(path: Path) -> bytes:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Return the snapshot at `path`; nothing in it is ever called. Raises InputError where it is none, or too large."""
+    """Read the snapshot at `path`; nothing in it is ever called. Raises InputError where it is none, or too large."""
     name = format_path(str(path))
     try:
         if path.stat().st_size > MAX_SNAPSHOT_BYTES:
@@ -349,7 +347,7 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
 
 
 def _check_rows(found: Any) -> None:
-    """Raise NotPlainDataError where converting would take more than MAX_ROWS rows; wrong types are found later."""
+    """Raise NotPlainDataError where converting would take more than MAX_SNAPSHOT_ROWS rows; wrong types are found later."""
     rows = 0
     for key, inner in (("segments", "blocks"), ("device_traces", None)):
         items = found.get(key) if isinstance(found, dict) else None

@@ -1,20 +1,18 @@
 """A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
 
-A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
-
 Both cut the text at the same places, as long as each cut proves to lie between events, which only the process that decodes the chunk can
 tell. Where one does not, or the second process cannot be started or dies, the file has to be read again by one process.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from multiprocessing import parent_process
 from queue import SimpleQueue
 from threading import Thread
@@ -97,14 +95,10 @@ class NewKeyTracker:
 
     def new(self) -> NewKeys:
         """Return the keys that were added since the last call."""
-        found = {kind: _take_last(numbers, len(numbers) - self._known[kind]) for kind, numbers in self._numbered.items()}
-        self._known = {kind: len(numbers) for kind, numbers in self._numbered.items()}
+        numbered = self._numbered.items()
+        found = {kind: list(islice(reversed(numbers), len(numbers) - self._known[kind]))[::-1] for kind, numbers in numbered}
+        self._known = {kind: len(numbers) for kind, numbers in numbered}
         return NewKeys(found.pop("threads"), found.pop("signatures"), {kind: keys for kind, keys in found.items() if keys})
-
-
-def _take_last(numbers: dict[Any, int], count: int) -> list[Any]:
-    newest = reversed(numbers)
-    return [next(newest) for _ in range(count)][::-1]
 
 
 class _Renumbering:
@@ -235,13 +229,7 @@ def send_share(path: str, block_bytes: int, to: IO[bytes]) -> None:
         with suppress(ShareDoneError):
             for part in document.parts():
                 if isinstance(part, EventChunk):
-                    tables = {table: _write_ipc(frame) for table, frame in collector.part(part).items()}
+                    tables = {table: frame.write_ipc(None).getvalue() for table, frame in collector.part(part).items()}
                     send_message(ChunkMessage(part.number, growth.new(), tables), to)
                 del part  # or its events would live on while the next chunk is decoded
     send_message(FinalMessage(collector.counts(), decoder.count, dict(decoder.dropped), document.cuts), to)
-
-
-def _write_ipc(frame: pl.DataFrame) -> bytes:
-    text = io.BytesIO()
-    frame.write_ipc(text)
-    return text.getvalue()
