@@ -132,7 +132,7 @@ class NodeComparer:
         self._captured = captured
         self._known: dict[int, int] = {}
 
-    def one(self, ran: int, issued: int) -> int:
+    def compare_one(self, ran: int, issued: int) -> int:
         """Return the verdict on the distinct nodes `ran` and `issued`."""
         key = ran * len(self._captured) + issued
         found = self._known.get(key)
@@ -140,13 +140,13 @@ class NodeComparer:
             self._known[key] = found = compare_nodes(self._replayed[ran], self._captured[issued])
         return found
 
-    def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
+    def compare_many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
         """Return the verdict on each pair of two equally long sequences."""
         distinct, inverse = np.unique(ran * len(self._captured) + issued, return_inverse=True)
-        verdicts = [self.one(*divmod(int(key), len(self._captured))) for key in distinct]
+        verdicts = [self.compare_one(*divmod(int(key), len(self._captured))) for key in distinct]
         return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
 
-    def is_kernel(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
+    def find_kernels(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
         """Return the places of kernels in both sequences (copies and memsets may be left out of a recording)."""
         first = [place for place, code in enumerate(ran.tolist()) if self._replayed[code].kind == "kernel"]
         second = [place for place, code in enumerate(issued.tolist()) if self._captured[code].kind == "kernel"]
@@ -161,7 +161,7 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     if len(ran) == len(issued):
         everything = np.arange(len(ran))
         return _accept_fit(judge, ran, issued, everything, everything)
-    kernels, launches = judge.is_kernel(ran, issued)
+    kernels, launches = judge.find_kernels(ran, issued)
     if len(kernels) == len(launches):
         return _accept_fit(judge, ran, issued, kernels, launches)
     if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
@@ -170,7 +170,7 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
 
 
 def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, second: Rows, *, skipped: bool = False) -> Fit | None:
-    verdicts = judge.many(ran[first], issued[second])
+    verdicts = judge.compare_many(ran[first], issued[second])
     agreeing, against = int((verdicts > 0).sum()), int((verdicts < 0).sum())
     if skipped:
         against += len(ran) + len(issued) - 2 * len(first)
@@ -188,7 +188,7 @@ def _align_nodes(judge: NodeComparer, ran: list[int], issued: list[int]) -> tupl
     """
     first, second, here, there, contradictions = [], [], 0, 0, 0
     while here < len(ran) and there < len(issued):
-        if judge.one(ran[here], issued[there]) < 0:
+        if judge.compare_one(ran[here], issued[there]) < 0:
             contradictions += 1
             if contradictions > (1 - ACCEPT_FROM) * len(ran) + 1:
                 break
@@ -206,7 +206,7 @@ def _resume(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[int
     for total in range(1, LOOK_AHEAD + 1):
         for here in range(total + 1):
             pairs = list(zip(ran[here : here + 3], issued[total - here : total - here + 3], strict=False))
-            if pairs and all(judge.one(*pair) >= 0 for pair in pairs) and any(judge.one(*pair) > 0 for pair in pairs):
+            if pairs and all(judge.compare_one(*pair) >= 0 for pair in pairs) and any(judge.compare_one(*pair) > 0 for pair in pairs):
                 return here, total - here
     return 1, 1
 
@@ -356,7 +356,7 @@ class _Replays:
         edges = np.flatnonzero(np.diff(launches, prepend=-1, append=-1)) if len(launches) else np.empty(0, dtype=np.int64)
         self.spans = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
-    def distinct(self) -> dict[bytes, list[tuple[int, int]]]:
+    def group_launches(self) -> dict[bytes, list[tuple[int, int]]]:
         """Return the spans of `frame` by their sequence of kernels: replays of one graph share it."""
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first, last in self.spans:
@@ -372,7 +372,7 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
     graphs = _drop_duplicates(graphs)
     judge = NodeComparer(replays.nodes, list(codes))
     left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
-    for sequence, spans in replays.distinct().items():
+    for sequence, spans in replays.group_launches().items():
         ran = np.frombuffer(sequence, dtype=np.int64)
         tried = [graph for graph in graphs if min(len(graph.nodes), len(ran)) >= ACCEPT_FROM * max(len(graph.nodes), len(ran)) / 2]
         left -= len(ran) * len(tried)

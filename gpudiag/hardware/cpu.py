@@ -58,11 +58,20 @@ def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
 
 
 def _group_by_level(system: Path) -> dict[int, list[int]]:
-    """Return the sizes of the distinct caches of each level, in bytes."""
-    found = dict(entry for cpu in _list_usable_cpus() for entry in _read_caches(system / f"cpu{cpu}" / "cache"))
+    """Return the sizes of the distinct data and unified caches of each level, in bytes."""
+    sizes: dict[tuple[int, str], int] = {}  # by level and the CPUs that share the cache
+    for cpu in _list_usable_cpus():
+        for index in sorted((system / f"cpu{cpu}" / "cache").glob("index[0-9]*")):
+            try:
+                kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
+            except OSError:
+                continue
+            parsed = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if kind != "Instruction" and level.isdigit() and parsed:
+                sizes[int(level), shared] = int(parsed[1]) * _UNITS[parsed[2]]
     levels: dict[int, list[int]] = {}
-    for (level, _), size in found.items():
-        levels.setdefault(level, []).append(size)
+    for (level_number, _), size_bytes in sizes.items():
+        levels.setdefault(level_number, []).append(size_bytes)
     return levels
 
 
@@ -70,17 +79,3 @@ def _list_usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def _read_caches(folder: Path) -> list[tuple[tuple[int, str], int]]:
-    """Return ((level, CPUs that share it), bytes) of each data or unified cache of one CPU."""
-    found = []
-    for index in sorted(folder.glob("index[0-9]*")):
-        try:
-            kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
-        except OSError:
-            continue
-        parsed = re.fullmatch(r"(\d+)([KMG]?)", size)
-        if kind != "Instruction" and level.isdigit() and parsed:
-            found.append(((int(level), shared), int(parsed[1]) * _UNITS[parsed[2]]))
-    return found

@@ -174,13 +174,13 @@ def read_kineto(path: str | Path) -> Trace:
         base_ns=base,
         unix_base_ns=unix_base,
         devices=header.devices,
-        threads=tuple(Thread(pid, tid, collector.thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
+        threads=tuple(Thread(pid, tid, collector.find_thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
         rank=header.rank,
         world_size=header.world_size,
         record_shapes=header.record_shapes or tables["signatures"].height > 0,
         with_stack=header.with_stack or tables["frames"].height > 0,
         profile_memory=header.profile_memory or tables["allocations"].height > 0,
-        dropped=dict(found.decoder.dropped) | collector.all_dropped(),
+        dropped=dict(found.decoder.dropped) | collector.count_dropped(),
         truncated=found.truncated,
         uncompressed_bytes=found.bytes_read,
         warnings=warnings,
@@ -206,7 +206,7 @@ def _read_in_one_process(source: str) -> _FileContents:
     collector, store = Collector(decoder.times), Store()
     with closing(read_text_blocks(source)) as blocks, pause_cycle_collection():
         document = Document(blocks, decoder)
-        header, truncated = _collect_parts(source, document, lambda chunk: store.take(collector.part(chunk)))
+        header, truncated = _collect_parts(source, document, lambda chunk: store.take(collector.build_part(chunk)))
     return _FileContents(decoder, collector, store, collector.keys, header, truncated, document.bytes_read)
 
 
@@ -252,7 +252,7 @@ def _build_empty_error(source: str, collector: Collector, truncated: bool) -> In
         return InputError(
             f"{format_path(source)} is no complete JSON: it breaks off or is malformed before the first complete event", _HOW_TO_RECORD
         )
-    if collector.met(_PROFILER_CATEGORY):
+    if collector.has_met(_PROFILER_CATEGORY):
         return InputError(f"{format_path(source)} is a recording of torch.profiler without any op, call or kernel", RECORDED_THREAD_HINT)
     if collector.complete_events:
         message = f"none of the {collector.complete_events} complete events of {format_path(source)} is one that PyTorch's profiler writes"
@@ -286,7 +286,7 @@ class _UpToEvents(Document):
     first_event = -1
     """Bytes of text up to and with the list's opening bracket."""
 
-    def _events(self) -> Iterator[EventChunk]:
+    def _read_events(self) -> Iterator[EventChunk]:
         self.first_event = self.bytes_read - len(self._data) + self._at + 1
         yield EventChunk([], b"[]")
 

@@ -110,7 +110,7 @@ class Store:
             first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
             self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
 
-    def taken(self, table: str) -> dict[str, pl.Series]:
+    def take_columns(self, table: str) -> dict[str, pl.Series]:
         """Return the columns of `table`, which the store then no longer has; empty where no event belongs to it."""
         columns = self._columns.pop(table, {})
         return {name: columns.pop(name).column().alias(name) for name in list(columns)}
@@ -141,7 +141,7 @@ def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFra
     found = {"collectives": store.collectives()}
     for table in _ORDER:
         release_memory()
-        columns = store.taken(table)
+        columns = store.take_columns(table)
         if not columns:
             found[table] = trace.build_empty_table(table)
             continue

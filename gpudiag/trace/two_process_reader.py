@@ -108,7 +108,7 @@ class _Renumbering:
         self._whole = whole.numbered()
         self._numbers: dict[str, list[int]] = {kind: [] for kind in self._whole}
 
-    def applied(self, part: Part, new: NewKeys) -> Part:
+    def apply(self, part: Part, new: NewKeys) -> Part:
         """Return `part` with numbers of the whole file."""
         added: dict[str, list[Any]] = {"threads": new.threads, "signatures": new.signatures, **new.names}
         for kind, keys in added.items():
@@ -139,7 +139,7 @@ class TwoProcessCollector:
 
     def take(self, chunk: EventChunk) -> None:
         """Take a chunk that this process decoded, and what has come from the second one. Raises NotSharedError."""
-        self._waiting[chunk.number] = 0, self._collector.part(chunk), self._growth.new()
+        self._waiting[chunk.number] = 0, self._collector.build_part(chunk), self._growth.new()
         while not self._arrived.empty():
             self._receive()
         self._move_on()
@@ -169,7 +169,7 @@ class TwoProcessCollector:
             process, part, new = self._waiting.pop(self._next)
             if isinstance(part, ChunkMessage):
                 part = {table: pl.read_ipc(data) for table, data in part.tables.items()}
-            self._store.take(self._renumberings[process].applied(part, new))
+            self._store.take(self._renumberings[process].apply(part, new))
             self._next += 1
 
 
@@ -229,7 +229,7 @@ def send_share(path: str, block_bytes: int, to: IO[bytes]) -> None:
         with suppress(ShareDoneError):
             for part in document.parts():
                 if isinstance(part, EventChunk):
-                    tables = {table: frame.write_ipc(None).getvalue() for table, frame in collector.part(part).items()}
+                    tables = {table: frame.write_ipc(None).getvalue() for table, frame in collector.build_part(part).items()}
                     send_message(ChunkMessage(part.number, growth.new(), tables), to)
                 del part  # or its events would live on while the next chunk is decoded
-    send_message(FinalMessage(collector.counts(), decoder.count, dict(decoder.dropped), document.cuts), to)
+    send_message(FinalMessage(collector.summarise(), decoder.count, dict(decoder.dropped), document.cuts), to)
