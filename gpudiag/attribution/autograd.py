@@ -52,14 +52,14 @@ WITHOUT_INPUT = (
 
 
 def find_autograd_nodes(ops: pl.DataFrame) -> Mask:
-    """Return which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
+    """Find which `ops` are autograd nodes: by name, or because they carry the number of a forward thread (torch 1.8 on)."""
     named = match_names(ops["name"], _NODE)
     found: Mask = (named | (ops["fwd_thread"] > 0).fill_null(False)).to_numpy()
     return found
 
 
 def find_recomputed(ops: pl.DataFrame, parent: Rows) -> pl.Series:
-    """Return the column `recompute` of `ops`; `parent`: row of the enclosing op, -1 at the top."""
+    """Find the column `recompute` of `ops`; `parent`: row of the enclosing op, -1 at the top."""
     node = find_autograd_nodes(ops)
     around = find_nearest(parent, node)
     inside = (around >= 0) & ~node
@@ -99,9 +99,9 @@ class ForwardPairs(NamedTuple):
 def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> ForwardPairs:
     """Return the forward op of every autograd node of `ops` (stage 'link').
 
-    An op of the node's name is preferred (AddmmBackward0: aten::addmm), then an extension's operator that is known to make a node of
-    another name (one of `makers`; see `_unnumbered`), then the last op to start under the number. Recorded numbers may be anything: the
-    joins are as-of joins, whose work does not grow with repetitions.
+    An op of the node's name is preferred (AddmmBackward0: aten::addmm), then an extension's operator known to make a node of
+    another name (one of `makers`; see `_find_unnumbered`), then the last op to start under the number. Recorded numbers may be anything:
+    the joins are as-of joins, whose work does not grow with repetitions.
     """
     node, bases = pl.Series(find_autograd_nodes(ops), dtype=pl.Boolean), _find_base_names(ops, makers)
     forward, named = np.full(ops.height, -1, dtype=np.int64), np.zeros(ops.height, dtype=bool)
@@ -113,14 +113,17 @@ def pair_forward_ops(ops: pl.DataFrame, makers: Collection[str] = ()) -> Forward
     numbered = numbered.drop("fwd_thread", "maker")
     nodes = nodes.join(_match_threads(nodes, numbered), on="fwd_thread", how="inner", nulls_equal=True)
     for keys, among in ((_NUMBER, numbered), (_NUMBER, _find_unnumbered(table, ~node, bases)), ([*_NUMBER, "base"], numbered)):
-        found = _find_last_before(nodes, among, keys)
+        # for each node the last op with the same keys that starts before it
+        left = nodes.select("id", "start_ns", *keys).sort("start_ns", "id")
+        right = among.rename({"thread": "at", "id": "row"}).select(*keys, "start_ns", "row").sort("start_ns", "row")
+        found = left.join_asof(right, on="start_ns", by=keys, check_sortedness=False).select("id", "row").drop_nulls()
         forward[found["id"].to_numpy()] = found["row"].to_numpy()
     named[found["id"].to_numpy()] = True
     return ForwardPairs(forward, named)
 
 
 def _find_unnumbered(table: pl.DataFrame, others: pl.Series, bases: pl.DataFrame) -> pl.DataFrame:
-    """Return those of the `others` of `table` that carry no number though they make a node, with the number that it got.
+    """Find those of the `others` of `table` that carry no number though they make a node, with the number that it got.
 
     An extension whose operator skips the autograd layer makes the node within the call (fbgemm lookups): it took the last number before
     the next numbered op. Of several in a row each took one.
@@ -131,13 +134,6 @@ def _find_unnumbered(table: pl.DataFrame, others: pl.Series, bases: pl.DataFrame
     frame = frame.filter(pl.col("sequence").is_null() & pl.col("maker") & (pl.col("following") > _LOWEST))
     later = pl.len().over("thread", "following") - pl.int_range(pl.len()).over("thread", "following")
     return frame.with_columns(sequence=pl.col("following") - later.cast(pl.Int64))
-
-
-def _find_last_before(nodes: pl.DataFrame, others: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
-    """Return (id, row): for each node the last op with the same `keys` that starts before it."""
-    left = nodes.select("id", "start_ns", *keys).sort("start_ns", "id")
-    right = others.rename({"thread": "at", "id": "row"}).select(*keys, "start_ns", "row").sort("start_ns", "row")
-    return left.join_asof(right, on="start_ns", by=keys, check_sortedness=False).select("id", "row").drop_nulls()
 
 
 def _find_base_names(ops: pl.DataFrame, makers: Collection[str]) -> pl.DataFrame:
@@ -189,7 +185,7 @@ _LATER = 8
 
 
 def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask) -> OpRows:
-    """Return for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
+    """Find for each repeated op of `ops` the row of the forward op that it repeats, -1 where that is not known.
 
     `compared`: the ops whose names must agree, and which are answered for (those that do work in either grad mode).
     """
@@ -202,29 +198,23 @@ def find_repeated_forward(ops: pl.DataFrame, pairs: ForwardPairs, compared: Mask
     if not len(rows) or not len(forward):
         return found
     names, threads = ops["name"].to_physical().to_numpy(), ops["thread"].fill_null(-1).to_numpy()
+    starts, ends = ops["start_ns"].to_numpy(), ops["end_ns"]
     rows = rows[np.argsort(around[rows], kind="stable")]
     nodes, begins = np.unique(around[rows], return_index=True)
     for node, block in zip(nodes.tolist(), np.split(rows, begins[1:]), strict=True):
         origin = int(pairs.forward[node])
         if origin >= 0:
-            window = _find_window(_select_thread(forward, threads, origin), names, names[block], origin, _find_end(ops, threads, origin))
+            thread = [threads[origin], threads[origin] + 1]
+            first, last = np.searchsorted(threads, thread)
+            # the first row behind all ops inside the origin: rows stand by thread and start
+            after = max(int(first + np.searchsorted(starts[first:last], ends[origin], side="left")), origin + 1)
+            window = _find_window(forward[slice(*np.searchsorted(threads[forward], thread))], names, names[block], origin, after)
             found[block] = window if len(window) else -1
     return found
 
 
-def _select_thread(rows: OpRows, threads: OpRows, row: int) -> OpRows:
-    first, last = np.searchsorted(threads[rows], [threads[row], threads[row] + 1])
-    return rows[first:last]
-
-
-def _find_end(ops: pl.DataFrame, threads: OpRows, row: int) -> int:
-    """Return the first row behind all ops inside op `row`: rows stand by thread and start."""
-    first, last = np.searchsorted(threads, [threads[row], threads[row] + 1])
-    return max(int(first + np.searchsorted(ops["start_ns"].to_numpy()[first:last], ops["end_ns"][row], side="left")), row + 1)
-
-
 def _find_window(forward: OpRows, names: OpRows, wanted: OpRows, origin: int, after: int) -> OpRows:
-    """Return the rows of `forward` that the names `wanted` repeat: all from `origin` to before `after`, or those that end with it.
+    """Find the rows of `forward` that the names `wanted` repeat: all from `origin` to before `after`, or those that end with it.
 
     Empty where the names differ.
     """

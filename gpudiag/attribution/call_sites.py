@@ -81,18 +81,22 @@ class Sites(NamedTuple):
 
     site: pl.Series
     match_share: float | None
-    """Share of the ops' time whose site was found; None without frames."""
+    """Share of the time of top-level ops in steps whose site was found; None without frames."""
 
 
 def find_sites(timing: Trace, steps: pl.DataFrame, site_window: tuple[Trace, pl.DataFrame] | None, frames: Frames | None = None) -> Sites:
-    """Return the sites of the ops of `timing` (stage 'link'), from its own frames or from those of `site_window` (linked, its steps).
+    """Find the sites of the ops of `timing` (stage 'link'), from its own frames or from those of `site_window` (linked, its steps).
 
     Across windows an op is the n-th call of its name within a step: the same loop body runs in both. `frames`: those of `timing`, where
     other stages ask the same of them.
     """
     site = carry_from_site_window(timing, site_window, lambda trace: find_own_sites(trace, frames if trace is timing else None))
-    has_frames = timing.frames.height or (site_window is not None and site_window[0].frames.height)
-    return _measure_coverage(timing, site) if has_frames else Sites(site, None)
+    if not timing.frames.height and (site_window is None or not site_window[0].frames.height):
+        return Sites(site, None)
+    ops = timing.ops.select("parent", "step", site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
+    ops = ops.filter(pl.col("parent").is_null() & pl.col("step").is_not_null())
+    total = int(ops["time"].sum())
+    return Sites(site, int(ops.filter(pl.col("site").is_not_null())["time"].sum()) / total if total else None)
 
 
 def carry_from_site_window(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None, own: Callable[[Trace], pl.Series]) -> pl.Series:
@@ -108,14 +112,6 @@ def carry_from_site_window(timing: Trace, site_window: tuple[Trace, pl.DataFrame
     return found.sort("id")["site"]
 
 
-def _measure_coverage(trace: Trace, site: pl.Series) -> Sites:
-    """Return the sites with the share of the top-level op time in steps that has one."""
-    ops = trace.ops.select("parent", "step", site.alias("site"), (pl.col("end_ns") - pl.col("start_ns")).alias("time"))
-    ops = ops.filter(pl.col("parent").is_null() & pl.col("step").is_not_null())
-    total = int(ops["time"].sum())
-    return Sites(site, int(ops.filter(pl.col("site").is_not_null())["time"].sum()) / total if total else None)
-
-
 def _number_calls(ops: pl.DataFrame) -> pl.DataFrame:
     """Return the ops in steps with `number`: the how-many-eth call of that name in its step."""
     frame = ops.filter(pl.col("step").is_not_null()).with_columns(decode_column("name")).sort("start_ns", "id")
@@ -125,7 +121,7 @@ def _number_calls(ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
-    """Return the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
+    """Find the site of each op from the trace's own frames; a backward op takes that of its forward op (sequence number).
 
     Unless Python of the user's runs inside the backward node itself: an autograd.Function, recomputed forward code.
     """
@@ -138,7 +134,7 @@ def find_own_sites(trace: Trace, frames: Frames | None = None) -> pl.Series:
 
 
 def find_frame_threads(trace: Trace, threads: Ids) -> Ids:
-    """Return the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
+    """Find the thread whose frames belong to each op: its own, or the only one with frames where the schema writes tid 0 for frames."""
     with_frames = trace.frames["thread"].fill_null(-1).unique().to_numpy()
     if len(with_frames) == 1 and with_frames[0] >= 0 and trace.meta.threads[int(with_frames[0])].tid == "0":
         main = np.bincount(threads[threads >= 0]).argmax() if (threads >= 0).any() else -1
@@ -153,24 +149,13 @@ def take_rows(values: Rows, rows: Ids) -> Ids:
     return found
 
 
-def _find_user_names(names: pl.Series) -> pl.Series:
-    """Return those of the distinct frame names that are the user's."""
+def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
+    """Find for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
+    names = table["name"].unique()
     written = names.cast(pl.String)
     scripts = written.filter(written.str.ends_with(": <module>")).str.extract(_EITHER).drop_nulls().unique()
     foreign = written.str.contains(_FOREIGN) | written.str.extract(_EITHER).is_in(scripts.implode()).not_().fill_null(False)
     own: pl.Series = names.filter(written.str.contains(_FRAME) & (~foreign | written.str.contains(_DEMO)))
-    return own
-
-
-def _gather(values: pl.Series, rows: Ids) -> pl.Series:
-    """Return the value of each row, null for row -1."""
-    found: pl.Series = values.gather(null_missing(rows))
-    return found
-
-
-def find_user_frames(table: pl.DataFrame, nesting: Nesting) -> Rows:
-    """Return for each frame the nearest one at or above it that is the user's own, else the nearest of an installed package, else -1."""
-    own = _find_user_names(table["name"].unique())
     written = own.cast(pl.String)
     sure = own.filter(~written.str.contains(_INSTALLED) | written.str.contains(_MODEL))
     near = find_nearest_narrow(nesting.parent, table["name"].is_in(sure.implode()).to_numpy())
@@ -187,10 +172,9 @@ def inherit_from_forward(ops: pl.DataFrame, site: pl.Series, entered_ns: pl.Seri
     """
     entered = pl.when(pl.col("site").is_not_null()).then(pl.col("start_ns")) if entered_ns is None else pl.lit(entered_ns)
     frame = ops.select("parent", "start_ns").with_columns(site.alias("site")).with_columns(entered_ns=entered)
-    frame = frame.with_columns(_gather(frame["site"], pair_forward_ops(ops).forward).alias("forward_site"))
-    told = frame["forward_site"].is_not_null().to_numpy()
-    above: pl.Series = null_missing(find_nearest(frame["parent"].fill_null(-1).to_numpy(), told))
-    frame = frame.with_columns(frame["forward_site"].gather(above), frame["start_ns"].gather(above).alias("began_ns"))
+    forward_site: pl.Series = site.gather(null_missing(pair_forward_ops(ops).forward)).alias("forward_site")
+    above: pl.Series = null_missing(find_nearest(frame["parent"].fill_null(-1).to_numpy(), forward_site.is_not_null().to_numpy()))
+    frame = frame.with_columns(forward_site.gather(above), frame["start_ns"].gather(above).alias("began_ns"))
     own = pl.col("began_ns").is_null() | (pl.col("entered_ns") >= pl.col("began_ns")).fill_null(False)
     return frame.select(pl.when(own).then("site").otherwise("forward_site").alias("site")).to_series()
 
@@ -206,7 +190,7 @@ _LONGEST_PATH = 1_000
 
 
 def find_modules(timing: Trace, site_window: tuple[Trace, pl.DataFrame] | None) -> pl.Series:
-    """Return the path of each op's module ('Gpt_0.Block_3.Linear_12'), null where it is not known.
+    """Find the path of each op's module ('Gpt_0.Block_3.Linear_12'), null where it is not known.
 
     From the trace's own frames, or carried over from `site_window` (linked, its steps) like the call sites. A backward op takes that of
     its forward op.
@@ -222,7 +206,7 @@ def explain_missing_modules(trace: Trace, site_window: tuple[Trace, pl.DataFrame
 
 
 def find_own_modules(trace: Trace) -> pl.Series:
-    """Return the module of each op from the trace's own frames."""
+    """Find the module of each op from the trace's own frames."""
     frames = nest(trace.frames)
     names = decode_names(trace.frames["name"]).str.extract(MODULE_FRAME, 1)
     is_module = names.is_not_null().to_numpy()
@@ -240,7 +224,7 @@ def find_own_modules(trace: Trace) -> pl.Series:
 
 
 def _build_module_paths(frames: Nesting, names: pl.Series, is_module: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> pl.Series:
-    """Return the path of each module frame, null for the other frames."""
+    """Join the path of each module frame, null for the other frames."""
     above = np.append(find_nearest(frames.parent, is_module), -1)[frames.parent]
     rows = np.flatnonzero(is_module)  # a frame stands below the one that encloses it
     own, outer = names.gather(rows).to_list(), above[rows].tolist()

@@ -14,7 +14,7 @@ NO_SPANS: Spans = np.empty((0, 2), dtype=np.int64)
 
 
 def build_spans(frame: pl.DataFrame) -> Spans:
-    """Return the union of the rows' [start_ns, end_ns); empty and backward rows add nothing."""
+    """Unite the rows' [start_ns, end_ns); empty and backward rows add nothing."""
     times = [frame["start_ns"], frame["end_ns"]]
     if any(column.null_count() for column in times):
         times = frame.select("start_ns", "end_ns").drop_nulls().get_columns()
@@ -45,7 +45,7 @@ def sort_distinct(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def measure_spans(spans: Spans) -> int:
-    """Return the length of `spans` in ns."""
+    """Measure the length of `spans` in ns."""
     return int((spans[:, 1] - spans[:, 0]).sum())
 
 
@@ -56,7 +56,7 @@ def measure_covered(spans: Spans, starts: npt.NDArray[np.int64], ends: npt.NDArr
 
 
 def measure_overlap(a: Spans, b: Spans) -> int:
-    """Return the length of the intersection of `a` and `b` in ns."""
+    """Measure the length of the intersection of `a` and `b` in ns."""
     return int(measure_covered(a, b[:, 0], b[:, 1]).sum())
 
 
@@ -72,13 +72,13 @@ def _measure_before(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.in
 
 
 def _find_inside(spans: Spans, t: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return for each moment of `t` whether a span contains it (spans are disjoint and do not touch)."""
+    """Find for each moment of `t` whether a span contains it (spans are disjoint and do not touch)."""
     result: npt.NDArray[np.bool_] = np.searchsorted(spans.reshape(-1), t, side="right") % 2 == 1
     return result
 
 
 def find_meeting(spans: Spans, bounds: Spans) -> npt.NDArray[np.bool_]:
-    """Return which of `spans` share time with one of `bounds` (sorted, disjoint)."""
+    """Find which of `spans` share time with one of `bounds` (sorted, disjoint)."""
     if not len(bounds):
         return np.zeros(len(spans), dtype=bool)
     after = np.searchsorted(bounds[:, 1], spans[:, 0], side="right")

@@ -48,7 +48,7 @@ _COMPILED = r"^CompiledFunction$|^Torch-Compiled Region"
 
 
 def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
-    """Return the column `phase` for the ops. Kernels have that of the op that launched them.
+    """Find the column `phase` for the ops. Kernels have that of the op that launched them.
 
     data: inside the loader, pinned, or a copy to the device by itself; optimizer: inside a mark of the optimizer (zero_grad too), but not
     of its closure, or, where no mark exists, one of its fused or foreach ops; backward: under an autograd node or on a thread of the
@@ -57,7 +57,10 @@ def find_phases(trace: Trace, nesting: Nesting) -> pl.Series:
     """
     node = _mark_descendants(_find_nodes(trace), nesting)
     numbered = _mark_descendants(trace.ops["sequence"].is_not_null().to_numpy() | _find_named(trace, _COMPILED), nesting)
-    backward = node | _find_engine_ops(trace, node, numbered)
+    # The ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)
+    threads = trace.ops["thread"].fill_null(-1).to_numpy()
+    engine = np.setdiff1d(threads[node], threads[numbered & ~node])
+    backward = node | np.isin(threads, engine[engine != find_training_thread(trace)])
     optimizer = _find_optimizer_ops(trace, node, nesting) & ~_find_closure_ops(trace, numbered, nesting)
     moved = _find_in_marks(trace, _DATA_WORDS, nesting) | _find_batch_moves(trace, nesting)
     data = _find_in_marks(trace, kernel_names.LOADER_MARK, nesting) | (moved & ~backward & ~optimizer)
@@ -81,15 +84,8 @@ def _mark_descendants(seed: Mask, nesting: Nesting) -> Mask:
     return below
 
 
-def _find_engine_ops(trace: Trace, node: Mask, numbered: Mask) -> Mask:
-    """Return the ops on threads that run autograd nodes and, outside them, nothing with a number: all there is the engine's (reducers)."""
-    threads = trace.ops["thread"].fill_null(-1).to_numpy()
-    engine = np.setdiff1d(threads[node], threads[numbered & ~node])
-    return np.isin(threads, engine[engine != find_training_thread(trace)])
-
-
 def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
-    """Return the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
+    """Find the ops of the optimizer: in its marks, else its step() in frames, else fused and foreach ops outside the backward pass."""
     marked = _find_in_marks(trace, kernel_names.OPTIMIZER_MARK, nesting)
     if not marked.any():
         marked = _find_inside(find_optimizer_frames(trace), nesting)
@@ -100,7 +96,7 @@ def _find_optimizer_ops(trace: Trace, node: Mask, nesting: Nesting) -> Mask:
 
 
 def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
-    """Return the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
+    """Find the forward and backward ops that a step() runs itself: LBFGS evaluates the model in its closure, other optimizers do not.
 
     A node that begins inside the mark shows it. A node around the mark does not: there the step runs in a hook of the backward pass. The
     numbered ops of a mark without nodes are the update itself, written without no_grad.
@@ -116,11 +112,14 @@ def _find_closure_ops(trace: Trace, numbered: Mask, nesting: Nesting) -> Mask:
 
 
 def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
-    """Return the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
+    """Find the ops that pin memory, and those at the top of their thread that copy a batch from the host to the device and do no more."""
     pins = _mark_descendants(_find_named(trace, _PIN), nesting)
     top = nesting.parent < 0
     root = find_nearest(nesting.parent, top)
-    calls = trace.launches.filter(pl.col("correlation") > 0).join(_find_batch_copies(trace), on="correlation", how="semi")
+    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE))
+    # large enough for a batch; all of them where sizes are not recorded
+    copies = copies.filter((pl.col("bytes") >= BATCH_SHARE * pl.col("bytes").max()).fill_null(True))
+    calls = trace.launches.filter(pl.col("correlation") > 0).join(copies, on="correlation", how="semi")
     rows = find_innermost(nesting, calls["thread"].fill_null(-2).to_numpy(), calls["start_ns"].to_numpy())
     copied = np.zeros(len(root), dtype=bool)
     copied[root[rows[rows >= 0]]] = True
@@ -128,20 +127,14 @@ def _find_batch_moves(trace: Trace, nesting: Nesting) -> Mask:
     return pins | chosen[root]
 
 
-def _find_batch_copies(trace: Trace) -> pl.DataFrame:
-    """Return (correlation) of the copies to the device that are large enough for a batch; all of them where sizes are not recorded."""
-    copies = trace.kernels.filter((pl.col("kind") == "memcpy") & match_column("name", TO_DEVICE))
-    return copies.filter((pl.col("bytes") >= BATCH_SHARE * pl.col("bytes").max()).fill_null(True)).select("correlation")
-
-
 def _find_in_marks(trace: Trace, pattern: str, nesting: Nesting) -> Mask:
-    """Return which ops begin inside an annotation that matches `pattern` on their own thread."""
+    """Find which ops begin inside an annotation that matches `pattern` on their own thread."""
     named = match_column("name", pattern) & (pl.col("category") == "annotation")
     return _find_inside(trace.marks.filter(named & pl.col("thread").is_not_null()), nesting)
 
 
 def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
-    """Return which ops begin inside one of `spans` on their own thread."""
+    """Find which ops begin inside one of `spans` on their own thread."""
     found = np.zeros(len(nesting.start_ns), dtype=bool)
     for (thread,), rows in spans.group_by("thread"):
         own = slice(*np.searchsorted(nesting.thread, [thread, thread + 1]))
@@ -153,25 +146,17 @@ def _find_inside(spans: pl.DataFrame, nesting: Nesting) -> Mask:
 def link_kernels(trace: Trace, steps: pl.DataFrame, *, on_cpu: bool) -> tuple[Trace, Nesting]:
     """Return `trace` at stage 'link' and the nesting of its ops. `on_cpu`: the ops themselves become the kernels."""
     nesting = nest(trace.ops)
-    ops = _link_ops(trace, steps, nesting)
-    launches = _link_launches(trace, nesting)
-    kernels = build_cpu_kernels(ops, trace.marks, nesting) if on_cpu else _link_device_work(trace, launches, ops, steps)
-    return msgspec.structs.replace(trace, ops=ops, launches=launches, kernels=kernels), nesting
-
-
-def _link_ops(trace: Trace, steps: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
-    return trace.ops.with_columns(
+    ops = trace.ops.with_columns(
         null_missing(nesting.parent, "parent"),
         assign_steps(steps, nesting.start_ns),
         find_phases(trace, nesting),
         pl.lit(None, dtype=pl.String).alias("module"),
         find_recomputed(trace.ops, nesting.parent),
     )
-
-
-def _link_launches(trace: Trace, nesting: Nesting) -> pl.DataFrame:
     threads = trace.launches["thread"].fill_null(-2).to_numpy()
-    return trace.launches.with_columns(null_missing(find_innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
+    launches = trace.launches.with_columns(null_missing(find_innermost(nesting, threads, trace.launches["start_ns"].to_numpy()), "op"))
+    kernels = build_cpu_kernels(ops, trace.marks, nesting) if on_cpu else _link_device_work(trace, launches, ops, steps)
+    return msgspec.structs.replace(trace, ops=ops, launches=launches, kernels=kernels), nesting
 
 
 def _link_device_work(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
@@ -188,25 +173,16 @@ def _link_device_work(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, s
     )
     frame = trace.kernels.join(calls, on="correlation", how="left", maintain_order="left")
     launched = assign_steps(steps, frame["launch_start_ns"].fill_null(-1).to_numpy())
+    # A collective by its name, or because its record carries a collective's fields, or inside torch's wrapper around every collective
+    recorded = trace.collectives["kernel"].drop_nulls().implode()
+    wrappers = ops.filter(pl.col("name") == "record_param_comms")["id"].implode()
+    collective = match_column("name", kernel_names.COLLECTIVE) | pl.col("id").is_in(recorded) | pl.col("op").is_in(wrappers)
     frame = frame.with_columns(
         (pl.col("end_ns") - pl.col("start_ns")).alias("busy_ns"),
         pl.when(pl.col("launch_start_ns").is_null()).then(None).otherwise(launched).alias("step"),
         pl.col("replay").fill_null(False),
         pl.lit(False).alias("mapped"),
         pl.when(pl.col("kind") == "kernel").then(classify_kernel_names(frame["name"])).alias("kernel_class"),
-        _is_collective(trace, ops),
+        ((pl.col("kind") == "kernel") & collective).fill_null(False).alias("collective"),
     )
     return frame.select(list(trace_module.build_table_schema("kernels", "link")))
-
-
-def _is_collective(trace: Trace, ops: pl.DataFrame) -> pl.Expr:
-    """Return whether a kernel is a collective: by its name, or because its record carries a collective's fields."""
-    recorded = trace.collectives["kernel"].drop_nulls().implode()
-    named = match_column("name", kernel_names.COLLECTIVE)
-    inside = pl.col("op").is_in(_find_communication_ops(ops).implode())
-    return ((pl.col("kind") == "kernel") & (named | pl.col("id").is_in(recorded) | inside)).fill_null(False).alias("collective")
-
-
-def _find_communication_ops(ops: pl.DataFrame) -> pl.Series:
-    """Return the ops whose direct kernels move messages (torch wraps every collective in record_param_comms)."""
-    return ops.filter(pl.col("name") == "record_param_comms")["id"]

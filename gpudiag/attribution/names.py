@@ -16,12 +16,12 @@ def mask_names(names: pl.Series, pattern: str) -> npt.NDArray[np.bool_]:
 
 
 def match_names(names: pl.Series, pattern: str) -> pl.Series:
-    """Return which of `names` match `pattern`, null for none."""
+    """Mark which of `names` match `pattern`, null for none."""
     return map_distinct(names, lambda distinct: distinct.str.contains(pattern))
 
 
 def match_any_of(names: pl.Series, wanted: Collection[str]) -> pl.Series:
-    """Return which of `names` are one of `wanted`, null for none."""
+    """Mark which of `names` are one of `wanted`, null for none."""
     return map_distinct(names, lambda distinct: distinct.is_in(list(wanted)))
 
 
@@ -36,7 +36,7 @@ def decode_column(column: str) -> pl.Expr:
 
 
 def match_column(column: str, pattern: str) -> pl.Expr:
-    """Return which names of `column` match `pattern`, null for none."""
+    """Mark which names of `column` match `pattern`, null for none."""
     return pl.col(column).map_batches(lambda names: match_names(names, pattern), return_dtype=pl.Boolean)
 
 

@@ -94,24 +94,16 @@ def _nest_in_columns(starts: Ids, ends: Ids) -> tuple[Ids, Ids] | None:
     parents[inner] = above
     if not (ends[inner] > ends[above]).any():
         return parents, ends
-    cut = _cut_to_parents(parents, ends)
-    return (parents, cut) if _is_noise(starts, ends, cut) else None
-
-
-def _cut_to_parents(parent: Ids, ends: Ids) -> Ids:
-    """Return the least end of each row and all above it, by doubling the jumps (see nearest)."""
-    top = len(parent)
-    jump, least = np.append(np.where(parent < 0, top, parent), top), np.append(ends, np.iinfo(np.int64).max)
+    # the least end of each row and all above it, by doubling the jumps (see find_nearest)
+    top = len(parents)
+    jump, least = np.append(np.where(parents < 0, top, parents), top), np.append(ends, np.iinfo(np.int64).max)
     while (jump != top).any():
         least, jump = np.minimum(least, least[jump]), jump[jump]
-    return least[:-1]
-
-
-def _is_noise(starts: Ids, ends: Ids, cut: Ids) -> bool:
-    """Return whether nothing begins in what was cut off the ends, and every row keeps some of its time: then each lies where it did."""
+    cut = least[:-1]
+    # it is noise where nothing begins in what was cut off the ends, and every row keeps some of its time: then each lies where it did
     late = np.flatnonzero(cut != ends)
     begun = np.searchsorted(starts, ends[late]) - np.searchsorted(starts, cut[late])
-    return bool((cut[late] > starts[late]).all() and not begun.any())
+    return (parents, cut) if (cut[late] > starts[late]).all() and not begun.any() else None
 
 
 def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> tuple[Ids, Ids]:
@@ -131,23 +123,18 @@ def _nest_with_stack(threads: list[int], starts: list[int], ends: list[int]) -> 
 
 
 def find_innermost(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
-    """Return for each (thread, time) the row of the innermost open op, -1 where none is.
+    """Find for each (thread, time) the row of the innermost open op, -1 where none is.
 
     The end counts as inside: whole-microsecond schemas cut an op's end below the start of its last launch.
     """
-    return _climb(nesting, _find_last_started(nesting, threads, times), times)
-
-
-def _find_last_started(nesting: Nesting, threads: Ids, times: Ids) -> Ids:
-    """Return for each (thread, time) the row that began last, -1 where none has begun."""
-    found = np.full(len(times), -1, dtype=np.int64)
+    last_started = np.full(len(times), -1, dtype=np.int64)
     order = np.argsort(threads, kind="stable")  # each thread's times stand together: no pass over all of them per thread
     numbers, begins = np.unique(threads[order], return_index=True)
     for thread, chosen in zip(numbers, np.split(order, begins[1:]), strict=False):
         first, last = np.searchsorted(nesting.thread, [thread, thread + 1])
         rows = first + np.searchsorted(nesting.start_ns[first:last], times[chosen], side="right") - 1
-        found[chosen] = np.where(rows >= first, rows, -1)
-    return found
+        last_started[chosen] = np.where(rows >= first, rows, -1)
+    return _climb(nesting, last_started, times)
 
 
 def _climb(nesting: Nesting, rows: Ids, limits: Ids) -> Ids:
@@ -205,7 +192,7 @@ def mark_ancestors(parent: Rows, rows: Rows) -> npt.NDArray[np.bool_]:
 
 
 def find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
-    """Return for each row the first `wanted` row at or above it, -1 where there is none.
+    """Find for each row the first `wanted` row at or above it, -1 where there is none.
 
     By doubling the jumps: a file may nest ops as deep as it is long, and one level at a time would then take its square.
     """
@@ -214,7 +201,7 @@ def find_nearest(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Ids:
 
 
 def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
-    """Return `nearest` in the type that takes least memory."""
+    """Return `find_nearest` in the type that takes least memory."""
     top = len(parent)
     narrow = np.dtype(np.int32 if top < np.iinfo(np.int32).max else np.int64)  # half the memory of millions of frames
     if not top:
@@ -230,7 +217,7 @@ def find_nearest_narrow(parent: Rows, wanted: npt.NDArray[np.bool_]) -> Rows:
 
 
 def measure_self_ns(nesting: Nesting) -> Ids:
-    """Return the time of each op outside its children, in ns."""
+    """Measure the time of each op outside its children, in ns."""
     length = nesting.end_ns - nesting.start_ns
     inner = np.zeros(len(length), dtype=np.int64)
     child = nesting.parent >= 0
@@ -244,10 +231,11 @@ def find_self_spans(nesting: Nesting, within: Spans | None = None) -> tuple[Ids,
 
     `within`: only the pieces that meet these spans.
     """
-    blocks = (block for run in _split_threads(nesting.thread) for block in _split_rooted(nesting, *run))
-    found = [_keep_near(*_cut_self_spans(nesting, *block), within) for block in blocks]
-    if not found:
-        return np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
+    found = [(np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64))]
+    for block in itertools.chain.from_iterable(_split_rooted(nesting, *run) for run in _split_threads(nesting.thread)):
+        rows, spans = _cut_self_spans(nesting, *block)
+        near = slice(None) if within is None else intervals.find_meeting(spans, within)
+        found.append((rows[near], spans[near]))
     return np.concatenate([rows for rows, _ in found]), np.concatenate([spans for _, spans in found])
 
 
@@ -259,16 +247,8 @@ def _split_rooted(nesting: Nesting, first: int, last: int) -> Iterable[tuple[int
     return _group_blocks(np.flatnonzero(nesting.parent[first + 1 : last] < 0) + first + 1, first, last)
 
 
-def _keep_near(rows: Ids, spans: Spans, within: Spans | None) -> tuple[Ids, Spans]:
-    """Return the pieces that meet one of `within`; all where that is None."""
-    if within is None:
-        return rows, spans
-    near = intervals.find_meeting(spans, within)
-    return rows[near], spans[near]
-
-
 def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """Return self_spans of some rows that hold whole threads.
+    """Cut the spans of some rows that hold whole threads.
 
     From the last edge of a moment on that op is the innermost which begins there, else the parent of the outermost one that ends there;
     pieces without one are left out.

@@ -66,40 +66,37 @@ class _Names(NamedTuple):
 
 
 def find_periods(codes: Ids, gap_ns: Ids) -> list[Period]:
-    """Return the periods of `codes` (small numbers, one per entry), shortest first; each passes all the thresholds of this module.
+    """Find the periods of `codes` (small numbers, one per entry), shortest first; each passes all the thresholds of this module.
 
     `gap_ns`: time before each entry; of the names that could begin a piece the one after the longest pause is taken. O(n log n).
     """
+    often = np.bincount(codes) >= MIN_PERIODS
     for sequence in (codes, _code_runs(codes)):
-        found = _search_periods(codes, sequence, gap_ns)
-        if found:
-            return found
+        order = np.argsort(sequence, kind="stable")
+        names = _find_regular_names(sequence, order)
+        periods, shorter = list[Period](), 0
+        for chosen in _cluster_names(names):
+            cuts = _find_cuts(sequence, order, names.code[chosen], gap_ns)
+            length = int(np.median(np.diff(cuts)))
+            if length < _SHORTEST:
+                continue
+            pieces = _count_pieces(codes, cuts)
+            equal = _measure_equal_share(pieces, np.diff(cuts))
+            if equal is None:
+                continue
+            held = np.bincount(pieces.code, minlength=len(often))
+            if (held[often] >= MIN_COVER * pieces.number).mean() >= MIN_RECURRING:
+                periods.append(Period(cuts, length, equal, length // shorter if shorter else 1))
+            else:
+                shorter = shorter or length
+        if periods:
+            return periods
     return []
 
 
 def is_step_of_layers(period: Period) -> bool:
     """Return whether the period holds so many repetitions of a shorter one that it can be no layer itself."""
     return period.within >= _LAYERS
-
-
-def _search_periods(codes: Ids, sequence: Ids, gap_ns: Ids) -> list[Period]:
-    order = np.argsort(sequence, kind="stable")
-    names = _find_regular_names(sequence, order)
-    found, shorter = list[Period](), 0
-    for chosen in _cluster_names(names):
-        cuts = _find_cuts(sequence, order, names.code[chosen], gap_ns)
-        length = int(np.median(np.diff(cuts)))
-        if length < _SHORTEST:
-            continue
-        pieces = _count_pieces(codes, cuts)
-        equal = _measure_equal_share(pieces, np.diff(cuts))
-        if equal is None:
-            continue
-        if _measure_recurring_share(pieces, codes) >= MIN_RECURRING:
-            found.append(Period(cuts, length, equal, length // shorter if shorter else 1))
-        else:
-            shorter = shorter or length
-    return found
 
 
 def _code_runs(codes: Ids) -> Ids:
@@ -115,7 +112,7 @@ def _code_runs(codes: Ids) -> Ids:
 
 
 def _find_regular_names(sequence: Ids, order: Ids) -> _Names:
-    """Return the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
+    """Find the names that recur at nearly the same distance over most of the sequence. `order`: a stable argsort of it."""
     first = np.flatnonzero(np.diff(sequence[order], prepend=-1))
     counts = np.diff(first, append=len(order))
     often = counts >= MIN_PERIODS
@@ -150,7 +147,7 @@ def _cluster_names(names: _Names) -> list[Ids]:
 
 
 def _find_cuts(sequence: Ids, order: Ids, codes: Ids, gap_ns: Ids) -> Ids:
-    """Return the occurrences of that one of `codes` which comes after the longest pauses."""
+    """Find the occurrences of that one of `codes` which comes after the longest pauses."""
     best, longest = np.empty(0, dtype=np.int64), -1.0
     sorted_codes = sequence[order]
     for code in codes[:_ANCHORS].tolist():
@@ -179,7 +176,7 @@ def _count_pieces(codes: Ids, cuts: Ids) -> _Pieces:
 
 
 def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:
-    """Return the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
+    """Measure the mean share of entries that a piece has in common with the one before; None where too few pieces are alike."""
     width = int(pieces.code.max()) + 1
     key = pieces.piece * width + pieces.code
     before = np.minimum(np.searchsorted(key, key - width), len(key) - 1)
@@ -188,13 +185,6 @@ def _measure_equal_share(pieces: _Pieces, lengths: Ids) -> float | None:
     share = sums / np.maximum(lengths[1:], lengths[:-1])
     alike = share >= MIN_EQUAL
     return float(share[alike].mean()) if len(share) and alike.mean() >= MIN_COVER else None
-
-
-def _measure_recurring_share(pieces: _Pieces, codes: Ids) -> float:
-    """Return the share of the distinct names, of those that occur often enough to tell, which occur in most pieces."""
-    often = np.bincount(codes) >= MIN_PERIODS
-    held = np.bincount(pieces.code, minlength=len(often))
-    return float((held[often] >= MIN_COVER * pieces.number).mean())
 
 
 MAX_TOGETHER = 16
@@ -236,7 +226,7 @@ class LaunchSequence(NamedTuple):
 
 
 def find_training_thread(trace: Trace) -> int:
-    """Return the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
+    """Find the thread that runs the forward pass: the one with most ops outside the engine, else with most launches; -1: none."""
     ops = trace.ops.filter(~pl.Series(find_autograd_nodes(trace.ops), dtype=pl.Boolean))
     numbered = ops.filter(pl.col("sequence").is_not_null())
     for table in (numbered, ops, trace.launches, trace.marks):
@@ -314,7 +304,9 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
     best = {}
     for length in range(1, min(count // 2, MAX_TOGETHER) + 1):
         same = [names[row] == names[row + length] for row in range(1, count - length)]
-        alike = _measure_likeness(tables, length, of_smaller=not trains)
+        larger, smaller, common = _count_common(tables, length)
+        size = larger if trains else smaller
+        alike = np.where(size > 0, common / np.maximum(size, 1), 1.0)
         best[length] = float(np.mean(alike * same)) if same else 0.0
     most = max(best.values(), default=0.0)
     if 1 - most > UNEXPLAINED * (1 - best.get(1, 1.0)):
@@ -323,14 +315,14 @@ def find_cycle(trace: Trace, moments: Ids, names: list[str]) -> int:
 
 
 def measure_similarity(trace: Trace, moments: Ids) -> float:
-    """Return the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
+    """Measure the share of ops that the intervals between the moments have in common with the next one; 0 where there are none."""
     tables = _count_ops(trace, moments[:MAX_INTERVALS])
     most, _, common = _count_common(tables, 1)
     return float(common.sum() / most.sum()) if most.sum() else 0.0
 
 
 def _find_backward_ops(trace: Trace) -> Mask:
-    """Return the autograd nodes and the ops that begin inside one on their own thread."""
+    """Find the autograd nodes and the ops that begin inside one on their own thread."""
     found = find_autograd_nodes(trace.ops)
     threads, starts = trace.ops["thread"].fill_null(-1).to_numpy(), trace.ops["start_ns"].to_numpy()
     for thread in np.unique(threads[found]):
@@ -357,13 +349,6 @@ def _count_ops(trace: Trace, moments: Ids, chosen: Mask | None = None) -> Ids:
     return counts.reshape(len(moments) - 1, width)
 
 
-def _measure_likeness(tables: Ids, distance: int, *, of_smaller: bool) -> npt.NDArray[np.float64]:
-    """Return for each interval what it shares with the one `distance` later: common ops over the ops of the larger (the smaller)."""
-    most, least, common = _count_common(tables, distance)
-    size = least if of_smaller else most
-    return np.where(size > 0, common / np.maximum(size, 1), 1.0)
-
-
 def _count_common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
     """Return for each interval and the one `distance` later the ops of the larger, of the smaller, and those that both have."""
     first, later = tables[:-distance], tables[distance:]
@@ -372,7 +357,7 @@ def _count_common(tables: Ids, distance: int) -> tuple[Ids, Ids, Ids]:
 
 
 def build_kernel_sequence(trace: Trace) -> LaunchSequence:
-    """Return the kernels and copies of the busiest device in the order of their launch; those without a launch record are left out.
+    """List the kernels and copies of the busiest device in the order of their launch; those without a launch record are left out.
 
     Where no runtime calls were recorded the order and the moments are the device's own.
     """
@@ -390,7 +375,7 @@ def build_kernel_sequence(trace: Trace) -> LaunchSequence:
 
 
 def build_op_sequence(trace: Trace) -> LaunchSequence:
-    """Return the ops of the training thread in time order."""
+    """List the ops of the training thread in time order."""
     ops = trace.ops.with_columns(pl.Series("node", find_autograd_nodes(trace.ops)))
     ops = ops.filter(pl.col("thread") == find_training_thread(trace)).sort("start_ns", "id")
     codes = ops.select(pl.struct(pl.col("name").to_physical(), "signature").rank("dense").cast(pl.Int64) - 1).to_series().to_numpy()
@@ -399,7 +384,7 @@ def build_op_sequence(trace: Trace) -> LaunchSequence:
 
 
 def find_step_period(sequence: LaunchSequence) -> Period | None:
-    """Return the shortest period that is a step: it trains, or is fed and read by the host, or is made of layers itself.
+    """Find the shortest period that is a step: it trains, or is fed and read by the host, or is made of layers itself.
 
     A forward pass of equal layers has a period too; without such evidence nothing tells it from steps, and None is returned.
     """
@@ -407,13 +392,8 @@ def find_step_period(sequence: LaunchSequence) -> Period | None:
         return None
     gaps = np.diff(sequence.starts_ns, prepend=sequence.starts_ns[0])
     for period in find_periods(sequence.codes, gaps):
-        training, to_device, to_host = (_measure_share(period, mask) for mask in sequence.evidence)
+        entries = [np.diff(np.concatenate(([0], np.cumsum(mask)))[period.cuts]) for mask in sequence.evidence]
+        training, to_device, to_host = (float((count > 0).mean()) for count in entries)
         if is_step_of_layers(period) or training >= EVIDENCE_SHARE or min(to_device, to_host) >= EVIDENCE_SHARE:
             return period
     return None
-
-
-def _measure_share(period: Period, mask: Mask) -> float:
-    """Return the share of the repetitions in which an entry of `mask` occurs."""
-    sums = np.concatenate(([0], np.cumsum(mask)))[period.cuts]
-    return float((np.diff(sums) > 0).mean())

@@ -52,7 +52,7 @@ def time_on_cpu(work: Work, runs: int) -> float:
 
 
 def build_cuda_clock(torch: Any) -> Clock:
-    """Return a clock that takes the time between two CUDA events on the current stream."""
+    """Build a clock that takes the time between two CUDA events on the current stream."""
 
     def clock(work: Work, runs: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -67,7 +67,7 @@ def build_cuda_clock(torch: Any) -> Clock:
 
 
 def measure_best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 1) -> float:
-    """Return the shortest time of one run within the budget: the first run warms up and counts only if it used the budget up."""
+    """Measure the shortest time of one run within the budget: the first run warms up and counts only if it used the budget up."""
     deadline = time.perf_counter() + budget_s
     best = clock(work, 1)
     if time.perf_counter() >= deadline:
@@ -81,7 +81,7 @@ def measure_best_seconds(work: Work, clock: Clock, budget_s: float, runs: int = 
 def measure_gemm_flop_per_s(
     bench: Bench, dtype: str, sizes: Sequence[int], budget_s: float, *, zeros: bool = False, runs: int = 1
 ) -> float | None:
-    """Return the best rate of a product of square matrices (2 n^3 FLOP); None where this torch or device has no such kernel.
+    """Measure the best rate of a product of square matrices (2 n^3 FLOP); None where this torch or device has no such kernel.
 
     torch.mm, torch._int_mm for int8, torch._scaled_mm for fp8. Sizes rise; one that would not fit into what is left of the budget is
     not tried. `zeros`: matrices of zeros, which draw less power, so that a GPU holds a higher clock. `runs` back to back are timed as one.
@@ -101,10 +101,11 @@ def measure_gemm_flop_per_s(
 
 
 def _build_matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
-    """Return one product; the right matrix of the 8-bit types is column-major, which cuBLASLt asks for."""
+    """Build one product; the right matrix of the 8-bit types is column-major, which cuBLASLt asks for."""
     torch = bench.torch
     kind = getattr(torch, dtype)
-    left, right = (_build_matrix(bench, kind, size, zeros=zeros) for _ in range(2))
+    matrices = (torch.empty(size, size, device=bench.device) for _ in range(2))  # one after the other: float32 takes the most memory
+    left, right = ((matrix.zero_() if zeros else matrix.uniform_(-1, 1)).to(kind) for matrix in matrices)
     if dtype == "int8":
         return lambda: torch._int_mm(left, right.t())
     if dtype.startswith("float8"):
@@ -114,13 +115,8 @@ def _build_matmul(bench: Bench, dtype: str, size: int, *, zeros: bool) -> Work:
     return lambda: torch.mm(left, right, out=out)
 
 
-def _build_matrix(bench: Bench, kind: Any, size: int, *, zeros: bool) -> Any:
-    matrix = bench.torch.empty(size, size, device=bench.device)
-    return (matrix.zero_() if zeros else matrix.uniform_(-1, 1)).to(kind)
-
-
 def measure_stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: float, runs: int = 1) -> Streams:
-    """Return the rates of copy, reduction and in-place addition of fp32 over two tensors that make up the working set."""
+    """Measure the rates of copy, reduction and in-place addition of fp32 over two tensors that make up the working set."""
     count = working_set_bytes // 8
     source = bench.torch.ones(count, device=bench.device)
     target = bench.torch.ones(count, device=bench.device)
@@ -137,7 +133,7 @@ def measure_stream_byte_per_s(bench: Bench, working_set_bytes: int, budget_s: fl
 
 
 def measure_fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> float:
-    """Return the rate of torch.addcmul (one fp32 multiply-add an element) on tensors that stay in the inner caches."""
+    """Measure the rate of torch.addcmul (one fp32 multiply-add an element) on tensors that stay in the inner caches."""
     torch = bench.torch
     first, second, third = (torch.ones(elements, device=bench.device) for _ in range(3))
     out = torch.empty_like(first)
@@ -145,7 +141,7 @@ def measure_fma_flop_per_s(bench: Bench, elements: int, budget_s: float) -> floa
 
 
 def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:
-    """Return the median self time of aten::empty for no elements, in ns, under torch.profiler with shapes; None if it records nothing."""
+    """Measure the median self time of aten::empty for no elements, in ns, under torch.profiler with shapes; None if it records nothing."""
     torch = bench.torch
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         for _ in range(_FLOOR_CALLS):
@@ -155,7 +151,7 @@ def measure_cpu_launch_floor_ns(bench: Bench) -> float | None:
 
 
 def measure_cuda_launch_floor_ns(bench: Bench) -> float | None:
-    """Return the median duration of a kernel that fills one element, in ns, under torch.profiler; None if it records none."""
+    """Measure the median duration of a kernel that fills one element, in ns, under torch.profiler; None if it records none."""
     torch = bench.torch
     one = torch.empty(1, device=bench.device)
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
@@ -169,7 +165,7 @@ def measure_cuda_launch_floor_ns(bench: Bench) -> float | None:
 
 
 def measure_host_copy_byte_per_s(bench: Bench, nbytes: int, budget_s: float) -> dict[str, float]:
-    """Return the rates of host-to-device (h2d) and device-to-host (d2h) copies from and to pinned and pageable memory."""
+    """Measure the rates of host-to-device (h2d) and device-to-host (d2h) copies from and to pinned and pageable memory."""
     torch = bench.torch
     on_device = torch.zeros(nbytes, dtype=torch.uint8, device=bench.device)
     rates: dict[str, float] = {}

@@ -53,20 +53,17 @@ class _CudaRates(NamedTuple):
 
 
 def calibrate_cuda(torch: Any, budget_s: float) -> Device:
-    """Return the current device with measured peaks; what was not measured is the table's, and the notes say so."""
+    """Measure the peaks of the current device; what was not measured is the table's, and the notes say so."""
     here = bench.Bench(torch, "cuda", bench.build_cuda_clock(torch))
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     base = resolve_device(observe_device(torch, properties)).device
     l2_bytes = getattr(properties, "L2_cache_size", None) or (base.cache_bytes if base else None)
-    return _build_cuda_device(torch, properties, base, l2_bytes, _measure_cuda(here, properties, base, l2_bytes, budget_s))
-
-
-def _measure_cuda(here: bench.Bench, properties: Any, base: Device | None, l2_bytes: int | None, budget_s: float) -> _CudaRates:
     peaks = _measure_gemm_peaks(here, properties, budget_s)
     if base is not None and "fp64_tensor" in base.peaks and "fp64" in peaks:
         peaks["fp64_tensor"] = peaks.pop("fp64")  # cuBLAS takes the tensor cores where they have fp64
-    here.torch.cuda.empty_cache()
-    return _CudaRates(
+    torch.cuda.empty_cache()
+    index, uuid = torch.cuda.current_device(), getattr(properties, "uuid", None)  # torch >= 2.4
+    rates = _CudaRates(
         peaks,
         bench.measure_stream_byte_per_s(here, _DRAM_WORKING_SET, 0.1 * budget_s),
         # Half of the cache, and launches back to back, so that their latency hides behind the kernels before them.
@@ -74,10 +71,28 @@ def _measure_cuda(here: bench.Bench, properties: Any, base: Device | None, l2_by
         bench.measure_host_copy_byte_per_s(here, _HOST_COPY, 0.1 * budget_s),
         bench.measure_cuda_launch_floor_ns(here),
     )
+    device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
+    table_only = {key: rate for key, rate in device.peaks.items() if key not in rates.peaks}
+    return msgspec.structs.replace(
+        device,
+        provenance="measured",
+        source=f"measured with torch {torch.__version__}, best of repeated runs: {_CUDA_METHOD}",
+        sm_count=properties.multi_processor_count,
+        memory_bytes=properties.total_memory,
+        bandwidth_byte_per_s=rates.dram.best,
+        cache_bytes=l2_bytes,
+        cache_bandwidth_byte_per_s=None if rates.cached is None else rates.cached.best,
+        peaks=table_only | rates.peaks,
+        pcie_byte_per_s=max(rates.host.values()),
+        host_copy_byte_per_s=rates.host,
+        launch_floor_ns=rates.floor_ns,
+        notes=(*_list_cuda_notes(rates, base, table_only, l2_bytes), *device.notes),
+        key=build_device_key(properties.name, index, None if uuid is None else str(uuid), properties.multi_processor_count),
+    )
 
 
 def _measure_gemm_peaks(here: bench.Bench, properties: Any, budget_s: float) -> dict[str, float]:
-    """Return the GEMM rates by type, the better of random numbers and zeros (which draw less power)."""
+    """Measure the GEMM rates by type, the better of random numbers and zeros (which draw less power)."""
     torch = here.torch
     rates: dict[str, float] = {}
     before = torch.get_float32_matmul_precision()
@@ -109,33 +124,6 @@ def _list_gemms(torch: Any, properties: Any) -> Iterator[_Gemm]:
         yield from (_Gemm("fp8", dtype) for dtype in ("float8_e4m3fn", *(("float8_e4m3fnuz",) if hip else ())))
 
 
-def _build_cuda_device(torch: Any, properties: Any, base: Device | None, l2_bytes: int | None, rates: _CudaRates) -> Device:
-    index = torch.cuda.current_device()
-    device = base or Device(id="unknown-gpu", name=properties.name, kind="gpu", provenance="measured", source="")
-    table_only = {key: rate for key, rate in device.peaks.items() if key not in rates.peaks}
-    return msgspec.structs.replace(
-        device,
-        provenance="measured",
-        source=f"measured with torch {torch.__version__}, best of repeated runs: {_CUDA_METHOD}",
-        sm_count=properties.multi_processor_count,
-        memory_bytes=properties.total_memory,
-        bandwidth_byte_per_s=rates.dram.best,
-        cache_bytes=l2_bytes,
-        cache_bandwidth_byte_per_s=None if rates.cached is None else rates.cached.best,
-        peaks=table_only | rates.peaks,
-        pcie_byte_per_s=max(rates.host.values()),
-        host_copy_byte_per_s=rates.host,
-        launch_floor_ns=rates.floor_ns,
-        notes=(*_list_cuda_notes(rates, base, table_only, l2_bytes), *device.notes),
-        key=build_device_key(properties.name, index, _read_uuid(properties), properties.multi_processor_count),
-    )
-
-
-def _read_uuid(properties: Any) -> str | None:
-    found = getattr(properties, "uuid", None)  # torch >= 2.4
-    return None if found is None else str(found)
-
-
 _CUDA_METHOD = (
     f"peaks by {_GEMM_RUNS} square matrix products of up to {_GEMM_SIZES[-1]} rows in a row (torch.mm, torch._int_mm, torch._scaled_mm) of "
     "random numbers and of zeros, timed by CUDA events after a warm-up (fp32 with TF32 off, which is also taken as the vector rate), "
@@ -156,7 +144,7 @@ def _list_cuda_notes(rates: _CudaRates, base: Device | None, table_only: dict[st
 
 
 def list_above_table(base: Device | None, peaks: dict[str, float], bandwidth: float) -> list[str]:
-    """Return a line for each measured figure that is more than 3 % above the device table's: an entry that must be wrong."""
+    """Write a line for each measured figure that is more than 3 % above the device table's: an entry that must be wrong."""
     if base is None:
         return []
     pairs = [(f"{key} peak", rate, base.peaks.get(key), "FLOP") for key, rate in peaks.items()]
@@ -308,7 +296,7 @@ def _read_cpu_seconds() -> _CpuSeconds:
 
 
 def _count_cpus_of_others(start: _CpuSeconds, end: _CpuSeconds) -> float:
-    """Return how many CPUs other processes kept busy between two moments, on average."""
+    """Count the CPUs that other processes kept busy between two moments, on average."""
     return max(0.0, (end.busy - start.busy) - (end.own - start.own)) / (end.wall - start.wall)
 
 
@@ -362,10 +350,6 @@ def measure_in_child(device: CalibratedDevice = "auto", threads: int | None = No
         raise GpudiagError(f"measuring the peaks took longer than {timeout_s:g} s", "close other programs or allow more time") from error
     except OSError as error:
         raise GpudiagError(f"the process that measures the peaks could not start: {error.strerror or error}") from error
-    return _decode_device(done)
-
-
-def _decode_device(done: subprocess.CompletedProcess[bytes]) -> Device:
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         if done.returncode == UsageError.exit_code:  # what was asked for is not there: the child's line says it

@@ -19,7 +19,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def read_cpu_model() -> str:
-    """Return the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
+    """Read the CPU's model name, such as 'Intel(R) Xeon(R) Platinum 8480+'; the architecture where no name is known."""
     try:
         text = _CPUINFO.read_text(errors="replace")
     except OSError:
@@ -38,7 +38,7 @@ def supports_dtype(dtype: str, cpuinfo: Path = _CPUINFO) -> bool | None:
 
 
 def read_last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
-    """Return the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
+    """Read the bytes of last-level cache that this process's CPUs reach together; None where the system does not say.
 
     Caches of the highest level are counted once each (an EPYC has one L3 per core complex). A virtual machine may show more than its share.
     """
@@ -47,7 +47,7 @@ def read_last_level_cache_bytes(system: Path = _SYSTEM) -> int | None:
 
 
 def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
-    """Return the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
+    """Read the bytes of the level before the last that `threads` threads reach, one cache a thread; None where there is none.
 
     Level 1 is too small to hold what an op moves.
     """
@@ -58,11 +58,20 @@ def read_inner_cache_bytes(threads: int, system: Path = _SYSTEM) -> int | None:
 
 
 def _group_by_level(system: Path) -> dict[int, list[int]]:
-    """Return the sizes of the distinct caches of each level, in bytes."""
-    found = dict(entry for cpu in _list_usable_cpus() for entry in _read_caches(system / f"cpu{cpu}" / "cache"))
+    """Return the sizes of the distinct data and unified caches of each level, in bytes."""
+    sizes: dict[tuple[int, str], int] = {}  # by level and the CPUs that share the cache
+    for cpu in _list_usable_cpus():
+        for index in sorted((system / f"cpu{cpu}" / "cache").glob("index[0-9]*")):
+            try:
+                kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
+            except OSError:
+                continue
+            parsed = re.fullmatch(r"(\d+)([KMG]?)", size)
+            if kind != "Instruction" and level.isdigit() and parsed:
+                sizes[int(level), shared] = int(parsed[1]) * _UNITS[parsed[2]]
     levels: dict[int, list[int]] = {}
-    for (level, _), size in found.items():
-        levels.setdefault(level, []).append(size)
+    for (level_number, _), size_bytes in sizes.items():
+        levels.setdefault(level_number, []).append(size_bytes)
     return levels
 
 
@@ -70,17 +79,3 @@ def _list_usable_cpus() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
-
-
-def _read_caches(folder: Path) -> list[tuple[tuple[int, str], int]]:
-    """Return ((level, CPUs that share it), bytes) of each data or unified cache of one CPU."""
-    found = []
-    for index in sorted(folder.glob("index[0-9]*")):
-        try:
-            kind, level, shared, size = ((index / name).read_text().strip() for name in ("type", "level", "shared_cpu_list", "size"))
-        except OSError:
-            continue
-        parsed = re.fullmatch(r"(\d+)([KMG]?)", size)
-        if kind != "Instruction" and level.isdigit() and parsed:
-            found.append(((int(level), shared), int(parsed[1]) * _UNITS[parsed[2]]))
-    return found

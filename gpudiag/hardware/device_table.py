@@ -113,7 +113,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @functools.cache
 def load_table() -> Table:
-    """Return the device table (read and checked once per process)."""
+    """Load the device table (read and checked once per process)."""
     text = importlib.resources.files("gpudiag.hardware").joinpath("devices.yaml").read_bytes()
     return msgspec.convert(load_document("devices", [text], lambda: msgspec.yaml.decode(text)), type=Table)
 
@@ -212,7 +212,7 @@ class DeviceName(NamedTuple):
 
 
 def parse_device_name(name: str) -> DeviceName:
-    """Return the parts of a device name as torch, NVML or a trace prints it."""
+    """Parse the parts of a device name as torch, NVML or a trace prints it."""
     whole = " ".join(name[:_LONGEST].split())
     vendor = "amd" if _AMD.search(whole) else "nvidia" if _NVIDIA.search(whole) else None
     text = _PREFIX.sub("", whole)

@@ -25,13 +25,13 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 def build_peaks_key(machine: Machine, *, threads: int | None = None, gpu: str | None = None, driver: str | None = None) -> str:
-    """Return the key of measured peaks: CPU model, threads, torch version and ISA; for a GPU its key or name, driver, torch version."""
+    """Build the key of measured peaks: CPU model, threads, torch version and ISA; for a GPU its key or name, driver, torch version."""
     parts = ("gpu", gpu, driver, machine.torch) if gpu is not None else ("cpu", machine.cpu, threads, machine.torch, machine.isa)
     return " | ".join("" if part is None else str(part) for part in parts)
 
 
 def build_recording_peaks_key(manifest: Manifest) -> str:
-    """Return the key under which measured peaks of the machine that recorded a bundle are kept."""
+    """Build the key under which measured peaks of the machine that recorded a bundle are kept."""
     gpu = (manifest.device.key or manifest.device.name) if manifest.device_kind == "gpu" and manifest.device else None
     return build_peaks_key(manifest.machine, threads=manifest.settings.threads, gpu=gpu)
 
@@ -42,7 +42,7 @@ def load_recording_peaks(manifest: Manifest) -> Device | None:
 
 
 def load_peaks(key: str) -> Device | None:
-    """Return the device stored under `key`; None where there is none or it cannot be read."""
+    """Load the device stored under `key`; None where there is none or it cannot be read."""
     path = _find_path(key)
     if path is None:
         return None
@@ -84,6 +84,6 @@ def find_peaks_folder() -> Path | None:
 
 
 def _find_path(key: str) -> Path | None:
-    """Return the file of `key`; None where there is no home folder."""
+    """Find the file of `key`; None where there is no home folder."""
     folder = find_peaks_folder()
     return None if folder is None else folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

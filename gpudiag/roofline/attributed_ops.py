@@ -69,7 +69,7 @@ class AttributedOps(NamedTuple):
 
 
 def parse_signatures(trace: Trace) -> dict[int, Signature]:
-    """Return the parsed signatures by id: each distinct text once."""
+    """Parse the signatures by id, each distinct text once."""
     rows = trace.signatures.select("id", "shapes", "dtypes", "strides", "args").iter_rows()
     return {row: parse_signature(shapes, dtypes, strides, args) for row, shapes, dtypes, strides, args in rows}
 
@@ -89,7 +89,10 @@ def find_attributed_ops(trace: Trace, *, on_cpu: bool, known: RecordedCosts | No
     if not len(calls.parent):
         return AttributedOps(start, np.full(len(start), -1, dtype=np.int64), (), ())
     recorded = trace.signatures.height > 0
-    owner = _find_own_rows(calls, start) if on_cpu and recorded else np.full(len(start), -1, dtype=np.int64)
+    owner = np.full(len(start), -1, dtype=np.int64)
+    if on_cpu and recorded:  # the start op itself where its self time can only be dispatch (views, wrappers, autograd nodes)
+        dispatch = (start >= 0) & np.isin(calls.grade[start], (VIEW, WRAPPER, FORMULA_WRAPPER, FRAMEWORK))
+        owner = np.where(dispatch, start, -1)
     open_rows = owner < 0
     owner[open_rows] = _find_attributed_rows(calls, start[open_rows], (WORK, COMPILED, VIEW) if on_cpu else (WORK, COMPILED))
     parsed = parse_signatures(trace)
@@ -105,14 +108,8 @@ def find_attributed_ops(trace: Trace, *, on_cpu: bool, known: RecordedCosts | No
     return AttributedOps(found.owner, found.call, tuple(found.costs), tuple(found.names), parsed)
 
 
-def _find_own_rows(calls: OpTree, start: OpRows) -> OpRows:
-    """Return the start op itself where its self time on a CPU can only be dispatch (views, wrappers, autograd nodes), else -1."""
-    own = (start >= 0) & np.isin(calls.grade[start], (VIEW, WRAPPER, FORMULA_WRAPPER, FRAMEWORK))
-    return np.where(own, start, -1)
-
-
 def _find_attributed_rows(calls: OpTree, start: OpRows, working: tuple[int, ...]) -> OpRows:
-    """Return the innermost op with a formula around each start op; else the start op or its parent; else the innermost wrapper.
+    """Find the innermost op with a formula around each start op; else the start op or its parent; else the innermost wrapper.
 
     Its parent: the innermost op has no shapes though the one around it has (compiled regions of old torch).
     """
@@ -125,7 +122,7 @@ def _find_attributed_rows(calls: OpTree, start: OpRows, working: tuple[int, ...]
 
 
 def _find_nearest(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) -> OpRows:
-    """Return the start row or else its parent where `wanted`, else -1."""
+    """Find the start row or else its parent where `wanted`, else -1."""
     own = (start >= 0) & wanted[start]
     above = np.where(start >= 0, parent[start], -1)
     over = (above >= 0) & wanted[above]
@@ -133,7 +130,7 @@ def _find_nearest(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) 
 
 
 def _estimate_cost(name: str, signature: Signature | None, borrowed: bool) -> Cost | Missing:
-    """Return the cost of a call; `derived` where its signature is that of the call which it repeats."""
+    """Estimate the cost of a call; `derived` where its signature is that of the call which it repeats."""
     cost = estimate_cost(name, signature)
     exact = isinstance(cost, Cost) and cost.provenance == "exact"
     return msgspec.structs.replace(cost, provenance="derived") if borrowed and exact else cost

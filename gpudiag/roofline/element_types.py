@@ -44,7 +44,7 @@ _JOIN_OP = r"^aten::_?(cat|stack|concat|concatenate|chunk_cat)$"
 
 
 def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows) -> Rows:
-    """Return the bytes per element of the results of the joins `rows` (cat, stack); 0: not known.
+    """Find the bytes per element of the results of the joins `rows` (cat, stack); 0: not known.
 
     That of the next tensor of their size, else that of all tensors with the shapes of their list.
     """
@@ -72,7 +72,7 @@ def find_join_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], row
 
 
 def _match_size(join: Signature, taker: Signature | None) -> int:
-    """Return the bytes per element of the tensor of `taker` that has as many elements as the list of `join` together; 0: none, or two."""
+    """Find the bytes per element of the tensor of `taker` that has as many elements as the list of `join` together; 0: none, or two."""
     listed = join.inputs[0].tensors or ()
     elements, rank = sum(prod(shape) for shape in listed), max((len(shape) for shape in listed), default=0)
     inputs = taker.inputs if taker is not None else ()
@@ -81,7 +81,7 @@ def _match_size(join: Signature, taker: Signature | None) -> int:
 
 
 def find_list_item_bytes(ops: pl.DataFrame, parsed: Mapping[int, Signature], rows: Rows) -> Rows:
-    """Return the bytes per element of the tensor lists of the calls `rows`; 0 where tensors of their shapes differ, or there are none.
+    """Find the bytes per element of the tensor lists of the calls `rows`; 0 where tensors of their shapes differ, or there are none.
 
     By the gradients that autograd accumulated, else by all floating tensors of the recording.
     """
@@ -106,7 +106,7 @@ def _collect_widths(signatures: Iterable[Signature], *, floating: bool) -> dict[
 
 
 def _find_listed_width(signature: Signature, tables: tuple[dict[Shape, set[int]], ...]) -> int:
-    """Return the width of the list's tensors by the first table that knows most of its elements, 0 where none does."""
+    """Find the width of the list's tensors by the first table that knows most of its elements, 0 where none does."""
     listed = signature.inputs[0].tensors or ()
     whole = sum(prod(shape) for shape in listed)
     for table in tables:
@@ -132,7 +132,7 @@ _MIXED = ("aten::_foreach_copy", "aten::_foreach_mm")
 
 
 def parse_item_bytes(kernel: str) -> int | None:
-    """Return the bytes per element of the tensor list that a kernel of this name works on; None where the name does not tell."""
+    """Parse the bytes per element of the tensor list that a kernel of this name works on; None where the name does not tell."""
     kernel = _CASTS.sub("", kernel)
     vectors = _CAT_VECTORS.search(kernel)
     if vectors is not None:
@@ -228,10 +228,16 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     pairs = pairs.with_columns(new=pl.int_range(pl.len(), dtype=pl.Int64) + trace.signatures.height)
     told = told.join(pairs, on=["signature", "dtype"], how="left", maintain_order="left")
     rows = trace.ops["signature"].scatter(told["op"].to_numpy(), told["new"]) if told.height else trace.ops["signature"]
+    # what has no sizes may be a plain value and gets no type
+    shapes = trace.signatures["shapes"].gather(pairs["signature"])
+    dtypes = [_repeat_type(text, dtype) for text, dtype in zip(shapes.to_list(), pairs["dtype"].to_list(), strict=True)]
+    blank = [pl.lit(None, dtype=pl.String).alias(name) for name in ("strides", "args")]
+    added = pl.DataFrame({"id": pairs["new"], "shapes": shapes, "dtypes": pl.Series(dtypes, dtype=pl.String)}).with_columns(blank)
+    added = added.select(list(trace_module.build_table_schema("signatures")))
     typed = msgspec.structs.replace(
         trace,
         ops=trace.ops.with_columns(rows.alias("signature")),
-        signatures=pl.concat([trace.signatures, _build_typed_signatures(trace.signatures, pairs)]),
+        signatures=pl.concat([trace.signatures, added]),
     )
     return typed, (_describe_types(trace, told),)
 
@@ -247,15 +253,6 @@ def _find_op_types(trace: Trace) -> pl.DataFrame:
     ops = trace.ops.select(pl.col("id").alias("op"), "signature", decode_column("name").alias("op_name"))
     found = found.join(ops, on="op", how="inner").filter(~pl.col("several") & (pl.col("dtype") != "") & pl.col("signature").is_not_null())
     return found.filter(pl.col("op_name").str.contains(_ONE_TYPE)).select("op", "signature", "dtype").sort("op")
-
-
-def _build_typed_signatures(signatures: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of `pairs` as signatures; what has no sizes may be a plain value and gets no type."""
-    shapes = signatures["shapes"].gather(pairs["signature"])
-    dtypes = [_repeat_type(text, dtype) for text, dtype in zip(shapes.to_list(), pairs["dtype"].to_list(), strict=True)]
-    blank = [pl.lit(None, dtype=pl.String).alias(name) for name in ("strides", "args")]
-    frame = pl.DataFrame({"id": pairs["new"], "shapes": shapes, "dtypes": pl.Series(dtypes, dtype=pl.String)}).with_columns(blank)
-    return frame.select(list(trace_module.build_table_schema("signatures")))
 
 
 def _repeat_type(shapes: str, dtype: str) -> str | None:

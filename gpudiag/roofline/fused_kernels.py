@@ -37,7 +37,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 def find_compiled_costs(code: InductorCode | None, trace: Trace) -> RecordedCosts | None:
-    """Return the costs of the ops of `trace` that `code` tells about; None where it tells nothing.
+    """Find the costs of the ops of `trace` that `code` tells about; None where it tells nothing.
 
     Every compiled graph numbers its kernels from 0, so that models of one process share names: the call of the graph around an op says
     which it is. Without such a call (older torch, a recording that began inside) a name must mean one cost in all graphs.
@@ -87,7 +87,7 @@ class _CostLookup:
 
 
 def estimate_kernel_cost(kernel: GeneratedKernel) -> Cost | None:
-    """Return the cost of one call of a generated kernel; None where its code does not say enough."""
+    """Estimate the cost of one call of a generated kernel; None where its code does not say enough."""
     operands = [
         Operand(buffer.shape, buffer.dtype, 2 if buffer.access == "both" else 1, buffer.touched)
         for buffer in kernel.buffers
@@ -109,7 +109,7 @@ def estimate_kernel_cost(kernel: GeneratedKernel) -> Cost | None:
 
 
 def _estimate_cpp_product(kernel: GeneratedKernel, operands: list[Operand]) -> Cost | None:
-    """Return the cost of a matrix product from a C++ template: x[b, m, k] times b k n packed weights, with a result of b m n elements."""
+    """Estimate the cost of a matrix product from a C++ template: x[b, m, k] times b k n packed weights, with a result of b m n elements."""
     by_name = dict(zip((buffer.name for buffer in kernel.buffers), operands, strict=True))
     x, weights = by_name.get("X"), by_name.get("W")
     if x is None or weights is None or len(x.shape) not in (2, 3) or not x.numel:
@@ -161,7 +161,7 @@ GENERATED_KERNEL = r"^triton_|^fused_"
 
 
 def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame:
-    """Return the chains of unfused element-wise kernels: ids, count, time_ns, bytes, between_bytes, ops, shapes.
+    """Find the chains of unfused element-wise kernels: ids, count, time_ns, bytes, between_bytes, ops, shapes.
 
     `work`: kernels with `name` as text, time_ns, op_name, phase, thread and the columns of calls.SCHEMA.
     A chain: two or more element-wise kernels or casts that follow each other on one stream (CPU: thread) within one step and phase and
@@ -202,6 +202,6 @@ def find_elementwise_chains(work: pl.DataFrame, *, on_cpu: bool) -> pl.DataFrame
 
 
 def estimate_fused_ns(bandwidth_byte_per_s: float) -> pl.Expr:
-    """Return the time in ns of one fused kernel for each chain, at 85 % of the bandwidth."""
+    """Estimate the time in ns of one fused kernel for each chain, at 85 % of the bandwidth."""
     fused_bytes = (pl.col("bytes") - pl.col("between_bytes")).clip(lower_bound=0)
     return fused_bytes / (MEMORY_SHARE_OF_PEAK * bandwidth_byte_per_s) * 1e9

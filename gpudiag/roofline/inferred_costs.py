@@ -66,7 +66,7 @@ _HELPER = (
 
 
 def match_single_gradient(kernels: pl.DataFrame, node: Rows, height: int) -> Mask:
-    """Return for each of `height` ops whether the kernels of that `node` (op per kernel, -1: none) form one gradient of a convolution."""
+    """Find for each of `height` ops whether the kernels of that `node` (op per kernel, -1: none) form one gradient of a convolution."""
     rows = np.flatnonzero(node >= 0)
     name, node = kernels["name"][rows].cast(pl.String), node[rows]
     weight = name.str.contains(_WEIGHT).to_numpy()
@@ -82,7 +82,7 @@ LOOK_AHEAD = 4
 
 
 def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, Signature], names: Sequence[str]) -> Rows:
-    """Return for each call of one of `names` the signature of the op that takes its result, -1 where nothing tells.
+    """Find for each call of one of `names` the signature of the op that takes its result, -1 where nothing tells.
 
     The next op on the thread after the outermost such call, whose first tensor has the dimensions of the call's own first. None where
     that op is one of `names` again: two convolutions in a row may both read the same input.
@@ -105,7 +105,7 @@ def find_result_consumers(ops: pl.DataFrame, parent: Rows, parsed: Mapping[int, 
 
 
 def _count_dimensions(parsed: Mapping[int, Signature]) -> Rows:
-    """Return the number of dimensions of each signature's first tensor; 0 for none (and, at the end, for row -1)."""
+    """Count the dimensions of each signature's first tensor; 0 for none (and, at the end, for row -1)."""
     ranks = np.zeros(max(parsed, default=-1) + 2, dtype=np.int64)
     for row, signature in parsed.items():
         first = signature.tensor(0)
@@ -114,7 +114,7 @@ def _count_dimensions(parsed: Mapping[int, Signature]) -> Rows:
 
 
 def find_next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
-    """Return for each row the first op of its thread that starts at or after its end, -1 where there is none (ops: by thread, start)."""
+    """Find for each row the first op of its thread that starts at or after its end, -1 where there is none (ops: by thread, start)."""
     thread, start = ops["thread"].fill_null(-1).to_numpy(), ops["start_ns"].to_numpy()
     ends = ops["end_ns"].to_numpy()[rows]
     found = np.full(len(rows), -1, dtype=np.int64)
@@ -128,7 +128,7 @@ def find_next_rows(ops: pl.DataFrame, rows: Rows) -> Rows:
 
 
 def find_calls_inside(ops: pl.DataFrame, parent: Rows, names: Sequence[str], inner: Sequence[str], *, last: bool) -> Rows:
-    """Return for each call of one of `names` the signature of the first (or last) call of `inner` directly inside it, -1: none."""
+    """Find for each call of one of `names` the signature of the first (or last) call of `inner` directly inside it, -1: none."""
     name = decode_names(ops["name"])
     recorded = ops["signature"].fill_null(-1).to_numpy()
     rows = np.flatnonzero(name.is_in(list(inner)).to_numpy() & (parent >= 0) & (recorded >= 0))
@@ -146,7 +146,7 @@ _CASTS = ["aten::to"]
 
 
 def estimate_sparse_costs(ops: pl.DataFrame, parsed: Mapping[int, Signature]) -> RecordedCosts | None:
-    """Return the costs of the calls of `ops` (stage 'link') on sparse tensors whose rows the calls inside tell; None: there are none."""
+    """Estimate the costs of the calls of `ops` (stage 'link') on sparse tensors whose rows the calls inside tell; None: there are none."""
     sizes = {row: size for row, signature in parsed.items() if (size := find_sparse_size(signature)) is not None}
     if not sizes:
         return None
@@ -243,20 +243,22 @@ def complete_costs(ops: pl.DataFrame, kernels: pl.DataFrame, parsed: Mapping[int
     pairs = pair_forward_ops(ops, BACKWARD_FORMULAS)
     parent = ops["parent"].fill_null(-1).to_numpy()
     if (found.open() & (start >= 0)).any():
-        _cost_by_relative(ops, parsed, found, _find_gradients(ops, pairs, parent), _estimate_by_node)
+        _cost_by_relative(ops, parsed, found, _find_gradients(ops, pairs, parent), relatives.estimate_forward_from_node)
         _cost_by_relative(ops, parsed, found, _find_results(ops, pairs), gradients.estimate_forward_from_gradient)
-        _cost_by_relative(ops, parsed, found, _find_forwards(ops, pairs, parent), _estimate_weight_gradient)
-        _cost_by_relative(ops, parsed, found, find_calls_inside(ops, parent, _INDEXING, ["aten::as_strided"], last=True), _estimate_by_view)
-        _cost_by_relative(
-            ops, parsed, found, find_calls_inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False), estimate_packed_linear
-        )
-        _cost_by_relative(ops, parsed, found, find_result_consumers(ops, parent, parsed, list(CONVOLUTION_LAYOUTS)), _estimate_by_consumer)
+        forwards = _find_forwards(ops, pairs, parent)
+        _cost_by_relative(ops, parsed, found, forwards, lambda _, own, forward: relatives.estimate_weight_gradient(own, forward))
+        views = find_calls_inside(ops, parent, _INDEXING, ["aten::as_strided"], last=True)
+        _cost_by_relative(ops, parsed, found, views, lambda _, own, view: estimate_index_by_view(own, view))
+        results = find_calls_inside(ops, parent, list(PACKED_LINEAR), _ALLOCATIONS, last=False)
+        _cost_by_relative(ops, parsed, found, results, estimate_packed_linear)
+        consumers = find_result_consumers(ops, parent, parsed, list(CONVOLUTION_LAYOUTS))
+        _cost_by_relative(ops, parsed, found, consumers, relatives.estimate_forward_from_consumer)
         _cost_nodes(ops, kernels, parent, parsed, found, pairs, start)
     _halve_single_gradients(kernels, found, ops.height)
 
 
 def _estimate_node_cost(name: str, forward: Signature, node: Signature | None, products: int | None) -> Cost:
-    """Return the cost of the backward of `name`; `products`: gradients that ran inside, of its two (None: both)."""
+    """Estimate the cost of the backward of `name`; `products`: gradients that ran inside, of its two (None: both)."""
     if is_sparse(name, forward):
         raise NotModelledError("a sparse operand")
     cost = BACKWARD_FORMULAS[name](gradients.complete_backward_inputs(name, forward, node))
@@ -282,29 +284,13 @@ def _halve_single_gradients(kernels: pl.DataFrame, found: OpenCosts, height: int
             found.call[one & (found.call == call)] = found.add(_halve_cost(cost), found.names[call])
 
 
-def _estimate_by_node(name: str, own: Signature, node: Signature) -> Cost:
-    return relatives.estimate_forward_from_node(name, own, node)
-
-
-def _estimate_by_consumer(name: str, own: Signature, taker: Signature) -> Cost:
-    return relatives.estimate_forward_from_consumer(name, own, taker)
-
-
-def _estimate_by_view(_: str, own: Signature, view: Signature) -> Cost:
-    return estimate_index_by_view(own, view)
-
-
-def _estimate_weight_gradient(_: str, own: Signature, forward: Signature) -> Cost:
-    return relatives.estimate_weight_gradient(own, forward)
-
-
 def _select_named(ops: pl.DataFrame, names: list[str]) -> Mask:
     found: Mask = match_any_of(ops["name"], names).to_numpy()
     return found
 
 
 def _find_gradients(ops: pl.DataFrame, pairs: ForwardPairs, parent: Rows) -> Rows:
-    """Return for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one."""
+    """Find for each forward convolution the signature of its autograd node (-1: none), also for the calls inside the paired one."""
     convolution = _select_named(ops, list(CONVOLUTION_LAYOUTS))
     recorded = ops["signature"].fill_null(-1).to_numpy()
     nodes = np.flatnonzero(pairs.named & (recorded >= 0))
@@ -316,7 +302,7 @@ def _find_gradients(ops: pl.DataFrame, pairs: ForwardPairs, parent: Rows) -> Row
 
 
 def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:
-    """Return for each call whose result a gradient tells the signature of its autograd node, -1 where there is none."""
+    """Find for each call whose result a gradient tells the signature of its autograd node, -1 where there is none."""
     telling, look_up = _select_named(ops, list(gradients.TOLD_BY_GRADIENT)), _select_named(ops, list(gradients.TOTAL_D))
     recorded = ops["signature"].fill_null(-1).to_numpy()
     sure = pairs.named | np.append(look_up, False)[pairs.forward]  # extensions name their nodes otherwise
@@ -327,17 +313,11 @@ def _find_results(ops: pl.DataFrame, pairs: ForwardPairs) -> Rows:
 
 
 def _find_forwards(ops: pl.DataFrame, pairs: ForwardPairs, parent: Rows) -> Rows:
-    """Return for each weight gradient the signature of the forward call of the node around it, -1 where it is not known."""
+    """Find for each weight gradient the signature of the forward call of the node around it, -1 where it is not known."""
     around = find_nearest(parent, pairs.forward >= 0)
     forward = np.where(around >= 0, pairs.forward[around], -1)
     signature = np.append(ops["signature"].fill_null(-1).to_numpy(), -1)[forward]
     return np.where(_select_named(ops, list(relatives.WEIGHT_GRADIENTS)), signature, -1)
-
-
-def _count_products_inside(ops: pl.DataFrame, around: Rows) -> Rows:
-    """Return for each op the number of products whose node (`around`, row for each op, -1: none) it is."""
-    node = around[_select_named(ops, _SINGLE_PRODUCTS)]
-    return np.bincount(node[node >= 0], minlength=ops.height)
 
 
 def _cost_by_relative(ops: pl.DataFrame, parsed: Mapping[int, Signature], found: OpenCosts, relative: Rows, formula: Formula) -> None:
@@ -383,7 +363,9 @@ def _cost_nodes(
     frame = ops[forward[rows]].select(decode_column("name"), "signature")
     convolution = np.append(_select_named(ops, list(CONVOLUTION_LAYOUTS)), False)[forward]
     one = match_single_gradient(kernels, np.where(np.append(convolution, False)[node], node, -1), ops.height)[rows]
-    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=_count_products_inside(ops, around)[rows], one=one)
+    product_node = around[_select_named(ops, _SINGLE_PRODUCTS)]
+    products = np.bincount(product_node[product_node >= 0], minlength=ops.height)[rows]
+    frame = frame.with_columns(ops["signature"][rows].alias("at"), node=rows, products=products, one=one)
     frame = frame.with_columns(
         at=pl.when(pl.col("name").is_in(list(gradients.TOTAL_D))).then("at"),
         products=pl.when(pl.col("name").is_in(list(MATRIX_PRODUCTS))).then("products").when("one").then(1),

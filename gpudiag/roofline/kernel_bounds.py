@@ -83,7 +83,7 @@ def list_above_roofline_notices(rows: pl.DataFrame, work: str = "kernel") -> tup
 
 
 def _find_worst(over: pl.DataFrame) -> str:
-    """Return the ops with most time missing to their roof, one word for all rows of an op, gathered by cause."""
+    """Find the ops with most time missing to their roof, one word for all rows of an op, gathered by cause."""
     missing = (pl.col("t_roof_ns") - pl.col("kernel_ns")).sum()
     ops = over.group_by("name", "over_roof_cause").agg(missing.alias("missing"), pl.len().alias("rows"), pl.col("over_roof").max())
     told: dict[str, list[str]] = {}
@@ -111,14 +111,14 @@ def classify_kernels(
     return msgspec.structs.replace(trace, kernels=frame.select(list(trace_module.build_table_schema("kernels", "cost"))))
 
 
-def _list_cost_numbers(cost: Cost) -> tuple[float, ...]:
-    return float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops), float(cost.bytes)
-
-
 def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:
     known = [(row, cost) for row, cost in enumerate(owners.costs) if isinstance(cost, Cost)]
     costs = pl.DataFrame(
-        [(row, owners.names[row], *_list_cost_numbers(cost), cost.dtype, cost.provenance) for row, cost in known],
+        [
+            (row, owners.names[row], float(cost.matrix_flops), float(cost.recompute_flops), float(cost.vector_flops), float(cost.bytes),
+             cost.dtype, cost.provenance)
+            for row, cost in known
+        ],
         schema={
             "call": pl.Int64, "call_name": pl.String, "call_matrix": pl.Float64, "call_again": pl.Float64, "call_vector": pl.Float64,
             "call_bytes": pl.Float64, "dtype": pl.String, "provenance": pl.String,
@@ -180,10 +180,6 @@ def _add_roofline(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
         compute_ns=pl.when("moves").then(0.0).otherwise(pl.max_horizontal(matrix, vector)),
         compute_known=pl.col("moves") | (matrix.is_not_null() & vector.is_not_null()),
     )
-    return _add_memory_time(frame, device)
-
-
-def _add_memory_time(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame:
     dram = _build_literal(device.bandwidth_byte_per_s if device else None)
     inner = pl.col("call_bytes") <= _build_literal(device.inner_cache_bytes if device else None)
     outer = _build_literal(device.cache_bandwidth_byte_per_s if device else None)
@@ -197,12 +193,12 @@ def _add_memory_time(frame: pl.DataFrame, device: Device | None) -> pl.DataFrame
         cache_resident=resident, memory_ns=pl.when(resident).then(pl.col("bytes_moved") / cache * 1e9).otherwise(by_dram)
     )
     frame = frame.with_columns(pl.when(pl.col("bytes_moved") == 0).then(0.0).otherwise("memory_ns").alias("memory_ns"))
-    known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
-    return frame.with_columns(t_roof_ns=pl.when(known).then(pl.max_horizontal("compute_ns", "memory_ns")))
+    both_known = pl.col("memory_ns").is_not_null() & pl.col("compute_known")
+    return frame.with_columns(t_roof_ns=pl.when(both_known).then(pl.max_horizontal("compute_ns", "memory_ns")))
 
 
 def _find_overhead(frame: pl.DataFrame, trace: Trace, idle: pl.DataFrame, device: Device | None) -> list[pl.Expr]:
-    """Return the columns `latency` (rule a) and `starved` (rule b) of the overhead bound."""
+    """Find the columns `latency` (rule a) and `starved` (rule b) of the overhead bound."""
     floor = device.launch_floor_ns if device and device.launch_floor_ns else 0.0
     short = pl.col("busy_ns") < max(SHORT_KERNEL_NS, 2 * floor)
     small = (pl.col("grid") < pl.lit(device.sm_count if device else None, dtype=pl.Int64)).fill_null(False)
@@ -217,15 +213,11 @@ def _find_plain_waits(trace: Trace, idle: pl.DataFrame) -> pl.DataFrame:
     """Return (kernel, wait_ns): host-wait gaps in which the host neither loaded data, synchronised, allocated nor compiled."""
     waits = idle.filter((pl.col("kind") == "host_wait") & pl.col("kernel").is_not_null())
     starts, ends = waits["start_ns"].to_numpy(), waits["end_ns"].to_numpy()
-    busy = intervals.measure_covered(_find_other_reasons(trace), starts, ends)
-    return waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
-
-
-def _find_other_reasons(trace: Trace) -> intervals.Spans:
     calls = trace.launches.filter(match_column("api", kernel_names.SYNC_CALL) | match_column("api", kernel_names.ALLOCATION_CALL))
     named = match_column("name", kernel_names.LOADER_MARK) | match_column("name", kernel_names.COMPILE_MARK)
-    marks, loads = trace.marks.filter(named), trace.ops.filter(named)
-    return intervals.merge_spans(np.concatenate([intervals.build_spans(calls), intervals.build_spans(marks), intervals.build_spans(loads)]))
+    reasons = [intervals.build_spans(table) for table in (calls, trace.marks.filter(named), trace.ops.filter(named))]
+    busy = intervals.measure_covered(intervals.merge_spans(np.concatenate(reasons)), starts, ends)
+    return waits.select("kernel", (pl.col("end_ns") - pl.col("start_ns")).alias("wait_ns")).filter(pl.Series(busy == 0))
 
 
 def _choose_bound() -> pl.Expr:

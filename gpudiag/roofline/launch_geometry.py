@@ -21,7 +21,7 @@ import polars as pl
 from gpudiag.attribution.names import decode_column
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
-from gpudiag.model.ops import Cost, Input, Signature
+from gpudiag.model.ops import Cost, Signature
 from gpudiag.model.trace import Trace
 from gpudiag.roofline.attributed_ops import AttributedOps
 from gpudiag.roofline.costs.arguments import size_of
@@ -110,7 +110,7 @@ def _assign_costs(owners: AttributedOps, frame: pl.DataFrame, found: list[tuple[
 
 
 def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | None:
-    """Return the cost of advanced indexing of self (0): elements read (no more than there are) and written, and the indices.
+    """Estimate the cost of advanced indexing of self (0): elements read (no more than there are) and written, and the indices.
 
     torch does not record the index tensors: one index a slice of the first dimension is the least there can be.
     """
@@ -118,25 +118,20 @@ def _estimate_index(signature: Signature, geometry: Geometry) -> Cost | None:
     if source is None or not source.shape or not source.numel:
         return None
     slice_numel = source.numel // source.shape[0]
-    elements = _count_gathered(source, slice_numel, geometry) or _count_in_blocks(slice_numel, geometry)
+    name, grid, _ = geometry
+    elements, match = None, _GATHER.search(name)
+    if match is not None and match.group(1) != "0":  # a gather of whole slices along the first dimension
+        blocks = ceil(slice_numel * source.item_bytes / (_GATHER_THREADS * int(match.group(1))))
+        elements = grid // blocks * slice_numel if blocks and grid % blocks == 0 else None
+    elements = elements or _count_in_blocks(slice_numel, geometry)
     if elements is None:
         return None
     read = size_of(min(elements, source.numel), source.dtype)
     return Cost(bytes=read + size_of(elements, source.dtype) + _INDEX_BYTES * ceil(elements / slice_numel), provenance="derived")
 
 
-def _count_gathered(source: Input, slice_numel: int, geometry: Geometry) -> int | None:
-    """Return the elements that a gather of whole slices along the first dimension takes; None: another kernel."""
-    name, grid, _ = geometry
-    match = _GATHER.search(name)
-    if match is None:
-        return None
-    blocks = ceil(slice_numel * source.item_bytes / (_GATHER_THREADS * int(match.group(1)))) if match.group(1) != "0" else 0
-    return grid // blocks * slice_numel if blocks and grid % blocks == 0 and grid else None
-
-
 def _count_in_blocks(slice_numel: int, geometry: Geometry) -> int | None:
-    """Return the elements of an index_elementwise_kernel: whole slices where that fits in one way, else the middle of the range."""
+    """Count the elements of an index_elementwise_kernel: whole slices where that fits in one way, else the middle of the range."""
     name, grid, block = geometry
     match = _INDEX.search(name)
     if match is None or grid < 1 or block != int(match.group(1)):
@@ -150,7 +145,7 @@ def _count_in_blocks(slice_numel: int, geometry: Geometry) -> int | None:
 
 
 def _estimate_arange(signature: Signature, geometry: Geometry) -> Cost | None:
-    """Return the cost of writing a range: one element a thread; its dtype is that of the result, which is recorded while still empty."""
+    """Estimate the cost of writing a range: one element a thread; its dtype is that of the result, which is recorded while still empty."""
     name, grid, block = geometry
     results = [item for item in signature.inputs if item.dtype is not None and item.shape]
     if not _RANGE.search(name) or not results or grid < 1:

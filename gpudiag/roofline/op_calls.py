@@ -9,7 +9,7 @@ from functools import lru_cache
 import msgspec
 import polars as pl
 
-from gpudiag.model.ops import ITEM_BYTES, Input, Signature, parse_signature
+from gpudiag.model.ops import ITEM_BYTES, Signature, parse_signature
 
 _NAMES = {
     "gemm": """
@@ -70,7 +70,7 @@ _ATTENTION_WRAPPERS = ("_scaled_dot_product_attention_math",)  # its children ca
 
 @lru_cache(maxsize=_MOST_NAMES)
 def find_base_name(name: str) -> str:
-    """Return the operator without its namespace and in-place mark: 'aten::mul_' -> 'mul'; '' for no ATen operator."""
+    """Strip an operator of its namespace and in-place mark: 'aten::mul_' -> 'mul'; '' for no ATen operator."""
     if not name.startswith("aten::"):
         return ""
     short = name[len("aten::") :]
@@ -79,7 +79,7 @@ def find_base_name(name: str) -> str:
 
 @lru_cache(maxsize=_MOST_NAMES)
 def find_family(name: str) -> str:
-    """Return the family of an operator, 'other' where it has none.
+    """Find the family of an operator, 'other' where it has none.
 
     gemm | conv | attention | elementwise | softmax | norm | reduction | copy | fill | optimizer | other.
     """
@@ -130,7 +130,7 @@ _INT64_MAX = 2**63 - 1
 
 
 def build_call_table(pairs: Iterable[tuple[str, int | None]], signatures: pl.DataFrame) -> pl.DataFrame:
-    """Return one row (fields of Call) per (operator name, signature row) of `pairs`."""
+    """Build one row (fields of Call) per (operator name, signature row) of `pairs`."""
     rows = [msgspec.structs.asdict(_drop_oversized(describe_call(name, sig, signatures))) for name, sig in pairs]
     return pl.DataFrame(rows, schema=CALL_SCHEMA, orient="row")
 
@@ -171,36 +171,24 @@ def find_matrix_dimensions(name: str, signature: Signature) -> tuple[int | None,
     """Return (batch, m, n, k) of a GEMM, (None, None, output channels, input channels of a group) of a convolution, else None."""
     short = find_base_name(name)
     if find_family(name) == "conv":
-        return _find_channels(short, signature)
+        # input, weight, ... forward; grad_output, input, weight backward (schemas of torch 2.13 and of the cudnn/miopen ops before 1.11)
+        weight = signature.tensor(2 if "backward" in short else 1)
+        if weight is None or len(weight.shape) < 3:
+            return None
+        return None, None, weight.shape[0], weight.shape[1]
     first = {"mm": 0, "bmm": 0, "matmul": 0, "linear": 0, "_scaled_mm": 0, "_int_mm": 0}.get(short, 1)
     if find_family(name) != "gemm":
         return None
     a, b = signature.tensor(first), signature.tensor(first + 1)
     if a is None or b is None or not a.shape or not b.shape:
         return None
-    return _find_linear_dimensions(a, b) if short == "linear" else _find_product_dimensions(a, b)
-
-
-def _find_linear_dimensions(a: Input, weight: Input) -> tuple[int | None, int | None, int, int] | None:
-    if len(weight.shape) != 2:
-        return None
-    return 1, math.prod(a.shape[:-1]), weight.shape[0], weight.shape[1]
-
-
-def _find_product_dimensions(a: Input, b: Input) -> tuple[int | None, int | None, int, int] | None:
+    if short == "linear":
+        return (1, math.prod(a.shape[:-1]), b.shape[0], b.shape[1]) if len(b.shape) == 2 else None
     if len(a.shape) < 2 or len(b.shape) < 2 or a.shape[-1] != b.shape[-2]:
         return None
     if len(b.shape) == 2:  # matmul folds the leading dimensions into m
         return 1, math.prod(a.shape[:-1]), b.shape[-1], a.shape[-1]
     return math.prod(a.shape[:-2]), a.shape[-2], b.shape[-1], a.shape[-1]
-
-
-def _find_channels(short: str, signature: Signature) -> tuple[int | None, int | None, int, int] | None:
-    # input, weight, ... forward; grad_output, input, weight backward (schemas of torch 2.13 and of the cudnn/miopen ops before 1.11)
-    weight = signature.tensor(2 if "backward" in short else 1)
-    if weight is None or len(weight.shape) < 3:
-        return None
-    return None, None, weight.shape[0], weight.shape[1]
 
 
 def find_copy_kind(name: str, signature: Signature) -> str | None:
@@ -220,15 +208,10 @@ def find_copy_kind(name: str, signature: Signature) -> str | None:
         return None  # its target is its child copy_, which carries the kernel
     if source.strides is None or target.strides is None:
         return None
-    return "layout" if _is_layout_changed(short, source, target) else "plain"
-
-
-def _is_layout_changed(short: str, source: Input, target: Input) -> bool:
-    """Return whether the copy reorders elements: other strides of the target, or (clone) a source that is not dense row-major."""
-    if 0 in (source.strides or ()):
-        return True  # an expanded source is written out
+    # elements are reordered by other strides of the target, or (clone) from a source that is not dense row-major
     expected = target.strides if short == "copy" and target.shape == source.shape else _build_row_major_strides(source.shape)
-    return any(size > 1 and have != want for size, have, want in zip(source.shape, source.strides or (), expected or (), strict=False))
+    dimensions = zip(source.shape, source.strides, expected, strict=False)
+    return "layout" if 0 in source.strides or any(size > 1 and have != want for size, have, want in dimensions) else "plain"
 
 
 def _build_row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -42,19 +42,16 @@ class RecordedCosts(NamedTuple):
 
 
 def build_op_tree(ops: pl.DataFrame, known: RecordedCosts | None = None) -> OpTree:
-    """Return the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: ops whose cost the recording tells."""
+    """Build the columns of `ops` (stage 'link'); each distinct name is looked up once. `known`: ops whose cost the recording tells."""
     codes = ops["name"].to_physical().to_numpy()
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     words = decode_names(ops["name"]).gather(first).to_list()
-    grade = np.array([_find_role(word) for word in words], dtype=np.int8)[inverse]
+    roles = [_ROLES[find_kind(word)] for word in words]
+    roles = [FORMULA_WRAPPER if role == WRAPPER and word in FORMULAS else role for role, word in zip(roles, words, strict=True)]
+    grade = np.array(roles, dtype=np.int8)[inverse]
     if known is not None:
         grade[known.of_op >= 0] = COMPILED
     return OpTree(ops["parent"].fill_null(-1).to_numpy(), ops["signature"].is_not_null().to_numpy() | (grade == COMPILED), grade)
-
-
-def _find_role(name: str) -> int:
-    grade = _ROLES[find_kind(name)]
-    return FORMULA_WRAPPER if grade == WRAPPER and name in FORMULAS else grade
 
 
 def climb(start: OpRows, parent: OpRows, wanted: npt.NDArray[np.bool_]) -> OpRows:
@@ -79,12 +76,12 @@ MOVES_WORK, VECTOR_WORK, MATRIX_WORK, UNKNOWN_WORK = range(4)
 
 
 def find_delegating_on_device(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
-    """Return which owning calls `rows` (with their `costs`) are wrappers that have their work, with kernels of its own, inside."""
+    """Find which owning calls `rows` (with their `costs`) are wrappers that have their work, with kernels of its own, inside."""
     return np.isin(calls.grade[rows], (FORMULA_WRAPPER, WRAPPER)) & _find_holding_work(calls, rows, costs)
 
 
 def find_delegating_on_cpu(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing]) -> Mask:
-    """Return which owning calls `rows` (with their `costs`) have a self time that is dispatch alone.
+    """Find which owning calls `rows` (with their `costs`) have a self time that is dispatch alone.
 
     Views, wrappers and autograd nodes always (a wrapper with a formula only around its work); any other call where the calls inside
     it account for all of its FLOPs and bytes: aten::mean around aten::sum, aten::clone around aten::copy_, but not aten::addmm around
@@ -126,7 +123,7 @@ def _find_around(calls: OpTree, rows: OpRows) -> Mask:
 
 
 def _find_covered(calls: OpTree, rows: OpRows, costs: Sequence[Cost | Missing], passing: Mask) -> Mask:
-    """Return which of `rows` cost no more, in each kind of work, than the nearest costed calls inside them together."""
+    """Find which of `rows` cost no more, in each kind of work, than the nearest costed calls inside them together."""
     own = np.array([(c.matrix_flops, c.vector_flops, c.bytes) if isinstance(c, Cost) else (0, 0, 0) for c in costs], dtype=np.float64)
     own = own.reshape(-1, 3)
     costed = own.any(axis=1) & ~passing

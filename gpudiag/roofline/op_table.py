@@ -23,13 +23,15 @@ _PROVENANCES: tuple[Provenance, ...] = ("exact", "derived", "generic", "none")
 
 
 def build_op_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows, longest first: work launched in the analysed steps, and unlinked work under the phase 'before the window'.
+    """Build the rows, longest first: work launched in the analysed steps, and unlinked work under the phase 'before the window'.
 
     A kernel without an op stands under its own name. flops, bytes and t_roof_ns are null where they are not known for every kernel
     (a copy or memset of unknown size beside kernels of the same row adds nothing). provenance: that of the most kernel time. A row above
     OVER_ROOF_ABOVE has no efficiency but `over_roof` (the ratio) and `over_roof_cause`.
     """
-    frame = _add_times(_select_work(trace, steps))
+    frame, time = _select_work(trace, steps), pl.col("busy_ns").sum()
+    engine = time.over(*_KEYS, "engine", "engine_by")  # kernel time of each word within its row
+    frame = frame.with_columns(engine_ns=engine, engine_by_ns=engine, over_cause_ns=time.over(*_KEYS, "over_cause"))
     calls = pl.col("call").n_unique() + pl.col("call").is_null().sum() - pl.col("call").is_null().any().cast(pl.UInt32)
     rows = frame.group_by(_KEYS, maintain_order=True).agg(
         calls.alias("count"),
@@ -51,7 +53,13 @@ def build_op_table(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
         bound=_choose_largest({f"{bound}_ns": bound for bound in BOUNDS}),
         provenance=_choose_largest({f"by_{word}": word for word in _PROVENANCES}),
     )
-    rows = _add_efficiency(rows.drop([f"by_{word}" for word in _PROVENANCES]))
+    ratio = pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))
+    over = (ratio > OVER_ROOF_ABOVE).fill_null(False)
+    rows = rows.drop([f"by_{word}" for word in _PROVENANCES]).with_columns(
+        efficiency=pl.when(~over).then(ratio),
+        over_roof=pl.when(over).then(ratio),
+        over_roof_cause=pl.when(over).then(pl.col("over_roof_cause")),
+    )
     return rows.sort("kernel_ns", "name", descending=[True, False], maintain_order=True)
 
 
@@ -61,28 +69,8 @@ def build_op_steps(trace: Trace, steps: pl.DataFrame) -> pl.DataFrame:
     return _format_codes(frame.group_by(*_KEYS, "step", maintain_order=True).agg(pl.col("busy_ns").sum()).rename({"op_name": "name"}))
 
 
-def _add_efficiency(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with efficiency, or over_roof where the ratio cannot be one."""
-    ratio = pl.when(pl.col("kernel_ns") > 0).then(pl.col("t_roof_ns") / pl.col("kernel_ns"))
-    over = (ratio > OVER_ROOF_ABOVE).fill_null(False)
-    return rows.with_columns(
-        efficiency=pl.when(~over).then(ratio),
-        over_roof=pl.when(over).then(ratio),
-        over_roof_cause=pl.when(over).then(pl.col("over_roof_cause")),
-    )
-
-
-def _add_times(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` with the kernel time of each word within its row of the op table."""
-    time = pl.col("busy_ns").sum()
-    engine = time.over(*_KEYS, "engine", "engine_by")
-    return frame.with_columns(
-        engine.alias("engine_ns"), engine.alias("engine_by_ns"), time.over(*_KEYS, "over_cause").alias("over_cause_ns")
-    )
-
-
 def _choose_longest(name: str) -> pl.Expr:
-    """Return the word that holds most of the kernel time of a group, null where there is none."""
+    """Choose the word that holds most of the kernel time of a group, null where there is none."""
     known = pl.col(name).is_not_null()
     return pl.col(name).filter(known).sort_by(pl.col(f"{name}_ns").filter(known), descending=True).first()
 
@@ -105,7 +93,7 @@ def _sum_known(name: str) -> pl.Expr:
 
 
 def _choose_largest(words: dict[str, str]) -> pl.Expr:
-    """Return the word of the column with the largest value, the first of equals."""
+    """Choose the word of the column with the largest value, the first of equals."""
     names = dict(enumerate(words.values()))
     return pl.concat_list(list(words)).list.arg_max().replace_strict(names, return_dtype=pl.String)
 
@@ -132,7 +120,7 @@ _WHERE = ("copy", "collective", "without_launch", "attributable", "replay", "out
 
 
 def measure_coverage(trace: Trace) -> Coverage:
-    """Return the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
+    """Measure the coverage of the kernels of `trace` (stage 'cost'). Shares are of summed kernel time, None where there is none."""
     kernels = trace.kernels.select("busy_ns", "provenance", "op", "mapped", where=_classify_coverage())
     total = _sum_time(kernels, pl.lit(True))
     attributable = _sum_time(kernels, pl.col("where") == "attributable")

@@ -78,7 +78,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_parameters(model: Transformer) -> int:
-    """Return the number of parameters: h (v + s) + L (12 h^2 + 13 h) + 2 h.
+    """Count the parameters: h (v + s) + L (12 h^2 + 13 h) + 2 h.
 
     A GPT block with feed-forward 4 h and learned positions, as the calculator has it, whatever `feed_forward` says.
     """
@@ -95,7 +95,7 @@ def estimate_training_flop_per_token(*, parameters: int, layers: int, heads: int
 
 
 def estimate_transformer_memory(model: Transformer) -> Estimate:
-    """Return the memory that training `model` takes on one device."""
+    """Estimate the memory that training `model` takes on one device."""
     count = count_parameters(model)
     value = 2 if model.mixed_precision else 4
     whole = model.recompute == "full"
@@ -123,7 +123,7 @@ def estimate_transformer_memory(model: Transformer) -> Estimate:
 
 
 def _estimate_layer_bytes(model: Transformer, value: int) -> tuple[int, int, int]:
-    """Return the activations of one layer in bytes: attention, feed-forward, norms; `value`: bytes of one.
+    """Estimate the activations of one layer in bytes: attention, feed-forward, norms; `value`: bytes of one.
 
     Of s b h values: attention keeps its input, q, k, v, the input of its output projection (5 values) and a dropout mask of one byte;
     scores, softmax and its mask are 2 values and a byte for a s^2 b. Tensor parallelism splits what lies between the two products of a

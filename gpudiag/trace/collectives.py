@@ -66,7 +66,7 @@ _KERNEL_PATTERNS = (
 
 
 def match_message_kind(name: pl.Expr) -> pl.Expr:
-    """Return the kind of message that a name of a collective, operator or annotation tells; null where it tells none."""
+    """Find the kind of message that a name of a collective, operator or annotation tells; null where it tells none."""
     letters = name.str.to_lowercase().str.replace_all(r"[^a-z0-9]", "")
     found = pl.lit(None, dtype=pl.String)
     for word, kind in reversed(_KIND_WORDS):
@@ -75,7 +75,7 @@ def match_message_kind(name: pl.Expr) -> pl.Expr:
 
 
 def match_kernel_message_kind(name: pl.Expr) -> pl.Expr:
-    """Return the kind of message that the name of a collective's kernel tells; null where it tells none."""
+    """Find the kind of message that the name of a collective's kernel tells; null where it tells none."""
     own = name.str.replace_all("(anonymous namespace)", "", literal=True).str.replace(r"[<(].*$", "")
     found = pl.lit(None, dtype=pl.String)
     for pattern, kind in reversed(_KERNEL_PATTERNS):
@@ -92,7 +92,7 @@ _MAX_RANKS = 2**20
 
 
 def build_group_columns(names: Sequence[str | None], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
-    """Return the columns members, source, target, in_splits and out_splits of collectives called `names`, one for each of `args`."""
+    """Build the columns members, source, target, in_splits and out_splits of collectives called `names`, one for each of `args`."""
     members = [_read_members(item) for item in args]
     roots = [_find_root(name, item, ranks) for name, item, ranks in zip(names, args, members, strict=True)]
     sources = [_read_rank(item.source) for item in args]
@@ -106,7 +106,7 @@ def build_group_columns(names: Sequence[str | None], args: Sequence[CompleteArgs
 
 
 def build_empty_group_columns(rows: int) -> dict[str, pl.Series]:
-    """Return the same columns for `rows` calls whose records do not hold them."""
+    """Build the same columns for `rows` calls whose records do not hold them."""
     text, number = pl.Series([None] * rows, dtype=pl.String), pl.Series([None] * rows, dtype=pl.Int64)
     return {"members": text, "source": number, "target": number, "in_splits": text, "out_splits": text}
 
@@ -128,13 +128,10 @@ def fill_members(collectives: pl.DataFrame, groups: Mapping[str, Sequence[int]],
 
 
 def _read_members(args: CompleteArgs) -> str | None:
-    """Return the ranks of the group as '0,1,2'; None where the list was cut off and its ranks are not evenly spaced."""
+    """Read the ranks of the group as '0,1,2'; None where the list was cut off and its ranks are not evenly spaced."""
     listed = _parse_number_list(args.members)
-    return _list_spaced_ranks(args) if listed is None else listed
-
-
-def _list_spaced_ranks(args: CompleteArgs) -> str | None:
-    """Return the ranks by their first one, their distance and their number."""
+    if listed is not None:
+        return listed
     start, stride, size = (read_integer(field) for field in (args.rank_start, args.rank_stride, args.group_size))
     if start is None or stride is None or size is None or start < 0 or stride < 1 or not 0 < size <= _MAX_RANKS:
         return None
@@ -142,7 +139,7 @@ def _list_spaced_ranks(args: CompleteArgs) -> str | None:
 
 
 def _find_root(name: str | None, args: CompleteArgs, members: str | None) -> int | None:
-    """Return the root of a rooted collective in ranks of the job; None for others, and where group or root are not known."""
+    """Find the root of a rooted collective in ranks of the job; None for others, and where group or root are not known."""
     if name is None or members is None or name.strip("_").removesuffix("_oop") not in _ROOTED:
         return None
     ranks, place = members.split(","), _read_rank(args.root)
@@ -155,7 +152,7 @@ def _read_rank(field: Raw) -> int | None:
 
 
 def _parse_number_list(field: Raw) -> str | None:
-    """Return the numbers of a list, given as JSON or as text, joined by commas; None where it is absent, empty or cut off ('...')."""
+    """Parse the numbers of a list, given as JSON or as text, joined by commas; None where it is absent, empty or cut off ('...')."""
     if field is ABSENT:
         return None
     inner = bytes(field).decode("utf-8", "replace").strip().strip('"').strip().removeprefix("[").removesuffix("]")
@@ -180,7 +177,7 @@ _TYPES = {
 
 
 def build_backend_collectives(rows: Sequence[int], names: Sequence[str], args: Sequence[CompleteArgs]) -> dict[str, pl.Series]:
-    """Return the columns of the collectives of the ops `rows`: their recorded tensors are what they are given.
+    """Build the columns of the collectives of the ops `rows`: their recorded tensors are what they are given.
 
     What they result in is as large for those that change nothing but values; group and its size are not recorded with the call.
     """
@@ -222,7 +219,7 @@ def fill_group_size(collectives: pl.DataFrame, size: int | None) -> pl.DataFrame
 
 
 def _count_elements(dims: Raw) -> int | None:
-    """Return the elements of all tensors in 'Input Dims' ('[[524800]]'); None where the sizes of one are not known."""
+    """Count the elements of all tensors in 'Input Dims' ('[[524800]]'); None where the sizes of one are not known."""
     try:
         shapes = msgspec.json.decode(dims, type=list[list[int]]) if dims is not ABSENT else []
     except JSON_ERRORS:
@@ -234,7 +231,7 @@ def _count_elements(dims: Raw) -> int | None:
 
 
 def _find_dtype(dtypes: Raw) -> str | None:
-    """Return the one type of all tensors in 'Input type'; None where they differ or it was not recorded."""
+    """Find the one type of all tensors in 'Input type'; None where they differ or it was not recorded."""
     try:
         found = set(msgspec.json.decode(dtypes, type=list[str])) if dtypes is not ABSENT else set()
     except JSON_ERRORS:

@@ -99,34 +99,34 @@ class Collector:
         self._unknown: Counter[str] = Counter()
         self._part: Part = {}
 
-    def part(self, chunk: EventChunk) -> Part:
+    def build_part(self, chunk: EventChunk) -> Part:
         """Return the columns of one chunk, with numbers of `keys`."""
         self._part = {}
         types = set(map(type, chunk.events))
         if Metadata in types:
             self._name_threads(chunk.number, (event for event in chunk.events if type(event) is Metadata))
-        complete = self._timed(chunk)
-        kinds = self._kinds(complete.events)
+        complete = self._select_timed(chunk)
+        kinds = self._find_kinds(complete.events)
         if (rows := np.flatnonzero(kinds == KIND_CODES["op"])).size:
-            self._ops(complete.at(rows))
+            self._take_ops(complete.at(rows))
         if (rows := np.flatnonzero(kinds == KIND_CODES["launch"])).size:
-            self._launches(complete.at(rows))
+            self._take_launches(complete.at(rows))
         if (rows := np.flatnonzero(kinds == KIND_CODES["frame"])).size:
-            self._frames(complete.at(rows))
+            self._add("frames", self._build_host_columns("frames", complete.at(rows)))
         if (rows := np.flatnonzero(np.isin(kinds, _DEVICE_CODES))).size:
-            self._device_work(complete.at(rows), _list_kind_names(kinds[rows]))
+            self._take_device_work(complete.at(rows), _list_kind_names(kinds[rows]))
         if (rows := np.flatnonzero(np.isin(kinds, _MARK_CODES))).size:
-            self._marks(complete.at(rows), _list_kind_names(kinds[rows]))
+            self._take_marks(complete.at(rows), _list_kind_names(kinds[rows]))
         self._count_unknown(complete.events[row] for row in np.flatnonzero(kinds == KIND_CODES["unknown"]).tolist())
         if Instant in types:
-            self._allocations(chunk)
+            self._take_allocations(chunk)
         return self._part
 
-    def thread_name(self, pid: str, tid: str) -> str:
+    def find_thread_name(self, pid: str, tid: str) -> str:
         """Return the name that the file last gives to a thread; '' where it gives none."""
         return self._thread_names.get((pid, tid), (0, ""))[1]
 
-    def counts(self) -> Counts:
+    def summarise(self) -> Counts:
         """Return what was counted and noted besides the columns."""
         named = [(*thread, *name) for thread, name in self._thread_names.items()]
         return Counts(self.complete_events, dict(self.dropped), dict(self._unknown), named, list(self._code_of))
@@ -142,11 +142,11 @@ class Collector:
             if chunk >= self._thread_names.get((pid, tid), (0, ""))[0]:
                 self._thread_names[pid, tid] = chunk, name
 
-    def met(self, category: str) -> bool:
+    def has_met(self, category: str) -> bool:
         """Return whether a complete event of this category (as the file spells it) was seen."""
         return category in self._code_of
 
-    def all_dropped(self) -> dict[str, int]:
+    def count_dropped(self) -> dict[str, int]:
         """Return the events that were not used, by reason, without those that did not decode."""
         found = dict(self.dropped)
         largest = sorted(self._unknown.items(), key=lambda item: (-item[1], item[0]))
@@ -162,7 +162,7 @@ class Collector:
         frame, part = pl.DataFrame(columns), self._part
         part[table] = pl.concat((part[table], frame), rechunk=True) if table in part else frame
 
-    def _timed(self, chunk: EventChunk) -> Timed:
+    def _select_timed(self, chunk: EventChunk) -> Timed:
         """Return the complete events of the chunk whose times are usable."""
         events = [event for event in chunk.events if type(event) is Complete]
         self.complete_events += len(events)
@@ -183,7 +183,7 @@ class Collector:
         self.dropped += Counter()  # keeps only what was counted
         return found.at(np.flatnonzero(usable))
 
-    def _kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
+    def _find_kinds(self, events: list[Complete]) -> npt.NDArray[np.int8]:
         """Return the code of each event's kind; annotations that old schemas file under ops are annotations, calls of compiled code ops."""
         code_of, is_annotation = self._code_of, self._is_annotation
         codes = np.fromiter([code_of[event.cat] for event in events], np.int8, len(events))
@@ -194,44 +194,46 @@ class Collector:
         codes[[row for row in marks.tolist() if (events[row].name or "").startswith((GRAPH_CALL, *BACKEND_CALLS))]] = KIND_CODES["op"]
         return codes
 
-    def _host(self, table: str, timed: Timed) -> dict[str, pl.Series]:
+    def _build_host_columns(self, table: str, timed: Timed) -> dict[str, pl.Series]:
         """Return the columns that every table of host events has."""
         threads = self.keys.threads
         return {
             "thread": pl.Series([threads[event.pid, event.tid] for event in timed.events], dtype=pl.Int64),
-            "name": self._name_codes(table, timed.events),
+            "name": self._number_names(table, timed.events),
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
         }
 
-    def _name_codes(self, table: str, events: Sequence[Complete]) -> pl.Series:
+    def _number_names(self, table: str, events: Sequence[Complete]) -> pl.Series:
         names = self.keys.names[table]
         if isinstance(names, OperatorNames):
             return pl.Series([names.of(event.name) for event in events], dtype=pl.UInt32)
         return pl.Series([names[event.name] for event in events], dtype=pl.UInt32)
 
-    def _ops(self, timed: Timed) -> None:
+    def _take_ops(self, timed: Timed) -> None:
         signature = self.keys.signatures.of
-        columns = self._host("ops", timed) | {
+        columns = self._build_host_columns("ops", timed) | {
             "sequence": build_integer_column([args.sequence for args in timed.args]),
             "fwd_thread": build_integer_column([args.fwd_thread for args in timed.args]),
             "signature": pl.Series([signature(args) for args in timed.args], dtype=pl.Int64),
         }
-        self._collectives("op", timed.args)
-        self._backend_calls(columns["name"], timed.args)
+        self._take_collectives("op", timed.args)
+        # calls of communication back ends are collectives: their tensors are their message
+        calls = self.keys.names.ops.backend_calls
+        rows = np.flatnonzero(columns["name"].is_in(list(calls)).to_numpy()).tolist() if calls else []
+        if rows:
+            names = [calls[code] for code in columns["name"].gather(rows).to_list()]
+            self._add("collectives", build_backend_collectives(rows, names, [timed.args[row] for row in rows]))
         self._add("ops", columns)
 
-    def _launches(self, timed: Timed) -> None:
-        columns = self._host("launches", timed)
+    def _take_launches(self, timed: Timed) -> None:
+        columns = self._build_host_columns("launches", timed)
         columns["api"] = columns.pop("name")
         columns["correlation"] = build_integer_column([args.correlation for args in timed.args])
         columns["kernel"] = pl.Series([self.keys.launched.of(args.kernel) for args in timed.args], dtype=pl.UInt32)
         self._add("launches", columns)
 
-    def _frames(self, timed: Timed) -> None:
-        self._add("frames", self._host("frames", timed))
-
-    def _marks(self, timed: Timed, categories: pl.Series) -> None:
+    def _take_marks(self, timed: Timed, categories: pl.Series) -> None:
         """Take marks; the pid and tid of a sync record are a device and a stream, so that its host thread is not known."""
         threads = self.keys.threads
         host = [
@@ -239,18 +241,18 @@ class Collector:
         ]
         columns = {
             "thread": pl.Series(host, dtype=pl.Int64),
-            "name": self._name_codes("marks", timed.events),
+            "name": self._number_names("marks", timed.events),
             "category": categories,
             "start_ns": pl.Series(timed.start),
             "end_ns": pl.Series(timed.end),
         }
         self._add("marks", columns)
 
-    def _device_work(self, timed: Timed, kinds: pl.Series) -> None:
+    def _take_device_work(self, timed: Timed, kinds: pl.Series) -> None:
         product = self._products.of
         pairs = list(zip(timed.events, timed.args, strict=True))
         columns = {
-            "name": self._name_codes("kernels", timed.events),
+            "name": self._number_names("kernels", timed.events),
             "kind": kinds,
             "device": build_integer_column([event.pid if args.device is None else args.device for event, args in pairs]),
             "stream": build_integer_column([event.tid if args.stream is None else args.stream for event, args in pairs]),
@@ -264,18 +266,10 @@ class Collector:
             "graph_node": build_integer_column([args.graph_node or None for args in timed.args]),
             "occupancy": build_share_column([args.occupancy for args in timed.args]),
         }
-        self._collectives("kernel", timed.args)
+        self._take_collectives("kernel", timed.args)
         self._add("kernels", columns)
 
-    def _backend_calls(self, codes: pl.Series, args: list[CompleteArgs]) -> None:
-        """Take the calls of communication back ends as collectives: their tensors are their message."""
-        calls = self.keys.names.ops.backend_calls
-        rows = np.flatnonzero(codes.is_in(list(calls)).to_numpy()).tolist() if calls else []
-        if rows:
-            names = [calls[code] for code in codes.gather(rows).to_list()]
-            self._add("collectives", build_backend_collectives(rows, names, [args[row] for row in rows]))
-
-    def _collectives(self, column: str, all_args: list[CompleteArgs]) -> None:
+    def _take_collectives(self, column: str, all_args: list[CompleteArgs]) -> None:
         """Take the fields of collectives from args; `column` is their row in the chunk's ops or kernels."""
         rows = [row for row, args in enumerate(all_args) if args.collective is not ABSENT]
         if not rows:
@@ -297,7 +291,7 @@ class Collector:
             | build_group_columns(names, found),
         )
 
-    def _allocations(self, chunk: EventChunk) -> None:
+    def _take_allocations(self, chunk: EventChunk) -> None:
         """Take the allocator's events; CPU is c10 device type 0, every other type is an accelerator (c10/core/DeviceType.h)."""
         found = [(row, event) for row, event in enumerate(chunk.events) if type(event) is Instant and event.name == "[memory]"]
         if not found:
@@ -309,13 +303,14 @@ class Collector:
         args = [event.args or _NO_MEMORY_ARGS for _, event in found]
         sizes = build_integer_column([arg.bytes for arg in args])
         kinds = [parse_integer(arg.device_type) for arg in args]
+        devices = build_integer_column([arg.device_id for arg in args])
         columns = {
             "thread": pl.Series([self.keys.threads[event.pid, event.tid] for _, event in found], dtype=pl.Int64),
             "t_ns": pl.Series(times.ns),
             "address": build_integer_column([arg.address for arg in args]),
             "bytes": sizes,
             "device_kind": pl.Series([None if kind is None else "gpu" if kind else "cpu" for kind in kinds], dtype=pl.String),
-            "device": _null_negative(build_integer_column([arg.device_id for arg in args])),
+            "device": devices.set(devices < 0, None),  # the CPU's device id is -1, which is no index
             "total_allocated": build_integer_column([arg.total_allocated for arg in args]),
             "total_reserved": build_integer_column([arg.total_reserved for arg in args]),
         }
@@ -341,8 +336,3 @@ class Collector:
 def _list_kind_names(codes: npt.NDArray[np.int8]) -> pl.Series:
     names: pl.Series = pl.Series(EVENT_KINDS, dtype=pl.String).gather(codes)
     return names
-
-
-def _null_negative(indices: pl.Series) -> pl.Series:
-    """Return `indices` with null for the negative ones: the CPU's device id is -1, which is no index."""
-    return indices.set(indices < 0, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
+from math import prod
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,28 +35,23 @@ class Nanoseconds(NamedTuple):
 
 
 def convert_numbers_to_ns(microseconds: Sequence[Number]) -> Nanoseconds | None:
-    """Return decoded microseconds in ns; None where they must be taken from the text to be exact (or are no plain numbers)."""
+    """Convert decoded microseconds; None where they must be taken from the text to be exact (or are no plain numbers)."""
     kinds = set(map(type, microseconds))
     if not kinds <= {int, float}:
         return None
     try:
         if float not in kinds:
-            return _convert_integers(pl.Series(microseconds, dtype=pl.Int64, strict=True).to_numpy())
+            integers = pl.Series(microseconds, dtype=pl.Int64, strict=True).to_numpy()
+            valid = (integers >= -(MAX_NS // 1000)) & (integers <= MAX_NS // 1000)
+            return Nanoseconds(np.where(valid, integers, 0) * 1000, valid)
         values = pl.Series(microseconds, dtype=pl.Float64, strict=True)
     except (TypeError, OverflowError):
         return None
-    return _convert_floats(values.to_numpy()) if (values.abs() < EXACT_BELOW_US).all() else None
-
-
-def _convert_integers(microseconds: npt.NDArray[np.int64]) -> Nanoseconds:
-    limit = MAX_NS // 1000
-    valid = (microseconds >= -limit) & (microseconds <= limit)
-    return Nanoseconds(np.where(valid, microseconds, 0) * 1000, valid)
-
-
-def _convert_floats(microseconds: npt.NDArray[np.float64]) -> Nanoseconds:
-    whole = np.floor(microseconds)
-    ns = whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
+    if not (values.abs() < EXACT_BELOW_US).all():
+        return None
+    floats = values.to_numpy()
+    whole = np.floor(floats)
+    ns = whole.astype(np.int64) * 1000 + np.rint((floats - whole) * 1000).astype(np.int64)
     return Nanoseconds(ns, np.ones(ns.size, np.bool_))
 
 
@@ -108,7 +104,7 @@ def parse_integer(value: Number | ThreadPart) -> int | None:
 
 
 def build_integer_column(values: Sequence[Number]) -> pl.Series:
-    """Return an Int64 column; what is no integer is null."""
+    """Build an Int64 column; what is no integer is null."""
     try:
         return pl.Series(values, dtype=pl.Int64, strict=True)
     except (TypeError, OverflowError):
@@ -116,7 +112,7 @@ def build_integer_column(values: Sequence[Number]) -> pl.Series:
 
 
 def build_share_column(percentages: Sequence[Number]) -> pl.Series:
-    """Return a Float64 column of shares 0..1 from whole or fractional per cent; what is no number from 0 to 100 is null."""
+    """Build a Float64 column of shares 0..1 from whole or fractional per cent; what is no number from 0 to 100 is null."""
     numbers = [value if type(value) in (int, float) else None for value in percentages]
     column = pl.Series(numbers, dtype=pl.Float64, strict=False) / 100
     kept: pl.Series = column.set(~column.is_between(0, 1).fill_null(False), None)
@@ -201,25 +197,17 @@ class Products(dict[bytes, int | None]):
     """Product of the dimensions in a JSON list such as b'[8, 1, 1]'; None where the text is no list of counts."""
 
     def __missing__(self, text: bytes) -> int | None:
-        self[text] = product = _multiply_list(text)
+        try:
+            dimensions = msgspec.json.decode(text, type=list[int])
+        except JSON_ERRORS:
+            dimensions = []
+        usable = 0 < len(dimensions) <= 3 and min(dimensions) >= 0 and prod(dimensions) in _INT64
+        self[text] = product = prod(dimensions) if usable else None
         return product
 
     def of(self, field: Raw) -> int | None:
         """Return the product of a raw field; None where it is absent."""
         return None if field is ABSENT else self[bytes(field)]
-
-
-def _multiply_list(text: bytes) -> int | None:
-    try:
-        dimensions = msgspec.json.decode(text, type=list[int])
-    except JSON_ERRORS:
-        return None
-    if not dimensions or len(dimensions) > 3 or min(dimensions) < 0:
-        return None
-    product = 1
-    for dimension in dimensions:
-        product *= dimension
-    return product if product in _INT64 else None
 
 
 class Signatures(dict[tuple[bytes, ...], int]):
@@ -248,7 +236,7 @@ class Signatures(dict[tuple[bytes, ...], int]):
 
 
 def read_scalar(field: Raw) -> str | int | None:
-    """Return the string or integer of a raw field; None where it is absent or something else."""
+    """Read the string or integer of a raw field; None where it is absent or something else."""
     try:
         value = msgspec.json.decode(field, type=str | int | float | None) if field is not ABSENT else None
     except JSON_ERRORS:
@@ -257,13 +245,13 @@ def read_scalar(field: Raw) -> str | int | None:
 
 
 def read_text(field: Raw) -> str | None:
-    """Return a raw field as text; None where it is absent or no text or number."""
+    """Read a raw field as text; None where it is absent or no text or number."""
     value = read_scalar(field)
     return None if value is None else str(value)
 
 
 def read_integer(field: Raw) -> int | None:
-    """Return a raw field as integer; None where it is absent or none."""
+    """Read a raw field as integer; None where it is absent or none."""
     value = read_scalar(field)
     return None if value is None else parse_integer(value)
 

@@ -90,7 +90,8 @@ def read_text_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Generator[byt
         try:
             while block := pending.result():
                 total += len(block)
-                _check_total(path, total)
+                if total > MAX_TEXT_BYTES:
+                    raise InputError(f"{format_path(path)} holds more than {MAX_TEXT_BYTES >> 30} GiB of text", "record fewer steps")
                 pending = pool.submit(next, blocks, b"")
                 yield block
         finally:
@@ -99,17 +100,13 @@ def read_text_blocks(path: str, block_bytes: int = BLOCK_BYTES) -> Generator[byt
         raise InputError(f"{format_path(path)} is empty", "record the trace again; a run that died while writing leaves an empty file")
 
 
-def _check_total(path: str, total: int) -> None:
-    if total > MAX_TEXT_BYTES:
-        raise InputError(f"{format_path(path)} holds more than {MAX_TEXT_BYTES >> 30} GiB of text", "record fewer steps")
-
-
 def _read_blocks(path: str, block_bytes: int, tell: Callable[[float], None] | None = None) -> Generator[bytes, None, None]:
-    """Yield the decompressed blocks of `path`; every failure below is turned into one InputError. `tell`: see `watched`."""
+    """Yield the decompressed blocks of `path`; every failure below is turned into one InputError. `tell`: see `watch_reading`."""
     with open_bytes(path) as raw:
         size = os.path.getsize(path) if tell is not None and "://" not in path else 0
         try:
-            for block in _decompress(path, _make_peekable(raw), block_bytes):
+            buffered = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))  # has peek()
+            for block in _decompress(path, buffered, block_bytes):
                 if tell is not None and size:
                     tell(min(1.0, raw.tell() / size))
                 yield block
@@ -173,25 +170,17 @@ def _gunzip(raw: io.BufferedReader, block_bytes: int) -> Iterator[bytes]:
             yield text
         piece = inflate.unconsumed_tail
         if inflate.eof:
-            piece = _find_next_member(inflate.unused_data, raw)
+            piece = inflate.unused_data.lstrip(b"\0")
+            if len(piece) < len(GZIP_MAGIC):
+                piece = (piece + raw.read(COMPRESSED_PIECE_BYTES)).lstrip(b"\0")
+            if not piece.startswith(GZIP_MAGIC):  # only padding or foreign bytes follow: passed over, as gunzip does
+                piece = b""
             inflate = inflate_library.decompressobj(_GZIP_WINDOW_BITS)
         elif not piece:
             piece = raw.read(COMPRESSED_PIECE_BYTES)
     rest = inflate.flush()
     if rest:
         yield rest
-
-
-def _find_next_member(unused: bytes, raw: io.BufferedReader) -> bytes:
-    """Return the start of the next gzip member, or b'' where only padding or foreign bytes follow (as gunzip treats them)."""
-    unused = unused.lstrip(b"\0")
-    if len(unused) < len(GZIP_MAGIC):
-        unused = (unused + raw.read(COMPRESSED_PIECE_BYTES)).lstrip(b"\0")
-    return unused if unused.startswith(GZIP_MAGIC) else b""
-
-
-def _make_peekable(raw: BinaryIO) -> io.BufferedReader:
-    return raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(cast(io.RawIOBase, raw))
 
 
 def _open_url(url: str) -> BinaryIO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Literal, TypeAlias, get_args
 
 import msgspec
@@ -62,12 +63,6 @@ GRAPH_CALL = "## Call CompiledFxGraph "
 _ANNOTATION_PREFIXES = ("ProfilerStep#", "Optimizer.step#", "Optimizer.zero_grad#", "enumerate(DataLoader)#")
 
 
-def _find_kind(category: str) -> EventKind:
-    if category in KIND_BY_CATEGORY:
-        return KIND_BY_CATEGORY[category]
-    return next((kind for suffix, kind in _SUFFIXES if category.endswith(suffix)), "unknown")
-
-
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 KIND_CODES: dict[EventKind, int] = {kind: code for code, kind in enumerate(EVENT_KINDS)}
 
@@ -76,7 +71,9 @@ class CategoryCodes(dict[str | None, int]):
     """Code of the kind by category as the file spells it; remembers spellings, up to a limit that only a hostile file reaches."""
 
     def __missing__(self, category: str | None) -> int:
-        code = KIND_CODES[_find_kind((category or "").lower())]
+        spelled = (category or "").lower()
+        by_suffix: Iterator[EventKind] = (kind for suffix, kind in _SUFFIXES if spelled.endswith(suffix))
+        code = KIND_CODES[KIND_BY_CATEGORY[spelled] if spelled in KIND_BY_CATEGORY else next(by_suffix, "unknown")]
         if len(self) < 1000:
             self[category] = code
         return code

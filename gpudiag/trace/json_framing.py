@@ -47,12 +47,6 @@ class BracketReader:
         shift = int(self._escaped)
         if shift:  # a virtual backslash in front carries the escape over the border
             codes = np.concatenate([np.array([ord("\\")], np.uint8), codes])
-        positions, steps = self._brackets(codes)
-        depths = self._depth + np.cumsum(steps)
-        self._depth = int(depths[-1]) if depths.size else self._depth
-        return positions - shift, steps, depths
-
-    def _brackets(self, codes: npt.NDArray[np.uint8]) -> tuple[Positions, Positions]:
         classes = _CLASS_OF_BYTE[codes]
         special = np.flatnonzero(classes)
         kinds = classes[special]
@@ -62,11 +56,14 @@ class BracketReader:
         if special.size:
             self._in_string = bool(inside[-1])
         self._escaped = bool(special.size and special[-1] == codes.size - 1 and escaped[-1])
-        return special[brackets], np.where(kinds[brackets] == _OPEN_CLASS, 1, -1)
+        positions, steps = special[brackets], np.where(kinds[brackets] == _OPEN_CLASS, 1, -1)
+        depths = self._depth + np.cumsum(steps)
+        self._depth = int(depths[-1]) if depths.size else self._depth
+        return positions - shift, steps, depths
 
 
 def find_array_items(text: memoryview) -> ArrayItems:
-    """Return the complete objects and arrays of `text`, which begins inside an array, outside of any string."""
+    """Find the complete objects and arrays of `text`, which begins inside an array, outside of any string."""
     reader = BracketReader()
     starts: list[int] = []
     ends: list[int] = []
@@ -96,7 +93,7 @@ class ContainerScanner:
 
 
 def _find_escaped(special: Positions, kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Return for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it."""
+    """Find for each special character, and for the end of the text, whether an odd run of backslashes stands directly before it."""
     order = np.arange(special.size)
     breaks = np.ones(special.size, np.bool_)  # True where no backslash stands directly before
     breaks[1:] = (kinds[:-1] != _BACKSLASH_CLASS) | (special[1:] - special[:-1] != 1)
@@ -210,17 +207,22 @@ class Document:
 
         A reader's share: NotSharedError where the readers do not agree, ShareDoneError at the end of all shares but the first.
         """
-        self._skip_byte_order_mark()
+        while len(self._data) < 3 and self._more():
+            pass
+        if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            raise NotATraceError("is UTF-16 text; a trace is UTF-8")
+        if self._data.startswith(b"\xef\xbb\xbf"):
+            self._at = 3
         first = self._peek()
         if first == _OPEN_BRACKET:
-            yield from self._events()
+            yield from self._read_events()
         elif first == _OPEN_BRACE:
-            yield from self._members()
+            yield from self._read_members()
         else:
             raise _identify_other_kind(self._data)
 
-    def _members(self) -> Iterator[HeaderValue | EventChunk]:
-        """Yield the parts of the top-level object."""
+    def _read_members(self) -> Iterator[HeaderValue | EventChunk]:
+
         seen_events = False
         keys = 0
         self._at += 1
@@ -228,7 +230,12 @@ class Document:
             if byte == _COMMA:
                 self._at += 1
                 continue
-            key = self._key()
+            if byte != _QUOTE:
+                raise CutShortError
+            key = self._read_string(_MAX_KEY_BYTES)[1:-1].decode("utf-8", "replace")
+            if self._peek() != _COLON:
+                raise CutShortError
+            self._at += 1
             keys += 1
             if keys > MAX_KEYS:
                 raise NotATraceError(f"is not a trace: it has more than {MAX_KEYS:,} top-level keys")
@@ -236,11 +243,11 @@ class Document:
                 if self._peek() != _OPEN_BRACKET:
                     raise NotATraceError("is not a trace: its traceEvents are not a list")
                 seen_events = True
-                yield from self._events()
+                yield from self._read_events()
             elif self.keeps_all_headers or key in USED_HEADERS:
-                yield HeaderValue(key, self._value(keep=True))
+                yield HeaderValue(key, self._read_value(keep=True))
             else:
-                self._value(keep=False)
+                self._read_value(keep=False)
         if not seen_events:
             raise NotATraceError("is JSON but not a trace: it has no traceEvents")
 
@@ -267,31 +274,13 @@ class Document:
             if not self._more():
                 raise CutShortError
 
-    def _skip_byte_order_mark(self) -> None:
-        while len(self._data) < 3 and self._more():
-            pass
-        if self._data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise NotATraceError("is UTF-16 text; a trace is UTF-8")
-        if self._data.startswith(b"\xef\xbb\xbf"):
-            self._at = 3
-
-    def _key(self) -> str:
-        """Take a key and its colon."""
-        if self._peek() != _QUOTE:
-            raise CutShortError
-        key = self._string(_MAX_KEY_BYTES)[1:-1].decode("utf-8", "replace")
-        if self._peek() != _COLON:
-            raise CutShortError
-        self._at += 1
-        return key
-
-    def _value(self, keep: bool) -> bytes:
+    def _read_value(self, keep: bool) -> bytes:
         """Take one value; return its text, or b'' where it is not kept."""
         first = self._peek()
         if first in (_OPEN_BRACE, _OPEN_BRACKET):
-            return self._container(keep)
+            return self._read_container(keep)
         if first == _QUOTE:
-            return self._string(MAX_HEADER_BYTES)
+            return self._read_string(MAX_HEADER_BYTES)
         start = self._at
         end = _SCALAR.match(self._data, start).end()  # type: ignore[union-attr]
         while end == len(self._data) and end - start < _MAX_KEY_BYTES and self._more():
@@ -301,7 +290,7 @@ class Document:
         self._at = end
         return bytes(self._data[start:end])
 
-    def _string(self, limit: int) -> bytes:
+    def _read_string(self, limit: int) -> bytes:
         """Take the string that begins here; return it with its quotes."""
         length = 1
         while True:
@@ -310,10 +299,10 @@ class Document:
             if self._data[end : end + 1] == b'"':
                 self._at = end + 1
                 return bytes(self._data[start : self._at])
-            if length > limit or not self._doubled(length):
+            if length > limit or not self._double_buffer(length):
                 raise CutShortError
 
-    def _container(self, keep: bool) -> bytes:
+    def _read_container(self, keep: bool) -> bytes:
         """Take the object or array that begins here, in windows, so that skipping a large one needs no memory."""
         scanner, kept, size = ContainerScanner(), bytearray(), 1 << 14
         while True:
@@ -331,20 +320,22 @@ class Document:
                 raise CutShortError
             size = min(size * 4, 1 << 22)
 
-    def _events(self) -> Iterator[EventChunk]:
+    def _read_events(self) -> Iterator[EventChunk]:
         """Yield the events of the array that begins here. `_at` stays on the separator before the next event."""
         while self._data[self._at] != _CLOSE_BRACKET:
-            self._fill()
-            guess = self._guessed_cut()
+            # one and a half blocks at once, so that the end of a small file is in sight from the start
+            while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
+                self._more()
+            guess = self._guess_cut()
             if self._share and not self._ended:
-                yield from self._shared(self._share, guess)
+                yield from self._take_share(self._share, guess)
             elif self._share and self._share.mine:
                 raise ShareDoneError
-            elif guess is None or not (yield from self._decoded_in_place(guess)):
-                yield from self._scanned()
+            elif guess is None or not (yield from self._decode_in_place(guess)):
+                yield from self._scan_buffer()
         self._at += 1
 
-    def _shared(self, share: Share, cut: int | None) -> Iterator[EventChunk]:
+    def _take_share(self, share: Share, cut: int | None) -> Iterator[EventChunk]:
         """Yield the events up to `cut` where this reader is to decode them; what it passes over, another one checks."""
         if cut is None:
             raise NotSharedError
@@ -352,19 +343,14 @@ class Document:
         if self._number % share.of != share.mine:
             self._number += 1
             self._at = cut
-        elif not (yield from self._decoded_in_place(cut)):
+        elif not (yield from self._decode_in_place(cut)):
             raise NotSharedError
 
-    def _chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
+    def _number_chunk(self, events: list[Event], text: memoryview | bytes) -> EventChunk:
         self._number += 1
         return EventChunk(events, text, self._number - 1)
 
-    def _fill(self) -> None:
-        """Read on until the buffer holds one and a half blocks, so that the end of a small file is in sight from the start."""
-        while not self._ended and 2 * (len(self._data) - self._at) < 3 * self._block_bytes:
-            self._more()
-
-    def _guessed_cut(self) -> int | None:
+    def _guess_cut(self) -> int | None:
         """Return the position of a separator or closing bracket that probably follows an event, from the end of the buffer."""
         tail = max(self._at + 1, len(self._data) - _TAIL_BYTES)
         if self._ended and (match := _EVENTS_END.search(self._data, tail)):
@@ -372,7 +358,7 @@ class Document:
         cuts = [match.end(1) for match in _BETWEEN_EVENTS.finditer(self._data, tail)]
         return cuts[-1] if cuts else None
 
-    def _decoded_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
+    def _decode_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
         """Yield the events up to `cut` and return True, or return False where the cut is wrong or an event does not decode.
 
         The text between brackets is valid JSON if and only if both ends lie between events, so decoding is the proof.
@@ -384,31 +370,31 @@ class Document:
         events = self._decoder.whole(text)
         if events is None:
             data[cut] = separator
-            return (yield from self._salvaged_in_place(cut))
-        yield self._chunk(events, text)
+            return (yield from self._salvage_in_place(cut))
+        yield self._number_chunk(events, text)
         data[cut] = separator
         self._at = cut
         return True
 
-    def _salvaged_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
+    def _salvage_in_place(self, cut: int) -> Generator[EventChunk, None, bool]:
         """Yield what is good of the events up to `cut` and return True, or return False where the cut does not lie between two events."""
         view = memoryview(self._data)[self._at + 1 : cut]
         items = find_array_items(view)
         if not items.ends or items.closed is not None or bytes(view[items.ends[-1] :]).strip(_WHITE):
             return False
-        yield self._salvaged(view, items)
+        yield self._salvage(view, items)
         self._at = cut
         return True
 
-    def _salvaged(self, view: memoryview, items: ArrayItems) -> EventChunk:
+    def _salvage(self, view: memoryview, items: ArrayItems) -> EventChunk:
         spans = zip(items.starts, items.ends, strict=True)
         text, events = self._decoder.salvage([bytes(view[start:end]) for start, end in spans])
         bad = self._decoder.dropped.total()
         if bad > MAX_BAD and 2 * bad > self._decoder.count:
             raise NotATraceError(f"is not a trace: of its first {self._decoder.count:,} entries, {bad:,} are no events")
-        return self._chunk(events, text)
+        return self._number_chunk(events, text)
 
-    def _scanned(self) -> Iterator[EventChunk]:
+    def _scan_buffer(self) -> Iterator[EventChunk]:
         """Yield the complete events of the buffer by the exact scan, then move on to the separator or bracket after them."""
         after = self._at + 1
         view = memoryview(self._data)[after:]
@@ -416,21 +402,18 @@ class Document:
         if items.ends:
             text = b"[" + bytes(view[items.starts[0] : items.ends[-1]]) + b"]"
             events = self._decoder.whole(text)
-            yield self._salvaged(view, items) if events is None else self._chunk(events, text)
+            yield self._salvage(view, items) if events is None else self._number_chunk(events, text)
             self._at = after + items.ends[-1]
         if items.closed is not None:
             self._at = after + items.closed
         elif items.ends:
-            self._at_separator()
+            if self._peek() not in (_COMMA, _CLOSE_BRACKET):
+                raise CutShortError
         elif len(view) > MAX_EVENT_BYTES:
             raise NotATraceError(f"has an event of more than {MAX_EVENT_BYTES >> 20} MiB")
-        elif not self._doubled(len(view)):
+        elif not self._double_buffer(len(view)):
             raise CutShortError
 
-    def _doubled(self, held: int) -> bool:
+    def _double_buffer(self, held: int) -> bool:
         """Read until twice as much as `held` is there, so that a large event or string is not looked at again after every block."""
         return self._more(max(1, 2 * held - (len(self._data) - self._at)))
-
-    def _at_separator(self) -> None:
-        if self._peek() not in (_COMMA, _CLOSE_BRACKET):
-            raise CutShortError

@@ -181,7 +181,7 @@ KERNEL_CLASSES: tuple[str, ...] = (*(word for word, _ in _CLASS_PATTERNS), OTHER
 
 
 def classify_kernel_names(names: pl.Series) -> pl.Series:
-    """Return the class of each name (a String column, null stays null); each distinct name is looked at once."""
+    """Find the class of each name (a String column, null stays null); each distinct name is looked at once."""
     distinct = names.unique().drop_nulls()
     text = pl.col("name").cast(pl.String).str.replace_all(_MISLEADING, "")
     chosen = pl.lit(OTHER_CLASS)
@@ -192,5 +192,5 @@ def classify_kernel_names(names: pl.Series) -> pl.Series:
 
 
 def classify_kernel_name(name: str) -> str:
-    """Return the kind of work of a kernel called `name`: one of CLASSES, 'other' where the name does not tell."""
+    """Find the kind of work of a kernel called `name`: one of CLASSES, 'other' where the name does not tell."""
     return str(classify_kernel_names(pl.Series([name], dtype=pl.String))[0])

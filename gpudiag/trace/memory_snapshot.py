@@ -1,13 +1,11 @@
 """A snapshot of the CUDA caching allocator (torch.cuda.memory._dump_snapshot): an untrusted pickle of plain data -> typed values.
 
-Pickles of plain data: containers, numbers and texts. No other operation of the format is known here, so nothing can be called.
+Of the pickle format only containers, numbers and texts are known here, no other operation, so nothing can be called.
 
 Opcodes: Lib/pickle.py and Lib/pickletools.py of CPython. The standard unpickler is not used, not even with find_class closed: it sizes its
 memo by a number that the file claims, and has no limit on what a small file may unfold to.
 
-A snapshot of the CUDA caching allocator, as torch.cuda.memory._dump_snapshot writes it: an untrusted pickle -> typed values.
-
-Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
+Format of the snapshot: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ class NotPlainDataError(ValueError):
 
 
 def load_plain_data(data: bytes) -> Any:
-    """Return the value that `data`, a pickle of protocol 2 or later, holds. Raises NotPlainDataError."""
+    """Load the value that `data`, a pickle of protocol 2 or later, holds. Raises NotPlainDataError."""
     reader = _Reader(data)
     try:
         return reader.read()
@@ -71,7 +69,7 @@ class _Reader:
             operation(self)
         raise NotPlainDataError(f"more than {MAX_OPERATIONS:,} operations")
 
-    def taken(self, length: int) -> bytes:
+    def take(self, length: int) -> bytes:
         """Return the next `length` bytes."""
         found = self._data[self.at : self.at + length]
         if len(found) < length:
@@ -84,7 +82,7 @@ class _Reader:
 
     def number(self, length: int) -> int:
         """Return an unsigned number of `length` bytes."""
-        return int.from_bytes(self.taken(length), "little")
+        return int.from_bytes(self.take(length), "little")
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
@@ -100,11 +98,11 @@ class _Reader:
         self._below.append(self._stack)
         self._stack = []
 
-    def since_mark(self) -> list[Any]:
+    def pop_mark(self) -> list[Any]:
         found, self._stack = self._stack, self._below.pop()
         return found
 
-    def popped(self, count: int) -> tuple[Any, ...]:
+    def pop(self, count: int) -> tuple[Any, ...]:
         found = tuple(self._stack[-count:])
         if len(found) < count:
             raise IndexError
@@ -143,15 +141,15 @@ def _is_key(value: Any) -> bool:
 
 def _read_text(length: int) -> Callable[[_Reader], None]:
     # a path that is no UTF-8 is pickled with half surrogate pairs, which no report could be written with
-    return lambda reader: reader.push(reader.taken(reader.number(length)).decode("utf-8", "replace"))
+    return lambda reader: reader.push(reader.take(reader.number(length)).decode("utf-8", "replace"))
 
 
 def _read_bytes(length: int) -> Callable[[_Reader], None]:
-    return lambda reader: reader.push(reader.taken(reader.number(length)))
+    return lambda reader: reader.push(reader.take(reader.number(length)))
 
 
 def _read_signed(reader: _Reader, length: int) -> None:
-    reader.push(int.from_bytes(reader.taken(length), "little", signed=True))
+    reader.push(int.from_bytes(reader.take(length), "little", signed=True))
 
 
 _STOP = ord(".")
@@ -166,7 +164,7 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("K"): lambda reader: reader.push(reader.number(1)),
     ord("M"): lambda reader: reader.push(reader.number(2)),
     0x8A: lambda reader: _read_signed(reader, reader.number(1)),  # LONG1
-    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.taken(8))[0]),
+    ord("G"): lambda reader: reader.push(struct.unpack(">d", reader.take(8))[0]),
     0x8C: _read_text(1),
     ord("X"): _read_text(4),
     0x8D: _read_text(8),
@@ -175,14 +173,14 @@ _OPERATIONS: dict[int, Callable[[_Reader], None]] = {
     ord("]"): lambda reader: reader.build([]),
     ord("}"): lambda reader: reader.build({}),
     ord(")"): lambda reader: reader.build(()),
-    0x85: lambda reader: reader.build(reader.popped(1)),
-    0x86: lambda reader: reader.build(reader.popped(2)),
-    0x87: lambda reader: reader.build(reader.popped(3)),
-    ord("t"): lambda reader: reader.build(tuple(reader.since_mark())),
-    ord("a"): lambda reader: reader.add(reader.popped(1)),
-    ord("e"): lambda reader: reader.add(reader.since_mark()),
-    ord("s"): lambda reader: reader.set(reader.popped(2)),
-    ord("u"): lambda reader: reader.set(reader.since_mark()),
+    0x85: lambda reader: reader.build(reader.pop(1)),
+    0x86: lambda reader: reader.build(reader.pop(2)),
+    0x87: lambda reader: reader.build(reader.pop(3)),
+    ord("t"): lambda reader: reader.build(tuple(reader.pop_mark())),
+    ord("a"): lambda reader: reader.add(reader.pop(1)),
+    ord("e"): lambda reader: reader.add(reader.pop_mark()),
+    ord("s"): lambda reader: reader.set(reader.pop(2)),
+    ord("u"): lambda reader: reader.set(reader.pop_mark()),
     0x94: _Reader.memoize,
     ord("q"): lambda reader: reader.put(reader.number(1)),
     ord("r"): lambda reader: reader.put(reader.number(4)),
@@ -323,7 +321,7 @@ def _read_start(path: Path) -> bytes:
 
 
 def read_snapshot(path: Path) -> Snapshot:
-    """Return the snapshot at `path`; nothing in it is ever called. Raises InputError where it is none, or too large."""
+    """Read the snapshot at `path`; nothing in it is ever called. Raises InputError where it is none, or too large."""
     name = format_path(str(path))
     try:
         if path.stat().st_size > MAX_SNAPSHOT_BYTES:
@@ -349,7 +347,7 @@ def decode_snapshot(data: bytes, name: str) -> Snapshot:
 
 
 def _check_rows(found: Any) -> None:
-    """Raise NotPlainDataError where converting would take more than MAX_ROWS rows; wrong types are found later."""
+    """Raise NotPlainDataError where converting would take more than MAX_SNAPSHOT_ROWS rows; wrong types are found later."""
     rows = 0
     for key, inner in (("segments", "blocks"), ("device_traces", None)):
         items = found.get(key) if isinstance(found, dict) else None

@@ -98,10 +98,19 @@ class Store:
         if (frame := part.get("collectives")) is not None:
             self._collectives.append(frame.with_columns(pl.col(side) + self._rows[f"{side}s"] for side in ("op", "kernel")))
         for table, frame in part.items():
-            if table != "collectives" and frame.height:
-                self._append(table, frame)
+            if table == "collectives" or not frame.height:
+                continue
+            columns = self._columns.setdefault(table, {})
+            for column in frame:
+                kept = columns.get(column.name)
+                if kept is None:
+                    kept = columns[column.name] = _Texts() if column.dtype == pl.String else _Numbers(column.dtype)
+                kept.add(column)
+            self._rows[table] += frame.height
+            first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
+            self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
 
-    def taken(self, table: str) -> dict[str, pl.Series]:
+    def take_columns(self, table: str) -> dict[str, pl.Series]:
         """Return the columns of `table`, which the store then no longer has; empty where no event belongs to it."""
         columns = self._columns.pop(table, {})
         return {name: columns.pop(name).column().alias(name) for name in list(columns)}
@@ -109,17 +118,6 @@ class Store:
     def collectives(self) -> pl.DataFrame:
         """Return the collectives with rows of ops and kernels in the file's order."""
         return pl.concat(self._collectives, rechunk=True) if self._collectives else trace.build_empty_table("collectives").drop("id")
-
-    def _append(self, table: str, frame: pl.DataFrame) -> None:
-        columns = self._columns.setdefault(table, {})
-        for column in frame:
-            kept = columns.get(column.name)
-            if kept is None:
-                kept = columns[column.name] = _Texts() if column.dtype == pl.String else _Numbers(column.dtype)
-            kept.add(column)
-        self._rows[table] += frame.height
-        first = int(frame["t_ns" if table == "allocations" else "start_ns"].to_numpy().min())
-        self.base_ns = first if self.base_ns is None else min(first, self.base_ns)
 
 
 _TIMES = ("start_ns", "end_ns", "t_ns")
@@ -143,16 +141,17 @@ def assemble_tables(store: Store, keys: Keys, base: int) -> dict[str, pl.DataFra
     found = {"collectives": store.collectives()}
     for table in _ORDER:
         release_memory()
-        columns = store.taken(table)
+        columns = store.take_columns(table)
         if not columns:
             found[table] = trace.build_empty_table(table)
             continue
         order = _find_order(table, columns)
-        found[table] = _number_rows(
-            table, pl.DataFrame([_build_column(keys, table, columns.pop(name), order, base) for name in list(columns)])
-        )
-        if table in ("ops", "kernels"):
-            found["collectives"] = _renumber_collectives(found["collectives"], table.removesuffix("s"), order)
+        frame = pl.DataFrame([_build_column(keys, table, columns.pop(name), order, base) for name in list(columns)])
+        found[table] = _number_rows(table, frame)
+        if table in ("ops", "kernels"):  # their rows in collectives become those of the sorted table
+            side, places = table.removesuffix("s"), np.empty_like(order)
+            places[order] = np.arange(order.size)
+            found["collectives"] = found["collectives"].with_columns(pl.Series(side, places).gather(found["collectives"][side]))
     release_memory()
     found["signatures"] = _number_rows("signatures", keys.signatures.frame())
     found["collectives"] = _number_rows("collectives", found["collectives"].sort("kernel", "op", nulls_last=True))
@@ -165,7 +164,7 @@ def order_table(table: str, frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def _build_column(keys: Keys, table: str, column: pl.Series, order: Rows, base: int) -> pl.Series:
-    """Return a column of `table` sorted, with what its codes stand for."""
+    """Build a column of `table` sorted, with what its codes stand for."""
     name, column = column.name, column.gather(order)
     if name in _TIMES:
         relative: pl.Series = column - base
@@ -176,7 +175,7 @@ def _build_column(keys: Keys, table: str, column: pl.Series, order: Rows, base: 
 
 
 def _find_order(table: str, columns: Mapping[str, pl.Series]) -> Rows:
-    """Return the rows in the order of `table`; events that are equal there stay in the file's order, unknown threads come first."""
+    """Find the rows in the order of `table`; events that are equal there stay in the file's order, unknown threads come first."""
     by = [columns[key].fill_null(_BEFORE_ALL).to_numpy() for key in reversed(_ORDER[table])]
     if _ORDER[table][-1] == "end_ns":
         by[0] = -by[0]
@@ -188,10 +187,3 @@ def _number_rows(table: str, frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` with its ids and exactly the columns of the schema."""
     ids = pl.int_range(frame.height, dtype=pl.Int64, eager=True).alias("id")
     return frame.with_columns(ids).select(list(trace.build_table_schema(table)))
-
-
-def _renumber_collectives(collectives: pl.DataFrame, side: str, order: Rows) -> pl.DataFrame:
-    """Return `collectives` with rows of the sorted table in column `side`."""
-    places = np.empty_like(order)
-    places[order] = np.arange(order.size)
-    return collectives.with_columns(pl.Series(side, places).gather(collectives[side]))

@@ -27,7 +27,7 @@ _LARGEST_RANK = 10**6
 
 
 def find_rank_files(folder: Path) -> dict[int, Path]:
-    """Return the trace files of `folder` by rank.
+    """Find the trace files of `folder` by rank.
 
     The rank is the number after 'rank' or 'worker' in the name, else the one number in which the names differ, else their order.
     Raises InputError where the folder cannot be read or holds no trace.
@@ -44,14 +44,15 @@ def find_rank_files(folder: Path) -> dict[int, Path]:
             "give a .json, .json.gz or .json.zst trace, an SQLite export of Nsight Systems, or a bundle of gpudiag.profile",
         )
     files = [by_name[name] for name in names]
-    for ranks in (*(_drop_unknown(_find_after_word(names, pattern)) for pattern in _RANK), _find_only_difference(names)):
+    by_word = [[rank for rank in _find_after_word(names, pattern) if rank is not None] for pattern in _RANK]
+    for ranks in (*by_word, _find_only_difference(names)):
         if len(set(ranks)) == len(files):
             return dict(sorted(zip(ranks, files, strict=True)))
     return dict(enumerate(files))
 
 
 def filter_traces(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are traces, by their numbers ('r2' before 'r10'); exports of Nsight Systems where there is no other."""
+    """Select those of `names` that are traces, by their numbers ('r2' before 'r10'); exports of Nsight Systems where there is no other."""
     known = list(names)
     found = [name for name in known if _TRACE_NAME.search(name)] or [name for name in known if _EXPORT_NAME.search(name)]
     return sorted(found, key=_split_numbers)
@@ -63,7 +64,7 @@ def is_trace_name(name: str) -> bool:
 
 
 def parse_ranks(names: Sequence[str]) -> tuple[tuple[int | None, ...], bool]:
-    """Return the rank that each of `names` (paths with '/') tells, and whether it stands there in words.
+    """Parse the rank that each of `names` (paths with '/') tells, and whether it stands there in words.
 
     The number after 'rank' or 'worker', where at least half of the names have it (None for the others; a number may stand there twice);
     else the one number in which the names differ; else None for all.
@@ -81,17 +82,13 @@ def _split_numbers(name: str) -> list[tuple[int, int, str]]:
 
 
 def _find_after_word(names: Sequence[str], pattern: re.Pattern[str]) -> list[int | None]:
-    """Return the number after the word in each name, of the file before that of its folders; None where there is none."""
+    """Find the number after the word in each name, of the file before that of its folders; None where there is none."""
     found = [next(filter(None, map(pattern.search, reversed(name.split("/")))), None) for name in names]
     return [int(match.group(1)) if match else None for match in found]
 
 
-def _drop_unknown(ranks: list[int | None]) -> list[int]:
-    return [rank for rank in ranks if rank is not None]
-
-
 def _find_only_difference(names: Sequence[str]) -> list[int]:
-    """Return the numbers at the only place where `names` differ; nothing where they differ in more, or where these cannot be ranks."""
+    """Find the numbers at the only place where `names` differ; nothing where they differ in more, or where these cannot be ranks."""
     split = [_NUMBER.split(name) for name in names]
     if len({len(pieces) for pieces in split}) > 1:
         return []
@@ -109,7 +106,7 @@ _NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
 def read_trace(path: str | Path) -> Trace:
-    """Return the tables of a trace of PyTorch's profiler or of an SQLite export of Nsight Systems.
+    """Read the tables of a trace of PyTorch's profiler or of an SQLite export of Nsight Systems.
 
     Raises InputError where it is neither, or cannot be used.
     """
@@ -117,23 +114,17 @@ def read_trace(path: str | Path) -> Trace:
     if source.lower().endswith(_NSYS_REPORTS):
         message = f"{format_path(source)} is a report in Nsight Systems' own format"
         raise InputError(message, f"export it: nsys export --type sqlite {format_path(source)}")
-    if "://" not in source:
-        _check_no_pickle(Path(source))
+    if "://" not in source and is_pickle(Path(source)):  # what is pickled beside traces are snapshots of the CUDA allocator
+        hint = f"a snapshot of the CUDA allocator is read by: gpudiag memory {format_path(source)}"
+        raise InputError(f"{format_path(source)} is a pickle, not a trace", hint)
+    if "://" not in source and is_old_pickle(Path(source)):
+        message = f"{format_path(source)} is a pickle of protocol 0 or 1, which is not read"
+        raise InputError(message, "write the snapshot with torch.cuda.memory._dump_snapshot, then: gpudiag memory PATH")
     if not is_sqlite(source):
         return kineto.read_kineto(path)
     from gpudiag.trace import nsys_reader
 
     return nsys_reader.read_nsys(source)
-
-
-def _check_no_pickle(path: Path) -> None:
-    """Raise InputError where the file is a pickle: what is pickled beside traces are snapshots of the CUDA allocator."""
-    name = format_path(str(path))
-    if is_pickle(path):
-        raise InputError(f"{name} is a pickle, not a trace", f"a snapshot of the CUDA allocator is read by: gpudiag memory {name}")
-    if is_old_pickle(path):
-        message = f"{name} is a pickle of protocol 0 or 1, which is not read"
-        raise InputError(message, "write the snapshot with torch.cuda.memory._dump_snapshot, then: gpudiag memory PATH")
 
 
 def is_sqlite(path: str) -> bool:

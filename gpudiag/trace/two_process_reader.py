@@ -1,20 +1,18 @@
 """A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
 
-A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
-
 Both cut the text at the same places, as long as each cut proves to lie between events, which only the process that decodes the chunk can
 tell. Where one does not, or the second process cannot be started or dies, the file has to be read again by one process.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from itertools import islice
 from multiprocessing import parent_process
 from queue import SimpleQueue
 from threading import Thread
@@ -97,14 +95,10 @@ class NewKeyTracker:
 
     def new(self) -> NewKeys:
         """Return the keys that were added since the last call."""
-        found = {kind: _take_last(numbers, len(numbers) - self._known[kind]) for kind, numbers in self._numbered.items()}
-        self._known = {kind: len(numbers) for kind, numbers in self._numbered.items()}
+        numbered = self._numbered.items()
+        found = {kind: list(islice(reversed(numbers), len(numbers) - self._known[kind]))[::-1] for kind, numbers in numbered}
+        self._known = {kind: len(numbers) for kind, numbers in numbered}
         return NewKeys(found.pop("threads"), found.pop("signatures"), {kind: keys for kind, keys in found.items() if keys})
-
-
-def _take_last(numbers: dict[Any, int], count: int) -> list[Any]:
-    newest = reversed(numbers)
-    return [next(newest) for _ in range(count)][::-1]
 
 
 class _Renumbering:
@@ -114,7 +108,7 @@ class _Renumbering:
         self._whole = whole.numbered()
         self._numbers: dict[str, list[int]] = {kind: [] for kind in self._whole}
 
-    def applied(self, part: Part, new: NewKeys) -> Part:
+    def apply(self, part: Part, new: NewKeys) -> Part:
         """Return `part` with numbers of the whole file."""
         added: dict[str, list[Any]] = {"threads": new.threads, "signatures": new.signatures, **new.names}
         for kind, keys in added.items():
@@ -145,7 +139,7 @@ class TwoProcessCollector:
 
     def take(self, chunk: EventChunk) -> None:
         """Take a chunk that this process decoded, and what has come from the second one. Raises NotSharedError."""
-        self._waiting[chunk.number] = 0, self._collector.part(chunk), self._growth.new()
+        self._waiting[chunk.number] = 0, self._collector.build_part(chunk), self._growth.new()
         while not self._arrived.empty():
             self._receive()
         self._move_on()
@@ -175,7 +169,7 @@ class TwoProcessCollector:
             process, part, new = self._waiting.pop(self._next)
             if isinstance(part, ChunkMessage):
                 part = {table: pl.read_ipc(data) for table, data in part.tables.items()}
-            self._store.take(self._renumberings[process].applied(part, new))
+            self._store.take(self._renumberings[process].apply(part, new))
             self._next += 1
 
 
@@ -235,13 +229,7 @@ def send_share(path: str, block_bytes: int, to: IO[bytes]) -> None:
         with suppress(ShareDoneError):
             for part in document.parts():
                 if isinstance(part, EventChunk):
-                    tables = {table: _write_ipc(frame) for table, frame in collector.part(part).items()}
+                    tables = {table: frame.write_ipc(None).getvalue() for table, frame in collector.build_part(part).items()}
                     send_message(ChunkMessage(part.number, growth.new(), tables), to)
                 del part  # or its events would live on while the next chunk is decoded
-    send_message(FinalMessage(collector.counts(), decoder.count, dict(decoder.dropped), document.cuts), to)
-
-
-def _write_ipc(frame: pl.DataFrame) -> bytes:
-    text = io.BytesIO()
-    frame.write_ipc(text)
-    return text.getvalue()
+    send_message(FinalMessage(collector.summarise(), decoder.count, dict(decoder.dropped), document.cuts), to)

@@ -30,8 +30,8 @@ def test_a_table_is_its_chunks_one_below_the_other(chunks: list[list[Any]]) -> N
         store.take({"kernels": frame})
     whole = pl.concat(frames) if frames else pl.DataFrame(schema=_SCHEMA)
     assert store.base_ns == whole["start_ns"].min()
-    assert pl.DataFrame(store.taken("kernels"), schema=_SCHEMA).equals(whole)
-    assert store.taken("kernels") == {}  # it was taken away
+    assert pl.DataFrame(store.take_columns("kernels"), schema=_SCHEMA).equals(whole)
+    assert store.take_columns("kernels") == {}  # it was taken away
 
 
 def _ops(count: int) -> pl.DataFrame:

@@ -34,7 +34,7 @@ SPARSE_OPERAND = Missing("a sparse operand: how many values it holds is not reco
 
 
 def find_kind(name: str) -> OpKind | None:
-    """Return what `name` is: 'work' (has a formula), 'view', 'wrapper' (children carry the cost), 'framework', 'communication' or None."""
+    """Find what `name` is: 'work' (has a formula), 'view', 'wrapper' (children carry the cost), 'framework', 'communication' or None."""
     return match_known_kind(name) or ("work" if name in FORMULAS or is_generated(name) else None)
 
 
@@ -87,7 +87,7 @@ _DATA_DEPENDENT = (
 
 
 def estimate_generic_cost(name: str, signature: Signature) -> Cost | Missing:
-    """Return the generic cost of a call; Missing where no tensor was recorded or its sizes do not tell the traffic."""
+    """Estimate the generic cost of a call; Missing where no tensor was recorded or its sizes do not tell the traffic."""
     if name.startswith(_DATA_DEPENDENT):
         return Missing(f"{name} touches parts of its tensors that depend on the data")
     inputs = [item for item in signature.inputs if item.is_tensor]

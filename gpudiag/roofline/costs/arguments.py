@@ -4,6 +4,7 @@ sizes alone."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from math import prod
 
 import msgspec
@@ -68,7 +69,7 @@ def broadcast_shapes(shapes: Iterable[Shape]) -> Shape | None:
 
 
 def count_reduced(shape: Shape, dims: Sequence[int]) -> int | None:
-    """Return the number of elements left when `dims` are reduced (all where empty); None where a dimension does not exist."""
+    """Count the elements left when `dims` are reduced (all where empty); None where a dimension does not exist."""
     rank = len(shape)
     if not dims:
         return 1
@@ -86,7 +87,7 @@ def size_of(numel: int, dtype: str | None) -> int:
 
 
 def count_read_bytes(inputs: Iterable[Input | None]) -> int:
-    """Return the bytes of the distinct elements of all tensors given (None is skipped)."""
+    """Count the bytes of the distinct elements of all tensors given (None is skipped)."""
     return sum(item.distinct_bytes for item in inputs if item is not None)
 
 
@@ -175,7 +176,7 @@ def scalar_type(signature: Signature, index: int, default: str) -> str:
 
 
 def find_output(signature: Signature, functional: int) -> Input | None:
-    """Return the tensor of an `out=` call: a tensor behind the `functional` arguments of the plain schema; None: a plain call."""
+    """Find the tensor of an `out=` call: a tensor behind the `functional` arguments of the plain schema; None: a plain call."""
     last = len(signature.inputs) - 1
     return signature.tensor(last) if last >= functional else None
 
@@ -193,7 +194,7 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 def estimate_flow(signature: Signature, flow: Flow) -> Cost:
-    """Return the cost of a call by its `flow`; raises NotModelledError where a size that decides was not recorded."""
+    """Estimate the cost of a call by its `flow`; raises NotModelledError where a size that decides was not recorded."""
     written = [tensor(signature, index, f"argument {index}") for index in flow.writes]
     moved = count_read_bytes(present(signature, *flow.reads)) + sum(size_of(item.numel, item.dtype) for item in written)
     elements = tensor(signature, flow.per, f"argument {flow.per}").numel
@@ -203,8 +204,4 @@ def estimate_flow(signature: Signature, flow: Flow) -> Cost:
 def register_flows(table: Mapping[str, Flow]) -> None:
     """Register one formula for each full schema name of `table`."""
     for name, flow in table.items():
-
-        def formula(signature: Signature, flow: Flow = flow) -> Cost:
-            return estimate_flow(signature, flow)
-
-        costs(name)(formula)
+        costs(name)(partial(estimate_flow, flow=flow))

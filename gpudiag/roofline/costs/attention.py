@@ -1,7 +1,5 @@
 """Fused attention, forward and backward (op_costs section 3; flash-attention benchmarks/benchmark_flash_attention.py).
 
-Fused attention, forward and backward (op_costs section 3; flash-attention benchmarks/benchmark_flash_attention.py).
-
 Forward: two products, 2 * B*H*pairs * (Dqk + Dv) FLOP; backward: five (scores again, dV, dP, dQ, dK), 2 * B*H*pairs * (3 Dqk + 2 Dv).
 Pairs are discounted where the mask is causal (attention_shapes). Bytes: q, k, v, the result, a given mask or bias, and the fp32
 log-sum-exp; scores never reach memory. The softmax's vector FLOPs are not charged: no peak of the exponential units is tabulated.
@@ -14,6 +12,7 @@ says it by number: 1 top-left, 2 bottom-right.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Literal
 
 import msgspec
@@ -45,20 +44,13 @@ class Heads(msgspec.Struct, frozen=True):
 def heads_first(q: Input, k: Input, v: Input) -> Heads:
     """Return the sizes of [batch, heads, length, dim] tensors (torch SDPA); leading dimensions fold into the batch."""
     require(min(len(q.shape), len(k.shape), len(v.shape)) >= 3, _MISFIT)
-    return _check_sizes(_count_batch(q), q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q, v)
+    return _check_sizes(prod(q.shape[:-3]), q.shape[-3], k.shape[-3], q.shape[-2], k.shape[-2], q, v)
 
 
 def length_first(q: Input, k: Input, v: Input) -> Heads:
     """Return the sizes of [batch, length, heads, dim] tensors (flash-attention, xFormers)."""
     require(len(q.shape) == len(k.shape) == len(v.shape) == 4, _MISFIT)
     return _check_sizes(q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q, v)
-
-
-def _count_batch(q: Input) -> int:
-    count = 1
-    for size in q.shape[:-3]:
-        count *= size
-    return count
 
 
 def _check_sizes(batch: int, heads: int, kv_heads: int, queries: int, keys: int, q: Input, v: Input) -> Heads:
@@ -97,7 +89,7 @@ class Packing(msgspec.Struct, frozen=True):
 
 
 def count_mean_pairs(queries: float, keys: float, mask: Mask, window: int | None = None) -> float:
-    """Return the pairs of one sequence of mean lengths, which need not be whole (`pairs_twice` / 2 where they are)."""
+    """Count the pairs of one sequence of mean lengths, which need not be whole (`pairs_twice` / 2 where they are)."""
     if queries == int(queries) and keys == int(keys):
         return count_pairs_twice(int(queries), int(keys), mask, window) / 2
     if window is not None and 0 < window < keys:
@@ -132,7 +124,7 @@ def read_causal_mask(signature: Signature, index: int, aligned: Mask) -> Mask:
 def estimate_forward(
     sizes: Sizes, qkv: tuple[Input, Input, Input], mask: Mask, others: list[Input], lse: bool, window: int | None = None
 ) -> Cost:
-    """Return the cost of a fused forward; `lse`: the log-sum-exp is written."""
+    """Estimate the cost of a fused forward; `lse`: the log-sum-exp is written."""
     q, k, v = qkv
     heads = sizes(q, k, v)
     rows = heads.batch * heads.heads
@@ -143,7 +135,7 @@ def estimate_forward(
 
 
 def estimate_backward(sizes: Sizes, qkv: tuple[Input, Input, Input], mask: Mask, others: list[Input], window: int | None = None) -> Cost:
-    """Return the cost of a fused backward; `others`: out, grad_out and a bias, which are read beside q, k, v and the log-sum-exp."""
+    """Estimate the cost of a fused backward; `others`: out, grad_out and a bias, which are read beside q, k, v and the log-sum-exp."""
     q, k, v = qkv
     heads = sizes(q, k, v)
     rows = heads.batch * heads.heads
@@ -160,12 +152,13 @@ def _halve_twice(multiply_adds_twice: int, dtype: str | None, moved: int, scores
 
 
 def estimate_varlen(qkv: tuple[Input, Input, Input], packing: Packing, mask: Mask, others: list[Input], backwards: bool) -> Cost:
-    """Return the cost of packed sequences [total, heads, dim], as if all were equally long (`derived`).
+    """Estimate the cost of packed sequences [total, heads, dim], as if all were equally long (`derived`).
 
     The lengths stand in the cu_seqlens tensor, which a trace does not hold; its size tells how many there are. Equal lengths give the least
     FLOPs; they are exact where the longest sequences fill the total. The bytes are exact.
     """
-    q, k, v = (_drop_batch(item) for item in qkv)
+    # the memory-efficient kernels pack as [1, total, heads, dim]
+    q, k, v = ((Input(dtype=item.dtype, shape=item.shape[1:]) if len(item.shape) == 4 and item.shape[0] == 1 else item) for item in qkv)
     if not len(q.shape) == len(k.shape) == len(v.shape) == 3 or packing.sequences <= 0:
         raise NotModelledError("packed query, key and value have no [total, heads, dim] shapes")
     dims = 3 * q.shape[2] + 2 * v.shape[2] if backwards else q.shape[2] + v.shape[2]
@@ -179,11 +172,6 @@ def estimate_varlen(qkv: tuple[Input, Input, Input], packing: Packing, mask: Mas
     flops = round(2 * pairs * dims)
     provenance: Provenance = "exact" if filled else "derived"
     return Cost(matrix_flops=flops, bytes=moved, dtype=q.dtype or "", provenance=provenance, recompute_flops=again)
-
-
-def _drop_batch(item: Input) -> Input:
-    """Return [1, total, heads, dim] as [total, heads, dim] (the memory-efficient kernels pack so)."""
-    return Input(dtype=item.dtype, shape=item.shape[1:]) if len(item.shape) == 4 and item.shape[0] == 1 else item
 
 
 @costs("aten::scaled_dot_product_attention", generic=False)
@@ -238,7 +226,7 @@ def cudnn_forward(signature: Signature) -> Cost:
 def _estimate_packed(
     signature: Signature, first: int, ends: int, longest: tuple[int, int], mask: Mask, others: list[Input], window: int | None = None
 ) -> Cost:
-    """Return the cost of a packed call: `ends` is the position of the queries' cu_seqlens; a forward has query at 0."""
+    """Estimate the cost of a packed call: `ends` is the position of the queries' cu_seqlens; a forward has query at 0."""
     sizes = (integer(signature, longest[0], "max_q"), integer(signature, longest[1], "max_k"))
     packing = Packing(tensor(signature, ends, "cu_seqlens").numel - 1, sizes, window)
     return estimate_varlen(read_query_key_value(signature, first), packing, mask, others, backwards=first == 1)
@@ -256,7 +244,7 @@ def flash_forward(signature: Signature) -> Cost:
 
 
 def read_efficient_mask(signature: Signature, index: int) -> Mask:
-    """Return the mask that the memory-efficient kernels name by number; raises NotModelledError for one that is not known."""
+    """Read the mask that the memory-efficient kernels name by number; raises NotModelledError for one that is not known."""
     kind = integer(signature, index, "custom_mask_type (Concrete Inputs)")
     known: dict[int, Mask] = {0: "none", 1: "top_left", 2: "bottom_right"}
     if kind not in known:

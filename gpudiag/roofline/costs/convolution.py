@@ -19,6 +19,7 @@ the output. A cudnn_convolution_backward_weight call records no weight shape; it
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import msgspec
@@ -104,7 +105,7 @@ CONVOLUTION_LAYOUTS: dict[str, ConvolutionLayout] = {
 
 
 def _read_padding(signature: Signature, layout: ConvolutionLayout, kernel: Shape, dilation: Shape) -> tuple[Shape, Shape]:
-    """Return the padding before and after each dimension; 'same' and 'valid' as torch.nn.functional.conv2d defines them."""
+    """Read the padding before and after each dimension; 'same' and 'valid' as torch.nn.functional.conv2d defines them."""
     rank = len(kernel)
     value = signature.value(layout.padding)
     if isinstance(value, str):
@@ -117,7 +118,7 @@ def _read_padding(signature: Signature, layout: ConvolutionLayout, kernel: Shape
 
 
 def find_output_size(size: Shape, kernel: Shape, geometry: Geometry, after: Shape) -> Shape:
-    """Return the spatial size of the output: floor((H + p - d*(R-1) - 1) / stride) + 1, or the inverse for transposed ones.
+    """Find the spatial size of the output: floor((H + p - d*(R-1) - 1) / stride) + 1, or the inverse for transposed ones.
 
     `geometry.padding` pads before, `after` behind each dimension. Source: torch.nn.Conv2d and ConvTranspose2d, section Shape.
     """
@@ -166,7 +167,7 @@ def _find_output_channels(signature: Signature, layout: ConvolutionLayout, weigh
 
 
 def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cost:
-    """Return the cost of a forward convolution whose arguments stand where `layout` says."""
+    """Estimate the cost of a forward convolution whose arguments stand where `layout` says."""
     x, weight, shape, kernel = read_operands(signature, layout)
     geometry, after = _read_geometry(signature, layout, kernel)
     channels = _find_output_channels(signature, layout, weight.shape, shape[1], geometry.transposed)
@@ -177,16 +178,8 @@ def estimate_convolution(signature: Signature, layout: ConvolutionLayout) -> Cos
     return build_matrix_cost(anchor * prod(weight.shape[1:]), x.dtype, moved)
 
 
-def _register_convolutions() -> None:
-    for name, layout in CONVOLUTION_LAYOUTS.items():
-
-        def formula(signature: Signature, layout: ConvolutionLayout = layout) -> Cost:
-            return estimate_convolution(signature, layout)
-
-        costs(name, generic=False)(formula)
-
-
-_register_convolutions()
+for _name, _layout in CONVOLUTION_LAYOUTS.items():
+    costs(_name, generic=False)(partial(estimate_convolution, layout=_layout))
 
 
 class GradientLayout(msgspec.Struct, frozen=True):
@@ -236,28 +229,18 @@ def _is_transposed(signature: Signature, layout: GradientLayout, grad: Shape, x:
     return not plain
 
 
-def _read_wanted(signature: Signature, position: int) -> tuple[tuple[bool, ...], bool]:
-    """Return (gradients wanted: input, weight, bias; whether that was recorded). Not recorded: input and weight, no bias."""
-    value = signature.value(position)
-    if value is None:
-        return (True, True, False), False
-    return (*flags(signature, position, "output_mask"), False)[:3], True
-
-
-def _read_tensors(signature: Signature, layout: GradientLayout) -> tuple[Input, Input, Input]:
+def estimate_convolution_backward(signature: Signature, layout: GradientLayout) -> Cost:
+    """Estimate the cost of the gradients that were asked for; `derived` where the mask was not recorded (then input and weight)."""
     grad = tensor(signature, layout.grad_output, "grad_output")
     x, weight = tensor(signature, layout.input, "input"), tensor(signature, layout.weight, "weight")
     rank = len(weight.shape)
     require(3 <= rank <= 5 and len(grad.shape) == rank and len(x.shape) == rank, _GRADIENT_MISFIT)
-    return grad, x, weight
-
-
-def estimate_convolution_backward(signature: Signature, layout: GradientLayout) -> Cost:
-    """Return the cost of the gradients that were asked for; `derived` where the mask was not recorded (then input and weight)."""
-    grad, x, weight = _read_tensors(signature, layout)
     transposed = _is_transposed(signature, layout, grad.shape, x.shape, weight.shape)
     anchor = x.numel if transposed else grad.numel
-    (wants_input, wants_weight, wants_bias), recorded = _read_wanted(signature, layout.mask)
+    recorded = signature.value(layout.mask) is not None
+    wants_input, wants_weight, wants_bias = True, True, False  # unless the mask was recorded
+    if recorded:
+        wants_input, wants_weight, wants_bias = (*flags(signature, layout.mask, "output_mask"), False)[:3]
     moved = 0
     if wants_input:
         moved += count_read_bytes((grad, weight)) + size_of(x.numel, x.dtype)
@@ -269,16 +252,8 @@ def estimate_convolution_backward(signature: Signature, layout: GradientLayout) 
     return build_matrix_cost(gradients * anchor * prod(weight.shape[1:]), grad.dtype, moved, "exact" if recorded else "derived")
 
 
-def _register_gradients() -> None:
-    for name, layout in GRADIENT_LAYOUTS.items():
-
-        def formula(signature: Signature, layout: GradientLayout = layout) -> Cost:
-            return estimate_convolution_backward(signature, layout)
-
-        costs(name, generic=False)(formula)
-
-
-_register_gradients()
+for _name, _gradient_layout in GRADIENT_LAYOUTS.items():
+    costs(_name, generic=False)(partial(estimate_convolution_backward, layout=_gradient_layout))
 
 
 @costs("aten::cudnn_convolution_backward_input", "aten::miopen_convolution_backward_input", generic=False)
@@ -332,7 +307,7 @@ def _count_multiply_adds(x: Shape, weight: Shape, out: Shape, layout: Convolutio
 
 
 def estimate_forward_from_output(name: str, signature: Signature, out: Shape) -> Cost:
-    """Return the cost of forward convolution `name` whose result has the shape `out`. Raises NotModelledError where that cannot be."""
+    """Estimate the cost of forward convolution `name` whose result has the shape `out`. Raises NotModelledError where that cannot be."""
     layout = CONVOLUTION_LAYOUTS[name]
     x, weight, shape, _ = read_operands(signature, layout)
     out = out if len(out) == len(shape) else (1, *out)
@@ -341,12 +316,12 @@ def estimate_forward_from_output(name: str, signature: Signature, out: Shape) ->
 
 
 def estimate_forward_from_node(name: str, signature: Signature, node: Signature) -> Cost:
-    """Return the cost of forward convolution `name` whose autograd node recorded `node`: first the gradient of the result."""
+    """Estimate the cost of forward convolution `name` whose autograd node recorded `node`: first the gradient of the result."""
     return estimate_forward_from_output(name, signature, tensor(node, 0, "the gradient of the result").shape)
 
 
 def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
-    """Return the cost of a weight gradient alone, whose forward was called with `forward` (input 0, weight 1 in every spelling)."""
+    """Estimate the cost of a weight gradient alone, whose forward was called with `forward` (input 0, weight 1 in every spelling)."""
     grad, x = tensor(signature, 1, "grad_output"), tensor(signature, 2, "input")
     first, weight = tensor(forward, 0, "input"), tensor(forward, 1, "weight")
     if first.shape != x.shape or len(weight.shape) != len(grad.shape):
@@ -357,5 +332,5 @@ def estimate_weight_gradient(signature: Signature, forward: Signature) -> Cost:
 
 
 def estimate_forward_from_consumer(name: str, signature: Signature, taker: Signature) -> Cost:
-    """Return the cost of forward convolution `name` whose result is the first input of the call with `taker`."""
+    """Estimate the cost of forward convolution `name` whose result is the first input of the call with `taker`."""
     return estimate_forward_from_output(name, signature, tensor(taker, 0, "the op that takes the result").shape)

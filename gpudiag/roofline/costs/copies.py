@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil, prod
 
 from gpudiag.model.ops import Cost, Signature
@@ -80,7 +81,7 @@ _SEQUENCES = {"aten::linspace": (2, 3, "fp32"), "aten::logspace": (2, 4, "fp32")
 
 
 def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -1, dtype: str = "") -> Cost:
-    """Return the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
+    """Estimate the bytes of writing a sequence: the `out=` tensor's, else the number of elements asked for."""
     out = find_output(signature, 1)
     if out is not None:
         return Cost(bytes=out.distinct_bytes)
@@ -90,17 +91,9 @@ def estimate_sequence(signature: Signature, size_at: int = -1, dtype_at: int = -
     return Cost(bytes=size_of(length, scalar_type(signature, dtype_at, dtype)))
 
 
-def _register_sequences() -> None:
-    for name, places in _SEQUENCES.items():
-
-        def formula(signature: Signature, places: tuple[int, int, str] = places) -> Cost:
-            return estimate_sequence(signature, *places)
-
-        costs(name)(formula)
-    costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(estimate_sequence)
-
-
-_register_sequences()
+costs("aten::eye", "aten::tril_indices", "aten::triu_indices")(estimate_sequence)
+for _name, (_size_at, _dtype_at, _dtype) in _SEQUENCES.items():
+    costs(_name)(partial(estimate_sequence, size_at=_size_at, dtype_at=_dtype_at, dtype=_dtype))
 
 
 @costs("aten::_local_scalar_dense")
@@ -145,7 +138,7 @@ register_flows({f"aten::{name}_backward": Flow(reads=(0,), writes=(1,)) for name
 
 
 def estimate_join(signature: Signature) -> Cost:
-    """Return the bytes of cat and stack: every input read, the result written.
+    """Estimate the bytes of cat and stack: every input read, the result written.
 
     The sizes stand in the tensor list, its dtype does not (torch records none): 4 bytes an element are assumed (`derived`), unless an
     `out=` tensor tells.

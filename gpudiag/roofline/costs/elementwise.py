@@ -1,7 +1,5 @@
 """Element-wise ops, activations, dropout, comparisons, selection, random numbers (op_costs section 7).
 
-Element-wise ops, activations, dropout, comparisons (op_costs section 7).
-
 FLOP = operations per element * elements of the result, bytes = each operand's distinct elements read + the result written; an expanded
 operand counts once, an in-place op reads and writes self. Operations per element are conventions (add 1, fused multiply-add 2, sigmoid 5,
 tanh-gelu 8, erf-gelu 10): such kernels are far below the ridge, so the class does not depend on them. The same tensor given twice cannot
@@ -10,6 +8,7 @@ be told from two tensors and counts twice.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -122,7 +121,7 @@ _NO_IN_PLACE = {
 
 
 def find_result_dtype(inputs: list[Input], result: PointwiseResult) -> str:
-    """Return the dtype of an element-wise result."""
+    """Find the dtype of an element-wise result."""
     if result == "bool":
         return "bool"
     dtype = promote_dtypes(inputs)
@@ -130,7 +129,7 @@ def find_result_dtype(inputs: list[Input], result: PointwiseResult) -> str:
 
 
 def estimate_pointwise(signature: Signature, op: Pointwise, in_place: bool) -> Cost:
-    """Return the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
+    """Estimate the cost of one element-wise call (plain, in place, or with `out=` behind its operands)."""
     operands = present(signature, *range(op.operands))
     require(bool(operands), "no tensor shape was recorded")
     out = signature.tensor(0) if in_place else next(iter(present(signature, *range(op.operands, len(signature.inputs)))), None)
@@ -156,24 +155,10 @@ def addcmul_in_place(signature: Signature) -> Cost:
     return msgspec.structs.replace(cost, bytes=cost.bytes - second.distinct_bytes, provenance="derived")
 
 
-def _register_pointwise() -> None:
-    for name, op in POINTWISE.items():
-
-        def plain(signature: Signature, op: Pointwise = op) -> Cost:
-            return estimate_pointwise(signature, op, in_place=False)
-
-        def in_place(signature: Signature, op: Pointwise = op) -> Cost:
-            return estimate_pointwise(signature, op, in_place=True)
-
-        if name in _BINARY_IN_PLACE_ONLY:
-            costs(f"aten::{name}")(in_place)
-            continue
-        costs(f"aten::{name}")(plain)
-        if not name.endswith(("__", "_backward")) and name not in _NO_IN_PLACE:
-            costs(f"aten::{name}_")(in_place)
-
-
-_register_pointwise()
+for _name, _op in POINTWISE.items():
+    costs(f"aten::{_name}")(partial(estimate_pointwise, op=_op, in_place=_name in _BINARY_IN_PLACE_ONLY))
+    if not _name.endswith(("__", "_backward")) and _name not in _NO_IN_PLACE:
+        costs(f"aten::{_name}_")(partial(estimate_pointwise, op=_op, in_place=True))
 
 
 @costs("aten::where")
@@ -305,7 +290,7 @@ def bernoulli(signature: Signature) -> Cost:
 
 
 def estimate_random_like(signature: Signature, dtype_at: int) -> Cost:
-    """Return the cost of drawing one number for each element of self, which is not read: written in the dtype asked for, or in self's."""
+    """Estimate the cost of drawing one number for each element of self, which is not read: written in the dtype asked for, or in self's."""
     x = tensor(signature, 0, "self")
     return Cost(vector_flops=x.numel, bytes=size_of(x.numel, scalar_type(signature, dtype_at, x.dtype or "")))
 

@@ -11,6 +11,7 @@ Schemas: fbgemm_gpu/codegen/embedding_backward_split_host_template.cpp, fbgemm_g
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import NamedTuple
 
@@ -149,37 +150,34 @@ def _count_elements(items: list[Input]) -> int:
     return sum(item.numel for item in items)
 
 
-def _find_width(signature: Signature, total_d: int, tables: int, stored: int, rows: int) -> float:
-    recorded = signature.value(total_d)
-    if type(recorded) is int and recorded > 0:
-        return recorded / tables
-    if not rows or not stored:
-        raise NotModelledError("the row width (total_D) was not recorded (Concrete Inputs)")
-    return stored / rows
-
-
 def _read_lookup(signature: Signature, weights: tuple[int, ...], d_offsets: int, indices: int, states: tuple[int, ...] = ()) -> Lookup:
-    """Return the sizes; arguments follow each other: D_offsets, total_D; indices, offsets, pooling_mode, indice_weights."""
+    """Read the sizes; arguments follow each other: D_offsets, total_D; indices, offsets, pooling_mode, indice_weights."""
     table_ends, index = tensor(signature, d_offsets, "D_offsets"), tensor(signature, indices, "indices")
     offsets = tensor(signature, indices + 1, "offsets")
     tables, bags = table_ends.numel - 1, offsets.numel - 1
     require(tables > 0 and bags >= 0, "D_offsets or offsets are empty")
     storage = [item for item in present(signature, *weights) if item.numel]
     stored = _count_elements(storage)
-    width = _find_width(signature, d_offsets + 1, tables, stored, _count_elements(present(signature, *states)))
+    rows, total_d = _count_elements(present(signature, *states)), signature.value(d_offsets + 1)
+    if type(total_d) is int and total_d > 0:
+        width = total_d / tables
+    elif rows and stored:
+        width = stored / rows
+    else:
+        raise NotModelledError("the row width (total_D) was not recorded (Concrete Inputs)")
     others = [offsets, *present(signature, indices + 3)]
     return Lookup(index, others, bags, width, stored, storage[0].item_bytes if storage else 4)
 
 
 def estimate_pooled(lookup: Lookup) -> Cost:
-    """Return the cost of a pooled look-up: distinct rows, indices, offsets and weights read, one row a bag written, one add an element."""
+    """Estimate the cost of a pooled look-up: distinct rows, indices, offsets and weights read, one row a bag written, an add an element."""
     moved = lookup.touched * lookup.item_bytes + count_read_bytes((lookup.indices, *lookup.others))
     moved += size_of(round(lookup.bags * lookup.width), "fp32")
     return Cost(vector_flops=lookup.looked_up, bytes=moved, provenance="derived")
 
 
 def estimate_pooled_backward(lookup: Lookup, per_weight: int, per_row: int, *, dense: bool = False) -> Cost:
-    """Return the cost of the gradient and, unless `dense`, the optimizer fused with it.
+    """Estimate the cost of the gradient and, unless `dense`, the optimizer fused with it.
 
     Read: the bags' gradients, indices, offsets, touched rows and their states; written: rows and states. Dense: the table-sized gradient is
     written instead.
@@ -238,7 +236,7 @@ def dense_lookup_backward(signature: Signature) -> Cost:
 
 
 def estimate_permutation(signature: Signature) -> Cost:
-    """Return the bytes of reordering the columns of pooled embeddings: read once, written once, with offsets and order read."""
+    """Estimate the bytes of reordering the columns of pooled embeddings: read once, written once, with offsets and order read."""
     x = tensor(signature, 0, "pooled_embs")
     return Cost(bytes=count_read_bytes(present(signature, 0, 1, 2)) + size_of(x.numel, x.dtype))
 
@@ -306,7 +304,7 @@ _QUANTISED = {
 
 
 def estimate_quantisation(signature: Signature, item: float, per_row: int, compresses: bool) -> Cost:
-    """Return the cost of compressing fp32 rows for communication, or of expanding them again."""
+    """Estimate the cost of compressing fp32 rows for communication, or of expanding them again."""
     x = tensor(signature, 0, "input")
     rows = x.numel // x.shape[-1] if x.shape and x.shape[-1] else 0
     if compresses:
@@ -315,16 +313,8 @@ def estimate_quantisation(signature: Signature, item: float, per_row: int, compr
     return Cost(vector_flops=2 * elements, bytes=x.distinct_bytes + size_of(elements, "fp32"), provenance="derived")
 
 
-def _register_quantised() -> None:
-    for name, rule in _QUANTISED.items():
-
-        def formula(signature: Signature, rule: tuple[float, int, bool] = rule) -> Cost:
-            return estimate_quantisation(signature, *rule)
-
-        costs(f"fbgemm::{name}")(formula)
-
-
-_register_quantised()
+for _name, (_item, _per_row, _compresses) in _QUANTISED.items():
+    costs(f"fbgemm::{_name}")(partial(estimate_quantisation, item=_item, per_row=_per_row, compresses=_compresses))
 
 
 @costs("fbgemm::jagged_to_padded_dense", "fbgemm::jagged_to_padded_dense_forward", "aten::_jagged_to_padded_dense_forward")

@@ -24,7 +24,7 @@ MISFIT = "operand shapes do not fit a matrix product"
 
 
 def build_matrix_cost(multiply_adds: int, dtype: str | None, moved: int, provenance: Provenance = "exact") -> Cost:
-    """Return the cost of `multiply_adds` on the matrix engine and `moved` bytes. A complex multiply-add is four real ones."""
+    """Build the cost of `multiply_adds` on the matrix engine and `moved` bytes. A complex multiply-add is four real ones."""
     real = {"complex64": "fp32", "complex128": "fp64"}.get(dtype or "")
     flops = 2 * multiply_adds * (4 if real else 1)
     return Cost(matrix_flops=flops, bytes=moved, dtype=real or dtype or "", provenance=provenance)
@@ -53,20 +53,13 @@ def _estimate_product(a: Input, b: Input, others: Sequence[Input], out_dtype: st
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved)
 
 
-def _find_out_dtype(signature: Signature, functional: int, position: int, default: str | None) -> str | None:
-    """Return the result's dtype: of the `out=` tensor, of an `out_dtype` argument at `position` (one argument more), or `default`."""
-    given = len(signature.inputs) - functional
-    if given <= 0:
-        return default
-    out = signature.tensor(len(signature.inputs) - 1)
-    return out.dtype if out is not None else scalar_type(signature, position, default or "")
-
-
 @costs("aten::mm", "aten::bmm", "aten::matmul", "aten::mv", "aten::dot", "aten::vdot", "aten::inner", generic=False)
 def mm(signature: Signature) -> Cost:
     """Return the cost of a product of two tensors: 2*b*m*n*k FLOP."""
     a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
-    return _estimate_product(a, b, (), _find_out_dtype(signature, 2, 2, a.dtype))
+    # the result's dtype: of the `out=` tensor, or the `out_dtype` argument (one argument more), else that of the operands
+    out = signature.tensor(len(signature.inputs) - 1) if len(signature.inputs) > 2 else None
+    return _estimate_product(a, b, (), out.dtype if out is not None else scalar_type(signature, 2, a.dtype or ""))
 
 
 @costs("inductor::_mm_plus_mm", generic=False)
@@ -115,7 +108,7 @@ def addbmm(signature: Signature) -> Cost:
 
 
 def estimate_linear(signature: Signature, out_dtype: str | None = None) -> Cost:
-    """Return the cost of input [*, k] times weight [n, k] transposed, plus an optional bias (third argument)."""
+    """Estimate the cost of input [*, k] times weight [n, k] transposed, plus an optional bias (third argument)."""
     x, weight = tensor(signature, 0, "input"), tensor(signature, 1, "weight")
     require(len(weight.shape) in (1, 2), MISFIT)
     multiply_adds, elements = multiply_shapes(x.shape, weight.shape[::-1])
@@ -180,7 +173,7 @@ def weight_int8pack_mm(signature: Signature) -> Cost:
 
 
 def _estimate_packed_weight(signature: Signature, columns: int, others: tuple[int, ...]) -> Cost:
-    """Return the cost of x [*, k] times a weight that is stored in a packed form for `columns` outputs."""
+    """Estimate the cost of x [*, k] times a weight that is stored in a packed form for `columns` outputs."""
     x = tensor(signature, 0, "self")
     require(bool(x.shape) and x.shape[-1] > 0 and columns >= 0, MISFIT)
     rows = x.numel // x.shape[-1]
@@ -267,16 +260,6 @@ def semi_structured_addmm(signature: Signature) -> Cost:
     return _estimate_half_sparse(signature, 1, 3, (0, 2), transposed=False)
 
 
-def _multiply_grouped(a: Shape, b: Shape, groups: int) -> tuple[int, int]:
-    """Return (multiply-adds, result elements) of torch._grouped_mm: a 2-d operand holds its groups one after the other."""
-    require(2 <= len(a) <= 3 and 2 <= len(b) <= 3 and (a[-1] == b[-2]), MISFIT)
-    results = groups if len(a) == 2 and len(b) == 2 else a[0] if len(a) == 3 and len(b) == 3 else 1
-    elements = results * a[-2] * b[-1]
-    # groups that split k share it: every k slice is used by one group only
-    multiply_adds = a[-2] * b[-1] * a[-1] * (a[0] if len(a) == 3 and len(b) == 3 else 1)
-    return multiply_adds, elements
-
-
 @costs("aten::_grouped_mm", generic=False)
 def grouped_mm(signature: Signature) -> Cost:
     """Return the cost of a grouped product (mixture of experts), as if every row belongs to a group and every group is touched."""
@@ -292,7 +275,13 @@ def scaled_grouped_mm(signature: Signature) -> Cost:
 def _estimate_grouped(signature: Signature, offsets: int, out_dtype: int, default: str = "") -> Cost:
     a, b = tensor(signature, 0, "self"), tensor(signature, 1, "mat2")
     ends = signature.tensor(offsets)
-    multiply_adds, elements = _multiply_grouped(a.shape, b.shape, ends.numel if ends is not None else 1)
+    groups = ends.numel if ends is not None else 1
+    # torch._grouped_mm: a 2-d operand holds its groups one after the other
+    flat = len(a.shape) == 2, len(b.shape) == 2
+    require(2 <= len(a.shape) <= 3 and 2 <= len(b.shape) <= 3 and a.shape[-1] == b.shape[-2], MISFIT)
+    elements = (groups if all(flat) else 1 if any(flat) else a.shape[0]) * a.shape[-2] * b.shape[-1]
+    # groups that split k share it: every k slice is used by one group only
+    multiply_adds = a.shape[-2] * b.shape[-1] * a.shape[-1] * (1 if any(flat) else a.shape[0])
     moved = count_read_bytes((a, b, *present(signature, *range(2, len(signature.inputs)))))
     moved += size_of(elements, scalar_type(signature, out_dtype, default or a.dtype or ""))
     return build_matrix_cost(multiply_adds * count_packed_values(a), a.dtype, moved, "derived")
@@ -328,7 +317,7 @@ def reject_packed_weight(signature: Signature) -> Cost:
 
 
 def estimate_packed_linear(name: str, own: Signature, result: Signature) -> Cost:
-    """Return the cost of a quantised linear layer by the aten::empty inside it, which makes its result: size 0, dtype 1 (`derived`).
+    """Estimate the cost of a quantised linear layer by the aten::empty inside it, which makes its result: size 0, dtype 1 (`derived`).
 
     The input is read at its own width (quantised: a byte), the weight once; products are int8 (fp16 weights: widened to fp32).
     """

@@ -21,6 +21,7 @@ with an `out=` tensor of that size costs; and a pooled look-up in embedding tabl
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import msgspec
@@ -68,7 +69,7 @@ def double_forward(forward: Formula) -> Formula:
 
 
 def derive_attention_backward(forward: Formula) -> Formula:
-    """Return the formula of the backward of a fused attention with the formula `forward` (query 0, value 2).
+    """Derive the formula of the backward of a fused attention with the formula `forward` (query 0, value 2).
 
     Bytes: the forward moved q, k, v and the result; the backward reads them and the result's gradient, and writes three gradients.
     """
@@ -88,16 +89,10 @@ def derive_attention_backward(forward: Formula) -> Formula:
     return formula
 
 
-def _register_matrix_gradients() -> None:
-    for name in (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS):
-        if name not in BACKWARD_FORMULAS:
-            backward_costs(name)(double_forward(FORMULAS[name]))
-    for name in FUSED_ATTENTION:
-        if name not in BACKWARD_FORMULAS:
-            backward_costs(name)(derive_attention_backward(FORMULAS[name]))
-
-
-_register_matrix_gradients()
+for _derive, _names in ((double_forward, (*MATRIX_PRODUCTS, *CONVOLUTION_LAYOUTS)), (derive_attention_backward, FUSED_ATTENTION)):
+    for _name in _names:
+        if _name not in BACKWARD_FORMULAS:
+            backward_costs(_name)(_derive(FORMULAS[_name]))
 
 
 LINEAR_OPS = frozenset(split_names("add sub rsub neg lerp"))
@@ -113,12 +108,12 @@ def _build_cost(flops: int, moved: int) -> Cost:
 
 
 def _count_written_gradients(inputs: list[Input]) -> int:
-    """Return the bytes of one gradient for each of `inputs` that can have one."""
+    """Count the bytes of one gradient for each of `inputs` that can have one."""
     return sum(size_of(item.numel, item.dtype) for item in inputs if find_dtype_category(item.dtype or "") >= 2)
 
 
 def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: bool) -> Cost:
-    """Return the cost of an element-wise op's backward: the gradient and (unless linear) the operands read, a gradient an operand."""
+    """Estimate the cost of an element-wise op's backward: the gradient and (unless linear) the operands read, a gradient an operand."""
     operands = [item for item in present(signature, *range(op.operands)) if item.shape or op.operands == 1]
     shape = broadcast_shapes(item.shape for item in operands)
     require(bool(operands) and shape is not None, "operand shapes do not broadcast")
@@ -128,18 +123,10 @@ def estimate_pointwise_gradient(signature: Signature, op: Pointwise, linear: boo
     return _build_cost(op.operations * elements * len(operands), moved)
 
 
-def _register_pointwise_gradients() -> None:
-    for name, op in POINTWISE.items():
-        if op.result == "bool" or name in NO_GRADIENT or name.startswith("__") or "backward" in name:
-            continue
-
-        def formula(signature: Signature, op: Pointwise = op, linear: bool = name in LINEAR_OPS) -> Cost:
-            return estimate_pointwise_gradient(signature, op, linear)
-
-        backward_costs(*(full for full in (f"aten::{name}", f"aten::{name}_") if full in FORMULAS), named=True)(formula)
-
-
-_register_pointwise_gradients()
+for _name, _op in POINTWISE.items():
+    if _op.result != "bool" and _name not in NO_GRADIENT and not _name.startswith("__") and "backward" not in _name:
+        _spellings = [full for full in (f"aten::{_name}", f"aten::{_name}_") if full in FORMULAS]
+        backward_costs(*_spellings, named=True)(partial(estimate_pointwise_gradient, op=_op, linear=_name in LINEAR_OPS))
 
 
 def _estimate_norm_gradient(signature: Signature, operations: int, weight_at: int, parameters: int, statistics: int, samples: int) -> Cost:
@@ -252,13 +239,9 @@ _SAVING = split_names("norm linalg_vector_norm var std var_mean std_mean logsume
 """Reductions whose gradient reads their input again."""
 
 
-def _register_mirrored_gradients() -> None:
-    for names, extra in ((_POOLS, 0), (_MIRRORS, 0), (_SAVING, 1), (_LOSSES, 1)):
-        for name in names:
-            backward_costs(f"aten::{name}", named=True)(_mirror_forward(FORMULAS[f"aten::{name}"], extra))
-
-
-_register_mirrored_gradients()
+for _extra, _mirrored in ((0, (*_POOLS, *_MIRRORS)), (1, (*_SAVING, *_LOSSES))):
+    for _name in _mirrored:
+        backward_costs(f"aten::{_name}", named=True)(_mirror_forward(FORMULAS[f"aten::{_name}"], _extra))
 
 
 TOLD_AS_OUTPUT = frozenset(
@@ -286,7 +269,7 @@ def complete_inputs(name: str, own: Signature, node: Signature) -> Signature:
 
 
 def estimate_forward_from_gradient(name: str, own: Signature, node: Signature) -> Cost:
-    """Return the cost of a forward call, given the inputs of its autograd node (`derived`)."""
+    """Estimate the cost of a forward call, given the inputs of its autograd node (`derived`)."""
     cost = FORMULAS[name](complete_inputs(name, own, node))
     return msgspec.structs.replace(cost, provenance="derived")
 

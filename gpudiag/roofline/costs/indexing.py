@@ -9,6 +9,7 @@ Source: SparseTensorMath.cpp, SparseTensor.cpp and SparseCUDATensorMath.cu of to
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 import msgspec
@@ -20,7 +21,7 @@ from gpudiag.roofline.costs.registry import FORMULAS, LARGEST, NotModelledError,
 
 
 def _estimate_taken(source: Input, index: Input, taken: int) -> Cost:
-    """Return the bytes of reading `taken` elements (no more than there are) and the index, and of writing them."""
+    """Estimate the bytes of reading `taken` elements (no more than there are) and the index, and of writing them."""
     return Cost(bytes=size_of(min(taken, source.numel) + taken, source.dtype) + index.distinct_bytes)
 
 
@@ -33,17 +34,13 @@ def index_select(signature: Signature) -> Cost:
     if out is not None:
         return _estimate_taken(source, index, out.numel)
     if signature.value(1) is None:
-        return _estimate_most_taken(source, index)
+        # the dimension was not recorded: the first, as of rows in a table
+        rows = source.shape[0] if source.shape else 0
+        cost = _estimate_taken(source, index, source.numel // rows * index.numel if rows else 0)
+        return msgspec.structs.replace(cost, provenance="derived")
     require(type(dim) is int and -rank <= dim < rank, "dim is none of self's dimensions")
     size = source.shape[dim] if type(dim) is int else 0
     return _estimate_taken(source, index, source.numel // size * index.numel if size else 0)
-
-
-def _estimate_most_taken(source: Input, index: Input) -> Cost:
-    """Return the cost of taking slices along a dimension that was not recorded: the first, as of rows in a table (`derived`)."""
-    rows = source.shape[0] if source.shape else 0
-    cost = _estimate_taken(source, index, source.numel // rows * index.numel if rows else 0)
-    return msgspec.structs.replace(cost, provenance="derived")
 
 
 @costs("aten::gather", "aten::take", "aten::take_along_dim")
@@ -63,7 +60,7 @@ def index(signature: Signature) -> Cost:
 
 
 def estimate_index_by_view(own: Signature, view: Signature) -> Cost:
-    """Return the cost of aten::index by the aten::as_strided inside it: the source seen in the shape of the result, with stride 0 where
+    """Estimate the cost of aten::index by the aten::as_strided inside it: the source seen in the shape of the result, with stride 0 where
     the indices decide (restride_src of TensorAdvancedIndexing.cpp). The indices' own bytes are not recorded (`derived`)."""
     source = tensor(own, 0, "self")
     shape, strides = (integers(view, at, "size and stride of the view (Concrete Inputs)") for at in (1, 2))
@@ -86,7 +83,7 @@ def index_put(signature: Signature) -> Cost:
 
 
 def _estimate_update(signature: Signature, source: Input, index: Input, in_place: bool, adds: bool) -> Cost:
-    """Return the cost of updating self from `source`: touched elements read (when added to) and written, or all of self copied."""
+    """Estimate the cost of updating self from `source`: touched elements read (when added to) and written, or all of self copied."""
     target = tensor(signature, 0, "self")
     touched = size_of(min(source.numel, target.numel), target.dtype) * (2 if adds else 1)
     whole = target.distinct_bytes + size_of(target.numel, target.dtype)
@@ -99,25 +96,22 @@ _UPDATES = (
 )  # fmt: skip
 
 
-def _register_updates() -> None:
-    for name, adds in _UPDATES:
-        for in_place in (True, False):
-
-            def formula(signature: Signature, adds: bool = adds, in_place: bool = in_place) -> Cost:
-                index = tensor(signature, 2, "index")
-                source = next(iter(present(signature, 3)), None)
-                return _estimate_update(signature, source or expand_to_index(signature, index), index, in_place, adds)
-
-            costs(f"aten::{name}_" if in_place else f"aten::{name}")(formula)
-
-
 def expand_to_index(signature: Signature, index: Input) -> Input:
     """Return the source of a scatter of one number: as many elements as indices, none of them read (stride 0)."""
     target = tensor(signature, 0, "self")
     return Input(dtype=target.dtype, shape=index.shape, strides=(0,) * len(index.shape))
 
 
-_register_updates()
+def estimate_scatter(signature: Signature, adds: bool, in_place: bool) -> Cost:
+    """Estimate the cost of updating self at an index (2) from a source (3), or from one number."""
+    index = tensor(signature, 2, "index")
+    source = next(iter(present(signature, 3)), None)
+    return _estimate_update(signature, source or expand_to_index(signature, index), index, in_place, adds)
+
+
+for _name, _adds in _UPDATES:
+    costs(f"aten::{_name}_")(partial(estimate_scatter, adds=_adds, in_place=True))
+    costs(f"aten::{_name}")(partial(estimate_scatter, adds=_adds, in_place=False))
 
 
 def _estimate_fill(signature: Signature, in_place: bool) -> Cost:
@@ -194,7 +188,7 @@ class HeldRows(msgspec.Struct, frozen=True):
 
 
 def find_sparse_size(signature: Signature) -> Shape | None:
-    """Return the size that the first sparse operand stands for; None where there is none, or no dimension besides its rows."""
+    """Find the size that the first sparse operand stands for; None where there is none, or no dimension besides its rows."""
     found = next((item.shape for item in signature.inputs if is_sparse_tensor(item)), ())
     return found if len(found) >= 2 else None
 
@@ -222,7 +216,7 @@ def count_rows_inside(size: Shape, name: str, call: Signature) -> tuple[int | No
 
 
 def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cost:
-    """Return the cost of op `name` on the rows `held`; raises NotModelledError where the op is none of ON_ROWS."""
+    """Estimate the cost of op `name` on the rows `held`; raises NotModelledError where the op is none of ON_ROWS."""
     size = find_sparse_size(signature)
     if size is None or name not in ON_ROWS:
         raise NotModelledError(_UNKNOWN_ROWS)
@@ -240,7 +234,7 @@ def estimate_sparse_cost(name: str, signature: Signature, held: HeldRows) -> Cos
 
 
 def _estimate_sparse_sum(signature: Signature, size: Shape, held: HeldRows, row: int, row_bytes: int) -> Cost:
-    """Return the cost of a sum: rows added to a dense tensor (touched rows read and written), or two sparse tensors joined."""
+    """Estimate the cost of a sum: rows added to a dense tensor (touched rows read and written), or two sparse tensors joined."""
     first = signature.tensor(0)
     if first is None or is_sparse_tensor(first):
         moved = 2 * (row_bytes + INDEX_BYTES) * held.largest

@@ -152,7 +152,7 @@ def count_operations(op: str) -> int:
 
 
 def estimate_fused_cost(ops: Sequence[str], operands: Sequence[Operand], points: int, provenance: Provenance) -> Cost:
-    """Return the cost of a fused kernel whose loops have `points` points."""
+    """Estimate the cost of a fused kernel whose loops have `points` points."""
     per_point = sum(count_operations(op) for op in dict.fromkeys(ops))
     return Cost(vector_flops=per_point * points, bytes=sum(item.bytes for item in operands), provenance=provenance)
 
@@ -161,7 +161,7 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_mm", "_int_mm",
 
 
 def estimate_template_cost(ops: Sequence[str], operands: Sequence[Operand]) -> Cost | Missing:
-    """Return the cost of a template kernel; Missing where the operands do not tell its matrix work without doubt."""
+    """Estimate the cost of a template kernel; Missing where the operands do not tell its matrix work without doubt."""
     if any("attention" in op for op in ops):
         return Missing("a compiled attention: the blocks that its mask leaves out were not recorded")
     flops = None
@@ -234,7 +234,7 @@ def is_generated(name: str) -> bool:
 
 
 def estimate_triton_cost(name: str, signature: Signature) -> Cost | Missing:
-    """Return the cost of one recorded call: `derived` where the recorded sizes fit together, else `generic`; Missing without tensors.
+    """Estimate the cost of one recorded call: `derived` where the recorded sizes fit together, else `generic`; Missing without tensors.
 
     Templates (`tem`) have matrix FLOPs where their operands tell the sizes of the product, else no cost.
     """

@@ -13,6 +13,8 @@ csrc/torch_bindings.cpp (results come first and are written in place); ROCm/aite
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from gpudiag.model.ops import Cost, Input, Signature
@@ -72,7 +74,7 @@ def torch_varlen_backward(signature: Signature) -> Cost:
 
 
 def _estimate_flash_varlen(signature: Signature, *, backwards: bool) -> Cost:
-    """Return the cost of flash-attention's packed kernels as the forward's inputs tell it (cu_seqlens 3-4, max 5-6, causal 9)."""
+    """Estimate the cost of flash-attention's packed kernels as the forward's inputs tell it (cu_seqlens 3-4, max 5-6, causal 9)."""
     mask = read_causal_mask(signature, 9, "bottom_right")
     packing = _read_packing(signature, 3, 5, count_window_keys(signature.value(10), signature.value(11), mask != "none"))
     query, key, value = read_query_key_value(signature, 0)
@@ -161,22 +163,13 @@ _LAYER_NORMS = {"FusedLayerNormAffineFunction": 2, "FusedLayerNormAffineMixedDty
 _RMS_NORMS = {"FusedRMSNormAffineFunction": 1, "FusedRMSNormAffineMixedDtypesFunction": 1, "FusedRMSNormFunction": 0}
 
 
-def _register_norms() -> None:
-    """Register apex's norms: x and parameters read, y written; backward: dy, x and parameters read, dx and their gradients written."""
-    for table, forward_flop, backward_flop in ((_LAYER_NORMS, 8, 14), (_RMS_NORMS, 4, 10)):
-        for name, count in table.items():
-            parameters = tuple(range(1, count + 1))
-            forward = Flow(reads=(0, *parameters), writes=(0,), operations=forward_flop, provenance="derived")
-            backward = Flow(reads=(0, 0, *parameters), writes=(0, *parameters), operations=backward_flop, provenance="derived")
-
-            def gradient(signature: Signature, flow: Flow = backward) -> Cost:
-                return estimate_flow(signature, flow)
-
-            register_flows({name: forward})
-            backward_costs(name)(gradient)
-
-
-_register_norms()
+# apex's norms: x and parameters read, y written; backward: dy, x and parameters read, dx and their gradients written.
+for _table, _flop, _backward_flop in ((_LAYER_NORMS, 8, 14), (_RMS_NORMS, 4, 10)):
+    for _name, _count in _table.items():
+        _parameters = tuple(range(1, _count + 1))
+        _backward = Flow(reads=(0, 0, *_parameters), writes=(0, *_parameters), operations=_backward_flop, provenance="derived")
+        register_flows({_name: Flow(reads=(0, *_parameters), writes=(0,), operations=_flop, provenance="derived")})
+        backward_costs(_name)(partial(estimate_flow, flow=_backward))
 
 register_flows(
     {

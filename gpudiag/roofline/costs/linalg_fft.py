@@ -11,6 +11,7 @@ as it written.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil, log2, prod
 
 from gpudiag.model.ops import Cost, Input, Signature
@@ -63,7 +64,7 @@ _SOLVES: dict[str, tuple[int, int, Callable[[int], int], int]] = {
 
 
 def estimate_factorisation(signature: Signature, flops: Flops, results: int) -> Cost:
-    """Return the cost of factorising a batch of m x n matrices."""
+    """Estimate the cost of factorising a batch of m x n matrices."""
     x = tensor(signature, 0, "A")
     require(len(x.shape) >= 2, "A is no matrix")
     *batch, m, n = x.shape
@@ -72,7 +73,7 @@ def estimate_factorisation(signature: Signature, flops: Flops, results: int) -> 
 
 
 def estimate_solve(signature: Signature, matrix: int, right: int, factor: Callable[[int], int], passes: int) -> Cost:
-    """Return the cost of solving for right-hand sides: n^2 FLOP a column and triangular pass, after a factorisation if any."""
+    """Estimate the cost of solving for right-hand sides: n^2 FLOP a column and triangular pass, after a factorisation if any."""
     a, b = tensor(signature, matrix, "A"), tensor(signature, right, "B")
     require(len(a.shape) >= 2 and len(b.shape) >= 1, "A is no matrix")
     n = a.shape[-1]
@@ -81,22 +82,10 @@ def estimate_solve(signature: Signature, matrix: int, right: int, factor: Callab
     return build_matrix_cost(-(-operations // 2), a.dtype, count_read_bytes((a, b)) + size_of(b.numel, b.dtype), "derived")
 
 
-def _register_linalg() -> None:
-    for name, (flops, results) in _FACTORISATIONS.items():
-
-        def one(signature: Signature, flops: Flops = flops, results: int = results) -> Cost:
-            return estimate_factorisation(signature, flops, results)
-
-        costs(f"aten::{name}")(one)
-    for name, rule in _SOLVES.items():
-
-        def two(signature: Signature, rule: tuple[int, int, Callable[[int], int], int] = rule) -> Cost:
-            return estimate_solve(signature, *rule)
-
-        costs(f"aten::{name}")(two)
-
-
-_register_linalg()
+for _name, (_flops, _results) in _FACTORISATIONS.items():
+    costs(f"aten::{_name}")(partial(estimate_factorisation, flops=_flops, results=_results))
+for _name, (_matrix, _right, _factor, _passes) in _SOLVES.items():
+    costs(f"aten::{_name}")(partial(estimate_solve, matrix=_matrix, right=_right, factor=_factor, passes=_passes))
 
 
 _COMPLEX = {"fp16": "complex64", "bf16": "complex64", "fp32": "complex64", "fp64": "complex128"}

@@ -10,6 +10,7 @@ make over data larger than the cache. FLOP per element: 8 training, 2 evaluation
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Provenance, Signature
@@ -32,7 +33,7 @@ STATISTIC = 4
 
 
 def _count_rows(signature: Signature, x: Input, shape_at: int, weight_at: int) -> int:
-    """Return the number of rows that are normalised, from normalized_shape or from the weight."""
+    """Count the rows that are normalised, from normalized_shape or from the weight."""
     weight = signature.tensor(weight_at)
     normalized = weight.shape if weight is not None else integers(signature, shape_at, "normalized_shape (Concrete Inputs)")
     columns = prod(normalized)
@@ -59,7 +60,7 @@ def rms_norm(signature: Signature) -> Cost:
 
 
 def count_gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tuple[bool, ...]) -> int:
-    """Return the bytes of the gradients written: input where mask[0], then one row of parameters for each further True."""
+    """Count the bytes of the gradients written: input where mask[0], then one row of parameters for each further True."""
     dtype = weight.dtype if weight is not None else x.dtype
     return (size_of(x.numel, x.dtype) if mask[0] else 0) + sum(mask[1:]) * size_of(columns, dtype)
 
@@ -67,7 +68,7 @@ def count_gradient_bytes(x: Input, weight: Input | None, columns: int, mask: tup
 def _estimate_norm_backward(
     signature: Signature, operations: int, saved: tuple[int, ...], weight_at: int, mask_at: int, parameters: int
 ) -> Cost:
-    """Return the cost of a backward; an output_mask that was not recorded asks for everything that has a weight (`derived`)."""
+    """Estimate the cost of a backward; an output_mask that was not recorded asks for everything that has a weight (`derived`)."""
     grad, x = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
     weight = signature.tensor(weight_at)
     recorded = signature.value(mask_at) is not None
@@ -157,7 +158,8 @@ _BACKWARDS = {
 }
 
 
-def _estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> Cost:
+def estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> Cost:
+    """Estimate the cost of batch norm's backward; without a recorded output_mask all gradients are taken."""
     first, second = tensor(signature, 0, "grad_out"), tensor(signature, 1, "input")
     require(len(second.shape) >= 2, "input has no channel dimension")
     weight = signature.tensor(2)
@@ -169,16 +171,8 @@ def _estimate_batch_norm_backward(signature: Signature, mask_at: int | None) -> 
     return Cost(vector_flops=14 * second.numel, bytes=moved, provenance="exact" if recorded else "derived")
 
 
-def _register_batch_norms() -> None:
-    for name, mask_at in _BACKWARDS.items():
-
-        def formula(signature: Signature, mask_at: int | None = mask_at) -> Cost:
-            return _estimate_batch_norm_backward(signature, mask_at)
-
-        costs(name)(formula)
-
-
-_register_batch_norms()
+for _name, _mask_at in _BACKWARDS.items():
+    costs(_name)(partial(estimate_batch_norm_backward, mask_at=_mask_at))
 
 
 @costs("aten::batch_norm_stats")

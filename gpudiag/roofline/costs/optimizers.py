@@ -6,6 +6,7 @@ and the provenance is `derived`. FLOP per parameter are conventions: Adam 14, SG
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Signature
@@ -17,7 +18,7 @@ ASSUMED_BYTES = 4
 
 
 def count_list_elements(signature: Signature, index: int) -> int:
-    """Return the number of elements of the tensor list at `index`, 0 where it is empty or was not recorded."""
+    """Count the elements of the tensor list at `index`, 0 where it is empty or was not recorded."""
     if not 0 <= index < len(signature.inputs):
         return 0
     return sum(prod(shape) for shape in signature.inputs[index].tensors or ())
@@ -26,10 +27,6 @@ def count_list_elements(signature: Signature, index: int) -> int:
 def _count_parameters(signature: Signature) -> int:
     require(bool(signature.inputs) and signature.inputs[0].tensors is not None, "sizes of the tensor list were not recorded")
     return count_list_elements(signature, 0)
-
-
-def _list_lists(signature: Signature) -> bool:
-    return any(item.tensors is not None for item in signature.inputs[:2])
 
 
 def _build_cost(flops: int, elements_moved: int) -> Cost:
@@ -83,28 +80,21 @@ _FOREACH = {
 
 
 def estimate_foreach(signature: Signature, operations: int, same_factors: bool) -> Cost:
-    """Return the cost of one element-wise pass over lists: every list read, one written (the longest, where the first is a number).
+    """Estimate the cost of one element-wise pass over lists: every list read, one written (the longest, where the first is a number).
 
     `same_factors` (addcmul): both factors are one list, as in every optimizer that uses it (gradient squared); a trace cannot tell.
     """
     count = count_list_elements(signature, 0) or count_list_elements(signature, 1)  # pow(number, list)
-    require(count > 0 or _list_lists(signature), "sizes of the tensor list were not recorded")
+    require(count > 0 or any(item.tensors is not None for item in signature.inputs[:2]), "sizes of the tensor list were not recorded")
     read = sum(count_list_elements(signature, index) for index in range(len(signature.inputs)))
     if same_factors and len(signature.inputs) > 2:
         read -= count_list_elements(signature, 2)
     return _build_cost(operations * count, read + count)
 
 
-def _register_foreach() -> None:
-    for name, operations in _FOREACH.items():
-
-        def formula(signature: Signature, operations: int = operations, same: bool = name == "addcmul") -> Cost:
-            return estimate_foreach(signature, operations, same)
-
-        costs(f"aten::_foreach_{name}", f"aten::_foreach_{name}_")(formula)
-
-
-_register_foreach()
+for _name, _operations in _FOREACH.items():
+    _formula = partial(estimate_foreach, operations=_operations, same_factors=_name == "addcmul")
+    costs(f"aten::_foreach_{_name}", f"aten::_foreach_{_name}_")(_formula)
 
 
 @costs("aten::_foreach_copy_", "aten::_foreach_copy")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Literal
 
@@ -74,7 +75,7 @@ _NEGLIGIBLE = 8
 
 
 def _read_dims(signature: Signature, rule: Reduction) -> tuple[int, ...]:
-    """Return the reduced dimensions, () for all; raises NotModelledError where they were not recorded."""
+    """Read the reduced dimensions, () for all; raises NotModelledError where they were not recorded."""
     if len(signature.inputs) <= max(rule.whole, rule.dim):
         return ()
     value = signature.value(rule.dim)
@@ -101,7 +102,7 @@ def _count_written(signature: Signature, rule: Reduction, x: Input, left: int) -
 
 
 def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
-    """Return the cost of a reduction.
+    """Estimate the cost of a reduction.
 
     Dimensions that were not recorded: the read alone. The result then has at most 1/n of the elements, n the smallest dimension that can
     be reduced: `derived` where that is at most an eighth of the read, else `generic`.
@@ -124,16 +125,8 @@ def estimate_reduction(signature: Signature, rule: Reduction) -> Cost:
     return Cost(vector_flops=flops, bytes=x.distinct_bytes + _count_written(signature, rule, x, left or 0))
 
 
-def _register_reductions() -> None:
-    for name, rule in REDUCTIONS.items():
-
-        def formula(signature: Signature, rule: Reduction = rule) -> Cost:
-            return estimate_reduction(signature, rule)
-
-        costs(f"aten::{name}")(formula)
-
-
-_register_reductions()
+for _name, _rule in REDUCTIONS.items():
+    costs(f"aten::{_name}")(partial(estimate_reduction, rule=_rule))
 
 
 @costs("aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::_logcumsumexp", "aten::cumsum_", "aten::cumprod_")

@@ -203,7 +203,7 @@ _FRAMEWORK = re.compile(
 
 
 def match_known_kind(name: str) -> OpKind | None:
-    """Return the kind that the name alone tells; None: neither a view, wrapper, framework node nor communication."""
+    """Find the kind that the name alone tells; None: neither a view, wrapper, framework node nor communication."""
     if name in VIEWS:
         return "view"
     if name in WRAPPERS:

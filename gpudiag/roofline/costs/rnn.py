@@ -52,7 +52,7 @@ def _read_weights(signature: Signature, index: int) -> tuple[Shape, ...]:
 
 
 def _count_outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
-    """Return the elements of the last layer's output: the recurrent weight (second matrix) is [gates * hidden, output features]."""
+    """Count the elements of the last layer's output: the recurrent weight (second matrix) is [gates * hidden, output features]."""
     matrices = [shape for shape in weights if len(shape) == 2]
     require(len(matrices) >= 2, "the weights hold no input and recurrent matrix")
     # a projection is a third matrix [output features, hidden] for each layer and direction
@@ -60,7 +60,7 @@ def _count_outputs(weights: tuple[Shape, ...], rows: int, both: bool) -> int:
 
 
 def estimate_layer(x: Input, weights: tuple[Shape, ...], states: list[Input], outputs: int, provenance: Provenance = "exact") -> Cost:
-    """Return the cost of a forward over all layers: rows x weight matrices."""
+    """Estimate the cost of a forward over all layers: rows x weight matrices."""
     elements = sum(prod(shape) for shape in weights)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
     moved = count_read_bytes((x, *states)) + size_of(elements + outputs + sum(item.numel for item in states), x.dtype)
@@ -68,7 +68,7 @@ def estimate_layer(x: Input, weights: tuple[Shape, ...], states: list[Input], ou
 
 
 def estimate_layer_backward(x: Input, weights: tuple[Shape, ...], others: list[Input], states: list[Input], wants_weights: bool) -> Cost:
-    """Return the cost of a backward: data gradients, and weight gradients where they were asked for."""
+    """Estimate the cost of a backward: data gradients, and weight gradients where they were asked for."""
     elements = sum(prod(shape) for shape in weights)
     matrices = sum(prod(shape) for shape in weights if len(shape) == 2)
     written = x.numel + sum(item.numel for item in states) + (elements if wants_weights else 0)
@@ -76,44 +76,32 @@ def estimate_layer_backward(x: Input, weights: tuple[Shape, ...], others: list[I
     return build_matrix_cost((1 + int(wants_weights)) * _count_rows(x) * matrices, x.dtype, moved)
 
 
-def _estimate_rnn(signature: Signature, layout: RnnLayout) -> Cost:
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-    return estimate_layer(x, weights, present(signature, *layout.states), _count_outputs(weights, _count_rows(x), both))
-
-
-def _estimate_rnn_backward(signature: Signature, layout: RnnLayout) -> Cost:
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    mask = signature.value(layout.mask) if layout.mask is not None else None
-    wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
-    others = present(signature, *layout.backward_reads)
-    return estimate_layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
-
-
-def _estimate_backward_from_forward(signature: Signature, layout: RnnLayout) -> Cost:
-    """Return what the backward of a recorded forward costs: gradient and output have the output's size; the reserve is not known."""
-    x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
-    both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
-    result = Input(dtype=x.dtype, shape=(_count_outputs(weights, _count_rows(x), both),))
-    cost = estimate_layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
-    return msgspec.structs.replace(cost, provenance="derived")
-
-
 def _register_rnns() -> None:
     for name, layout in RNN_LAYOUTS.items():
 
         def forward(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            return _estimate_rnn(signature, layout)
+            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+            both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+            return estimate_layer(x, weights, present(signature, *layout.states), _count_outputs(weights, _count_rows(x), both))
 
         def after(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            return _estimate_backward_from_forward(signature, layout)
+            # the backward of a recorded forward: gradient and output have the output's size; the reserve is not known
+            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+            both = flag(signature, layout.bidirectional, "bidirectional (Concrete Inputs)")
+            result = Input(dtype=x.dtype, shape=(_count_outputs(weights, _count_rows(x), both),))
+            cost = estimate_layer_backward(x, weights, [result, result], present(signature, *layout.states), wants_weights=True)
+            return msgspec.structs.replace(cost, provenance="derived")
 
         costs(name, generic=False)(forward)
         backward_costs(name)(after)
     for name, layout in RNN_BACKWARD_LAYOUTS.items():
 
         def backward(signature: Signature, layout: RnnLayout = layout) -> Cost:
-            return _estimate_rnn_backward(signature, layout)
+            x, weights = tensor(signature, 0, "input"), _read_weights(signature, layout.weights)
+            mask = signature.value(layout.mask) if layout.mask is not None else None
+            wants_weights = not (isinstance(mask, tuple) and len(mask) == 4 and mask[3] is False)
+            others = present(signature, *layout.backward_reads)
+            return estimate_layer_backward(x, weights, others, present(signature, *layout.states), wants_weights)
 
         costs(name, generic=False)(backward)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gpudiag.model.ops import Cost, Input, Signature
 from gpudiag.roofline.costs.arguments import Flow, count_read_bytes, flag, integer, present, register_flows, scalar_type, size_of, tensor
 from gpudiag.roofline.costs.registry import costs, require
@@ -60,7 +62,7 @@ def _is_reduced(signature: Signature, index: int) -> bool:
 
 
 def estimate_pairwise(signature: Signature, operations: int, optional: tuple[int, ...], reduction: int) -> Cost:
-    """Return the cost of a loss of input and target: both read, one number (or one an element) written."""
+    """Estimate the cost of a loss of input and target: both read, one number (or one an element) written."""
     x, target = tensor(signature, 0, "self"), tensor(signature, 1, "target")
     outputs = 1 if _is_reduced(signature, reduction) else x.numel
     moved = count_read_bytes((x, target, *present(signature, *optional))) + size_of(outputs, x.dtype)
@@ -68,28 +70,16 @@ def estimate_pairwise(signature: Signature, operations: int, optional: tuple[int
 
 
 def estimate_pairwise_backward(signature: Signature, operations: int, optional: tuple[int, ...]) -> Cost:
-    """Return the cost of such a loss's backward: gradient, input and target read, the input's gradient written."""
+    """Estimate the cost of such a loss's backward: gradient, input and target read, the input's gradient written."""
     grad, x, target = (tensor(signature, index, name) for index, name in enumerate(("grad_output", "self", "target")))
     moved = count_read_bytes((grad, x, target, *present(signature, *optional))) + size_of(x.numel, x.dtype)
     return Cost(vector_flops=operations * x.numel, bytes=moved)
 
 
-def _register_losses() -> None:
-    for name, (operations, optional, reduction) in _PAIRWISE.items():
-
-        def forward(signature: Signature, rule: tuple[int, tuple[int, ...], int] = (operations, optional, reduction)) -> Cost:
-            return estimate_pairwise(signature, *rule)
-
-        costs(f"aten::{name}")(forward)
-    for name, (operations, optional) in _PAIRWISE_BACKWARD.items():
-
-        def backward(signature: Signature, rule: tuple[int, tuple[int, ...]] = (operations, optional)) -> Cost:
-            return estimate_pairwise_backward(signature, *rule)
-
-        costs(f"aten::{name}")(backward)
-
-
-_register_losses()
+for _name, (_operations, _optional, _reduction) in _PAIRWISE.items():
+    costs(f"aten::{_name}")(partial(estimate_pairwise, operations=_operations, optional=_optional, reduction=_reduction))
+for _name, (_operations, _also) in _PAIRWISE_BACKWARD.items():
+    costs(f"aten::{_name}")(partial(estimate_pairwise_backward, operations=_operations, optional=_also))
 
 
 @costs("aten::nll_loss_forward", "aten::nll_loss2d_forward")

@@ -11,6 +11,7 @@ torchvision's schemas: torchvision/csrc/ops/{roi_align,nms,deform_conv2d}.cpp.
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from gpudiag.model.ops import Cost, Input, Shape, Signature
@@ -31,7 +32,7 @@ from gpudiag.roofline.costs.registry import costs, require
 
 
 def find_pooled_size(size: int, window: int, stride: int, padding: int, ceil: bool) -> int:
-    """Return the output length of one dimension; the last window must start inside the input or its left padding.
+    """Find the output length of one dimension; the last window must start inside the input or its left padding.
 
     Source: pooling_output_shape in torch/csrc aten/src/ATen/native/Pool.h.
     """
@@ -41,7 +42,7 @@ def find_pooled_size(size: int, window: int, stride: int, padding: int, ceil: bo
 
 
 def _read_list(signature: Signature, index: int, what: str, rank: int, default: Shape | None) -> Shape:
-    """Return a list argument of `rank` entries; an empty list means `default`."""
+    """Read a list argument of `rank` entries; an empty list means `default`."""
     if signature.value(index) == () and default is not None:
         return default
     return integers(signature, index, f"{what} (Concrete Inputs)", rank)
@@ -63,30 +64,18 @@ def _count_outputs(signature: Signature, x: Input, rank: int, dilated: bool) -> 
 
 
 def estimate_pool(signature: Signature, rank: int, dilated: bool, indices: bool) -> Cost:
-    """Return the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
+    """Estimate the cost of a pooling in `rank` dimensions; `indices`: int64 positions are written too."""
     x = tensor(signature, 0, "self")
     window, outputs = _count_outputs(signature, x, rank, dilated)
     moved = x.distinct_bytes + size_of(outputs, x.dtype) + (size_of(outputs, "int64") if indices else 0)
     return Cost(vector_flops=window * outputs, bytes=moved)
 
 
-def _register_pools() -> None:
-    for rank in (1, 2, 3):
-        for name, dilated, indices in (
-            (f"max_pool{rank}d", True, False),
-            (f"max_pool{rank}d_with_indices", True, True),
-            (f"mkldnn_max_pool{rank}d", True, False),
-            (f"avg_pool{rank}d", False, False),
-        ):
-
-            def formula(signature: Signature, rank: int = rank, dilated: bool = dilated, indices: bool = indices) -> Cost:
-                return estimate_pool(signature, rank, dilated, indices)
-
-            if name != "mkldnn_max_pool1d":
-                costs(f"aten::{name}")(formula)
-
-
-_register_pools()
+for _rank in (1, 2, 3):
+    _plain = (f"aten::max_pool{_rank}d", *((f"aten::mkldnn_max_pool{_rank}d",) if _rank > 1 else ()))
+    costs(*_plain)(partial(estimate_pool, rank=_rank, dilated=True, indices=False))
+    costs(f"aten::max_pool{_rank}d_with_indices")(partial(estimate_pool, rank=_rank, dilated=True, indices=True))
+    costs(f"aten::avg_pool{_rank}d")(partial(estimate_pool, rank=_rank, dilated=False, indices=False))
 
 
 def _read_output_size(signature: Signature, size_at: int, rank: int | None = None) -> tuple[Input, int]:
@@ -181,43 +170,34 @@ _UPSAMPLE_CORNERS = {
 }  # fmt: skip
 
 
-def _count_scaled(signature: Signature, spatial: Shape) -> int:
-    """Return the elements of one output plane: from output_size (1), else from the list of scale factors (last list of numbers)."""
-    size = signature.value(1)
-    if isinstance(size, tuple) and size and all(type(item) is int and item >= 0 for item in size):
-        return prod(item for item in size if type(item) is int)
-    lists = [item.value for item in signature.inputs if isinstance(item.value, tuple)]
-    factors = [float(item) for item in lists[-1] if isinstance(item, (int, float))] if lists else []
-    require(len(factors) == len(spatial) and all(0 <= factor < 1e9 for factor in factors), "output_size was not recorded (Concrete Inputs)")
-    return prod(int(length * factor) for length, factor in zip(spatial, factors, strict=True))
-
-
 def estimate_upsample_backward(signature: Signature, corners: int) -> Cost:
-    """Return the cost of the gradient (input_size 2): dy read, dx written, each dy spread over its corners."""
+    """Estimate the cost of the gradient (input_size 2): dy read, dx written, each dy spread over its corners."""
     grad = tensor(signature, 0, "grad_output")
     size = integers(signature, 2, "input_size (Concrete Inputs)")
     require(min(size, default=0) >= 0, "input_size is negative")
     return Cost(vector_flops=2 * max(corners, 1) * grad.numel, bytes=grad.distinct_bytes + size_of(prod(size), grad.dtype))
 
 
-def _register_upsampling() -> None:
-    for name, corners in _UPSAMPLE_CORNERS.items():
+def estimate_upsample(signature: Signature, corners: int) -> Cost:
+    """Estimate the cost of an interpolation: output_size (1), else a list of scale factors (the last list of numbers), tells the result."""
+    x, size = tensor(signature, 0, "self"), signature.value(1)
+    require(len(x.shape) >= 3, "input has no spatial dimension")
+    if isinstance(size, tuple) and size and all(type(item) is int and item >= 0 for item in size):
+        plane = prod(item for item in size if type(item) is int)
+    else:
+        lists = [item.value for item in signature.inputs if isinstance(item.value, tuple)]
+        factors = [float(item) for item in lists[-1] if isinstance(item, (int, float))] if lists else []
+        fits = len(factors) == len(x.shape) - 2 and all(0 <= factor < 1e9 for factor in factors)
+        require(fits, "output_size was not recorded (Concrete Inputs)")
+        plane = prod(int(length * factor) for length, factor in zip(x.shape[2:], factors, strict=True))
+    outputs = x.shape[0] * x.shape[1] * plane
+    read = min(x.distinct_bytes, size_of(max(corners, 1) * outputs, x.dtype))
+    return Cost(vector_flops=2 * corners * outputs, bytes=read + size_of(outputs, x.dtype))
 
-        def formula(signature: Signature, corners: int = corners) -> Cost:
-            x = tensor(signature, 0, "self")
-            require(len(x.shape) >= 3, "input has no spatial dimension")
-            outputs = x.shape[0] * x.shape[1] * _count_scaled(signature, x.shape[2:])
-            read = min(x.distinct_bytes, size_of(max(corners, 1) * outputs, x.dtype))
-            return Cost(vector_flops=2 * corners * outputs, bytes=read + size_of(outputs, x.dtype))
 
-        def backward(signature: Signature, corners: int = corners) -> Cost:
-            return estimate_upsample_backward(signature, corners)
-
-        costs(f"aten::{name}")(formula)
-        costs(f"aten::{name}_backward")(backward)
-
-
-_register_upsampling()
+for _name, _corners in _UPSAMPLE_CORNERS.items():
+    costs(f"aten::{_name}")(partial(estimate_upsample, corners=_corners))
+    costs(f"aten::{_name}_backward")(partial(estimate_upsample_backward, corners=_corners))
 
 _SAMPLE_FLOP = 8
 """Per corner and output: position, weight, bounds, multiply-add (convention)."""
