@@ -150,20 +150,10 @@ def read_manifest(path: Path) -> Manifest:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})", "check the path and its permissions") from error
     except UNREADABLE as error:
-        raise InputError(f"{path}: not the manifest of a bundle ({_describe_fault(error)})", "give a bundle written by gpudiag") from None
-
-
-def _drop_unbelievable_peaks(manifest: Manifest) -> Manifest:
-    """Return `manifest`, without peaks that no device has."""
-    if manifest.peaks is None or manifest.peaks.believable:
-        return manifest
-    return msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
-
-
-def _describe_fault(error: Exception) -> str:
-    """Return where the fault is, without what stands there: msgspec's own message may quote a value of the file."""
-    place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
-    return f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
+        # where the fault is, without what stands there: msgspec's own message may quote a value of the file
+        place = _PLACE.search(str(error)) if isinstance(error, msgspec.ValidationError) else None
+        fault = f"an unexpected value at {place.group(1)}" if place else "no valid JSON object of its kind"
+        raise InputError(f"{path}: not the manifest of a bundle ({fault})", "give a bundle written by gpudiag") from None
 
 
 def read_segment(path: Path, schema: dict[str, pl.DataType]) -> pl.DataFrame | None:
@@ -223,7 +213,9 @@ def open_bundle(path: Path, rank: int | None = None) -> OpenedBundle:
     chosen = ranks[0] if rank is None else rank
     if chosen not in ranks:
         raise InputError(f"{path}: no rank {chosen} in this bundle", f"ranks: {', '.join(map(str, ranks))}")
-    manifest = _drop_unbelievable_peaks(read_manifest(path / manifest_name(chosen)))
+    manifest = read_manifest(path / manifest_name(chosen))
+    if manifest.peaks is not None and not manifest.peaks.believable:
+        manifest = msgspec.structs.replace(manifest, peaks=None, warnings=(*manifest.warnings, UNBELIEVABLE))
     warnings = list(manifest.warnings)
     if not manifest.finished:
         warnings.append(UNFINISHED)

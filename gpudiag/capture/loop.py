@@ -60,19 +60,16 @@ class SlowWatch:
         else:
             self._recent.append(wall_ns)
             self._rest -= self._rest > 0
-            return self._risen()
+            if len(self._recent) < RECENT_STEPS:
+                return None
+            level = float(median(self._recent))
+            if level < self._base * (1 + self._rise / 2):
+                self._level = self._base
+            if self._rest or level <= self._level * (1 + self._rise):
+                return None
+            self._level, self._rest = level, COOL_DOWN_STEPS
+            return level / self._base - 1
         return None
-
-    def _risen(self) -> float | None:
-        if len(self._recent) < RECENT_STEPS:
-            return None
-        level = float(median(self._recent))
-        if level < self._base * (1 + self._rise / 2):
-            self._level = self._base
-        if self._rest or level <= self._level * (1 + self._rise):
-            return None
-        self._level, self._rest = level, COOL_DOWN_STEPS
-        return level / self._base - 1
 
 
 class SignalFlag:
@@ -184,10 +181,6 @@ class Triggers:
         if not self._steps:
             return []
         return [f"at_steps: the run ended before step{'s' if len(self._steps) > 1 else ''} {', '.join(map(str, self._steps))}"]
-
-
-def _is_alive(ident: int) -> bool:
-    return any(thread.ident == ident for thread in threading.enumerate())
 
 
 class Loop:
@@ -343,7 +336,7 @@ class Loop:
         if events.thread == here:
             return True
         if self._counting or self._manual:
-            if _is_alive(events.thread):
+            if any(thread.ident == events.thread for thread in threading.enumerate()):
                 self._files.note("a second thread marks steps: those are not counted, the profiler sees one thread only", None)
                 return False
             self._moved()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture import device_clock
@@ -234,8 +234,12 @@ class Phases(Part):
         self._give_up(MAX_WAITING)
 
     def _resolve(self) -> None:
-        while self._waiting and self._clock.answered(_iterate_stamps(self._waiting[0][1])):
-            row, spans = self._waiting.popleft()
+        while self._waiting:
+            row, spans = self._waiting[0]
+            # the last first: it tells soonest that the device is not there yet
+            if not self._clock.answered(stamp for span in reversed(spans) for stamp in (span.end, span.begin) if stamp is not None):
+                break
+            self._waiting.popleft()
             _fill_from_device(row, spans, self._clock)
             row.ready = True
         if self._clock.broken is not None and self._full_in_succession < MAX_FULL:
@@ -246,12 +250,6 @@ class Phases(Part):
     def _give_up(self, most: int) -> None:
         while len(self._waiting) > most:
             self._waiting.popleft()[0].ready = True
-
-
-def _iterate_stamps(spans: list[Span]) -> Iterator[Stamp]:
-    """Yield the stamps, the last first: it tells soonest that the device is not there yet."""
-    for span in reversed(spans):
-        yield from (stamp for stamp in (span.end, span.begin) if stamp is not None)
 
 
 def _fill_from_device(row: StepRow, spans: list[Span], clock: DeviceClock) -> None:

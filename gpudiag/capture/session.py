@@ -59,13 +59,6 @@ def _make_absolute(path: Path) -> Path:
         return path
 
 
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
-
-
 class Session:
     """Records the training loop inside a `with` block into a bundle; `path` is where.
 
@@ -87,7 +80,10 @@ class Session:
         **given: Any,
     ) -> None:
         self.options = schedule.check_options(given)
-        _require_torch()
+        try:
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
         found, world = environment.read_rank_and_world()
         self.rank = found if rank is None else schedule.check_rank(rank)
         self.world_size = max(world, self.rank + 1)
@@ -177,17 +173,7 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._manifest_due = False
-        self._windows = self._make_windows()
-        self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
-        self._loop.after_mark = self._tidy
-        self._started = True
-        if self.path != wanted:
-            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
-        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
-        self._begin_listening()
-
-    def _make_windows(self) -> Windows:
-        return Windows(
+        self._windows = Windows(
             self.path,
             rank=self.rank,
             schedule=Schedule(self.options),
@@ -197,9 +183,14 @@ class Session:
             parts=self._parts,
             together=self.world_size > 1,
         )
-
-    def _begin_listening(self) -> None:
-        patches = self._recording.patches
+        self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
+        self._loop.after_mark = self._tidy
+        self._started = True
+        if self.path != wanted:
+            files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
+        write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
+        # from here on the process is listened to
+        patches = files.patches
         atexit.register(self._at_exit)
         patches.on_restore(lambda: atexit.unregister(self._at_exit))
         self._events.install(patches)
@@ -208,8 +199,8 @@ class Session:
         silence_kineto(patches, errors_too=False)
         self._events.add(LoopExit(lambda: self._mark("notice")))
         self._events.add(self._seen)
-        self._parts.start(self._recording)
-        self._triggers.install(self._recording.note)
+        self._parts.start(files)
+        self._triggers.install(files.note)
         self._marks.install(patches)
         self._marks.attach()
         self._flushed_ns, _ = read_clocks()
@@ -233,16 +224,13 @@ class Session:
             return
         if files.background.error is not None:
             raise files.background.error
-        self.warnings.extend(self._missing())
+        windows = self._windows.missing()
+        needed = self.options.warm + self.options.record
+        self.warnings.extend([*windows, *(self._loop.missing(needed) if windows else ()), *self._triggers.missing()])
         inductor.write_generated_code(self.path, self.rank, files.note)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=True))
         if self.rank == 0:
             bundle_folder.release_claim(self.path)
-
-    def _missing(self) -> list[str]:
-        """Return what was planned and is not in the bundle, in words."""
-        windows, given = self._windows.missing(), self.options
-        return [*windows, *(self._loop.missing(given.warm + given.record) if windows else ()), *self._triggers.missing()]
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -377,16 +365,12 @@ class Session:
         if not self._warned:
             self._warned = True
             self._recording.note("recording was switched off, training goes on", error)
-            self._write_why(parts)
-
-    def _write_why(self, parts: dict[str, Any]) -> None:
-        """Leave the last records and a manifest that says why the bundle ends here, where they can still be written."""
-        if self._started:
-            with suppress(Exception):
-                self._flush(last=True)
-            with suppress(Exception):
-                manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
-                write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
+            if self._started:  # the last records, and a manifest that says why the bundle ends here, where they can still be written
+                with suppress(Exception):
+                    self._flush(last=True)
+                with suppress(Exception):
+                    manifest = msgspec.structs.replace(self._manifest(finished=False), **parts)
+                    write_atomic(self._recording.manifest_path(), encode_manifest(manifest))
 
     def _release(self) -> None:
         """Take everything back that the session has put into the process, but the handler of a signal that might end it."""

@@ -221,22 +221,6 @@ class ProfilerGuard:
         return stop
 
 
-def _build_schedule(first: int, warm: int, record: int) -> Callable[[int], Any]:
-    """Return torch's schedule shifted so that the profiler's step number is the number of the training step."""
-    import torch
-
-    base = torch.profiler.schedule(wait=0, warmup=warm, active=record, repeat=1)
-    return lambda step: base(max(0, step - first))
-
-
-def _choose_activities() -> list[Any]:
-    import torch
-
-    kinds = torch.profiler.ProfilerActivity
-    # only where the run uses a device: asking CUDA earlier would initialise it in a process that may still fork
-    return [kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU]
-
-
 def _make_profiler(annotations: OpenAnnotations, **options: Any) -> Any:
     """Return a torch.profiler.profile that has `annotations` watch while it records, and end before it stops."""
     import torch
@@ -266,10 +250,15 @@ class ProfilerWindow:
         self._annotations = OpenAnnotations()
         let_forked_children_exit()
         with guard.own():
+            import torch
+
+            kinds = torch.profiler.ProfilerActivity
+            # CUDA only where the run uses a device: asking for it earlier would initialise it in a process that may still fork
+            phases = torch.profiler.schedule(wait=0, warmup=planned.warm, active=planned.record, repeat=1)
             self._profiler = _make_profiler(
                 self._annotations,
-                activities=_choose_activities(),
-                schedule=_build_schedule(first_step, planned.warm, planned.record),
+                activities=[kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU],
+                schedule=lambda step: phases(max(0, step - first_step)),  # its step number is that of the training step
                 record_shapes=True,
                 with_stack=self.with_stack,
                 profile_memory=profile_memory and self.with_stack,
@@ -287,28 +276,21 @@ class ProfilerWindow:
             self._profiler.step()
 
     def stop(self) -> None:
-        """Stop recording; waits for the device where there is one."""
+        """Stop recording; waits for the device where there is one. No profiler is left running where stopping fails half way."""
+        from torch.autograd import profiler
+
         with self._guard.own():
             try:
                 self._profiler.__exit__(None, None, None)
             finally:
-                self._switch_off()
-
-    def _switch_off(self) -> None:
-        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too.
-
-        The annotation of the step is closed before: closed in a later recording it writes to memory that is freed (a crash of torch 2.13).
-        """
-        from torch.autograd import profiler
-
-        self._annotations.end()
-        if self._guard.enabled:
-            annotation = getattr(self._profiler, "step_rec_fn", None)
-            if annotation is not None:
-                with suppress(Exception):
-                    annotation.__exit__(None, None, None)
-            with suppress(Exception):
-                profiler._disable_profiler()
+                self._annotations.end()  # closed in a later recording it writes to memory that is freed (a crash of torch 2.13)
+                if self._guard.enabled:  # an exception inside step() can make torch's stop() fail half way
+                    annotation = getattr(self._profiler, "step_rec_fn", None)
+                    if annotation is not None:
+                        with suppress(Exception):
+                            annotation.__exit__(None, None, None)
+                    with suppress(Exception):
+                        profiler._disable_profiler()
 
     def export(self, path: Path) -> None:
         """Write the trace as plain JSON. Raises OSError or RuntimeError."""

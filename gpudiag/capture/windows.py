@@ -16,13 +16,6 @@ from gpudiag.capture.torch_profiler import ProfilerGuard, ProfilerWindow
 from gpudiag.model.bundle import Window
 
 
-def _stop_quietly(window: ProfilerWindow | None) -> None:
-    """Stop after a failure that is reported already."""
-    if window is not None:
-        with suppress(Exception):
-            window.stop()
-
-
 class Windows:
     """Follows the schedule; `recorded` holds the windows whose traces are in the bundle.
 
@@ -84,7 +77,9 @@ class Windows:
         self._heed()
         slot = self._schedule.slot
         if self._live is not None and slot.label == "export":
-            self._close(self._live)
+            window = self._live
+            if self._protected(window.step) and self._stop(window):
+                self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
             return "export"
         if self._live is None and slot.window is not None and slot.label != "export":
             if not slot.first:
@@ -116,7 +111,9 @@ class Windows:
         """Stop a window that is being recorded and forget it."""
         window, self._live = self._live, None
         self._schedule.off()
-        _stop_quietly(window)
+        if window is not None:
+            with suppress(Exception):  # the failure that led here is reported already
+                window.stop()
 
     def missing(self) -> list[str]:
         """Return what was planned and is not in the bundle, in words."""
@@ -142,10 +139,6 @@ class Windows:
         else:
             self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
             self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
-
-    def _close(self, window: ProfilerWindow) -> None:
-        if self._protected(window.step) and self._stop(window):
-            self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
 
     def _stop(self, window: ProfilerWindow) -> bool:
         """Return whether the profiler has stopped without a fault."""

@@ -105,17 +105,13 @@ class Ledger:
             end = self.phases[index + 1].begin if index + 1 < len(self.phases) else len(self._events)
             peak = Peak(current, position - 1)
             for at in range(position, end):
-                current += self._change(at)
+                block = self._events[at]
+                if block.purpose != HOST:
+                    current += self.rounded(block) if block.born == at else -self.rounded(block)
                 peak = max(peak, Peak(current, at), key=lambda known: known.bytes)
             position = end
             found.append(peak)
         return found
-
-    def _change(self, position: int) -> int:
-        block = self._events[position]
-        if block.purpose == HOST:
-            return 0
-        return self.rounded(block) if block.born == position else -self.rounded(block)
 
     def alive(self, position: int) -> Iterator[Block]:
         """Yield the blocks that live after the event at `position`."""

@@ -83,7 +83,9 @@ class Driver(Part):
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Count the batch; one of a validation pass ends the step that had begun."""
-        if self._pauses.begins(training=_is_grad_enabled(), learning=not self._settled) and not self._by_hand:
+        import torch
+
+        if self._pauses.begins(training=bool(torch.is_grad_enabled()), learning=not self._settled) and not self._by_hand:
             self._pause()
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
@@ -176,7 +178,8 @@ class Driver(Part):
         if not self.rule.cycle:
             return "updates of a parameter" if self._settled else ""
         names = {number: name for (name, _), number in self._optimizers.items()}
-        return ", ".join(_format_times(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle))
+        runs = [(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle)]
+        return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in runs)
 
     def reason(self) -> str | None:
         """Return why no step was found, in one line; None where steps were."""
@@ -219,16 +222,6 @@ class _Pauses:
         if self._in_a_row < MAX_PAUSES:
             self._in_a_row = self._in_a_row + 1 if self._paused else 0
         self._paused = False
-
-
-def _is_grad_enabled() -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled())
-
-
-def _format_times(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} x {name}"
 
 
 def _format_count(count: int, one: str, many: str = "") -> str:

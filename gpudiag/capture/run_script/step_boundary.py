@@ -49,8 +49,10 @@ class StepBoundary:
 
     def backward(self) -> None:
         """A backward pass begins."""
-        if not self.backwards:
-            self._forget()  # what stepped before any backward pass was an engine that is being built
+        if not self.backwards:  # what stepped before any backward pass was an engine that is being built
+            self.cycle, self.settled, self._newcomer = (), False, None
+            self._groups.clear()
+            self._open.clear()
         self.backwards += 1
         self._updatable = True
         if self._open:
@@ -59,9 +61,12 @@ class StepBoundary:
     def stepped(self, optimizer: int) -> bool:
         """Return whether the step of `optimizer` (any number that names it) ends a training step."""
         self.optimizer_steps += 1
+        if not self.backwards and self.optimizer_steps <= WITHOUT_BACKWARD:
+            return False
+        ends = self._note(optimizer)
         if not self.backwards:
-            return self._stepped_alone(optimizer)
-        return self._noted(optimizer)
+            self._close()
+        return ends
 
     def updated(self) -> bool:
         """Return whether a step ends here, where a parameter was seen to have changed since the last backward pass.
@@ -77,14 +82,7 @@ class StepBoundary:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def _stepped_alone(self, optimizer: int) -> bool:
-        if self.optimizer_steps <= WITHOUT_BACKWARD:
-            return False
-        ends = self._noted(optimizer)
-        self._close()
-        return ends
-
-    def _noted(self, optimizer: int) -> bool:
+    def _note(self, optimizer: int) -> bool:
         if not self._open and not self._groups:
             self.settled = False  # updates told the steps until now
         self._open.append(optimizer)
@@ -123,18 +121,22 @@ class StepBoundary:
     def _search(self) -> None:
         found = _find_cycle(list(self._groups), self._newcomer)
         if found is None and self._newcomer is not None:
-            self._wait()
+            # the newcomer has time to show its place; then go on without all that step now and then, if what was known still holds
+            self._patience -= 1
+            if self._patience == 0:
+                self._newcomer, self.settled = None, self._silent <= self._longest_silence
+                self._ignore_all_but(self.cycle)
         elif found is None and len(self._groups) >= MAX_UNSTEADY:
-            found = _find_steadiest(list(self._groups)[-MAX_UNSTEADY:])
+            # the optimizer that stepped in every group (the last such one of a group), else the rarest
+            groups = list(self._groups)[-MAX_UNSTEADY:]
+            always = set(groups[0]).intersection(*groups)
+            if always:
+                found = (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
+            else:
+                count = Counter(optimizer for group in groups for optimizer in group)
+                found = (min(count, key=lambda optimizer: count[optimizer]),)
             self._ignore_all_but(found)
         self._turn_to(found)
-
-    def _wait(self) -> None:
-        """Give the newcomer time to show its place; then go on without all that step now and then, if what was known still holds."""
-        self._patience -= 1
-        if self._patience == 0:
-            self._newcomer, self.settled = None, self._silent <= self._longest_silence
-            self._ignore_all_but(self.cycle)
 
     def _ignore_all_but(self, cycle: Group) -> None:
         self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
@@ -149,11 +151,6 @@ class StepBoundary:
             self._ignored.difference_update(cycle)
             self._place = self._silent = 0
 
-    def _forget(self) -> None:
-        self.cycle, self.settled, self._newcomer = (), False, None
-        self._groups.clear()
-        self._open.clear()
-
 
 def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
     """Return the optimizers of the smallest cycle that the last groups repeat, from where the repetition began; None: there is none."""
@@ -166,15 +163,6 @@ def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
         if len(groups) - start >= REPEATS * length and whole and (newcomer is None or any(newcomer in group for group in cycle)):
             return tuple(optimizer for group in cycle for optimizer in group)
     return None
-
-
-def _find_steadiest(groups: list[Group]) -> Group:
-    """Return the optimizer that stepped in every group (the last such one of a group), else the rarest."""
-    always = set(groups[0]).intersection(*groups)
-    if always:
-        return (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
-    count = Counter(optimizer for group in groups for optimizer in group)
-    return (min(count, key=lambda optimizer: count[optimizer]),)
 
 
 MAX_NODES = 5_000

@@ -113,15 +113,12 @@ class Watch:
         self.driver = driver
         append_journal(self.plan, "bundle", str(recorder.path), recorder.rank)
         atexit.register(self.finish)
-        self._finish_in_child()
-        return driver.events
-
-    def _finish_in_child(self) -> None:
-        """Have the bundle finished in a multiprocessing child too: those that were forked end without atexit before Python 3.13."""
+        # multiprocessing children that were forked end without atexit before Python 3.13
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
             util.Finalize(None, self.finish, exitpriority=100)
+        return driver.events
 
     def marked(self, samples: int | None) -> None:
         """The script has called gpudiag.step()."""
@@ -140,8 +137,10 @@ class Watch:
         if reason is not None and session.recording:
             session.warnings.append(reason)
             append_journal(self.plan, "note", reason, session.rank)
+        error = getattr(sys, "last_exc", None)  # Python 3.12
+        kind = type(error) if error is not None else getattr(sys, "last_type", None)  # None where no exception ended the script
         with suppress(Exception):
-            session.__exit__(_find_last_error(), None, None)
+            session.__exit__(kind, None, None)
 
 
 def _restore_environ(environ: dict[str, str]) -> None:
@@ -151,12 +150,6 @@ def _restore_environ(environ: dict[str, str]) -> None:
     for name, value in environ.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _find_last_error() -> type[BaseException] | None:
-    """Return the kind of the exception that ended the script; None where none did."""
-    error = getattr(sys, "last_exc", None)  # Python 3.12
-    return type(error) if error is not None else getattr(sys, "last_type", None)
 
 
 def mark_step(samples: int | None) -> None:

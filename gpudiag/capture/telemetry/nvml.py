@@ -28,6 +28,7 @@ _TIMEOUT = 10
 # nvmlValueType_t -> member of the union nvmlValue_t
 _MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
+_CLOCK_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _BOARD = "of the whole board, which several MIG instances share"
 _SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
@@ -97,12 +98,13 @@ class NvmlSource(ReadingSource):
     def _make_readings(self) -> list[Reading]:
         lib, board = self._lib, self._board
         tick, quarter = 0, SECOND // 4
+        errors = lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC
         readings = [
             self._one("sm_clock_mhz", tick, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
-            self._one("clock_event_reasons", tick, self._reasons),
+            self._one("clock_event_reasons", tick, lambda: int(self._newest(*_CLOCK_REASONS))),
             *self._power(),
             self._reading(("gpu_util_pct", "mem_util_pct"), quarter, self._utilisation),
-            self._one("mem_used_bytes", SECOND // 2, self._memory_used),
+            self._one("mem_used_bytes", SECOND // 2, lambda: int(self._memory().used)),
             self._one("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
             self._one("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
             self._one("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
@@ -111,7 +113,7 @@ class NvmlSource(ReadingSource):
             self._one("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_RX_BYTES")),
             self._one("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_TX_BYTES")),
             self._reading(("nvlink_rx_bytes", "nvlink_tx_bytes"), SECOND, self._nvlink),
-            self._one("ecc_uncorrected", 10 * SECOND, self._ecc),
+            self._one("ecc_uncorrected", 10 * SECOND, lambda: int(lib.nvmlDeviceGetTotalEccErrors(board, *errors))),
             self._one("xid_events", 2 * SECOND, self._xid),
         ]
         share_budget(readings)
@@ -135,9 +137,6 @@ class NvmlSource(ReadingSource):
                     raise
         return None
 
-    def _reasons(self) -> Value:
-        return int(self._newest("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
-
     def _power(self) -> list[Reading]:
         """Return how power and energy are asked for: one call for both where the driver has field values, else one each."""
         wanted = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
@@ -148,7 +147,13 @@ class NvmlSource(ReadingSource):
             fields = {column: numbers[column] for column, value in answer.items() if not isinstance(value, Exception)}
         except Exception:  # noqa: BLE001 - an old driver or nvidia-ml-py: the functions below are older
             fields.clear()
-        readings = [self._reading(tuple(fields), 0, lambda: self._milliwatts(self._fields(fields)))] if fields else []
+
+        def read_fields() -> Answer:
+            answer = self._fields(fields)
+            milliwatts = answer.get("power_w")
+            return answer | {"power_w": milliwatts / 1000} if isinstance(milliwatts, (int, float)) else answer
+
+        readings = [self._reading(tuple(fields), 0, read_fields)] if fields else []
         lib, board = self._lib, self._board
         if "power_w" not in fields:
             readings.append(self._one("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
@@ -157,11 +162,6 @@ class NvmlSource(ReadingSource):
         how = "instantaneous" if "power_w" in fields else "averaged over one second by boards newer than GA100 (nvmlDeviceGetPowerUsage)"
         self._notes["power_w"] = "; ".join([how, *([_BOARD] if "power_w" in self._notes else [])])
         return readings
-
-    @staticmethod
-    def _milliwatts(answer: dict[str, Value | Exception]) -> Answer:
-        power = answer.get("power_w")
-        return answer | {"power_w": power / 1000} if isinstance(power, (int, float)) else answer
 
     def _fields(self, wanted: Mapping[str, Any]) -> dict[str, Value | Exception]:
         """Return column -> field value of the board; `wanted`: column -> field id, or (field id, scope id)."""
@@ -191,9 +191,6 @@ class NvmlSource(ReadingSource):
                 self._chosen["memory"] = "v1"
         return self._lib.nvmlDeviceGetMemoryInfo(self._own)
 
-    def _memory_used(self) -> Value:
-        return int(self._memory().used)
-
     def _throughput(self, counter: str) -> Value:
         return int(self._lib.nvmlDeviceGetPcieThroughput(self._board, getattr(self._lib, counter))) * 1000
 
@@ -201,10 +198,6 @@ class NvmlSource(ReadingSource):
         ids = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
         found = self._fields({column: (getattr(self._lib, name), ALL_LINKS) for column, name in ids.items()})
         return {column: value if isinstance(value, Exception) else value * _KIB for column, value in found.items()}
-
-    def _ecc(self) -> Value:
-        lib = self._lib
-        return int(lib.nvmlDeviceGetTotalEccErrors(self._board, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC))
 
     def _xid(self) -> Value:
         """Return how many Xid errors the driver has reported since the first question; never waits for one."""

@@ -107,14 +107,6 @@ class Reading:
         if self.off or at_ns < self._due_ns:
             return {}
         begun = time.thread_time_ns()
-        known, failed = self._ask()
-        cost_ns = time.thread_time_ns() - begun
-        self.off = bool(failed) and not known and all(self._final(error) for error in failed)
-        pause = RETRY_NS if failed and not known else self.period_ns
-        self._due_ns = at_ns + max(pause, round(cost_ns / self.share))
-        return known
-
-    def _ask(self) -> tuple[dict[str, Value], list[Exception]]:
         try:
             answer = self._read()
         except Exception as error:  # noqa: BLE001 - one question that fails leaves the others
@@ -130,7 +122,11 @@ class Reading:
                 failed.append(error)
                 self._reasons[column] = format_error(error)
         self._answered.update(known)
-        return known, failed
+        cost_ns = time.thread_time_ns() - begun
+        self.off = bool(failed) and not known and all(self._final(error) for error in failed)
+        pause = RETRY_NS if failed and not known else self.period_ns
+        self._due_ns = at_ns + max(pause, round(cost_ns / self.share))
+        return known
 
     def missing(self) -> dict[str, str]:
         """Return column -> why it is null; 'at times' where other answers came."""
@@ -187,7 +183,7 @@ class CpuSource(ReadingSource):
         self._readings = [
             Reading((), self._scan, 5 * SECOND),
             self._util,
-            Reading(("rss_bytes",), self._rss, SECOND // 2),
+            Reading(("rss_bytes",), lambda: {"rss_bytes": self._self.memory_info().rss + self._children_rss}, SECOND // 2),
             Reading(("system_cpu_util_pct",), self._system, SECOND),
             Reading(("cpu_freq_mhz",), self._frequency, 2 * SECOND),
         ]
@@ -221,9 +217,6 @@ class CpuSource(ReadingSource):
         self._children_pct = 100 * spent / passed if self._scanned_ns and passed > 0 else 0.0
         self._children, self._children_rss, self._scanned_ns = found, rss, now
         return {}
-
-    def _rss(self) -> Answer:
-        return {"rss_bytes": self._self.memory_info().rss + self._children_rss}
 
     def _system(self) -> Answer:
         """Not psutil.cpu_percent(): it remembers its last call for the whole process, the user's own calls included."""

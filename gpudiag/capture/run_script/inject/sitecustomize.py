@@ -172,18 +172,13 @@ def _chain(folder: str) -> bool:
     return True
 
 
-def _is_package(name: str) -> bool:
-    """Return whether `name` would be imported as a package, without running it: a script called gpudiag.py would run a second time."""
-    from importlib.util import find_spec  # torch has loaded it
-
-    spec = find_spec(name)
-    return spec is not None and spec.submodule_search_locations is not None
-
-
 def _watch(plan: str, watcher: str) -> None:
     try:
-        if not _is_package(watcher.partition(".")[0]):
-            return
+        from importlib.util import find_spec  # torch has loaded it
+
+        spec = find_spec(watcher.partition(".")[0])
+        if spec is None or spec.submodule_search_locations is None:
+            return  # no package: a script called gpudiag.py would run a second time
         __import__(watcher)
         sys.modules[watcher].watch(plan)
     except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
