@@ -154,7 +154,6 @@ def _time_pass(model: Any) -> float:
 
 
 def _train(session: Session, model: Any, device: str, deadline: float) -> list[float]:
-    """Return the loss of every step."""
     import torch
     from torch.nn import functional
     from torch.utils.data import DataLoader

@@ -196,9 +196,9 @@ class HostMarks:
 
     def install(self, patches: Patches) -> None:
         """Wrap gc.collect: the one collection whose place in the loop's code can be known, and is worth knowing."""
-        patches.wrap(gc, "collect", self._collect)
+        patches.wrap(gc, "collect", self._wrap_collect)
 
-    def _collect(self, original: Any) -> Any:
+    def _wrap_collect(self, original: Any) -> Any:
         def noted_collect(*args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return original(*args, **kwargs)
@@ -214,7 +214,6 @@ class HostMarks:
         return noted_collect
 
     def _note_collections(self, site: str | None = None) -> None:
-        """Keep the marks of the collections since the last call."""
         runs, lost = self._collections.take()
         self.dropped += lost
         for run in runs:

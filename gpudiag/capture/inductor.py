@@ -311,27 +311,27 @@ class _CallReader:
             statement = open_statements.pop()
             open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                self._shapes[statement.targets[0].id] = self._shape(statement.value)
+                self._shapes[statement.targets[0].id] = self._find_shape(statement.value)
             call = getattr(statement, "value", None)
-            if isinstance(call, ast.Call) and (kernel := self._call(call)):
+            if isinstance(call, ast.Call) and (kernel := self._read_call(call)):
                 found.append(kernel)
         return found
 
-    def _call(self, call: ast.Call) -> GeneratedKernel | None:
+    def _read_call(self, call: ast.Call) -> GeneratedKernel | None:
         function = call.func
         if isinstance(function, ast.Name):
             if function.id == "assert_size_stride" and len(call.args) > 1 and isinstance(call.args[0], ast.Name):
                 self._shapes[call.args[0].id] = _read_sizes(call.args[1])
-            return self._generated(function.id, call)
+            return self._read_kernel_call(function.id, call)
         if not isinstance(function, ast.Attribute):
             return None
         if function.attr == "run" and isinstance(function.value, ast.Name):
-            return self._generated(function.value.id, call)
+            return self._read_kernel_call(function.value.id, call)
         path = ast.unparse(function)
         library = path.startswith(("extern_kernels.", "torch.ops.", "aten."))
         return GeneratedKernel(path.removeprefix("extern_kernels.").removeprefix("torch.ops."), "extern") if library else None
 
-    def _generated(self, name: str, call: ast.Call) -> GeneratedKernel | None:
+    def _read_kernel_call(self, name: str, call: ast.Call) -> GeneratedKernel | None:
         kernel = self._kernels.get(name)
         if kernel is None:
             return None
@@ -339,14 +339,13 @@ class _CallReader:
             return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes)
         pairs = zip(kernel.text.parameters, call.args, strict=False)
         buffers = tuple(
-            KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._shape(value), parameter.accesses)
+            KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._find_shape(value), parameter.accesses)
             for parameter, value in pairs
             if parameter.dtype is not None
         )
         return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes, buffers, kernel.text.points, kernel.text.reduction)
 
-    def _shape(self, value: ast.expr) -> Shape | None:
-        """Return the shape of a buffer's expression; None where it is not known."""
+    def _find_shape(self, value: ast.expr) -> Shape | None:
         if isinstance(value, ast.Name):
             return self._shapes.get(value.id)
         if not isinstance(value, ast.Call):
@@ -359,7 +358,6 @@ class _CallReader:
 
 
 def _read_sizes(node: ast.expr) -> Shape | None:
-    """Return the sizes of a tuple of plain numbers; None where one is symbolic."""
     if not isinstance(node, (ast.Tuple, ast.List)):
         return None
     sizes = [item.value for item in node.elts if isinstance(item, ast.Constant) and type(item.value) is int]

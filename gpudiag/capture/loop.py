@@ -339,11 +339,11 @@ class Loop:
             if any(thread.ident == events.thread for thread in threading.enumerate()):
                 self._files.note("a second thread marks steps: those are not counted, the profiler sees one thread only", None)
                 return False
-            self._moved()
+            self._abandon_step()
         events.thread = self._seen.thread = here
         return True
 
-    def _moved(self) -> None:
+    def _abandon_step(self) -> None:
         """The thread of the loop has ended in the middle of a step."""
         if self.rows.running:
             self._parts.call("interrupted")
@@ -353,7 +353,7 @@ class Loop:
     def _mark(self) -> None:
         rows, windows, triggers = self.rows, self._windows, self._triggers
         running = rows.running
-        written = self._written_since()
+        written = self._count_written()
         if running:
             windows.step_done()
         windows.advance()
@@ -374,7 +374,7 @@ class Loop:
                 self._files.remember(message)
         self.after_mark(at)
 
-    def _written_since(self) -> int | None:
+    def _count_written(self) -> int | None:
         """Return what the process wrote since the last mark, without our own files; None while those are being written."""
         background = self._files.background
         busy = background.busy

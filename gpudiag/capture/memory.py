@@ -211,7 +211,7 @@ class Memory(Part):
         self._recorded = False
         self._notes: list[str] = []
         (context.path / "memory").mkdir(exist_ok=True)
-        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._notice)
+        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._wrap_recording)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep a weak reference to the optimizer: its state is looked up when the window ends."""
@@ -255,7 +255,7 @@ class Memory(Part):
 
     # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
 
-    def _notice(self, original: Any) -> Any:
+    def _wrap_recording(self, original: Any) -> Any:
         def record(*args: Any, **kwargs: Any) -> Any:
             if not self._calling:
                 self._ours = False  # from now on it is the program's: what it switches on is not switched off by us

@@ -129,7 +129,6 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
 
 @cache
 def _read_array_type(dtype: Any) -> str | None:
-    """Return numpy's name of a type of torch; None for those that it lacks."""
     return _TYPES.get(str(dtype).removeprefix("torch."))
 
 
@@ -184,7 +183,6 @@ def _is_causal(set_: Array) -> bool:
 
 
 def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
-    """Return the count of a batch whose samples have these lengths."""
     if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
         array: Array | None = np.asarray(value, dtype=np.int64)
     else:

@@ -90,7 +90,6 @@ def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
 
 
 def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
-    """Return the ColumnChunk of a page of `size` bytes that starts at `offset`."""
     meta = _encode_struct(
         (1, I32, _encode_zigzag(kind)),
         (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
@@ -173,7 +172,6 @@ def count_rows(path: Path) -> int:
 
 
 def _read_footer(data: bytes) -> dict[int, Any]:
-    """Return the footer at the end of `data`."""
     (length,) = struct.unpack("<I", data[-_END_BYTES:-4])
     if not data.endswith(MAGIC) or length > min(_MAX_FOOTER_BYTES, len(data) - _END_BYTES):
         raise NotASegmentError

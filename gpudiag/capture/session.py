@@ -179,7 +179,7 @@ class Session:
             schedule=Schedule(self.options),
             background=self._recording.background,
             warn=self._recording.note,
-            on_recorded=self._window_recorded,
+            on_recorded=self._note_window,
             parts=self._parts,
             together=self.world_size > 1,
         )
@@ -212,7 +212,7 @@ class Session:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording
-        if not self._guarded(self._loop.end_epoch):
+        if not self._guard(self._loop.end_epoch):
             return
         self._marks.detach()
         if kind is not None:
@@ -249,7 +249,7 @@ class Session:
 
     def _mark(self, name: str, *args: object) -> bool:
         """Return whether the loop's method `name` was called and did not refuse."""
-        return self._guarded(lambda: getattr(self._loop, name)(*args))
+        return self._guard(lambda: getattr(self._loop, name)(*args))
 
     def step(self) -> None:
         """Mark the end of a training step, in loops without steps(). The first step begins when the session is entered.
@@ -271,7 +271,7 @@ class Session:
         if not self._entered:
             raise UsageError(f"{name} was called outside the session", "write `with Session(path) as prof:` round the loop")
 
-    def _guarded(self, action: Callable[..., bool | None], *args: object) -> bool:
+    def _guard(self, action: Callable[..., bool | None], *args: object) -> bool:
         """Return whether `action` was done; its failure ends the recording, never the training."""
         if not self.recording:
             return False
@@ -302,25 +302,25 @@ class Session:
             if columns is not None:
                 self._recording.segment(table, columns)
 
-    def _window_recorded(self) -> None:
+    def _note_window(self) -> None:
         """Have the manifest written at the next mark: torch's settings are read on the training thread only."""
         self._manifest_due = True
 
     def _encode_manifest(self, *, finished: bool) -> bytes:
         manifest = self._manifest(finished)
         if finished:
-            peaks, ranks = self._known_peaks(manifest), self._other_ranks()
+            peaks, ranks = self._look_up_peaks(manifest), self._await_other_ranks()
             manifest = msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, warnings=tuple(self.warnings))
         return encode_manifest(manifest)
 
-    def _known_peaks(self, manifest: Manifest) -> Device | None:
+    def _look_up_peaks(self, manifest: Manifest) -> Device | None:
         try:
             return None if self._peaks is None else self._peaks(manifest)
         except Exception as error:  # noqa: BLE001 - a lookup that fails leaves the peaks unknown
             self._recording.note("the measured peaks could not be looked up", error)
             return None
 
-    def _other_ranks(self) -> tuple[RankState, ...]:
+    def _await_other_ranks(self) -> tuple[RankState, ...]:
         """Return, on rank 0, the ranks that record or recorded into this bundle; waits RANKS_S for those that have not finished."""
         if self.rank or self.world_size == 1:
             return ()
@@ -359,7 +359,6 @@ class Session:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        """Stop recording for good, after one warning."""
         parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more
         self._release()
         if not self._warned:

@@ -131,7 +131,7 @@ class OpenAnnotations:
         with suppress(Exception):
             from torch.autograd.profiler import record_function
 
-            self._patches.wrap(record_function, "__enter__", self._entering)
+            self._patches.wrap(record_function, "__enter__", self._wrap_enter)
 
     def end(self) -> None:
         """End what is open of that, the last one first, and note nothing more. Call it before the recording stops. Does not raise."""
@@ -140,7 +140,7 @@ class OpenAnnotations:
         for reference in reversed(opened):
             _end_annotation(reference())
 
-    def _entering(self, original: Any) -> Any:
+    def _wrap_enter(self, original: Any) -> Any:
         def enter(annotation: Any) -> Any:
             entered = original(annotation)
             self._opened.append(ref(annotation))
@@ -199,11 +199,11 @@ class ProfilerGuard:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
         from torch.autograd import profiler
 
-        patches.wrap(profiler, "_prepare_profiler", self._starting)
-        patches.wrap(profiler, "_enable_profiler", self._starting)
-        patches.wrap(profiler, "_disable_profiler", self._stopping)
+        patches.wrap(profiler, "_prepare_profiler", self._wrap_start)
+        patches.wrap(profiler, "_enable_profiler", self._wrap_start)
+        patches.wrap(profiler, "_disable_profiler", self._wrap_stop)
 
-    def _starting(self, original: Any) -> Any:
+    def _wrap_start(self, original: Any) -> Any:
         def start(*args: Any, **kwargs: Any) -> Any:
             if not self._own:
                 self._on_foreign()
@@ -212,7 +212,7 @@ class ProfilerGuard:
 
         return start
 
-    def _stopping(self, original: Any) -> Any:
+    def _wrap_stop(self, original: Any) -> Any:
         def stop(*args: Any, **kwargs: Any) -> Any:
             if not self._own:
                 self._foreign = False

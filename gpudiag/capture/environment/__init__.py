@@ -193,7 +193,10 @@ def identify_cuda_device(index: int | None = None) -> DeviceIdentity | None:
         return DeviceIdentity(None, None, None, hip=True, ordinal=torch.cuda.current_device() if index is None else index)
     number = torch.cuda.current_device() if index is None else index
     found = torch.cuda.get_device_properties(number)
-    uuid, address = getattr(found, "uuid", None), _format_pci_bus_id(found)
+    uuid = getattr(found, "uuid", None)
+    parts: list[Any] = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    told = all(isinstance(part, int) for part in parts)
+    address = "{:08X}:{:02X}:{:02X}.0".format(*parts) if told else None  # as nvmlDeviceGetHandleByPciBusId takes it
     known = uuid is not None or address is not None
     return DeviceIdentity(
         None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-"),  # as NVML writes it
@@ -202,12 +205,3 @@ def identify_cuda_device(index: int | None = None) -> DeviceIdentity | None:
         ordinal=number,
         key=build_device_key(found.name, number, None if uuid is None else str(uuid), found.multi_processor_count),
     )
-
-
-def _format_pci_bus_id(properties: Any) -> str | None:
-    """Return domain:bus:device.0 as nvmlDeviceGetHandleByPciBusId takes it."""
-    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    if not all(isinstance(part, int) for part in parts):
-        return None
-    domain, bus, device = (int(part) for part in parts if part is not None)
-    return f"{domain:08X}:{bus:02X}:{device:02X}.0"

@@ -107,19 +107,15 @@ def _read_call(context: Any) -> CompileCall | None:
         backend = inner
     if not callable(backend):
         return None
+    # the registered name, else that of the function or class that was given as a backend
+    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
+    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
     return CompileCall(
-        backend=_name_backend(backend),
+        backend=next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME]),
         mode=_find_mode(backend),
         dynamic=as_flag(getattr(context, "_dynamic", None)),
         fullgraph=as_flag(getattr(context, "fullgraph", None)),
     )
-
-
-def _name_backend(backend: Any) -> str:
-    """Return the registered name of a backend, else that of the function or class that was given as one."""
-    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
-    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
-    return next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME])
 
 
 def _find_mode(backend: Any) -> str | None:

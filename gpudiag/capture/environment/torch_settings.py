@@ -165,7 +165,7 @@ class WindowSettings:
         from torch.nn import attention
 
         for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
-            patches.wrap(attention, name, self._entered)
+            patches.wrap(attention, name, self._wrap_region)
 
     def backward_began(self) -> None:
         """Look inside a step."""
@@ -187,15 +187,15 @@ class WindowSettings:
             return self._frozen
         found = read_settings()
         anomaly = True if self._anomaly else found.anomaly_detection
-        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._attention(found.sdp_backends))
+        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._choose_attention(found.sdp_backends))
 
-    def _attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _choose_attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Return the kernels allowed: those in every backward pass where they are others than between steps, else unknown."""
         if not self._chosen:
             return outside
         return next(iter(self._inside)) if len(self._inside) == 1 and outside not in self._inside else None
 
-    def _entered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def entered(*args: Any, **kwargs: Any) -> Any:
             self._chosen = True
             return original(*args, **kwargs)

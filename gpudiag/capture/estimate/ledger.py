@@ -123,14 +123,14 @@ class Ledger:
         """Return what for -> bytes after the event at `position`, in the order of HELD."""
         sums: Counter[str] = Counter()
         for block in self.alive(position):
-            sums[self._held_for(block)] += self.rounded(block)
+            sums[self._find_purpose(block)] += self.rounded(block)
         return {name: sums[name] for name in ESTIMATE_CATEGORIES if sums[name]}
 
     def total(self, purpose: str, position: int) -> int:
         """Return the bytes held for `purpose` after the event at `position`, not rounded."""
-        return sum(block.bytes for block in self.alive(position) if self._held_for(block) == purpose)
+        return sum(block.bytes for block in self.alive(position) if self._find_purpose(block) == purpose)
 
-    def _held_for(self, block: Block) -> str:
+    def _find_purpose(self, block: Block) -> str:
         if block.purpose == ACTIVATION:
             return "temporary" if block.died_phase == block.phase else "activations"
         return block.purpose
@@ -144,7 +144,7 @@ class Ledger:
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for block in self.alive(position):
-            if self._held_for(block) == "activations":
+            if self._find_purpose(block) == "activations":
                 name = _NUMBER.sub("*", block.module)
                 sizes[name] += block.bytes
                 counts[name] += 1

@@ -200,7 +200,6 @@ def _is_tensor(value: Any) -> bool:
 
 @contextmanager
 def _track_modules(model: Any, stack: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that are under way in `stack`."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             kind = type(module).__name__
@@ -306,7 +305,6 @@ def _make_optimizer(given: Any, model: Any) -> Any:
 
 
 def _parse_autocast(given: Any) -> str | None:
-    """Return the name of the type in torch; None: no autocast."""
     name = str(given).removeprefix("torch.").lower()
     if given is None or name in ("none", "no", "fp32", "float32"):
         return None
@@ -335,7 +333,6 @@ def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
 
 
 def _find_user_line(error: Exception) -> str:
-    """Return the innermost line of the user's code that led there."""
     import torch
 
     others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
@@ -372,7 +369,6 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
 
 
 def _describe_optimizer(optimizer: Any) -> str:
-    """Return the class of the optimizer and how it works on its parameters."""
     if optimizer is None:
         return "none"
     group = optimizer.param_groups[0]

@@ -63,7 +63,7 @@ class Driver(Part):
         self.events = context.events
         silence_kineto(context.patches, errors_too=True)
         if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
-            context.patches.wrap(amp.GradScaler, "step", self._scaled)
+            context.patches.wrap(amp.GradScaler, "step", self._wrap_scaler_step)
 
     def manifest(self) -> Mapping[str, Any]:
         """Return the command that was recorded."""
@@ -112,7 +112,7 @@ class Driver(Part):
         if not self._inside:
             self._mark_if_due()
 
-    def _scaled(self, original: Any) -> Any:
+    def _wrap_scaler_step(self, original: Any) -> Any:
         """Tell the rule of a step that a scaler did not let the optimizer make: the iteration is over all the same."""
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -88,12 +88,11 @@ class StepBoundary:
         self._open.append(optimizer)
         if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
             self.settled, self._newcomer, self._patience = False, optimizer, MAX_UNSTEADY
-        ends = self._passed(optimizer)
+        ends = self._advance(optimizer)
         self._silent = 0 if ends else self._silent
         return ends and self.settled
 
     def _close(self) -> None:
-        """A group is complete: the next backward pass has begun."""
         self._groups.append(tuple(self._open))
         self._open.clear()
         self._silent += 1
@@ -105,7 +104,7 @@ class StepBoundary:
         elif self._ignored.issuperset(self._groups[-1]):
             self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
 
-    def _passed(self, optimizer: int) -> bool:
+    def _advance(self, optimizer: int) -> bool:
         """Return whether `optimizer` is the last of the cycle. One that was left out (a skipped update) is passed over."""
         cycle = self.cycle
         ahead = next((place for place in range(self._place, len(cycle)) if cycle[place] == optimizer), None)
@@ -192,13 +191,13 @@ class ParameterSentinel:
 
     def remember(self) -> None:
         """Keep the state of the parameter: a backward pass has ended."""
-        self._after = self._state()
+        self._after = self._read_state()
 
     def changed(self) -> bool:
         """Return whether the parameter has changed since remember()."""
-        return self._after is not None and self._state() not in (None, self._after)
+        return self._after is not None and self._read_state() not in (None, self._after)
 
-    def _state(self) -> object:
+    def _read_state(self) -> object:
         parameter = None if self._parameter is None else self._parameter()
         if parameter is None:
             return None

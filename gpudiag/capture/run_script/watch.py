@@ -44,13 +44,13 @@ class Watch:
         import torch
         from torch.optim import optimizer
 
-        self._patches.wrap_method(torch.Tensor, "backward", self._backward)
+        self._patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
         register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
         if register is not None:
             self._hooks = optimizer._global_optimizer_pre_hooks
-            self._hook = register(self._before_step())
+            self._hook = register(self._make_step_hook())
 
-    def _backward(self, original: Any) -> Any:
+    def _wrap_backward(self, original: Any) -> Any:
         def first_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
             events = None if self._begun else self._begin()
             if self._hook is not None:  # not from inside the hook: torch is going through them then
@@ -66,7 +66,7 @@ class Watch:
 
         return first_backward
 
-    def _before_step(self) -> Callable[..., None]:
+    def _make_step_hook(self) -> Callable[..., None]:
         def first_step(optimizer: Any, *_: Any) -> None:
             # torch goes through its hooks right now: adding one is safe only for the last of them
             if not self._begun and next(reversed(self._hooks)) == self._hook.id:

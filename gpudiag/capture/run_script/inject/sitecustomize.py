@@ -88,7 +88,7 @@ class Environment:
             import _posixsubprocess
         except ImportError:  # Windows
             return
-        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._added_to_list)
+        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._add_to_list)
 
     def _wrap(self, module: Any, name: str, place: int, added: Callable[[Any], Any]) -> None:
         original = getattr(module, name, None)
@@ -109,7 +109,7 @@ class Environment:
         if original in os.supports_fd:
             os.supports_fd.add(call)
 
-    def _added_to_list(self, entries: Any) -> Any:
+    def _add_to_list(self, entries: Any) -> Any:
         """Return added() for an environment that is a list of b"NAME=value"."""
         try:
             before = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
