@@ -107,20 +107,16 @@ def count_samples(batch: object) -> int | None:
     import torch
 
     with suppress(Exception), torch._C.DisableTorchFunction():  # whatever a batch of the user's own kind does: it is unknown then
-        return _count_samples(batch, torch.Tensor)
-    return None
-
-
-def _count_samples(batch: object, tensor: type) -> int | None:
-    level = [batch]
-    for _ in range(3):
-        inner: list[object] = []
-        for item in level:
-            if type(item) is tensor or tensor in list_classes(item):
-                samples = read_first_dimension(item)
-                if samples is not None:
-                    return samples
-            elif len(inner) < MAX_ITEMS:
-                inner.extend(list_contents(item))
-        level = inner
+        level = [batch]
+        for _ in range(3):
+            inner: list[object] = []
+            for item in level:
+                if type(item) is torch.Tensor or torch.Tensor in list_classes(item):
+                    samples = read_first_dimension(item)
+                    if samples is not None:
+                        return samples
+                elif len(inner) < MAX_ITEMS:
+                    inner.extend(list_contents(item))
+            level = inner
+        return None
     return None

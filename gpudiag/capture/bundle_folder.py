@@ -151,18 +151,14 @@ def _read_claimant(path: Path) -> str | None:
     return None
 
 
-def _read_begun_manifest(path: Path) -> Manifest | None:
-    try:
-        return msgspec.json.decode(read_file(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), type=Manifest)
-    except (OSError, *UNREADABLE):
-        return None
-
-
 def _is_same_run(path: Path, who: Claim) -> bool:
     """Return whether `path` is the bundle that other ranks of the same run have just begun."""
     if who.world_size == 1 or (path / manifest_name(who.rank)).exists():
         return False
-    begun, claimant = _read_begun_manifest(path), _read_claimant(path)
+    begun: Manifest | None = None
+    with suppress(OSError, *UNREADABLE):
+        begun = msgspec.json.decode(read_file(path / MANIFEST_NAME, MAX_MANIFEST_BYTES), type=Manifest)
+    claimant = _read_claimant(path)
     launch = claimant if claimant is not None else begun.launch if begun is not None else None
     if launch or (who.launch and launch is not None):
         return launch == who.launch
@@ -173,17 +169,6 @@ def _is_same_run(path: Path, who: Claim) -> bool:
     return claimant is not None or any(path.glob("manifest-rank*.json"))  # rank 0 comes later
 
 
-def _take(path: Path, who: Claim) -> bool:
-    """Return whether the folder is ours to write into; it is made where it does not exist. Raises OSError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        return False  # a file
-    if next(path.iterdir(), None) is None and _claim(path, who):
-        return True
-    return _is_same_run(path, who)
-
-
 def choose_folder(path: Path, who: Claim) -> Path:
     """Return `path`, or `<path>-2`, `-3`, ... where it already holds something: a finished recording is never overwritten.
 
@@ -191,7 +176,11 @@ def choose_folder(path: Path, who: Claim) -> Path:
     """
     for suffix in range(1, MAX_SUFFIX + 1):
         candidate = path if suffix == 1 else path.with_name(f"{path.name}-{suffix}")
-        if _take(candidate, who):
+        try:
+            candidate.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            continue  # a file
+        if (next(candidate.iterdir(), None) is None and _claim(candidate, who)) or _is_same_run(candidate, who):
             return candidate
     raise FileExistsError(f"{path} and {path}-2 ... -{MAX_SUFFIX} already exist")
 

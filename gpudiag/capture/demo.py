@@ -41,7 +41,7 @@ class DemoRun(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def _network() -> Any:
+def _build_network() -> Any:
     """Return the model: embedding, pre-norm attention and MLP blocks, output layer."""
     import torch
     from torch import nn
@@ -75,7 +75,7 @@ def _network() -> Any:
     return Gpt()
 
 
-def _dataset(examples: int) -> Any:
+def _build_dataset(examples: int) -> Any:
     """Return sequences of a random Markov chain: learnable, and made on the fly from the index alone."""
     import torch
     from torch.utils.data import Dataset
@@ -96,14 +96,6 @@ def _dataset(examples: int) -> Any:
     return Chains()
 
 
-def _pick_device(device: str) -> str:
-    import torch
-
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def train_demo(
     path: Path,
     seconds: float = 8,
@@ -119,16 +111,16 @@ def train_demo(
     session = Session(path, peaks=peaks)  # checks that torch is there
     import torch
 
-    chosen = _pick_device(device)
+    chosen = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = _network().to(chosen)
+        model = _build_network().to(chosen)
         parameters = sum(weight.numel() for weight in model.parameters())
         if log is not None:
             log(f"training a transformer of {parameters / 1e6:.1f} M parameters on {chosen} for about {seconds:.0f} s")
         threads = torch.get_num_threads()
         try:
-            if threads > 1 and chosen == "cpu" and _pass_s(model) > BUSY_STEP_S:
+            if threads > 1 and chosen == "cpu" and _time_pass(model) > BUSY_STEP_S:
                 torch.set_num_threads(1)
                 if log is not None:
                     log("the cores are busy with other programs: training with one thread")
@@ -149,7 +141,7 @@ def train_demo(
     )
 
 
-def _pass_s(model: Any) -> float:
+def _time_pass(model: Any) -> float:
     """Return the seconds of one forward and backward pass, after one that pays for everything that is done once."""
     import torch
 
@@ -162,7 +154,6 @@ def _pass_s(model: Any) -> float:
 
 
 def _train(session: Session, model: Any, device: str, deadline: float) -> list[float]:
-    """Return the loss of every step."""
     import torch
     from torch.nn import functional
     from torch.utils.data import DataLoader
@@ -170,7 +161,7 @@ def _train(session: Session, model: Any, device: str, deadline: float) -> list[f
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     with session as prof:
-        for tokens in prof.steps(DataLoader(_dataset(MAX_STEPS * BATCH), batch_size=BATCH)):
+        for tokens in prof.steps(DataLoader(_build_dataset(MAX_STEPS * BATCH), batch_size=BATCH)):
             tokens = tokens.to(device)
             logits = model(tokens[:, :-1])
             loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

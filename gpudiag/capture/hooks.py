@@ -219,16 +219,16 @@ class Events:
         skip_frame(Events.emit, inner=True)  # the listeners too: none of them is part of the program
         skip_frame(vars(Events)["here"].fget)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-        patches.wrap_method(torch.Tensor, "backward", self._backward)
+        patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
         for name, hook in (
-            ("register_optimizer_step_pre_hook", self._optimizer("optimizer_began")),
-            ("register_optimizer_step_post_hook", self._optimizer("optimizer_ended")),
+            ("register_optimizer_step_pre_hook", self._make_optimizer_hook("optimizer_began")),
+            ("register_optimizer_step_post_hook", self._make_optimizer_hook("optimizer_ended")),
         ):
             register = getattr(optimizer, name, None)
             if register is not None:
-                patches.on_restore(self._removal(register(hook)))
+                patches.on_restore(self._make_removal(register(hook)))
 
-    def _optimizer(self, event: str) -> Callable[..., None]:
+    def _make_optimizer_hook(self, event: str) -> Callable[..., None]:
         def hook(optimizer: Any, *_: Any) -> None:
             if self.here:
                 self._hooked = True
@@ -240,7 +240,7 @@ class Events:
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it: a compiled step() leaves it out
         return hook
 
-    def _removal(self, handle: Any) -> Callable[[], None]:
+    def _make_removal(self, handle: Any) -> Callable[[], None]:
         def remove() -> None:
             if not self._hooked:  # torch is going through its hooks: one less there raises in the training; it stays, and does nothing
                 handle.remove()
@@ -263,7 +263,7 @@ class Events:
 
         return timed_next
 
-    def _backward(self, original: Any) -> Any:
+    def _wrap_backward(self, original: Any) -> Any:
         def noted_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.here:
                 return original(loss, *args, **kwargs)

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import chain, count, repeat
@@ -64,7 +64,8 @@ class GcRuns:
     def take(self) -> tuple[list[GcRun], int]:
         """Return the runs that ended since the last call, and how many begins and ends were lost."""
         offset, lost, runs = time.time_ns() - time.perf_counter_ns(), 0, []
-        for event in self._drained():
+        for _ in range(len(self._events)):  # not to the end: a collection in here adds to it
+            event = self._events.popleft()
             number, at, (phase, info) = event
             lost += number - self._next
             self._next = number + 1
@@ -74,10 +75,6 @@ class GcRuns:
                 start = self._begun[1]
                 runs.append(GcRun(info.get("generation", 0), start + offset, at - start))
         return runs, lost
-
-    def _drained(self) -> Iterator[_GcEvent]:
-        for _ in range(len(self._events)):  # not to the end: a collection in here adds to it
-            yield self._events.popleft()
 
 
 def _build_gc_callbacks(events: deque[_GcEvent]) -> tuple[Callable[[str, dict[str, int]], Any], ...]:
@@ -199,9 +196,9 @@ class HostMarks:
 
     def install(self, patches: Patches) -> None:
         """Wrap gc.collect: the one collection whose place in the loop's code can be known, and is worth knowing."""
-        patches.wrap(gc, "collect", self._collect)
+        patches.wrap(gc, "collect", self._wrap_collect)
 
-    def _collect(self, original: Any) -> Any:
+    def _wrap_collect(self, original: Any) -> Any:
         def noted_collect(*args: Any, **kwargs: Any) -> Any:
             if not self.on:
                 return original(*args, **kwargs)
@@ -217,7 +214,6 @@ class HostMarks:
         return noted_collect
 
     def _note_collections(self, site: str | None = None) -> None:
-        """Keep the marks of the collections since the last call."""
         runs, lost = self._collections.take()
         self.dropped += lost
         for run in runs:
@@ -226,18 +222,16 @@ class HostMarks:
 
     def opened(self, path: object, mode: object, flags: object) -> None:
         """Keep a mark where the arguments of an 'open' audit event are those of a file opened for writing."""
-        if not _opens_for_writing(mode, flags) or not isinstance(path, (str, bytes)):
+        if isinstance(mode, str):
+            for_writing = any(letter in mode for letter in "wax+")
+        else:
+            for_writing = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
+        if not for_writing or not isinstance(path, (str, bytes)):
             return
         name = os.fsdecode(path)
         frame = sys._getframe(2)
         if not name.startswith((*_NO_FILES, self._ignore)) and not is_own_call(frame):
             self.add("file_write", os.path.basename(name), time.time_ns(), 0, find_caller_site(frame))
-
-
-def _opens_for_writing(mode: object, flags: object) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax+")
-    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR))
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -303,60 +297,51 @@ def _try_note(note: Callable[[], Any]) -> None:
         note()
 
 
-def _wrap_save(seen: RunObserver) -> Callable[[Any], Any]:
-    def make(original: Any) -> Any:
-        def timed_save(*args: Any, **kwargs: Any) -> Any:
-            begun, unix = time.perf_counter_ns(), time.time_ns()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                if seen.marks.on:
-                    duration = time.perf_counter_ns() - begun
-                    frame = sys._getframe(1)
-                    name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
-                    _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
+def _time_save(original: Any, seen: RunObserver) -> Any:
+    def timed_save(*args: Any, **kwargs: Any) -> Any:
+        begun, unix = time.perf_counter_ns(), time.time_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if seen.marks.on:
+                duration = time.perf_counter_ns() - begun
+                frame = sys._getframe(1)
+                name = "torch.save" if threading.get_ident() == seen.thread else "torch.save in another thread"
+                _try_note(lambda: seen.marks.add("save", name, unix, duration, find_caller_site(frame)))
 
-        timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
-        return timed_save
-
-    return make
+    timed_save._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.save breaks the graph, and so must this
+    return timed_save
 
 
-def _wrap_fsync(seen: RunObserver) -> Callable[[Any], Any]:
+def _time_fsync(original: Any, seen: RunObserver) -> Any:
     """Time os.fsync on the thread that trains: a write returns at once, the wait for the disk comes with this call."""
 
-    def make(original: Any) -> Any:
-        def timed_sync(*args: Any, **kwargs: Any) -> Any:
-            begun, unix = time.perf_counter_ns(), time.time_ns()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                duration = time.perf_counter_ns() - begun
-                if duration >= FLOOR_NS and seen.marks.on and threading.get_ident() == seen.thread:
-                    frame = sys._getframe(1)
-                    if not is_own_call(frame):
-                        _try_note(lambda: seen.marks.add("save", "os.fsync", unix, duration, find_caller_site(frame)))
+    def timed_sync(*args: Any, **kwargs: Any) -> Any:
+        begun, unix = time.perf_counter_ns(), time.time_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            duration = time.perf_counter_ns() - begun
+            if duration >= FLOOR_NS and seen.marks.on and threading.get_ident() == seen.thread:
+                frame = sys._getframe(1)
+                if not is_own_call(frame):
+                    _try_note(lambda: seen.marks.add("save", "os.fsync", unix, duration, find_caller_site(frame)))
 
-        return timed_sync
-
-    return make
+    return timed_sync
 
 
-def _wrap_autocast(seen: RunObserver) -> Callable[[Any], Any]:
+def _note_autocast(original: Any, seen: RunObserver) -> Any:
     def note(region: Any) -> None:
         if region._enabled:
             dtype = str(region.fast_dtype).removeprefix("torch.")
             seen.autocast.add(f"{region.device}:{_DTYPE_NAMES.get(dtype, dtype)}")
 
-    def make(original: Any) -> Any:
-        def noted_enter(self: Any) -> Any:
-            if seen.marks.on:
-                _try_note(lambda: note(self))
-            return original(self)
+    def noted_enter(self: Any) -> Any:
+        if seen.marks.on:
+            _try_note(lambda: note(self))
+        return original(self)
 
-        return noted_enter
-
-    return make
+    return noted_enter
 
 
 def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
@@ -364,7 +349,7 @@ def install_run_hooks(patches: Patches, seen: RunObserver) -> None:
     import torch
     from torch.amp import autocast_mode
 
-    patches.wrap(torch, "save", _wrap_save(seen), homes=(torch.serialization,))
-    patches.wrap(os, "fsync", _wrap_fsync(seen))
+    patches.wrap(torch, "save", lambda original: _time_save(original, seen), homes=(torch.serialization,))
+    patches.wrap(os, "fsync", lambda original: _time_fsync(original, seen))
     skip_frame(_try_note, inner=True)
-    patches.wrap(autocast_mode.autocast, "__enter__", _wrap_autocast(seen))
+    patches.wrap(autocast_mode.autocast, "__enter__", lambda original: _note_autocast(original, seen))

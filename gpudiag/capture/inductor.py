@@ -21,10 +21,12 @@ from __future__ import annotations
 
 import ast
 import gc
+import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,8 +99,7 @@ def read_triton(source: str, name: str) -> KernelText | None:
     if function is None:
         return None
     signature, mutated = _read_signature(function)
-    sizes = _read_numels(function)
-    points, reduction = _count_triton_points(sizes)
+    points, reduction = _count_triton_points(function)
     uses = Counter(node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
     filled = _find_written_first(function)
     template = "triton_tem" in name
@@ -137,7 +138,8 @@ def _read_signature(function: ast.FunctionDef) -> tuple[dict[str, str], set[str]
     for decorator in function.decorator_list:
         for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
             meta = _read_entries(keyword.value)
-            signature.update(_read_strings(_read_entries(meta.get("signature"))))
+            kinds = _read_entries(meta.get("signature")).items()
+            signature.update((key, kind.value) for key, kind in kinds if isinstance(kind, ast.Constant) and isinstance(kind.value, str))
             names = meta.get("mutated_arg_names")
             if isinstance(names, (ast.List, ast.Tuple)):
                 mutated |= {item.value for item in names.elts if isinstance(item, ast.Constant) and isinstance(item.value, str)}
@@ -151,12 +153,8 @@ def _read_entries(node: ast.expr | None) -> dict[str, ast.expr]:
     return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
 
 
-def _read_strings(entries: dict[str, ast.expr]) -> dict[str, str]:
-    return {key: value.value for key, value in entries.items() if isinstance(value, ast.Constant) and isinstance(value.value, str)}
-
-
-def _read_numels(function: ast.FunctionDef) -> dict[str, int | None]:
-    """Return the size of each loop by its name (xnumel, r0_numel, ...); None for one that only the run decides."""
+def _count_triton_points(function: ast.FunctionDef) -> tuple[int | None, int | None]:
+    """Return (points of all loops, points of the reduced ones), from sizes such as xnumel and r0_numel; None where only the run decides."""
     names = (argument.arg for argument in function.args.args)
     sizes: dict[str, int | None] = {name: None for name in names if name.endswith("numel")}
     for node in function.body:
@@ -166,17 +164,10 @@ def _read_numels(function: ast.FunctionDef) -> dict[str, int | None]:
                 sizes[name] = value
     if "r0_numel" in sizes:
         sizes.pop("rnumel", None)  # newer code also defines the product of the reduced dimensions
-    return sizes
-
-
-def _count_triton_points(sizes: dict[str, int | None]) -> tuple[int | None, int | None]:
     if not sizes or None in sizes.values():
         return None, None
-    points, reduction = 1, 1
-    for name, size in sizes.items():
-        points *= size or 0
-        reduction *= (size or 0) if name.startswith("r") else 1
-    return points, reduction if any(name.startswith("r") for name in sizes) else None
+    reduced = [size for name, size in sizes.items() if name.startswith("r")]
+    return _multiply(sizes.values()), _multiply(reduced) if reduced else None
 
 
 # -- C++ ---------------------------------------------------------------------------------------------------------------
@@ -214,8 +205,9 @@ def _scan_loops(body: str, names: set[str]) -> tuple[Counter[str], int | None, s
             alias[match.group(1)] = match.group(2)
             continue
         if match := _LOOP.search(line):
-            opened = _multiply(opened, _read_extent(*match.groups()))
-        inner = _multiply_all(nest)
+            begin, end = (_SIZE.fullmatch(text.strip()) for text in match.groups())
+            opened = _multiply([opened, max(0, int(end.group(1)) - int(begin.group(1))) if begin and end else None])
+        inner = _multiply(nest)
         used = [alias.get(word, word) for word in _WORD.findall(line)]
         for name in (word for word in used if word in names):
             if inner is None:
@@ -232,20 +224,9 @@ def _scan_loops(body: str, names: set[str]) -> tuple[Counter[str], int | None, s
     return counts, largest, unbounded
 
 
-def _read_extent(first: str, last: str) -> int | None:
-    begin, end = _SIZE.fullmatch(first.strip()), _SIZE.fullmatch(last.strip())
-    return max(0, int(end.group(1)) - int(begin.group(1))) if begin and end else None
-
-
-def _multiply(left: int | None, right: int | None) -> int | None:
-    return None if left is None or right is None else left * right
-
-
-def _multiply_all(sizes: list[int | None]) -> int | None:
-    product: int | None = 1
-    for size in sizes:
-        product = _multiply(product, size)
-    return product
+def _multiply(sizes: Collection[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 MAX_SOURCE_NODES = 64
@@ -271,18 +252,14 @@ def read_graph(source: str) -> tuple[GeneratedKernel, ...]:
     tree, lines = ast.parse(source), source.splitlines()
     kernels = {name: kernel for node in tree.body if (found := _read_definition(node, lines)) for name, kernel in [found]}
     counted: Counter[GeneratedKernel] = Counter()
-    for function in _iterate_functions(tree):
-        counted.update(_CallReader(kernels).of(function))
+    for node in tree.body:
+        for item in node.body if isinstance(node, ast.ClassDef) else [node]:
+            if isinstance(item, ast.FunctionDef) and _CALL_NAMES.fullmatch(item.name):
+                counted.update(_CallReader(kernels).read_calls(item))
     return tuple(
         GeneratedKernel(kernel.name, kernel.category, count, kernel.ops, kernel.nodes, kernel.buffers, kernel.points, kernel.reduction)
         for kernel, count in counted.items()
     )
-
-
-def _iterate_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    for node in tree.body:
-        inside = node.body if isinstance(node, ast.ClassDef) else [node]
-        yield from (item for item in inside if isinstance(item, ast.FunctionDef) and _CALL_NAMES.fullmatch(item.name))
 
 
 def _read_definition(node: ast.stmt, lines: Sequence[str]) -> tuple[str, _Kernel] | None:
@@ -296,15 +273,11 @@ def _read_definition(node: ast.stmt, lines: Sequence[str]) -> tuple[str, _Kernel
     name = node.targets[0].id
     match = _CATEGORY.match(name)
     category = "cpp" if maker in _MAKES_CPP else match.group(1) if match else "user"
-    text = _read_kernel_text(maker, texts)
-    return name, _Kernel(category, text, *_read_comment(lines, node.lineno - 1))
-
-
-def _read_kernel_text(maker: str, texts: Sequence[str]) -> KernelText | None:
     try:
-        return read_triton(texts[-1], texts[0]) if maker in _MAKES_TRITON else read_cpp(texts[-1])
+        text = read_triton(texts[-1], texts[0]) if maker in _MAKES_TRITON else read_cpp(texts[-1])
     except (SyntaxError, ValueError):
-        return None
+        text = None
+    return name, _Kernel(category, text, *_read_comment(lines, node.lineno - 1))
 
 
 def _read_comment(lines: Sequence[str], row: int) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
@@ -330,7 +303,7 @@ class _CallReader:
         self._kernels = kernels
         self._shapes: dict[str, Shape | None] = {}
 
-    def of(self, function: ast.FunctionDef) -> list[GeneratedKernel]:
+    def read_calls(self, function: ast.FunctionDef) -> list[GeneratedKernel]:
         """Return one GeneratedKernel for each call, in order."""
         found = []
         open_statements = list(reversed(function.body))
@@ -338,41 +311,41 @@ class _CallReader:
             statement = open_statements.pop()
             open_statements.extend(reversed(getattr(statement, "body", [])))  # `with`, `if`, `for`
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                self._shapes[statement.targets[0].id] = self._shape(statement.value)
+                self._shapes[statement.targets[0].id] = self._find_shape(statement.value)
             call = getattr(statement, "value", None)
-            if isinstance(call, ast.Call) and (kernel := self._call(call)):
+            if isinstance(call, ast.Call) and (kernel := self._read_call(call)):
                 found.append(kernel)
         return found
 
-    def _call(self, call: ast.Call) -> GeneratedKernel | None:
+    def _read_call(self, call: ast.Call) -> GeneratedKernel | None:
         function = call.func
         if isinstance(function, ast.Name):
             if function.id == "assert_size_stride" and len(call.args) > 1 and isinstance(call.args[0], ast.Name):
                 self._shapes[call.args[0].id] = _read_sizes(call.args[1])
-            return self._generated(function.id, call)
+            return self._read_kernel_call(function.id, call)
         if not isinstance(function, ast.Attribute):
             return None
         if function.attr == "run" and isinstance(function.value, ast.Name):
-            return self._generated(function.value.id, call)
+            return self._read_kernel_call(function.value.id, call)
         path = ast.unparse(function)
         library = path.startswith(("extern_kernels.", "torch.ops.", "aten."))
         return GeneratedKernel(path.removeprefix("extern_kernels.").removeprefix("torch.ops."), "extern") if library else None
 
-    def _generated(self, name: str, call: ast.Call) -> GeneratedKernel | None:
+    def _read_kernel_call(self, name: str, call: ast.Call) -> GeneratedKernel | None:
         kernel = self._kernels.get(name)
         if kernel is None:
             return None
         if kernel.text is None:
             return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes)
         pairs = zip(kernel.text.parameters, call.args, strict=False)
-        buffers = tuple(self._buffer(parameter, value) for parameter, value in pairs if parameter.dtype is not None)
+        buffers = tuple(
+            KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._find_shape(value), parameter.accesses)
+            for parameter, value in pairs
+            if parameter.dtype is not None
+        )
         return GeneratedKernel(name, kernel.category, 1, kernel.ops, kernel.nodes, buffers, kernel.text.points, kernel.text.reduction)
 
-    def _buffer(self, parameter: Parameter, value: ast.expr) -> KernelBuffer:
-        return KernelBuffer(parameter.name, parameter.dtype or "", parameter.access, self._shape(value), parameter.accesses)
-
-    def _shape(self, value: ast.expr) -> Shape | None:
-        """Return the shape of a buffer's expression; None where it is not known."""
+    def _find_shape(self, value: ast.expr) -> Shape | None:
         if isinstance(value, ast.Name):
             return self._shapes.get(value.id)
         if not isinstance(value, ast.Call):
@@ -385,7 +358,6 @@ class _CallReader:
 
 
 def _read_sizes(node: ast.expr) -> Shape | None:
-    """Return the sizes of a tuple of plain numbers; None where one is symbolic."""
     if not isinstance(node, (ast.Tuple, ast.List)):
         return None
     sizes = [item.value for item in node.elts if isinstance(item, ast.Constant) and type(item.value) is int]
@@ -401,7 +373,8 @@ _HOMES = ("torch._inductor.output_code", "torch._inductor.codecache")
 
 def collect_generated_code() -> tuple[InductorCode | None, str]:
     """Return (what is known of the generated code, why some of it is not: ''). None where torch.compile generated nothing."""
-    graphs = _find_live_graphs()
+    classes = {getattr(sys.modules.get(home), "CompiledFxGraph", None) for home in _HOMES} - {None}
+    graphs: list[Any] = [item for item in gc.get_objects() if type(item) in classes] if classes else []
     if not graphs:
         return None, ""
     budget, unread, found = MAX_SOURCE_BYTES, 0, []
@@ -409,7 +382,10 @@ def collect_generated_code() -> tuple[InductorCode | None, str]:
         key, source = getattr(graph, "_fx_graph_cache_key", None), getattr(graph, "source_code", None)
         text = source if isinstance(source, str) else ""
         budget -= len(text)
-        kernels = _read_kernels(text) if text and budget >= 0 else None
+        kernels = None
+        if text and budget >= 0:
+            with suppress(SyntaxError, ValueError, RecursionError, MemoryError, AttributeError, TypeError):  # another format
+                kernels = read_graph(text)
         unread += kernels is None
         if kernels:
             found.append(CompiledGraph(key if isinstance(key, str) else "", kernels))
@@ -429,15 +405,3 @@ def write_generated_code(path: Path, rank: int, warn: Callable[[str, BaseExcepti
             write_atomic(target, msgspec.json.encode(code) + b"\n")
     except Exception as error:  # noqa: BLE001 - torch's internals may differ
         warn("the code that torch.compile generated could not be read", error)
-
-
-def _read_kernels(source: str) -> tuple[GeneratedKernel, ...] | None:
-    try:
-        return read_graph(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError, TypeError):  # another format
-        return None
-
-
-def _find_live_graphs() -> list[Any]:
-    classes = {getattr(sys.modules.get(home), "CompiledFxGraph", None) for home in _HOMES} - {None}
-    return [item for item in gc.get_objects() if type(item) in classes] if classes else []

@@ -61,19 +61,16 @@ class SlowWatch:
         else:
             self._recent.append(wall_ns)
             self._rest -= self._rest > 0
-            return self._risen()
+            if len(self._recent) < RECENT_STEPS:
+                return None
+            level = float(median(self._recent))
+            if level < self._base * (1 + self._rise / 2):
+                self._level = self._base
+            if self._rest or level <= self._level * (1 + self._rise):
+                return None
+            self._level, self._rest = level, COOL_DOWN_STEPS
+            return level / self._base - 1
         return None
-
-    def _risen(self) -> float | None:
-        if len(self._recent) < RECENT_STEPS:
-            return None
-        level = float(median(self._recent))
-        if level < self._base * (1 + self._rise / 2):
-            self._level = self._base
-        if self._rest or level <= self._level * (1 + self._rise):
-            return None
-        self._level, self._rest = level, COOL_DOWN_STEPS
-        return level / self._base - 1
 
 
 class SignalFlag:
@@ -186,10 +183,6 @@ class Triggers:
             return []
         text = f"at_steps: the run ended before step{'s' if len(self._steps) > 1 else ''} {', '.join(map(str, self._steps))}"
         return [make_notice(NoticeCode.RUN_ENDED_EARLY, text=text)]
-
-
-def _is_alive(ident: int) -> bool:
-    return any(thread.ident == ident for thread in threading.enumerate())
 
 
 class Loop:
@@ -346,14 +339,14 @@ class Loop:
         if events.thread == here:
             return True
         if self._counting or self._manual:
-            if _is_alive(events.thread):
+            if any(thread.ident == events.thread for thread in threading.enumerate()):
                 self._files.note("a second thread marks steps: those are not counted, the profiler sees one thread only", None)
                 return False
-            self._moved()
+            self._abandon_step()
         events.thread = self._seen.thread = here
         return True
 
-    def _moved(self) -> None:
+    def _abandon_step(self) -> None:
         """The thread of the loop has ended in the middle of a step."""
         if self.rows.running:
             self._parts.call("interrupted")
@@ -363,7 +356,7 @@ class Loop:
     def _mark(self) -> None:
         rows, windows, triggers = self.rows, self._windows, self._triggers
         running = rows.running
-        written = self._written_since()
+        written = self._count_written()
         if running:
             windows.step_done()
         windows.advance()
@@ -384,7 +377,7 @@ class Loop:
                 self._files.remember(message)
         self.after_mark(at)
 
-    def _written_since(self) -> int | None:
+    def _count_written(self) -> int | None:
         """Return what the process wrote since the last mark, without our own files; None while those are being written."""
         background = self._files.background
         busy = background.busy

@@ -7,7 +7,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,8 +71,11 @@ def find_owners(optimizers: Iterable[Any]) -> tuple[Owner, ...]:
     No operator of torch runs, nothing waits for the device, and nothing is kept. Tensors that share a copy-on-write storage are left out:
     asking for their address would copy it.
     """
+    import torch
+
     found: dict[tuple[str, int], Owner] = {}
-    with _use_plain_tensors():
+    # no subclass and no mode of the user's hears of our calls (torch/csrc/utils/disable_torch_function.h)
+    with getattr(torch._C, "DisableTorchFunction", nullcontext)():
         names = list_module_tensors(find_live_modules())
         parameters = {id(tensor): name for kind, name, tensor in names if kind == "parameters"}
         for kind, name, tensor in (*names, *_iterate_optimizer_tensors(optimizers, parameters)):
@@ -83,14 +86,6 @@ def find_owners(optimizers: Iterable[Any]) -> tuple[Owner, ...]:
             if gradient is not None:
                 found.setdefault((gradient.device, gradient.address), gradient)
     return tuple(found.values())
-
-
-def _use_plain_tensors() -> AbstractContextManager[Any]:
-    """Return a context in which no subclass and no mode of the user's hears of our calls (torch/csrc/utils/disable_torch_function.h)."""
-    import torch
-
-    guard = getattr(torch._C, "DisableTorchFunction", None)
-    return nullcontext() if guard is None else guard()
 
 
 def find_live_modules() -> list[Any]:
@@ -170,25 +165,14 @@ def _describe_owner(kind: OwnerKind, name: str, tensor: Any) -> Owner | None:
 
     try:
         local = getattr(tensor, "_local_tensor", tensor)  # DTensor: the part on this rank (torch/distributed/tensor/_api.py)
-        if not isinstance(local, torch.Tensor) or local.is_meta or _is_copy_on_write(local):
+        is_cow = getattr(torch._C, "_is_cow_tensor", None)
+        if not isinstance(local, torch.Tensor) or local.is_meta or (is_cow is not None and is_cow(local)):
             return None
         storage = local.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()
     except Exception:  # noqa: BLE001 - subclasses without a storage (quantised, nested, functional): their memory stays unnamed
         return None
-    return Owner(kind, name[:500], _name_device(local), address, size) if address and size else None
-
-
-def _is_copy_on_write(tensor: Any) -> bool:
-    import torch
-
-    is_cow = getattr(torch._C, "_is_cow_tensor", None)
-    return is_cow is not None and bool(is_cow(tensor))
-
-
-def _name_device(tensor: Any) -> str:
-    device = tensor.device
-    return str(device.type) if device.index is None else f"{device.type}:{device.index}"
+    return Owner(kind, name[:500], str(local.device), address, size) if address and size else None
 
 
 MAX_ENTRIES = 100_000
@@ -228,7 +212,7 @@ class Memory(Part):
         self._recorded = False
         self._notes: list[str] = []
         (context.path / "memory").mkdir(exist_ok=True)
-        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._noticed)
+        context.patches.wrap(torch.cuda.memory, "_record_memory_history", self._wrap_recording)
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """Keep a weak reference to the optimizer: its state is looked up when the window ends."""
@@ -246,7 +230,10 @@ class Memory(Part):
             return
         device, stats, snapshot = "cpu", None, False
         if _uses_cuda():
-            device, stats = _name_cuda_device(), _read_allocator_stats()
+            import torch
+
+            device, counters = f"cuda:{torch.cuda.current_device()}", torch.cuda.memory_stats()  # reading them waits for nothing
+            stats = AllocatorStats(**{name: counters.get(key) for name, key in _ALLOCATOR_STATS.items()})
             snapshot = bool(self._try(self._write_snapshot))
             self._try(self._end_history)
         owners = Owners(
@@ -269,7 +256,7 @@ class Memory(Part):
 
     # -- the history of the CUDA caching allocator ------------------------------------------------------------------------
 
-    def _noticed(self, original: Any) -> Any:
+    def _wrap_recording(self, original: Any) -> Any:
         def record(*args: Any, **kwargs: Any) -> Any:
             if not self._calling:
                 self._ours = False  # from now on it is the program's: what it switches on is not switched off by us
@@ -331,20 +318,6 @@ def _uses_cuda() -> bool:
     import torch
 
     return bool(torch.cuda.is_initialized())
-
-
-def _name_cuda_device() -> str:
-    import torch
-
-    return f"cuda:{torch.cuda.current_device()}"
-
-
-def _read_allocator_stats() -> AllocatorStats:
-    """Return the counters of the current device's allocator; reading them waits for nothing."""
-    import torch
-
-    found = torch.cuda.memory_stats()
-    return AllocatorStats(**{name: found.get(key) for name, key in _ALLOCATOR_STATS.items()})
 
 
 class _FullError(Exception):

@@ -58,73 +58,45 @@ def count_padding(batch: object) -> PaddingCount | None:
     import torch
 
     with suppress(Exception), torch._C.DisableTorchFunction():  # whatever a batch of the user's own kind does: it is unknown then
-        return _count_padding(batch)
+        if type(batch) is dict and batch.get(_REAL[0]) is not None:  # the commonest batch, and the first kind that is looked for
+            return _count_mask(batch[_REAL[0]], real=True)
+        items = list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
+        for item in items:
+            if type(item) is torch.Tensor:
+                continue
+            fields = _read_fields(item)
+            if fields is None:
+                found = _count_unpadded(item)
+            else:  # the first kind of field that is there; one that does not tell ends the search
+                found = next((count(fields.known[name], name, fields) for name, count in _COUNTERS if name in fields.known), None)
+            if found is not None:
+                return found
     return None
-
-
-def _count_padding(batch: object) -> PaddingCount | None:
-    import torch
-
-    if type(batch) is dict and batch.get(_REAL[0]) is not None:  # the commonest batch, and the first kind that is looked for
-        return _count_mask(batch[_REAL[0]], real=True)
-    for item in _list_items(batch):
-        if type(item) is torch.Tensor:
-            continue
-        fields = _read_fields(item)
-        found = _count_unpadded(item) if fields is None else _count_fields(fields)
-        if found is not None:
-            return found
-    return None
-
-
-def _list_items(batch: object) -> list[object]:
-    """Return the batch, or what stands in it where it is a plain list or tuple."""
-    return list(batch[:16]) if type(batch) in (list, tuple) else [batch]  # type: ignore[index]
 
 
 def _read_fields(item: object) -> BatchFields | None:
     """Return the named fields of a batch; None where it has none. No method of its class runs: some compute values on demand."""
-    values = batch_contents.read_mapping(item)
-    if values is None and type not in batch_contents.list_classes(item):
-        values = _read_tuple(item) or _read_dataclass(item)
-    if values is None:
-        return None
     import torch
 
+    values = batch_contents.read_mapping(item)
+    kinds = batch_contents.list_classes(item)
+    if values is None and type not in kinds:
+        if tuple in kinds and not _is_packed(item):
+            names = batch_contents.read_static_attribute(type(item), "_fields")
+            if type(names) is tuple and all(type(name) is str for name in names):
+                values = dict(zip(names, tuple.__iter__(item), strict=False))  # type: ignore[arg-type]
+        if not values and type(batch_contents.read_static_attribute(type(item), "__dataclass_fields__")) is dict:
+            values = batch_contents.read_attributes(item) or None  # none for one with slots
+    if values is None:
+        return None
     known = {name: value for name, _ in _COUNTERS if (value := dict.get(values, name)) is not None}
     return BatchFields(known, [value for value in batch_contents.list_contents(values) if type(value) is torch.Tensor])
-
-
-def _read_tuple(item: object) -> dict[str, Any] | None:
-    """Return the fields of a named tuple."""
-    names = (
-        batch_contents.read_static_attribute(type(item), "_fields")
-        if tuple in batch_contents.list_classes(item) and not _is_packed(item)
-        else None
-    )
-    if type(names) is not tuple or not all(type(name) is str for name in names):
-        return None
-    return dict(zip(names, tuple.__iter__(item), strict=False))  # type: ignore[arg-type]
-
-
-def _read_dataclass(item: object) -> dict[str, Any] | None:
-    """Return the fields of a dataclass; None for one with slots."""
-    return (
-        (batch_contents.read_attributes(item) or None)
-        if type(batch_contents.read_static_attribute(type(item), "__dataclass_fields__")) is dict
-        else None
-    )
 
 
 def _is_packed(item: object) -> bool:
     from torch.nn.utils.rnn import PackedSequence
 
     return PackedSequence in batch_contents.list_classes(item)
-
-
-def _count_fields(fields: BatchFields) -> PaddingCount | None:
-    """Return the count of the first kind of field that is there; a field that does not tell ends the search."""
-    return next((count(fields.known[name], name, fields) for name, count in _COUNTERS if name in fields.known), None)
 
 
 def _count_unpadded(item: object) -> PaddingCount | None:
@@ -157,7 +129,6 @@ def _read_array(value: Any, dimensions: int) -> Array | None:
 
 @cache
 def _read_array_type(dtype: Any) -> str | None:
-    """Return numpy's name of a type of torch; None for those that it lacks."""
     return _TYPES.get(str(dtype).removeprefix("torch."))
 
 
@@ -212,7 +183,6 @@ def _is_causal(set_: Array) -> bool:
 
 
 def _count_lengths(value: Any, name: str, fields: BatchFields) -> PaddingCount | None:
-    """Return the count of a batch whose samples have these lengths."""
     if type(value) is list and len(value) <= MAX_LENGTHS and all(type(item) is int for item in value):
         array: Array | None = np.asarray(value, dtype=np.int64)
     else:
@@ -271,15 +241,11 @@ def _count_labels(value: Any) -> PaddingCount | None:
 _Counter = Callable[[Any, str, BatchFields], PaddingCount | None]
 
 
-def _build_counters() -> list[tuple[str, _Counter]]:
-    counters: list[tuple[tuple[str, ...], _Counter]] = [
-        (_REAL, lambda value, *_: _count_mask(value, real=True)),
-        (_PADDING, lambda value, *_: _count_mask(value, real=False)),
-        (("mask",), lambda value, *_: _count_mask(value, real=True, only_left=True)),
-        (_LENGTHS, _count_lengths),
-        (("labels",), lambda value, *_: _count_labels(value)),
-    ]
-    return [(name, count) for names, count in counters for name in names]
-
-
-_COUNTERS = _build_counters()
+_KINDS: tuple[tuple[tuple[str, ...], _Counter], ...] = (
+    (_REAL, lambda value, *_: _count_mask(value, real=True)),
+    (_PADDING, lambda value, *_: _count_mask(value, real=False)),
+    (("mask",), lambda value, *_: _count_mask(value, real=True, only_left=True)),
+    (_LENGTHS, _count_lengths),
+    (("labels",), lambda value, *_: _count_labels(value)),
+)
+_COUNTERS = [(name, count) for names, count in _KINDS for name in names]

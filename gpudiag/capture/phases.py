@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from gpudiag.capture import device_clock
@@ -86,7 +86,7 @@ class Phases(Part):
 
     def step_ended(self, row: StepRow, at_ns: int) -> None:
         """Fill in `row`; on a device once it has answered."""
-        self._cutter.cut(self._now(at_ns))
+        self._cutter.cut(self._take_moment(at_ns))
         self._marked = True
         row.backwards, row.optimizer_steps = self._backwards, self._optimizer_steps
         if self._elements:
@@ -122,12 +122,12 @@ class Phases(Part):
     def batch_asked(self, at_ns: int) -> None:
         """Give up what came before."""
         if self._running:
-            self._cutter.restart(self._now(at_ns))
+            self._cutter.restart(self._take_moment(at_ns))
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Begin with a batch in hand."""
         if self._running:
-            self._cutter.restart(self._now(at_ns))
+            self._cutter.restart(self._take_moment(at_ns))
             found = count_padding(batch)
             if found is not None:
                 self._elements += found[0]
@@ -142,24 +142,24 @@ class Phases(Part):
             return
         self._nested = 0
         self._backwards += 1
-        self._cutter.begin("backward", 0, self._now(at_ns))
+        self._cutter.begin("backward", 0, self._take_moment(at_ns))
 
     def backward_ended(self, at_ns: int) -> None:
         """End the backward pass that began last."""
         if self._running and self._nested:
             self._nested -= 1
         elif self._running:
-            self._cutter.end("backward", 0, self._now(at_ns))
+            self._cutter.end("backward", 0, self._take_moment(at_ns))
 
     def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
         """Begin the step of an optimizer; one inside another (a wrapper) is the same."""
         if self._running:
-            self._optimizer_steps += self._cutter.begin("optimizer", id(optimizer), self._now(at_ns))
+            self._optimizer_steps += self._cutter.begin("optimizer", id(optimizer), self._take_moment(at_ns))
 
     def optimizer_ended(self, at_ns: int, optimizer: Any) -> None:
         """End the step of this optimizer."""
         if self._running:
-            self._cutter.end("optimizer", id(optimizer), self._now(at_ns))
+            self._cutter.end("optimizer", id(optimizer), self._take_moment(at_ns))
 
     # -- copies to the device (h2d.Watch) -----------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Phases(Part):
         self._running = True
         self._cutter.restart(self._clock.stamp() if self._on_device else at_ns)
 
-    def _now(self, at_ns: int) -> Any:
+    def _take_moment(self, at_ns: int) -> Any:
         """Return the moment of an event. On the host never one before the last: a mark may be set while an event is told of."""
         if self._on_device:
             return None if self._full else self._clock.stamp()
@@ -234,8 +234,12 @@ class Phases(Part):
         self._give_up(MAX_WAITING)
 
     def _resolve(self) -> None:
-        while self._waiting and self._clock.answered(_iterate_stamps(self._waiting[0][1])):
-            row, spans = self._waiting.popleft()
+        while self._waiting:
+            row, spans = self._waiting[0]
+            # the last first: it tells soonest that the device is not there yet
+            if not self._clock.answered(stamp for span in reversed(spans) for stamp in (span.end, span.begin) if stamp is not None):
+                break
+            self._waiting.popleft()
             _fill_from_device(row, spans, self._clock)
             row.ready = True
         if self._clock.broken is not None and self._full_in_succession < MAX_FULL:
@@ -246,12 +250,6 @@ class Phases(Part):
     def _give_up(self, most: int) -> None:
         while len(self._waiting) > most:
             self._waiting.popleft()[0].ready = True
-
-
-def _iterate_stamps(spans: list[Span]) -> Iterator[Stamp]:
-    """Yield the stamps, the last first: it tells soonest that the device is not there yet."""
-    for span in reversed(spans):
-        yield from (stamp for stamp in (span.end, span.begin) if stamp is not None)
 
 
 def _fill_from_device(row: StepRow, spans: list[Span], clock: DeviceClock) -> None:
@@ -266,7 +264,6 @@ def _fill_from_device(row: StepRow, spans: list[Span], clock: DeviceClock) -> No
 
 
 def _fill(row: StepRow, sums: Mapping[Phase, int], clock: str) -> None:
-    """Fill in the phases that were seen."""
     row.phase_clock = clock
     row.h2d_ns, row.forward_ns = sums.get("h2d"), sums.get("forward")
     row.backward_ns, row.optimizer_ns = sums.get("backward"), sums.get("optimizer")
@@ -335,7 +332,6 @@ class PhaseSpans(Generic[Moment]):
         self.since = end
 
     def _close(self, now: Moment) -> None:
-        """End the running span; the next begins."""
         if self._open:
             self._emit(self._open[-1][0], self.since, now)
         else:

@@ -15,7 +15,7 @@ Answer = dict[str, Any]
 Stage = Callable[[], Answer]
 
 
-def _versions() -> Answer:
+def _read_versions() -> Answer:
     import torch
 
     return {
@@ -24,7 +24,7 @@ def _versions() -> Answer:
     }  # fmt: skip
 
 
-def _machine() -> Answer:
+def _read_machine() -> Answer:
     import msgspec
 
     from gpudiag.capture.environment import read_machine
@@ -32,7 +32,7 @@ def _machine() -> Answer:
     return {"machine": msgspec.to_builtins(read_machine())}
 
 
-def _backends() -> Answer:
+def _list_backends() -> Answer:
     from torch import distributed
 
     if not distributed.is_available():
@@ -41,7 +41,7 @@ def _backends() -> Answer:
     return {"backends": [name for name, function in asked.items() if getattr(distributed, function, lambda: False)()]}
 
 
-def _gpu() -> Answer:
+def _read_gpu() -> Answer:
     """Ask for the device: this starts the driver."""
     import torch
 
@@ -56,7 +56,7 @@ def _gpu() -> Answer:
     return {"available": available, "why": why, "devices": names, "memory_bytes": torch.cuda.mem_get_info()[1] if names else None}
 
 
-def _device() -> Answer:
+def _read_observed() -> Answer:
     """Say under which key measured peaks of this device are kept."""
     import msgspec
     import torch
@@ -69,7 +69,7 @@ def _device() -> Answer:
     return {"device": None if found is None else msgspec.to_builtins(found)}
 
 
-def _profile() -> Answer:
+def _record_product() -> Answer:
     """Record a product: are there events of ops, and of the device?"""
     import torch
     from torch.autograd.profiler import profile  # that of torch.profiler imports Inductor first, which takes seconds
@@ -85,7 +85,7 @@ def _profile() -> Answer:
     return {"events": len(events), "device_events": on_device}
 
 
-def _nvml() -> Answer:
+def _read_nvml() -> Answer:
     import pynvml
 
     pynvml.nvmlInit()
@@ -96,7 +96,7 @@ def _decode(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _counters() -> Answer:
+def _read_counters() -> Answer:
     """Ask each device for what telemetry samples; the reason where it does not tell."""
     import pynvml
 
@@ -136,8 +136,15 @@ def _read_state(call: Callable[[], Any]) -> bool | None:
 
 
 STAGES: dict[str, dict[str, Stage]] = {
-    "torch": {"versions": _versions, "machine": _machine, "backends": _backends, "gpu": _gpu, "device": _device, "profile": _profile},
-    "nvml": {"nvml": _nvml, "counters": _counters},
+    "torch": {
+        "versions": _read_versions,
+        "machine": _read_machine,
+        "backends": _list_backends,
+        "gpu": _read_gpu,
+        "device": _read_observed,
+        "profile": _record_product,
+    },
+    "nvml": {"nvml": _read_nvml, "counters": _read_counters},
 }
 
 

@@ -97,45 +97,36 @@ def discard_trace(plain: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _scrub(data: bytes, replacements: Sequence[tuple[bytes, bytes]]) -> bytes:
-    for old, new in replacements:
-        data = data.replace(old, new)
-    return _HOST_NAME.sub(rb"\1\2", data) if b'"host_name"' in data else data
-
-
-def _open_gzip(path: Path) -> Any:
-    return gzip.open(path, "wb", compresslevel=3) if igzip is None else igzip.open(path, "wb", compresslevel=2)
-
-
 def compress_trace(source: Path, target: Path, replacements: Sequence[tuple[bytes, bytes]] = ()) -> int:
     """Return the bytes written to `target` (.gz): `source` without its host name and with `replacements` made; removes `source`.
 
     The profiler writes the machine's name and the path of the export into a trace; neither belongs in a bundle. Raises OSError.
     """
     scratch = target.with_name(f".{target.name}.tmp")
+    packer: Any = gzip if igzip is None else igzip
     try:
-        _compress(source, scratch, replacements)
+        with open(source, "rb") as plain, packer.open(scratch, "wb", compresslevel=3 if igzip is None else 2) as packed:
+            rest = b""
+            while chunk := plain.read(CHUNK_BYTES):
+                data = rest + chunk
+                for old, new in replacements:
+                    data = data.replace(old, new)
+                if b'"host_name"' in data:
+                    data = _HOST_NAME.sub(rb"\1\2", data)
+                packed.write(data[:-OVERLAP_BYTES])
+                rest = data[-OVERLAP_BYTES:]
+            packed.write(rest)
+        descriptor = os.open(scratch, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(scratch, target)
     finally:  # also when the disk is full: a plain trace is ten times the size of a compressed one
         discard_trace(source)
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
     return target.stat().st_size
-
-
-def _compress(source: Path, scratch: Path, replacements: Sequence[tuple[bytes, bytes]]) -> None:
-    with open(source, "rb") as plain, _open_gzip(scratch) as packed:
-        rest = b""
-        while chunk := plain.read(CHUNK_BYTES):
-            data = _scrub(rest + chunk, replacements)
-            packed.write(data[:-OVERLAP_BYTES])
-            rest = data[-OVERLAP_BYTES:]
-        packed.write(rest)
-    descriptor = os.open(scratch, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class BackgroundWriter:
@@ -158,14 +149,8 @@ class BackgroundWriter:
 
     def submit(self, job: Callable[[], int]) -> None:
         """Run `job` after those submitted before. Raises RuntimeError where no thread can be started."""
-        with defer_signals():  # a Ctrl-C inside Thread.start() would leave a thread at work of which join() knows nothing
-            if self._queue(job):
-                return
-        self._run()  # in an atexit handler: Python 3.12 and later start no thread there
-
-    def _queue(self, job: Callable[[], int]) -> bool:
-        """Return whether a thread will run `job`."""
-        with self._lock:
+        # a Ctrl-C inside Thread.start() would leave a thread at work of which join() knows nothing
+        with defer_signals(), self._lock:
             self._jobs.append(job)
             if self._thread is None and threading.main_thread().is_alive():
                 self._thread = threading.Thread(target=self._run, name="gpudiag-writer", daemon=True)
@@ -174,7 +159,9 @@ class BackgroundWriter:
                 except Exception:
                     self._thread = None
                     raise
-            return self._thread is not None
+            handed_over = self._thread is not None
+        if not handed_over:
+            self._run()  # in an atexit handler: Python 3.12 and later start no thread there
 
     def take_written(self) -> int:
         """Return the bytes that finished jobs wrote since the last call."""
@@ -238,7 +225,7 @@ class Recording:
         self.marks = HostMarks(path)
         self.events = Events(self.marks, self.note)
         self.background = BackgroundWriter()
-        self.say: Callable[[str], None] = _warn
+        self.say: Callable[[str], None] = lambda text: warn_user(text, find_stack_level())
         """Where note() says something: a warning of Python's, unless the script is not to see any."""
         self._segments: dict[str, int] = {}
         self._failed = False
@@ -297,10 +284,6 @@ def _format_error(error: BaseException) -> str:
     with suppress(Exception):
         return f"{type(error).__name__}: {error}"
     return type(error).__name__
-
-
-def _warn(text: str) -> None:
-    warn_user(text, find_stack_level())
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

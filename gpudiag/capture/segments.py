@@ -90,7 +90,6 @@ def _encode_page(values: Sequence[Cell], kind: int) -> bytes:
 
 
 def _encode_chunk(name: str, kind: int, rows: int, offset: int, size: int) -> bytes:
-    """Return the ColumnChunk of a page of `size` bytes that starts at `offset`."""
     meta = _encode_struct(
         (1, I32, _encode_zigzag(kind)),
         (2, LIST, _encode_list(I32, [_encode_zigzag(PLAIN), _encode_zigzag(RLE)])),
@@ -173,7 +172,6 @@ def count_rows(path: Path) -> int:
 
 
 def _read_footer(data: bytes) -> dict[int, Any]:
-    """Return the footer at the end of `data`."""
     (length,) = struct.unpack("<I", data[-_END_BYTES:-4])
     if not data.endswith(MAGIC) or length > min(_MAX_FOOTER_BYTES, len(data) - _END_BYTES):
         raise NotASegmentError
@@ -190,23 +188,32 @@ def _read_column(data: bytes, count: int, element: dict[int, Any], chunk: dict[i
     if told != (kind, UNCOMPRESSED, count, DATA_PAGE, len(page), count, PLAIN, RLE):
         raise NotASegmentError
     (size,) = struct.unpack_from("<I", page)
-    return _read_values(element[4].decode(), kind, _read_present(page[4 : 4 + size], count), page[4 + size :])
-
-
-def _read_present(levels: bytes, count: int) -> npt.NDArray[np.bool_]:
-    """Return which of `count` rows have a value: one run of bits (parquet.thrift, RLE/bit-packing hybrid)."""
-    reader = _Thrift(levels)
-    head = reader.varint()
-    bits = levels[reader.at :]
+    # which rows have a value: one run of bits (parquet.thrift, RLE/bit-packing hybrid)
+    levels = _Thrift(page[4 : 4 + size])
+    head = levels.varint()
+    bits = page[4 + levels.at : 4 + size]
     if head != len(bits) << 1 | 1 or count < 0 or len(bits) != (count + 7) // 8:
         raise NotASegmentError
-    return np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
+    present = np.unpackbits(np.frombuffer(bits, np.uint8), count=count, bitorder="little").astype(np.bool_)
+    return _read_values(element[4].decode(), kind, present, page[4 + size :])
 
 
 def _read_values(name: str, kind: int, present: npt.NDArray[np.bool_], body: bytes) -> pl.Series:
     if kind == BYTE_ARRAY:
-        texts = iter(_read_texts(body, int(present.sum())))
-        return pl.Series(name, [next(texts) if there else None for there in present.tolist()], dtype=pl.String)
+        texts: list[str | None] = []
+        at = 0
+        for there in present.tolist():
+            if not there:
+                texts.append(None)
+                continue
+            (size,) = struct.unpack_from("<I", body, at)
+            at += 4 + size
+            if at > len(body):
+                raise NotASegmentError
+            texts.append(body[at - size : at].decode())
+        if at != len(body):
+            raise NotASegmentError
+        return pl.Series(name, texts, dtype=pl.String)
     found = np.frombuffer(body, _NUMBER_TYPES[kind])
     full = np.zeros(present.size, _NUMBER_TYPES[kind])
     full[present] = found  # raises ValueError where there are more or fewer
@@ -216,27 +223,13 @@ def _read_values(name: str, kind: int, present: npt.NDArray[np.bool_], body: byt
     return known
 
 
-def _read_texts(body: bytes, count: int) -> list[str]:
-    found, at = [], 0
-    for _ in range(count):
-        (size,) = struct.unpack_from("<I", body, at)
-        at += 4 + size
-        if at > len(body):
-            raise NotASegmentError
-        found.append(body[at - size : at].decode())
-    if at != len(body):
-        raise NotASegmentError
-    return found
-
-
 class _Thrift:
     """Reads the part of Thrift's compact protocol that parquet.py writes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
 
-    def taken(self, length: int) -> bytes:
-        """Return the next `length` bytes."""
+    def take(self, length: int) -> bytes:
         found = self._data[self.at : self.at + length]
         if length < 0 or len(found) < length:
             raise NotASegmentError
@@ -244,20 +237,18 @@ class _Thrift:
         return found
 
     def varint(self) -> int:
-        """Return an unsigned number, seven bits a byte."""
         found = shift = 0
         while True:
-            byte = self.taken(1)[0]
+            byte = self.take(1)[0]
             found |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80 or shift >= _MAX_VARINT_BITS:
                 return found
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
-        """Return the fields of a struct by their numbers."""
         found: dict[int, Any] = {}
         number = 0
-        while head := self.taken(1)[0]:
+        while head := self.take(1)[0]:
             number += head >> 4
             found[number] = self._value(head & 15, depth + 1)
         return found
@@ -269,9 +260,9 @@ class _Thrift:
             number = self.varint()
             return number >> 1 ^ -(number & 1)
         if kind == BINARY:
-            return self.taken(self.varint())
+            return self.take(self.varint())
         if kind == LIST:
-            head = self.taken(1)[0]
+            head = self.take(1)[0]
             size = head >> 4 if head >> 4 < 15 else self.varint()
             return [self._value(head & 15, depth + 1) for _ in range(size)]  # each takes a byte at least
         if kind == STRUCT:

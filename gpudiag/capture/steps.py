@@ -51,7 +51,9 @@ class Batches(Iterator[BatchOut]):
         try:
             batch = next(iterator)
         except StopIteration:
-            self._end()
+            self._over, self._iterator = True, None
+            if self._counted:
+                self._mark("exhausted")
             raise
         except BaseException:
             if asked:
@@ -60,11 +62,6 @@ class Batches(Iterator[BatchOut]):
         if asked:
             self._mark("received", batch, self._loader)
         return batch
-
-    def _end(self) -> None:
-        self._over, self._iterator = True, None
-        if self._counted:
-            self._mark("exhausted")
 
 
 class SizedBatches(Batches[BatchOut]):

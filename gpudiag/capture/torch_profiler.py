@@ -131,7 +131,7 @@ class OpenAnnotations:
         with suppress(Exception):
             from torch.autograd.profiler import record_function
 
-            self._patches.wrap(record_function, "__enter__", self._entering)
+            self._patches.wrap(record_function, "__enter__", self._wrap_enter)
 
     def end(self) -> None:
         """End what is open of that, the last one first, and note nothing more. Call it before the recording stops. Does not raise."""
@@ -140,7 +140,7 @@ class OpenAnnotations:
         for reference in reversed(opened):
             _end_annotation(reference())
 
-    def _entering(self, original: Any) -> Any:
+    def _wrap_enter(self, original: Any) -> Any:
         def enter(annotation: Any) -> Any:
             entered = original(annotation)
             self._opened.append(ref(annotation))
@@ -199,11 +199,11 @@ class ProfilerGuard:
         """Wrap the three entry points through which every torch profiler (also emit_nvtx and emit_itt) starts and stops."""
         from torch.autograd import profiler
 
-        patches.wrap(profiler, "_prepare_profiler", self._starting)
-        patches.wrap(profiler, "_enable_profiler", self._starting)
-        patches.wrap(profiler, "_disable_profiler", self._stopping)
+        patches.wrap(profiler, "_prepare_profiler", self._wrap_start)
+        patches.wrap(profiler, "_enable_profiler", self._wrap_start)
+        patches.wrap(profiler, "_disable_profiler", self._wrap_stop)
 
-    def _starting(self, original: Any) -> Any:
+    def _wrap_start(self, original: Any) -> Any:
         def start(*args: Any, **kwargs: Any) -> Any:
             if not self._own:
                 self._on_foreign()
@@ -212,29 +212,13 @@ class ProfilerGuard:
 
         return start
 
-    def _stopping(self, original: Any) -> Any:
+    def _wrap_stop(self, original: Any) -> Any:
         def stop(*args: Any, **kwargs: Any) -> Any:
             if not self._own:
                 self._foreign = False
             return original(*args, **kwargs)
 
         return stop
-
-
-def _build_schedule(first: int, warm: int, record: int) -> Callable[[int], Any]:
-    """Return torch's schedule shifted so that the profiler's step number is the number of the training step."""
-    import torch
-
-    base = torch.profiler.schedule(wait=0, warmup=warm, active=record, repeat=1)
-    return lambda step: base(max(0, step - first))
-
-
-def _choose_activities() -> list[Any]:
-    import torch
-
-    kinds = torch.profiler.ProfilerActivity
-    # only where the run uses a device: asking CUDA earlier would initialise it in a process that may still fork
-    return [kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU]
 
 
 def _make_profiler(annotations: OpenAnnotations, **options: Any) -> Any:
@@ -266,10 +250,15 @@ class ProfilerWindow:
         self._annotations = OpenAnnotations()
         let_forked_children_exit()
         with guard.own():
+            import torch
+
+            kinds = torch.profiler.ProfilerActivity
+            # CUDA only where the run uses a device: asking for it earlier would initialise it in a process that may still fork
+            phases = torch.profiler.schedule(wait=0, warmup=planned.warm, active=planned.record, repeat=1)
             self._profiler = _make_profiler(
                 self._annotations,
-                activities=_choose_activities(),
-                schedule=_build_schedule(first_step, planned.warm, planned.record),
+                activities=[kinds.CPU, kinds.CUDA] if torch.cuda.is_initialized() else [kinds.CPU],
+                schedule=lambda step: phases(max(0, step - first_step)),  # its step number is that of the training step
                 record_shapes=True,
                 with_stack=self.with_stack,
                 profile_memory=profile_memory and self.with_stack,
@@ -287,28 +276,21 @@ class ProfilerWindow:
             self._profiler.step()
 
     def stop(self) -> None:
-        """Stop recording; waits for the device where there is one."""
+        """Stop recording; waits for the device where there is one. No profiler is left running where stopping fails half way."""
+        from torch.autograd import profiler
+
         with self._guard.own():
             try:
                 self._profiler.__exit__(None, None, None)
             finally:
-                self._switch_off()
-
-    def _switch_off(self) -> None:
-        """Leave no profiler running where stopping ours failed half way: an exception inside step() can make torch's stop() fail too.
-
-        The annotation of the step is closed before: closed in a later recording it writes to memory that is freed (a crash of torch 2.13).
-        """
-        from torch.autograd import profiler
-
-        self._annotations.end()
-        if self._guard.enabled:
-            annotation = getattr(self._profiler, "step_rec_fn", None)
-            if annotation is not None:
-                with suppress(Exception):
-                    annotation.__exit__(None, None, None)
-            with suppress(Exception):
-                profiler._disable_profiler()
+                self._annotations.end()  # closed in a later recording it writes to memory that is freed (a crash of torch 2.13)
+                if self._guard.enabled:  # an exception inside step() can make torch's stop() fail half way
+                    annotation = getattr(self._profiler, "step_rec_fn", None)
+                    if annotation is not None:
+                        with suppress(Exception):
+                            annotation.__exit__(None, None, None)
+                    with suppress(Exception):
+                        profiler._disable_profiler()
 
     def export(self, path: Path) -> None:
         """Write the trace as plain JSON. Raises OSError or RuntimeError."""

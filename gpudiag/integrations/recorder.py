@@ -135,7 +135,7 @@ class Recorder:
         `loop`: where the training runs, of a framework that does not say that one has raised.
         """
         self.end(LEFT_EARLY)
-        self._guarded("this training is not recorded", lambda: self._begin(more, loop))
+        self._guard("this training is not recorded", lambda: self._begin(more, loop))
 
     def _begin(self, more: Sequence[Part], loop: LoopPlace | None) -> None:
         global _recording
@@ -162,12 +162,12 @@ class Recorder:
     def step(self) -> None:
         """A step ends, and the next one begins."""
         if self._session is not None:
-            self._guarded("a step was not marked", self._session.step)
+            self._guard("a step was not marked", self._session.step)
 
     def pause(self) -> None:
         """What follows belongs to no step."""
         if self._session is not None:
-            self._guarded("a pause was not marked", self._session.pause)
+            self._guard("a pause was not marked", self._session.pause)
 
     def resume(self) -> None:
         """A step begins here; what ran since the last one belongs to none. Does nothing outside an epoch."""
@@ -179,7 +179,7 @@ class Recorder:
         """Finish the bundle; `reason`: why the training ended early. Does nothing where no recording is open."""
         session, self._session, self.in_epoch = self._session, None, False
         if session is not None:
-            self._guarded("the recording was not finished", lambda: self._end(session, reason))
+            self._guard("the recording was not finished", lambda: self._end(session, reason))
 
     def _end(self, session: Session, reason: str | BaseException | None) -> None:
         atexit.unregister(self.end)
@@ -188,7 +188,7 @@ class Recorder:
         kind = type(reason) if isinstance(reason, BaseException) else None
         session.__exit__(kind, None, None)
 
-    def _guarded(self, failure: str, action: Callable[[], object]) -> None:
+    def _guard(self, failure: str, action: Callable[[], object]) -> None:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the training run comes first

@@ -47,7 +47,31 @@ _warned: set[str] = set()
 def flat(report: Any, prefix: str = PREFIX) -> dict[str, float]:
     """Return the figures of a gpudiag.Report (or its `data`) by the keys of this module's table, each with `prefix` in front."""
     data: ReportData = getattr(report, "data", report)
-    found = {**_collect_steps(data), **_collect_shares(data), **_collect_resources(data), **_collect_findings(data)}
+    steps, run, wall, trust = data.steps, data.history, data.breakdown.wall_ns, data.trust
+    mfu, memory, energy, findings = data.mfu, data.memory, data.energy, data.findings
+    found: dict[str, float | None] = {
+        "step_mean_ms": wall / steps.count * _MS if steps.count and wall else None,
+        "step_median_ms": _scale(steps.median_ns, _MS),
+        "step_p95_ms": _scale(steps.p95_ns, _MS),
+        "run_step_median_ms": None if run is None else _scale(run.median_ns, _MS),
+        "profiler_slowdown_ratio": trust.profiler_slowdown,
+        "idle_share": data.breakdown.idle_ns / wall if wall else None,
+        "mfu_share": None if mfu is None else mfu.share,
+        "hfu_share": None if mfu is None else mfu.hfu_share,
+        "modelled_share": trust.modelled_share,
+        "linked_share": trust.linked_share,
+        "memory_peak_bytes": None if memory is None else memory.peak_bytes,
+        "memory_reserved_peak_bytes": None if memory is None else memory.reserved_peak_bytes,
+        "energy_per_step_j": None if energy is None else energy.joule_per_step,
+        "energy_per_sample_j": None if energy is None else energy.joule_per_sample,
+        "power_mean_w": None if energy is None else energy.mean_power_w,
+    }
+    if wall:  # a step was analysed
+        found.update({f"{bucket}_share": getattr(data.breakdown.buckets_ns, bucket) / wall for bucket in BUCKETS})
+    if data.rules:  # they were judged
+        found.update({f"findings_{severity}_count": sum(item.severity == severity for item in findings) for severity in _SEVERITIES})
+        ceilings = [item.ceiling.share for item in findings if item.ceiling is not None]
+        found.update(findings_count=len(findings), best_gain_share=max(ceilings, default=None))
     return {f"{prefix}{key}": float(value) for key, value in found.items() if value is not None}
 
 
@@ -116,52 +140,6 @@ def _try_send(tracker: str, send: Callable[[], None]) -> bool:
             warn_user(text, 3)  # at the line that called log_...
         return False
     return True
-
-
-def _collect_steps(data: ReportData) -> dict[str, float | None]:
-    steps, run = data.steps, data.history
-    return {
-        "step_mean_ms": data.breakdown.wall_ns / steps.count * _MS if steps.count and data.breakdown.wall_ns else None,
-        "step_median_ms": _scale(steps.median_ns, _MS),
-        "step_p95_ms": _scale(steps.p95_ns, _MS),
-        "run_step_median_ms": None if run is None else _scale(run.median_ns, _MS),
-        "profiler_slowdown_ratio": data.trust.profiler_slowdown,
-    }
-
-
-def _collect_shares(data: ReportData) -> dict[str, float | None]:
-    """Return the parts of a step; none of them where no step was analysed."""
-    wall, mfu = data.breakdown.wall_ns, data.mfu
-    parts = {f"{bucket}_share": getattr(data.breakdown.buckets_ns, bucket) / wall for bucket in BUCKETS} if wall else {}
-    return {
-        **parts,
-        "idle_share": data.breakdown.idle_ns / wall if wall else None,
-        "mfu_share": None if mfu is None else mfu.share,
-        "hfu_share": None if mfu is None else mfu.hfu_share,
-        "modelled_share": data.trust.modelled_share,
-        "linked_share": data.trust.linked_share,
-    }
-
-
-def _collect_resources(data: ReportData) -> dict[str, float | None]:
-    memory, energy = data.memory, data.energy
-    return {
-        "memory_peak_bytes": None if memory is None else memory.peak_bytes,
-        "memory_reserved_peak_bytes": None if memory is None else memory.reserved_peak_bytes,
-        "energy_per_step_j": None if energy is None else energy.joule_per_step,
-        "energy_per_sample_j": None if energy is None else energy.joule_per_sample,
-        "power_mean_w": None if energy is None else energy.mean_power_w,
-    }
-
-
-def _collect_findings(data: ReportData) -> dict[str, float | None]:
-    """Return the counts, and the largest ceiling; unknown where rules were not judged."""
-    if not data.rules:
-        return {}
-    found = data.findings
-    ceilings = [finding.ceiling.share for finding in found if finding.ceiling is not None]
-    counts = {f"findings_{severity}_count": sum(finding.severity == severity for finding in found) for severity in _SEVERITIES}
-    return {"findings_count": len(found), **counts, "best_gain_share": max(ceilings, default=None)}
 
 
 def _scale(value: float | None, factor: float) -> float | None:

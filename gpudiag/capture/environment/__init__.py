@@ -193,35 +193,15 @@ def identify_cuda_device(index: int | None = None) -> DeviceIdentity | None:
         return DeviceIdentity(None, None, None, hip=True, ordinal=torch.cuda.current_device() if index is None else index)
     number = torch.cuda.current_device() if index is None else index
     found = torch.cuda.get_device_properties(number)
-    uuid, address = getattr(found, "uuid", None), _format_pci_bus_id(found)
+    uuid = getattr(found, "uuid", None)
+    parts: list[Any] = [getattr(found, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+    told = all(isinstance(part, int) for part in parts)
+    address = "{:08X}:{:02X}:{:02X}.0".format(*parts) if told else None  # as nvmlDeviceGetHandleByPciBusId takes it
     known = uuid is not None or address is not None
     return DeviceIdentity(
-        None if uuid is None else _strip_prefix(str(uuid)),
+        None if uuid is None else str(uuid).removeprefix("GPU-").removeprefix("MIG-"),  # as NVML writes it
         address,
-        None if known else _find_nvml_index(torch, number),
+        None if known else try_read(lambda: int(torch.cuda._get_nvml_device_index(number))),  # torch's own translation
         ordinal=number,
         key=build_device_key(found.name, number, None if uuid is None else str(uuid), found.multi_processor_count),
     )
-
-
-def _strip_prefix(uuid: str) -> str:
-    """Return a UUID without the prefix that NVML gives it."""
-    return uuid.removeprefix("GPU-").removeprefix("MIG-")
-
-
-def _format_pci_bus_id(properties: Any) -> str | None:
-    """Return domain:bus:device.0 as nvmlDeviceGetHandleByPciBusId takes it."""
-    parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-    if not all(isinstance(part, int) for part in parts):
-        return None
-    domain, bus, device = (int(part) for part in parts if part is not None)
-    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
-
-
-def _find_nvml_index(torch: Any, number: int) -> int | None:
-    """Return torch's own translation (torch.cuda._get_nvml_device_index); None where it has none, or fails."""
-    translate = getattr(torch.cuda, "_get_nvml_device_index", None)
-    try:
-        return None if translate is None else int(translate(number))
-    except Exception:  # noqa: BLE001 - a private function of torch: without it, UUID and PCI address stand
-        return None

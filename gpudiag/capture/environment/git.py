@@ -27,7 +27,7 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FE
 """git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
 
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""No hook or monitor that the repository's own configuration names is started; _without_filters() does the same for its filters."""
+"""No hook or monitor that the repository's own configuration names is started; _disable_filters() does the same for its filters."""
 
 _FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
 _STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")
@@ -65,17 +65,16 @@ def read_code(folder: Path, file: Path | None = None) -> Code | None:
     commit = _ask_git(git, folder, "rev-parse", "--verify", "HEAD")
     if commit is None or not _COMMIT.fullmatch(commit):
         return None
-    return Code(commit=commit, dirty=_is_changed(git, folder), script_tracked=None if file is None else _is_tracked(git, folder, file))
-
-
-def _is_changed(git: str, folder: Path) -> bool | None:
-    """Return whether tracked files differ from the commit; None where git does not say, or only a filter of the repository could."""
     filters = _ask_git(git, folder, *_FILTERS, accepted=(0, 1))  # 1: there are none
     without = None if filters is None else _disable_filters(filters.splitlines())
     changes = None if without is None else _ask_git(git, folder, *without, *_STATUS)
-    if changes is None:
-        return None
-    return bool(changes) if not changes or not without else _is_surely_changed(git, folder, changes)
+    changed = None if changes is None else bool(changes)  # None: git does not say, or only a filter of the repository could
+    if changes and without:
+        changed = _is_surely_changed(git, folder, changes)
+    if file is None:
+        return Code(commit=commit, dirty=changed, script_tracked=None)
+    tracked = _ask_git(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
+    return Code(commit=commit, dirty=changed, script_tracked=None if tracked is None else bool(tracked))
 
 
 def _disable_filters(keys: Sequence[str]) -> list[str] | None:
@@ -101,12 +100,6 @@ def _is_surely_changed(git: str, folder: Path, changes: str) -> bool | None:
     top = _ask_git(git, folder, "rev-parse", "--show-toplevel")  # the paths are relative to it
     told = top and _ask_git(git, Path(top), "check-attr", "-z", "filter", "--", *(entry[3:] for entry in entries))
     return True if told and {"unspecified", "unset"} & set(told.split("\0")[2::3]) else None
-
-
-def _is_tracked(git: str, folder: Path, file: Path) -> bool | None:
-    """Return whether git tracks `file`; None where it does not answer."""
-    found = _ask_git(git, folder, "--literal-pathspecs", "ls-files", "--", str(file), accepted=(0, 128))  # 128: outside the repository
-    return None if found is None else bool(found)
 
 
 def _ask_git(git: str, folder: Path, *words: str, accepted: Sequence[int] = (0,)) -> str | None:
@@ -150,7 +143,6 @@ def _read_answer(process: subprocess.Popen[bytes], answer: int) -> bytes | None:
 
 
 def _drain_pipe(answer: int, found: bytearray) -> None:
-    """Move what the pipe holds to `found`, up to MAX_ANSWER bytes of it."""
     for _ in range(16):
         try:
             data = os.read(answer, MAX_ANSWER)

@@ -92,7 +92,7 @@ class Inventory(Part):
         self._machine = environment.read_machine()
         checkpoint = sys.modules.get("torch.utils.checkpoint")
         for name in _CHECKPOINT if checkpoint is not None else ():
-            context.patches.wrap(checkpoint, name, self._noted)
+            context.patches.wrap(checkpoint, name, self._wrap_checkpoint)
         self._switches.install(context.patches)
         self._look()
 
@@ -131,7 +131,7 @@ class Inventory(Part):
         machine = msgspec.structs.replace(self._machine, driver=self._driver, gpu_uuid=try_read(environment.read_gpu_uuid))
         return {"program": program, "machine": machine, "settings": self._switches.now()}
 
-    def _noted(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_checkpoint(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*args: Any, **kwargs: Any) -> Any:
             self._checkpointed = True
             return original(*args, **kwargs)

@@ -1,7 +1,5 @@
 """What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
 
-What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
-
 Nothing is hooked: models are wrapped before the recording begins. Looks at every object that Python's collector knows, so it is done once,
 after the loop; only the types of objects are looked at, and attributes of torch's own classes.
 """
@@ -47,25 +45,21 @@ def find_live_objects() -> LiveObjects | None:
     """Return the living objects of each kind of _CLASSES; None where the collector does not know them (gc.freeze)."""
     if gc.get_freeze_count():
         return None
-    wanted = {
-        cls: _OLD.get(kind, kind) for kind, (home, name) in _CLASSES.items() if isinstance(cls := _find_loaded_class(home, name), type)
-    }
+    wanted: dict[type, str] = {}
+    for kind, (home, name) in _CLASSES.items():
+        module = sys.modules.get(home)  # of what is imported already
+        cls = None if module is None else vars(module).get(name)
+        if isinstance(cls, type):
+            wanted[cls] = _OLD.get(kind, kind)
     kinds: dict[type, str | None] = {}
     found: LiveObjects = defaultdict(list)
     for item in gc.get_objects():
         cls = type(item)
         if cls not in kinds:
             kinds[cls] = next((kind for base, kind in wanted.items() if base in type.__dict__["__mro__"].__get__(cls)), None)
-        kind = kinds[cls]
-        if kind is not None:
-            found[kind].append(item)
+        if (known := kinds[cls]) is not None:
+            found[known].append(item)
     return found
-
-
-def _find_loaded_class(home: str, name: str) -> Any:
-    """Return the class `name` of the module `home` if that is imported already."""
-    module = sys.modules.get(home)
-    return None if module is None else vars(module).get(name)
 
 
 def uses_checkpointing(found: LiveObjects) -> bool:
@@ -84,35 +78,23 @@ def read_compiled(found: LiveObjects | None) -> Compiled | None:
     """Return the counts, and from `found` (alive.alive()) the calls and the generated code; None where torch.compile was not used."""
     utils = sys.modules.get("torch._dynamo.utils")
     counters = getattr(utils, "counters", None) or {}
-    calls = _list_calls(found) if found else ()
+    contexts = found.get("compile", ()) if found else ()
+    alike = Counter(call for context in contexts if (call := try_read(partial(_read_call, context))) is not None)
     graphs = int((counters.get("stats") or {}).get("unique_graphs", 0))
-    if not graphs and not calls:
+    if not graphs and not alike:
         return None
+    # torch/_dynamo/convert_frame.py counts the compilations by frame; those beyond the first of each are recompilations
+    times = dict(getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None) or {})
     generated = None if found is None else found.get("generated", [])
+    sources = [source for graph in generated or () if isinstance(source := getattr(graph, "source_code", None), str)]
     return Compiled(
-        calls=calls,
+        calls=tuple(msgspec.structs.replace(call, count=count) for call, count in alike.most_common()),
         graphs=graphs,
         graph_breaks=sum((counters.get("graph_break") or {}).values()),
-        recompiles=_count_recompiles(),
+        recompiles=sum(count - 1 for count in times.values() if count > 1),
         generated_graphs=None if generated is None else len(generated),
-        generated_kernels=None if generated is None else sum(map(_count_kernels, generated)),
+        generated_kernels=None if generated is None else sum(len(_KERNEL.findall(source)) for source in sources),
     )
-
-
-def _count_recompiles() -> int:
-    """Return the compilations beyond the first of each frame (torch/_dynamo/convert_frame.py counts them by frame)."""
-    counts = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None) or {}
-    return sum(times - 1 for times in dict(counts).values() if times > 1)
-
-
-def _count_kernels(graph: Any) -> int:
-    source = getattr(graph, "source_code", None)
-    return len(_KERNEL.findall(source)) if isinstance(source, str) else 0
-
-
-def _list_calls(found: LiveObjects) -> tuple[CompileCall, ...]:
-    alike = Counter(call for context in found.get("compile", ()) if (call := try_read(partial(_read_call, context))) is not None)
-    return tuple(msgspec.structs.replace(call, count=times) for call, times in alike.most_common())
 
 
 def _read_call(context: Any) -> CompileCall | None:
@@ -125,19 +107,15 @@ def _read_call(context: Any) -> CompileCall | None:
         backend = inner
     if not callable(backend):
         return None
+    # the registered name, else that of the function or class that was given as a backend
+    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
+    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
     return CompileCall(
-        backend=_name_backend(backend),
+        backend=next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME]),
         mode=_find_mode(backend),
         dynamic=as_flag(getattr(context, "_dynamic", None)),
         fullgraph=as_flag(getattr(context, "fullgraph", None)),
     )
-
-
-def _name_backend(backend: Any) -> str:
-    """Return the registered name of a backend, else that of the function or class that was given as one."""
-    given = getattr(backend, "compiler_fn", backend)  # torch._TorchCompileWrapper; its compiler_name may be the text of an object
-    words = (getattr(backend, "compiler_name", None), getattr(given, "__name__", None), type(given).__name__)
-    return next((word for word in map(as_name, words) if word), type(given).__name__[:MAX_NAME])
 
 
 def _find_mode(backend: Any) -> str | None:
@@ -152,11 +130,13 @@ def _find_mode(backend: Any) -> str | None:
 def read_wrappers(found: LiveObjects) -> Wrappers:
     """Return the wrappers and loss scalers among the living objects."""
     devices = [len(getattr(item, "device_ids", ()) or ()) for item in found.get("data_parallel", ())]
+    engines = found.get("deepspeed", ())  # deepspeed/runtime/engine.py: zero_optimization_stage
+    stages = (as_count(try_read(partial(type(engine).zero_optimization_stage, engine))) for engine in engines)
     return Wrappers(
         ddp=tuple(dict.fromkeys(known for item in found.get("ddp", ()) if (known := try_read(partial(_read_ddp, item))) is not None)),
         fsdp=(*_count_units(_read_fsdp1, found.get("fsdp1", ())), *_count_units(_read_fsdp2, found.get("fsdp2", ()))),
         data_parallel_devices=max(devices, default=None),
-        deepspeed_zero_stage=_find_zero_stage(found.get("deepspeed", ())),
+        deepspeed_zero_stage=next((stage for stage in stages if stage is not None), None),
         grad_scaler=any(vars(item).get("_enabled") is True for item in found.get("scaler", ())),
     )
 
@@ -217,9 +197,3 @@ def _count_units(describe: Any, modules: Iterable[Any]) -> tuple[ShardedData, ..
     """Return the settings that occur, each with the number of modules that have them, the most frequent first."""
     alike = Counter(known for module in modules if (known := try_read(partial(describe, module))) is not None)
     return tuple(msgspec.structs.replace(known, units=times) for known, times in alike.most_common())
-
-
-def _find_zero_stage(engines: Iterable[Any]) -> int | None:
-    """Return the ZeRO stage of the first engine that tells (deepspeed/runtime/engine.py: zero_optimization_stage)."""
-    stages = (as_count(try_read(partial(type(engine).zero_optimization_stage, engine))) for engine in engines)
-    return next((stage for stage in stages if stage is not None), None)

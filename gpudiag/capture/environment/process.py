@@ -163,11 +163,11 @@ _FORMS = {name: re.compile(form, re.IGNORECASE) for name, form in FORMS.items()}
 
 def read_variables(environment: Mapping[str, str] = os.environ) -> dict[str, str | None]:
     """Return the variables of FORMS that are set; None for a value that does not have its form."""
-    return {name: _keep_valid(environment[name], form) for name, form in _FORMS.items() if environment.get(name)}
-
-
-def _keep_valid(value: str, form: re.Pattern[str]) -> str | None:
-    return value.strip() if len(value) <= MAX_VALUE and form.fullmatch(value.strip()) else None
+    found: dict[str, str | None] = {}
+    for name, form in _FORMS.items():
+        if value := environment.get(name):
+            found[name] = value.strip() if len(value) <= MAX_VALUE and form.fullmatch(value.strip()) else None
+    return found
 
 
 _OPTIONS = re.compile(_OPTION)

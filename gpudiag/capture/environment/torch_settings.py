@@ -50,7 +50,21 @@ def read_precision_settings() -> dict[str, Any]:
     The two booleans say what NVIDIA's libraries do: False under NVIDIA_TF32_OVERRIDE=0.
     """
     found = read_fp32_precision()
-    product, convolution, precision = _read_new_switches(found) if found else _read_old_switches()
+    product: bool | None
+    convolution: bool | None
+    precision: str | None
+    if found:
+        # 'medium' is bf16 in oneDNN and TF32 in cuBLAS, 'high' TF32 (torch.set_float32_matmul_precision)
+        device, host = found.get("cuda.matmul"), found.get("mkldnn.matmul")
+        precision = "medium" if host == "bf16" else "high" if "tf32" in (device, host) else "highest"
+        product = None if device is None else device == "tf32"
+        convolution = found["cudnn.conv"] == "tf32" if "cudnn.conv" in found else None
+    else:
+        import torch
+
+        product = as_flag(try_read(lambda: torch._C._get_cublas_allow_tf32()))
+        convolution = as_flag(try_read(lambda: torch._C._get_cudnn_allow_tf32()))
+        precision = try_read(torch.get_float32_matmul_precision)
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == _BLOCKED:
         product = convolution = False
     return {
@@ -59,27 +73,6 @@ def read_precision_settings() -> dict[str, Any]:
         "cudnn_allow_tf32": convolution,
         "fp32_precision": found,
     }
-
-
-def _read_new_switches(found: dict[str, str]) -> tuple[bool | None, bool | None, str]:
-    """Return (TF32 in products, TF32 in cuDNN, the older word for both).
-
-    'medium' is bf16 in oneDNN and TF32 in cuBLAS, 'high' TF32 (torch.set_float32_matmul_precision).
-    """
-    product, host = found.get("cuda.matmul"), found.get("mkldnn.matmul")
-    precision = "medium" if host == "bf16" else "high" if "tf32" in (product, host) else "highest"
-    convolution = found.get("cudnn.conv")
-    return None if product is None else product == "tf32", None if convolution is None else convolution == "tf32", precision
-
-
-def _read_old_switches() -> tuple[bool | None, bool | None, str | None]:
-    import torch
-
-    return (
-        as_flag(try_read(lambda: torch._C._get_cublas_allow_tf32())),
-        as_flag(try_read(lambda: torch._C._get_cudnn_allow_tf32())),
-        try_read(torch.get_float32_matmul_precision),
-    )
 
 
 _SDP = ("flash", "mem_efficient", "cudnn", "math")
@@ -95,9 +88,14 @@ def read_settings(
     """Return the switches and threads in force now, with what was seen of autocast, optimizers and the loader."""
     import torch
 
+    getters = {name: getattr(torch._C, f"_get_cudnn_{name}", None) for name in ("benchmark", "deterministic", "enabled")}
+    cudnn: dict[str, Any] = {f"cudnn_{name}": getter and as_flag(try_read(getter)) for name, getter in getters.items()}
+    options = try_read(lambda: torch._C._accelerator_getAllocatorSettings())  # since torch 2.9; also knows what the program has set
+    if not isinstance(options, str) or not options:
+        options = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
     return Settings(
         **read_precision_settings(),
-        **_read_cudnn(),
+        **cudnn,
         deterministic=try_read(torch.are_deterministic_algorithms_enabled),
         autocast=autocast,
         threads=try_read(torch.get_num_threads),
@@ -108,21 +106,13 @@ def read_settings(
         reduced_precision_reduction=_read_reductions(),
         sdp_backends=read_sdp_backends(),
         anomaly_detection=as_flag(try_read(torch.is_anomaly_enabled)),
-        allocator=_read_allocator(),
+        allocator=parse_allocator_options(options),
     )
 
 
 def combine_settings(then: Settings, now: Settings) -> Settings:
     """Return the switches as they stood `then`, with what is learnt on the way (autocast, optimizers, loader, compiled) as of `now`."""
     return msgspec.structs.replace(then, autocast=now.autocast, optimizers=now.optimizers, loader=now.loader, compiled=now.compiled)
-
-
-def _read_cudnn() -> dict[str, Any]:
-    import torch
-
-    names = ("benchmark", "deterministic", "enabled")
-    getters = {name: getattr(torch._C, f"_get_cudnn_{name}", None) for name in names}
-    return {f"cudnn_{name}": None if getter is None else as_flag(try_read(getter)) for name, getter in getters.items()}
 
 
 def _read_reductions() -> dict[str, bool]:
@@ -146,16 +136,6 @@ def read_sdp_backends() -> tuple[str, ...] | None:
     getters = {name: getattr(torch._C, f"_get_{name}_sdp_enabled", None) for name in _SDP}
     states = {name: as_flag(try_read(getter)) for name, getter in getters.items() if getter is not None}
     return tuple(name for name, on in states.items() if on) if states else None
-
-
-def _read_allocator() -> dict[str, str]:
-    """Return the options of the caching allocator: those in force where torch tells them, else those of the environment."""
-    import torch
-
-    told = try_read(lambda: torch._C._accelerator_getAllocatorSettings())  # since torch 2.9; also knows what the program has set
-    if not isinstance(told, str) or not told:
-        told = next((os.environ[name] for name in _ALLOCATOR_VARIABLES if os.environ.get(name)), "")
-    return parse_allocator_options(told)
 
 
 def _is_compiled() -> bool:
@@ -185,7 +165,7 @@ class WindowSettings:
         from torch.nn import attention
 
         for name in [name for name in _ENTERED if hasattr(attention, name)][:1]:
-            patches.wrap(attention, name, self._entered)
+            patches.wrap(attention, name, self._wrap_region)
 
     def backward_began(self) -> None:
         """Look inside a step."""
@@ -207,15 +187,15 @@ class WindowSettings:
             return self._frozen
         found = read_settings()
         anomaly = True if self._anomaly else found.anomaly_detection
-        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._attention(found.sdp_backends))
+        return msgspec.structs.replace(found, anomaly_detection=anomaly, sdp_backends=self._choose_attention(found.sdp_backends))
 
-    def _attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _choose_attention(self, outside: tuple[str, ...] | None) -> tuple[str, ...] | None:
         """Return the kernels allowed: those in every backward pass where they are others than between steps, else unknown."""
         if not self._chosen:
             return outside
         return next(iter(self._inside)) if len(self._inside) == 1 and outside not in self._inside else None
 
-    def _entered(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_region(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def entered(*args: Any, **kwargs: Any) -> Any:
             self._chosen = True
             return original(*args, **kwargs)
@@ -248,19 +228,14 @@ def _find_implementation(optimizer: Any, group: Mapping[str, Any]) -> Implementa
     fused, foreach = group.get("fused"), group["foreach"]
     if fused:
         return "fused"
-    if foreach is None and fused is None:
-        foreach = _is_foreach_default(group)
+    if foreach is None and fused is None:  # the user has not said
+        from torch import Tensor
+        from torch.optim import optimizer as module
+
+        _, foreach = module._default_to_fused_or_foreach(group["params"], bool(group.get("differentiable")), use_fused=False)
+        unsupported = isinstance(group.get("lr"), Tensor) and "capturable" in group and not group["capturable"]
+        foreach = foreach and not unsupported
     return "foreach" if foreach else "for-loop"
-
-
-def _is_foreach_default(group: Mapping[str, Any]) -> bool:
-    """Return whether torch takes the foreach form where the user has not said."""
-    from torch import Tensor
-    from torch.optim import optimizer as module
-
-    _, foreach = module._default_to_fused_or_foreach(group["params"], bool(group.get("differentiable")), use_fused=False)
-    unsupported = isinstance(group.get("lr"), Tensor) and "capturable" in group and not group["capturable"]
-    return bool(foreach) and not unsupported
 
 
 def _is_channels_last(tensors: Iterable[Any]) -> bool | None:
@@ -291,7 +266,8 @@ def read_loader_settings(loader: object) -> LoaderSettings | None:
 
     index_sampler = try_read(lambda: loader._index_sampler)  # type: ignore[attr-defined]  # BatchSampler, or the sampler itself
     size = get("batch_size") if not under else None
-    kind = _find_dataset_kind(loader)
+    number = as_count(getattr(loader, "_dataset_kind", None))  # torch.utils.data.dataloader._DatasetKind
+    kind: Literal["map", "iterable"] | None = "map" if number == 0 else "iterable" if number == 1 else None
     return LoaderSettings(
         num_workers=get("num_workers"),
         pin_memory=bool(get("pin_memory")),
@@ -305,12 +281,6 @@ def read_loader_settings(loader: object) -> LoaderSettings | None:
         start_method=try_read(lambda: _find_start_method(loader)) if get("num_workers") else None,
         pin_memory_device=as_name(get("pin_memory_device")),
     )
-
-
-def _find_dataset_kind(loader: object) -> Literal["map", "iterable"] | None:
-    """Return the kind of dataset (torch.utils.data.dataloader._DatasetKind: 0 map, 1 iterable)."""
-    kind = as_count(getattr(loader, "_dataset_kind", None))
-    return None if kind not in (0, 1) else "iterable" if kind else "map"
 
 
 def _find_start_method(loader: Any) -> str | None:

@@ -131,22 +131,12 @@ def _disable_mkldnn() -> Iterator[None]:
 @contextmanager
 def _patch_module_apply() -> Iterator[None]:
     """Let `module.to(...)` put new fake parameters in the place of the old ones: torch swaps their insides, which fake ones refuse."""
-    from torch import nn
-
-    original = nn.Module._apply
-    made: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
-    nn.Module._apply = _make_apply(made)
-    try:
-        yield
-    finally:
-        nn.Module._apply = original
-
-
-def _make_apply(made: dict[tuple[int, int], tuple[Any, Any, Any]]) -> Callable[..., Any]:
-    """Return what takes the place of nn.Module._apply. `made`: what became of which parameter, so that tied ones stay tied."""
     import torch
 
-    def applied(function: Any, parameter: Any) -> Any:
+    made: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
+    """What became of which parameter, so that tied ones stay tied."""
+
+    def replace(function: Any, parameter: Any) -> Any:
         key = (id(function), id(parameter))
         if key not in made:
             with torch.no_grad():
@@ -160,13 +150,18 @@ def _make_apply(made: dict[tuple[int, int], tuple[Any, Any, Any]]) -> Callable[.
             child._apply(fn)
         for name, parameter in self._parameters.items():
             if parameter is not None:
-                self._parameters[name] = applied(fn, parameter)
+                self._parameters[name] = replace(fn, parameter)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = fn(buffer)
         return self
 
-    return apply
+    original = torch.nn.Module._apply
+    torch.nn.Module._apply = apply
+    try:
+        yield
+    finally:
+        torch.nn.Module._apply = original
 
 
 FLASH_HEAD_DIM = 256
@@ -260,28 +255,16 @@ def _run_attention(
 
     ops = torch.ops.aten
     options = {"is_causal": is_causal, "scale": scale}
-    if query.dim() == _BOTH_ON_RANK and _takes_flash(query, attn_mask):
+    of_heads, half = query.dim() == _BOTH_ON_RANK, query.dtype in (torch.float16, torch.bfloat16)
+    if of_heads and attn_mask is None and half and query.size(-1) <= FLASH_HEAD_DIM:
         return ops._scaled_dot_product_flash_attention(query, key, value, dropout_p, **options)[0]
-    if query.dim() == _BOTH_ON_RANK and not enable_gqa:
-        bias = _expand_mask(attn_mask, query, key)
+    if of_heads and not enable_gqa:
+        bias = attn_mask  # as this kernel takes it: numbers instead of truth values, for all heads
+        if attn_mask is not None:
+            if attn_mask.dtype == torch.bool:
+                bias = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+            bias = bias.expand(query.size(0), query.size(1), query.size(2), key.size(2))
         gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
         return ops._scaled_dot_product_efficient_attention(query, key, value, bias, gradients, dropout_p, **options)[0]
     plain = ops.scaled_dot_product_attention.default
     return plain.decompose(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-
-def _takes_flash(query: Any, attn_mask: Any) -> bool:
-    import torch
-
-    return attn_mask is None and query.dtype in (torch.float16, torch.bfloat16) and query.size(-1) <= FLASH_HEAD_DIM
-
-
-def _expand_mask(attn_mask: Any, query: Any, key: Any) -> Any:
-    """Return the mask as the memory-efficient kernel takes it: numbers instead of truth values, for all heads."""
-    import torch
-
-    if attn_mask is None:
-        return None
-    if attn_mask.dtype == torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
-    return attn_mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))

@@ -105,17 +105,13 @@ class Ledger:
             end = self.phases[index + 1].begin if index + 1 < len(self.phases) else len(self._events)
             peak = Peak(current, position - 1)
             for at in range(position, end):
-                current += self._change(at)
+                block = self._events[at]
+                if block.purpose != HOST:
+                    current += self.rounded(block) if block.born == at else -self.rounded(block)
                 peak = max(peak, Peak(current, at), key=lambda known: known.bytes)
             position = end
             found.append(peak)
         return found
-
-    def _change(self, position: int) -> int:
-        block = self._events[position]
-        if block.purpose == HOST:
-            return 0
-        return self.rounded(block) if block.born == position else -self.rounded(block)
 
     def alive(self, position: int) -> Iterator[Block]:
         """Yield the blocks that live after the event at `position`."""
@@ -127,14 +123,14 @@ class Ledger:
         """Return what for -> bytes after the event at `position`, in the order of HELD."""
         sums: Counter[str] = Counter()
         for block in self.alive(position):
-            sums[self._held_for(block)] += self.rounded(block)
+            sums[self._find_purpose(block)] += self.rounded(block)
         return {name: sums[name] for name in ESTIMATE_CATEGORIES if sums[name]}
 
     def total(self, purpose: str, position: int) -> int:
         """Return the bytes held for `purpose` after the event at `position`, not rounded."""
-        return sum(block.bytes for block in self.alive(position) if self._held_for(block) == purpose)
+        return sum(block.bytes for block in self.alive(position) if self._find_purpose(block) == purpose)
 
-    def _held_for(self, block: Block) -> str:
+    def _find_purpose(self, block: Block) -> str:
         if block.purpose == ACTIVATION:
             return "temporary" if block.died_phase == block.phase else "activations"
         return block.purpose
@@ -148,7 +144,7 @@ class Ledger:
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for block in self.alive(position):
-            if self._held_for(block) == "activations":
+            if self._find_purpose(block) == "activations":
                 name = _NUMBER.sub("*", block.module)
                 sizes[name] += block.bytes
                 counts[name] += 1

@@ -6,8 +6,8 @@ import importlib.util
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -117,15 +117,20 @@ def run_steps(training: Training, ledger: Ledger) -> None:
 
 def _run_step(training: Training, ledger: Ledger, known: Storages, index: int) -> None:
     """Run one step, in which the output is held to the end as a variable of the loop would hold it."""
+    import torch
+
     if not training.accumulate:
         (training.optimizer or training.model).zero_grad()
     ledger.begin("forward", index)
-    with _enter_autocast(training.autocast):
+    kind = training.autocast
+    with nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind)):
         output = run_forward(training)
         loss = compute_loss(training, output)
     ledger.begin("backward", index)
     loss.backward()
-    _mark_tensors(known, [parameter.grad for parameter in training.model.parameters()], "gradients")
+    for parameter in training.model.parameters():
+        if parameter.grad is not None:
+            known.see(parameter.grad, "", "gradients")
     ledger.begin("optimizer", index)
     if training.optimizer is not None:
         training.optimizer.step()
@@ -177,12 +182,6 @@ def _describe_value(value: Any) -> str:
     return f"a tensor of {'x'.join(map(str, value.shape))}" if _is_tensor(value) else f"a {type(value).__name__}"
 
 
-def _mark_tensors(known: Storages, tensors: Sequence[Any], purpose: str) -> None:
-    for tensor in tensors:
-        if tensor is not None:
-            known.see(tensor, "", purpose)
-
-
 def _mark_states(known: Storages, optimizer: Any, cuda: bool) -> None:
     """Say what the optimizer holds; the counters of steps stay on the host unless they are asked to be on the device (torch.optim)."""
     for group in optimizer.param_groups:
@@ -199,15 +198,8 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _enter_autocast(kind: str | None) -> AbstractContextManager[Any]:
-    import torch
-
-    return nullcontext() if kind is None else torch.autocast("cpu", dtype=getattr(torch, kind))
-
-
 @contextmanager
 def _track_modules(model: Any, stack: list[str]) -> Iterator[None]:
-    """Keep the names of the modules that are under way in `stack`."""
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             kind = type(module).__name__
@@ -253,20 +245,16 @@ def run_estimate(make: Callable[[], EstimateInput], making: str) -> ModelEstimat
 
     Raises InputError where the code fails or needs the values of a tensor, UsageError for what does not fit.
     """
-    _require_torch()
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
     with use_fake_tensors():
         training = _run_explained(lambda: making, lambda: _make_training(make()))
         ledger = Ledger(CUDA_BLOCK_BYTES if training.cuda else 1)
         with use_cuda_kernels(training.cuda), disable_compilation():
             _run_explained(lambda: f"the {_PASS_NAMES[ledger.phases[-1].name]}", lambda: run_steps(training, ledger))
     return _summarise(training, ledger)
-
-
-def _require_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError("an estimate of a model needs torch", "pip install 'gpudiag[train]'") from error
 
 
 def _make_training(given: EstimateInput) -> Training:
@@ -317,7 +305,6 @@ def _make_optimizer(given: Any, model: Any) -> Any:
 
 
 def _parse_autocast(given: Any) -> str | None:
-    """Return the name of the type in torch; None: no autocast."""
     name = str(given).removeprefix("torch.").lower()
     if given is None or name in ("none", "no", "fp32", "float32"):
         return None
@@ -341,15 +328,11 @@ def _run_explained(doing: Callable[[], str], action: Callable[[], Any]) -> Any:
             op = getattr(error.func, "_schema", error.func)
             line = f"{what} needs the values of a tensor ({getattr(op, 'name', op)}), and an estimate has none{_find_user_line(error)}"
             raise InputError(line, "estimate without that part, or record a real step with gpudiag.profile(memory=True)") from error
-        raise InputError(f"{what} failed: {type(error).__name__}: {_find_first_line(error)}{_find_user_line(error)}") from error
-
-
-def _find_first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]
+        message = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]
+        raise InputError(f"{what} failed: {type(error).__name__}: {message}{_find_user_line(error)}") from error
 
 
 def _find_user_line(error: Exception) -> str:
-    """Return the innermost line of the user's code that led there."""
     import torch
 
     others = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[2]}{os.sep}", "<")
@@ -386,7 +369,6 @@ def _summarise(training: Training, ledger: Ledger) -> ModelEstimate:
 
 
 def _describe_optimizer(optimizer: Any) -> str:
-    """Return the class of the optimizer and how it works on its parameters."""
     if optimizer is None:
         return "none"
     group = optimizer.param_groups[0]

@@ -65,7 +65,7 @@ class Driver(Part):
         self.events, self._notices = context.events, context.notices
         silence_kineto(context.patches, errors_too=True)
         if hasattr(amp, "GradScaler"):  # torch 2.3; that of torch.cuda.amp is a subclass
-            context.patches.wrap(amp.GradScaler, "step", self._scaled)
+            context.patches.wrap(amp.GradScaler, "step", self._wrap_scaler_step)
 
     def manifest(self) -> Mapping[str, Any]:
         """Return the command that was recorded."""
@@ -86,7 +86,9 @@ class Driver(Part):
 
     def batch_received(self, at_ns: int, wait_ns: int, batch: object, iterator: object) -> None:
         """Count the batch; one of a validation pass ends the step that had begun."""
-        if self._pauses.begins(training=_is_grad_enabled(), learning=not self._settled) and not self._by_hand:
+        import torch
+
+        if self._pauses.begins(training=bool(torch.is_grad_enabled()), learning=not self._settled) and not self._by_hand:
             self._pause()
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
@@ -113,7 +115,7 @@ class Driver(Part):
         if not self._inside:
             self._mark_if_due()
 
-    def _scaled(self, original: Any) -> Any:
+    def _wrap_scaler_step(self, original: Any) -> Any:
         """Tell the rule of a step that a scaler did not let the optimizer make: the iteration is over all the same."""
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +181,8 @@ class Driver(Part):
         if not self.rule.cycle:
             return "updates of a parameter" if self._settled else ""
         names = {number: name for (name, _), number in self._optimizers.items()}
-        return ", ".join(_format_times(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle))
+        runs = [(names.get(number, "optimizer"), len(list(run))) for number, run in groupby(self.rule.cycle)]
+        return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in runs)
 
     def reason(self) -> str | None:
         """Return why no step was found, in one line; None where steps were."""
@@ -222,16 +225,6 @@ class _Pauses:
         if self._in_a_row < MAX_PAUSES:
             self._in_a_row = self._in_a_row + 1 if self._paused else 0
         self._paused = False
-
-
-def _is_grad_enabled() -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled())
-
-
-def _format_times(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} x {name}"
 
 
 def _format_count(count: int, one: str, many: str = "") -> str:

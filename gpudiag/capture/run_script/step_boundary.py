@@ -49,8 +49,10 @@ class StepBoundary:
 
     def backward(self) -> None:
         """A backward pass begins."""
-        if not self.backwards:
-            self._forget()  # what stepped before any backward pass was an engine that is being built
+        if not self.backwards:  # what stepped before any backward pass was an engine that is being built
+            self.cycle, self.settled, self._newcomer = (), False, None
+            self._groups.clear()
+            self._open.clear()
         self.backwards += 1
         self._updatable = True
         if self._open:
@@ -59,9 +61,12 @@ class StepBoundary:
     def stepped(self, optimizer: int) -> bool:
         """Return whether the step of `optimizer` (any number that names it) ends a training step."""
         self.optimizer_steps += 1
+        if not self.backwards and self.optimizer_steps <= WITHOUT_BACKWARD:
+            return False
+        ends = self._note(optimizer)
         if not self.backwards:
-            return self._stepped_alone(optimizer)
-        return self._noted(optimizer)
+            self._close()
+        return ends
 
     def updated(self) -> bool:
         """Return whether a step ends here, where a parameter was seen to have changed since the last backward pass.
@@ -77,25 +82,17 @@ class StepBoundary:
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
-    def _stepped_alone(self, optimizer: int) -> bool:
-        if self.optimizer_steps <= WITHOUT_BACKWARD:
-            return False
-        ends = self._noted(optimizer)
-        self._close()
-        return ends
-
-    def _noted(self, optimizer: int) -> bool:
+    def _note(self, optimizer: int) -> bool:
         if not self._open and not self._groups:
             self.settled = False  # updates told the steps until now
         self._open.append(optimizer)
         if self.settled and optimizer not in self.cycle and optimizer not in self._ignored:
             self.settled, self._newcomer, self._patience = False, optimizer, MAX_UNSTEADY
-        ends = self._passed(optimizer)
+        ends = self._advance(optimizer)
         self._silent = 0 if ends else self._silent
         return ends and self.settled
 
     def _close(self) -> None:
-        """A group is complete: the next backward pass has begun."""
         self._groups.append(tuple(self._open))
         self._open.clear()
         self._silent += 1
@@ -107,7 +104,7 @@ class StepBoundary:
         elif self._ignored.issuperset(self._groups[-1]):
             self._turn_to(_find_cycle(list(self._groups), self._groups[-1][-1]))  # it has become a part of each step
 
-    def _passed(self, optimizer: int) -> bool:
+    def _advance(self, optimizer: int) -> bool:
         """Return whether `optimizer` is the last of the cycle. One that was left out (a skipped update) is passed over."""
         cycle = self.cycle
         ahead = next((place for place in range(self._place, len(cycle)) if cycle[place] == optimizer), None)
@@ -123,18 +120,22 @@ class StepBoundary:
     def _search(self) -> None:
         found = _find_cycle(list(self._groups), self._newcomer)
         if found is None and self._newcomer is not None:
-            self._wait()
+            # the newcomer has time to show its place; then go on without all that step now and then, if what was known still holds
+            self._patience -= 1
+            if self._patience == 0:
+                self._newcomer, self.settled = None, self._silent <= self._longest_silence
+                self._ignore_all_but(self.cycle)
         elif found is None and len(self._groups) >= MAX_UNSTEADY:
-            found = _find_steadiest(list(self._groups)[-MAX_UNSTEADY:])
+            # the optimizer that stepped in every group (the last such one of a group), else the rarest
+            groups = list(self._groups)[-MAX_UNSTEADY:]
+            always = set(groups[0]).intersection(*groups)
+            if always:
+                found = (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
+            else:
+                count = Counter(optimizer for group in groups for optimizer in group)
+                found = (min(count, key=lambda optimizer: count[optimizer]),)
             self._ignore_all_but(found)
         self._turn_to(found)
-
-    def _wait(self) -> None:
-        """Give the newcomer time to show its place; then go on without all that step now and then, if what was known still holds."""
-        self._patience -= 1
-        if self._patience == 0:
-            self._newcomer, self.settled = None, self._silent <= self._longest_silence
-            self._ignore_all_but(self.cycle)
 
     def _ignore_all_but(self, cycle: Group) -> None:
         self._ignored.update(optimizer for group in self._groups for optimizer in group if optimizer not in cycle)
@@ -149,11 +150,6 @@ class StepBoundary:
             self._ignored.difference_update(cycle)
             self._place = self._silent = 0
 
-    def _forget(self) -> None:
-        self.cycle, self.settled, self._newcomer = (), False, None
-        self._groups.clear()
-        self._open.clear()
-
 
 def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
     """Return the optimizers of the smallest cycle that the last groups repeat, from where the repetition began; None: there is none."""
@@ -166,15 +162,6 @@ def _find_cycle(groups: list[Group], newcomer: int | None) -> Group | None:
         if len(groups) - start >= REPEATS * length and whole and (newcomer is None or any(newcomer in group for group in cycle)):
             return tuple(optimizer for group in cycle for optimizer in group)
     return None
-
-
-def _find_steadiest(groups: list[Group]) -> Group:
-    """Return the optimizer that stepped in every group (the last such one of a group), else the rarest."""
-    always = set(groups[0]).intersection(*groups)
-    if always:
-        return (next(optimizer for optimizer in reversed(groups[-1]) if optimizer in always),)
-    count = Counter(optimizer for group in groups for optimizer in group)
-    return (min(count, key=lambda optimizer: count[optimizer]),)
 
 
 MAX_NODES = 5_000
@@ -204,13 +191,13 @@ class ParameterSentinel:
 
     def remember(self) -> None:
         """Keep the state of the parameter: a backward pass has ended."""
-        self._after = self._state()
+        self._after = self._read_state()
 
     def changed(self) -> bool:
         """Return whether the parameter has changed since remember()."""
-        return self._after is not None and self._state() not in (None, self._after)
+        return self._after is not None and self._read_state() not in (None, self._after)
 
-    def _state(self) -> object:
+    def _read_state(self) -> object:
         parameter = None if self._parameter is None else self._parameter()
         if parameter is None:
             return None

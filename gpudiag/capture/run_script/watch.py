@@ -44,13 +44,13 @@ class Watch:
         import torch
         from torch.optim import optimizer
 
-        self._patches.wrap_method(torch.Tensor, "backward", self._backward)
+        self._patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
         register = getattr(optimizer, "register_optimizer_step_pre_hook", None)
         if register is not None:
             self._hooks = optimizer._global_optimizer_pre_hooks
-            self._hook = register(self._before_step())
+            self._hook = register(self._make_step_hook())
 
-    def _backward(self, original: Any) -> Any:
+    def _wrap_backward(self, original: Any) -> Any:
         def first_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
             events = None if self._begun else self._begin()
             if self._hook is not None:  # not from inside the hook: torch is going through them then
@@ -66,7 +66,7 @@ class Watch:
 
         return first_backward
 
-    def _before_step(self) -> Callable[..., None]:
+    def _make_step_hook(self) -> Callable[..., None]:
         def first_step(optimizer: Any, *_: Any) -> None:
             # torch goes through its hooks right now: adding one is safe only for the last of them
             if not self._begun and next(reversed(self._hooks)) == self._hook.id:
@@ -113,15 +113,12 @@ class Watch:
         self.driver = driver
         append_journal(self.plan, "bundle", str(recorder.path), recorder.rank)
         atexit.register(self.finish)
-        self._finish_in_child()
-        return driver.events
-
-    def _finish_in_child(self) -> None:
-        """Have the bundle finished in a multiprocessing child too: those that were forked end without atexit before Python 3.13."""
+        # multiprocessing children that were forked end without atexit before Python 3.13
         util = sys.modules.get("multiprocessing.util")
         process = sys.modules.get("multiprocessing.process")
         if util is not None and process is not None and process.parent_process() is not None:
             util.Finalize(None, self.finish, exitpriority=100)
+        return driver.events
 
     def marked(self, samples: int | None) -> None:
         """The script has called gpudiag.step()."""
@@ -140,8 +137,10 @@ class Watch:
         if reason is not None and session.recording:
             session.warnings.append(reason)
             append_journal(self.plan, "note", reason, session.rank)
+        error = getattr(sys, "last_exc", None)  # Python 3.12
+        kind = type(error) if error is not None else getattr(sys, "last_type", None)  # None where no exception ended the script
         with suppress(Exception):
-            session.__exit__(_find_last_error(), None, None)
+            session.__exit__(kind, None, None)
 
 
 def _restore_environ(environ: dict[str, str]) -> None:
@@ -151,12 +150,6 @@ def _restore_environ(environ: dict[str, str]) -> None:
     for name, value in environ.items():
         if os.environ.get(name) != value:
             os.environ[name] = value
-
-
-def _find_last_error() -> type[BaseException] | None:
-    """Return the kind of the exception that ended the script; None where none did."""
-    error = getattr(sys, "last_exc", None)  # Python 3.12
-    return type(error) if error is not None else getattr(sys, "last_type", None)
 
 
 def mark_step(samples: int | None) -> None:

@@ -107,14 +107,6 @@ class Reading:
         if self.off or at_ns < self._due_ns:
             return {}
         begun = time.thread_time_ns()
-        known, failed = self._ask()
-        cost_ns = time.thread_time_ns() - begun
-        self.off = bool(failed) and not known and all(self._final(error) for error in failed)
-        pause = RETRY_NS if failed and not known else self.period_ns
-        self._due_ns = at_ns + max(pause, round(cost_ns / self.share))
-        return known
-
-    def _ask(self) -> tuple[dict[str, Value], list[Exception]]:
         try:
             answer = self._read()
         except Exception as error:  # noqa: BLE001 - one question that fails leaves the others
@@ -130,7 +122,11 @@ class Reading:
                 failed.append(error)
                 self._reasons[column] = format_error(error)
         self._answered.update(known)
-        return known, failed
+        cost_ns = time.thread_time_ns() - begun
+        self.off = bool(failed) and not known and all(self._final(error) for error in failed)
+        pause = RETRY_NS if failed and not known else self.period_ns
+        self._due_ns = at_ns + max(pause, round(cost_ns / self.share))
+        return known
 
     def missing(self) -> dict[str, str]:
         """Return column -> why it is null; 'at times' where other answers came."""
@@ -183,13 +179,13 @@ class CpuSource(ReadingSource):
         self._children: dict[tuple[int, float], float] = {}
         self._scanned_ns = 0
         self._children_pct, self._children_rss = 0.0, 0
-        self._util = Reading(("cpu_util_pct",), self._cpu_util, 0)
+        self._util = Reading(("cpu_util_pct",), self._read_cpu_util, 0)
         self._readings = [
-            Reading((), self._scan, 5 * SECOND),
+            Reading((), self._scan_children, 5 * SECOND),
             self._util,
-            Reading(("rss_bytes",), self._rss, SECOND // 2),
-            Reading(("system_cpu_util_pct",), self._system, SECOND),
-            Reading(("cpu_freq_mhz",), self._frequency, 2 * SECOND),
+            Reading(("rss_bytes",), lambda: {"rss_bytes": self._self.memory_info().rss + self._children_rss}, SECOND // 2),
+            Reading(("system_cpu_util_pct",), self._read_system_util, SECOND),
+            Reading(("cpu_freq_mhz",), self._read_frequency, 2 * SECOND),
         ]
         share_budget(self._readings)
 
@@ -199,13 +195,13 @@ class CpuSource(ReadingSource):
 
     # -- what is asked ----------------------------------------------------------------------------------------------
 
-    def _cpu_util(self) -> Answer:
+    def _read_cpu_util(self) -> Answer:
         """CLOCK_PROCESS_CPUTIME_ID counts in ns over all threads and costs one system call; /proc counts in ticks of 10 ms."""
         last, self._own = self._own, (time.perf_counter_ns(), time.process_time_ns())
         passed = self._own[0] - last[0]
         return {"cpu_util_pct": 100 * (self._own[1] - last[1]) / passed + self._children_pct} if last[0] and passed else {}
 
-    def _scan(self) -> Answer:
+    def _scan_children(self) -> Answer:
         """Find the children: CPU time since the last scan of those that were there then, resident memory of all."""
         now, found, rss = time.perf_counter_ns(), {}, 0
         for child in self._self.children(recursive=True):
@@ -222,10 +218,7 @@ class CpuSource(ReadingSource):
         self._children, self._children_rss, self._scanned_ns = found, rss, now
         return {}
 
-    def _rss(self) -> Answer:
-        return {"rss_bytes": self._self.memory_info().rss + self._children_rss}
-
-    def _system(self) -> Answer:
+    def _read_system_util(self) -> Answer:
         """Not psutil.cpu_percent(): it remembers its last call for the whole process, the user's own calls included."""
         times = self._psutil.cpu_times()._asdict()
         total = sum(times.values()) - times.get("guest", 0) - times.get("guest_nice", 0)  # both are counted in user and nice too
@@ -234,7 +227,7 @@ class CpuSource(ReadingSource):
         passed = total - last[0]
         return {"system_cpu_util_pct": min(100.0, max(0.0, 100 * (self._busy[1] - last[1]) / passed))} if last[0] and passed > 0 else {}
 
-    def _frequency(self) -> Answer:
+    def _read_frequency(self) -> Answer:
         found = self._psutil.cpu_freq()
         if found is None or not found.current:
             raise NotToldError("the system does not tell its frequency")

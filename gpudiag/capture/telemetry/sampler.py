@@ -136,25 +136,22 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._limits = dict(self._cpu.limits())
-            self._loop()
+            begun = due = time.perf_counter_ns()
+            while not self._stopping:
+                now = time.perf_counter_ns()
+                if not self._paused and now >= due:
+                    self._tick(now)
+                    due = find_next_tick(begun, now, self._pace(now - begun))
+                if (identity := self._identity) is not None and not self._stopping:
+                    self._identity = None
+                    self._open(identity)
+                self._wake.acquire(timeout=-1 if self._paused else max(0, due - time.perf_counter_ns()) / SECOND)
         except BaseException as error:  # noqa: BLE001 - the part says so once; the training thread never hears of it
             self.error = error
         finally:
             for source in self._sources():
                 with suppress(Exception):
                     source.close()
-
-    def _loop(self) -> None:
-        begun = due = time.perf_counter_ns()
-        while not self._stopping:
-            now = time.perf_counter_ns()
-            if not self._paused and now >= due:
-                self._tick(now)
-                due = find_next_tick(begun, now, self._pace(now - begun))
-            if (identity := self._identity) is not None and not self._stopping:
-                self._identity = None
-                self._open(identity)
-            self._wake.acquire(timeout=-1 if self._paused else max(0, due - time.perf_counter_ns()) / SECOND)
 
     def _pace(self, age_ns: int) -> int:
         return self.interval_ns if self._windows or age_ns < FULL_RATE_NS else max(self.interval_ns, CALM_INTERVAL_NS)

@@ -88,7 +88,7 @@ class Environment:
             import _posixsubprocess
         except ImportError:  # Windows
             return
-        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._added_to_list)
+        self._wrap(_posixsubprocess, "fork_exec", _ENV_OF_FORK_EXEC, self._add_to_list)
 
     def _wrap(self, module: Any, name: str, place: int, added: Callable[[Any], Any]) -> None:
         original = getattr(module, name, None)
@@ -109,7 +109,7 @@ class Environment:
         if original in os.supports_fd:
             os.supports_fd.add(call)
 
-    def _added_to_list(self, entries: Any) -> Any:
+    def _add_to_list(self, entries: Any) -> Any:
         """Return added() for an environment that is a list of b"NAME=value"."""
         try:
             before = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
@@ -172,18 +172,13 @@ def _chain(folder: str) -> bool:
     return True
 
 
-def _is_package(name: str) -> bool:
-    """Return whether `name` would be imported as a package, without running it: a script called gpudiag.py would run a second time."""
-    from importlib.util import find_spec  # torch has loaded it
-
-    spec = find_spec(name)
-    return spec is not None and spec.submodule_search_locations is not None
-
-
 def _watch(plan: str, watcher: str) -> None:
     try:
-        if not _is_package(watcher.partition(".")[0]):
-            return
+        from importlib.util import find_spec  # torch has loaded it
+
+        spec = find_spec(watcher.partition(".")[0])
+        if spec is None or spec.submodule_search_locations is None:
+            return  # no package: a script called gpudiag.py would run a second time
         __import__(watcher)
         sys.modules[watcher].watch(plan)
     except Exception:  # noqa: BLE001, S110 - without gpudiag in this Python the script runs as ever; `gpudiag run` says that nothing came
