@@ -66,7 +66,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()
 
 
 def build_arm_environment(arm: Arm, folder: Path, port: int) -> dict[str, str]:
-    """Return the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
+    """Build the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
     environ = {**os.environ, **QUIET_VARIABLES, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), _LOGS_OF_RANKS: str(folder / "ranks")}
     environ.update(dict.fromkeys(_PORT_VARIABLES, str(port)))
     for call in arm.fixes:
@@ -101,7 +101,7 @@ def _replace_endpoint(value: str, port: int) -> str:
 
 
 def find_free_port() -> int:
-    """Return a port that is free now."""
+    """Find a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -151,7 +151,7 @@ class BudgetError(ArmError):
 
 
 def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
-    """Return the error for the first fix that has nothing to show; None where all have."""
+    """Find the error for the first fix that has nothing to show; None where all have."""
     for row in rows:
         if isinstance(row, Evidence) and not row.found:
             return NotAppliedArmError(row.fix, row.reason or "nothing shows that it took effect")
@@ -161,11 +161,19 @@ def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
 def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
     """Return the error of arm `name`, which ended with exit code `code` (negative: a signal), wrote `rows` and printed `tail` last."""
     words = next((row for row in rows if isinstance(row, Died)), None)  # the first: what dies of it, as a launcher, comes later
-    refusal = find_refusal(rows) or _find_late_refusal(words, tail)
+    refusal = find_refusal(rows)
     if refusal is not None:
         return refusal
+    # a fix may also refuse inside the program: in its last words, or only printed (in a thread, by a launcher)
+    if words is not None and words.kind == "not_applied":
+        return NotAppliedArmError("", words.message)
+    if printed := _REFUSAL.search(tail):
+        return NotAppliedArmError("", printed[1])
     if code != 0:
-        return _build_crash(name, code, words, tail)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        oom = words.kind == "oom" if words is not None else any(text in tail for text in _NO_MEMORY)
+        said = f": {words.message}" if words is not None else ""
+        return ArmError("oom" if oom else "crash", f"{name} ended with {how}{said}", tail, crowded=oom)
     over = next((row for row in reversed(rows) if isinstance(row, Over)), None)
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
@@ -174,23 +182,8 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmErro
     return ArmError("ended", why, tail)
 
 
-def _find_late_refusal(words: Died | None, tail: str) -> NotAppliedArmError | None:
-    """Return the refusal of a fix that was raised inside the program: into its last words, or only printed (in a thread, by a launcher)."""
-    if words is not None and words.kind == "not_applied":
-        return NotAppliedArmError("", words.message)
-    printed = _REFUSAL.search(tail)
-    return None if printed is None else NotAppliedArmError("", printed[1])
-
-
-def _build_crash(name: str, code: int, words: Died | None, tail: str) -> ArmError:
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    oom = words.kind == "oom" if words is not None else any(text in tail for text in _NO_MEMORY)
-    said = f": {words.message}" if words is not None else ""
-    return ArmError("oom" if oom else "crash", f"{name} ended with {how}{said}", tail, crowded=oom)
-
-
 def read_tail(path: Path) -> str:
-    """Return the end of a file; '' where it cannot be read."""
+    """Read the end of a file; '' where it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -200,18 +193,13 @@ def read_tail(path: Path) -> str:
 
 
 def read_stacks(folder: Path) -> str:
-    """Return the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
-    stacks = (stack for path in sorted(folder.glob(f"{STACK}-*")) for stack in _read_main_threads(path))
-    return "\n".join(line for stack in stacks for line in stack.splitlines()[:FRAMES])
-
-
-def _read_main_threads(path: Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_STACK)
-    except OSError:
-        return []
-    return [MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:]]
+    """Read the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
+    lines: list[str] = []
+    for path in sorted(folder.glob(f"{STACK}-*")):
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            for stack in file.read(MAX_STACK).split(MAIN_THREAD)[1:]:
+                lines += (MAIN_THREAD + stack).splitlines()[:FRAMES]
+    return "\n".join(lines)
 
 
 __all__ = ["ArmError", "LiveArm"]
@@ -262,9 +250,20 @@ class LiveArm:
         self._limit = memory.MemoryLimit(self._family.members, design.memory_limit_bytes)
 
     def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
-        port = find_free_port()
+        port, design, fixes = find_free_port(), self._design, self.arm.fixes
+        plan = TrialPlan(
+            str(self.folder),
+            design.warm_steps,
+            design.warm_limit_s,
+            design.dropped_steps,
+            design.block_saves,
+            fixes,
+            parity,
+            design.clean_exit,
+            list_registered(call.id for call in fixes),
+        )
         base = build_arm_environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
-        environ = build_environment(msgspec.json.encode(self._plan(parity)).decode(), base, TRIAL_WATCHER)
+        environ = build_environment(msgspec.json.encode(plan).decode(), base, TRIAL_WATCHER)
         with open(self.folder / LOG, "wb") as log:
             try:
                 process = subprocess.Popen(  # noqa: S603 - the user's own command
@@ -280,20 +279,6 @@ class LiveArm:
                 raise InputError(f"cannot start {self.arm.command[0]}: {error.strerror or error}") from None
         mark_expendable(process.pid)
         return process
-
-    def _plan(self, parity: ParityPlan | None) -> TrialPlan:
-        design = self._design
-        return TrialPlan(
-            str(self.folder),
-            design.warm_steps,
-            design.warm_limit_s,
-            design.dropped_steps,
-            design.block_saves,
-            self.arm.fixes,
-            parity,
-            design.clean_exit,
-            list_registered(call.id for call in self.arm.fixes),
-        )
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -408,12 +393,20 @@ class LiveArm:
             if now != beats:
                 beats, heard = now, time.monotonic()
             elif time.monotonic() - heard > limit_s(slowest / 1e9):
-                raise self._named(self._hangs(time.monotonic() - heard))
-            self._check()
-            self._check_steps(beats, slowest)
+                silent_s = time.monotonic() - heard
+                guard.send_signal(self._family.members(), signal.SIGUSR1)  # where it is; a process that cannot tell dies of the question
+                time.sleep(STACK_S)
+                detail = read_stacks(self.folder) or self.tail()
+                raise self._named(ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", detail))
+            self._check_limits()
+            # backward passes without end, and no step: they are signs of life too
+            waited_s = time.monotonic() - self._began_s
+            if slowest == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
+                seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
+                raise self._named(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.tail()))
             time.sleep(POLL_S)
 
-    def _check(self) -> None:
+    def _check_limits(self) -> None:
         now, design, name = time.monotonic(), self._design, self.arm.name
         self._looked()
         if self._control.failed:
@@ -426,16 +419,3 @@ class LiveArm:
         if why is not None:
             self.kill()
             raise self._named(ArmError("oom", f"{name} was ended: {why}", self.tail(), crowded=self._limit.crowded))
-
-    def _check_steps(self, beats: int, slowest_ns: int) -> None:
-        """Raise ArmError where there are backward passes without end, and no step: they are signs of life too."""
-        waited_s = time.monotonic() - self._began_s
-        if slowest_ns == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
-            seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
-            raise self._named(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.tail()))
-
-    def _hangs(self, silent_s: float) -> ArmError:
-        """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
-        guard.send_signal(self._family.members(), signal.SIGUSR1)
-        time.sleep(STACK_S)
-        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", read_stacks(self.folder) or self.tail())

@@ -72,7 +72,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_level(looks: tuple[int, ...]) -> float:
-    """Return the level of significance of each look that keeps ALPHA over all: tabulated, else ALPHA shared out (Bonferroni)."""
+    """Find the level of significance of each look that keeps ALPHA over all: tabulated, else ALPHA shared out (Bonferroni)."""
     return _LEVELS.get(looks, ALPHA / len(looks))
 
 
@@ -82,7 +82,7 @@ def order_arms(pair: int) -> tuple[int, int]:
 
 
 def schedule_turns(pair: int, blocks: int) -> list[int]:
-    """Return the arm of each block of a pair: ABBA ABBA ... in the order of starting(). A linear drift cancels in each two blocks."""
+    """Schedule the arm of each block of a pair: ABBA ABBA ... in the order of starting(). A linear drift cancels in each two blocks."""
     first, second = order_arms(pair)
     return [arm for block in range(blocks) for arm in ((first, second) if block % 2 == 0 else (second, first))]
 
