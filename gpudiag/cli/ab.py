@@ -93,7 +93,8 @@ def ab(
     json: _Json = None,
 ) -> None:  # fmt: skip
     """Try changes on a training script as it is, and say which make it faster, by how much, and whether it still trains the same."""
-    _check_json(json)
+    if json is not None and json != STDOUT:
+        options_module.check_targets([json], "", (".json",))
     options_module.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
@@ -137,11 +138,6 @@ def _build_command(words: list[str], module: str | None, resume: str) -> list[st
     from gpudiag.api.run import build_run_command
 
     return build_run_command(words, module)
-
-
-def _check_json(path: Path | None) -> None:
-    if path is not None and path != STDOUT:
-        options_module.check_targets([path], "", (".json",))
 
 
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
@@ -257,10 +253,5 @@ def _describe_evidence(applier: type[Any]) -> str:
 
 
 def _take_first_sentence(text: str) -> str:
-    first, stop, _ = _take_paragraph(text).partition(". ")
+    first, stop, _ = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).partition(". ")
     return f"{first}{stop.strip()}"
-
-
-def _take_paragraph(text: str) -> str:
-    """Return the first paragraph of a docstring on one line."""
-    return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
@@ -44,11 +44,7 @@ def write_result(text: str) -> None:
 
 def write_note(line: str) -> None:
     """Write one line to stderr, without control characters; nowhere where stderr is closed or full."""
-    stream = _get_stream(sys.stderr)
-    if stream is not None:
-        with suppress(OSError):
-            stream.write(make_writable(f"{clean(line, 2_000)}\n", stream))
-            stream.flush()
+    write_aside(f"{clean(line, 2_000)}\n")
 
 
 def write_aside(text: str) -> None:
@@ -58,6 +54,13 @@ def write_aside(text: str) -> None:
         with suppress(OSError):
             stream.write(make_writable(text, stream))
             stream.flush()
+
+
+def format_json(data: Any) -> str:
+    """Format a struct, or what else JSON can hold, as indented JSON."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n"
 
 
 def make_writable(text: str, stream: TextIO) -> str:
@@ -182,7 +185,8 @@ class _Stages:
         self._stage = text
         self._shown.update(self._task, description=make_writable(clean(text, _MAX_STAGE_TEXT), sys.stderr))
         if text in _STAGE_ENDS:
-            self._shown.update(self._task, total=1.0, completed=_find_stage_begin(text))
+            begin = max((end for end in _STAGE_ENDS.values() if end < _STAGE_ENDS[text]), default=0.0)
+            self._shown.update(self._task, total=1.0, completed=begin)
         elif (share := _parse_rank_share(text)) is not None:
             self._shown.update(self._task, total=1.0, completed=share)
 
@@ -193,14 +197,8 @@ class _Stages:
 
 
 def _parse_rank_share(text: str) -> float | None:
-    """Return the share of the ranks that have been read; None where the text tells of something else."""
     found = _RANKS.fullmatch(text)
     return int(found[1]) / max(1, int(found[2])) if found else None
-
-
-def _find_stage_begin(stage: str) -> float:
-    """Return where the bar stands when a stage begins: at the end of the one before."""
-    return max((end for end in _STAGE_ENDS.values() if end < _STAGE_ENDS[stage]), default=0.0)
 
 
 def _build_columns() -> list[ProgressColumn]:
