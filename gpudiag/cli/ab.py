@@ -245,7 +245,7 @@ def _describe_evidence(applier: type[Any]) -> str:
     """Return what has to show that a fix took effect: what its method returns, '' where no class of its own says it."""
     from gpudiag.experiment.fixes.fix import Applier
 
-    said = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
+    said = _take_first_sentence(inspect.getdoc(getattr(applier, "describe_evidence", applier.evidence)) or "")
     if said == _take_first_sentence(inspect.getdoc(Applier.evidence) or ""):
         return ""
     said = said.removeprefix("Return ").strip()

@@ -54,7 +54,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
-    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.reserve_bytes)."""
+    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.compute_reserve_bytes)."""
     arm_limit_s: float | None = None
     """From the start of an arm to its end; None: no limit beside the others."""
     deadline: float | None = None

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in known:
                 raise InputError(f"--turn {text}: {name!r} turns no knob{suggest_nearest(name, known)}", f"one of {', '.join(known)}")
             fix = known[name](value or None)
-            KNOB_STATE.turns[fix.knob] = fix.turned
+            KNOB_STATE.turns[fix.knob] = fix.turn
         if asked.estimate:
             sys.stdout.write(msgspec.json.encode(task_module.estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
         else:
@@ -120,9 +120,9 @@ def _build_loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
 
 def _check_all_read(knobs: Knobs) -> None:
     """Raise NotAppliedError for a knob that was set and that nothing has read, neither build nor the first step: it changed nothing."""
-    for name in knobs.unread():
+    for name in knobs.list_unread():
         raise NotAppliedError(
-            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.seen())}; write cfg.get("{name}", DEFAULT) in build'
+            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.list_read())}; write cfg.get("{name}", DEFAULT) in build'
         )
 
 

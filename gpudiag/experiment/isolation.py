@@ -69,29 +69,26 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
     """
     folder = Path(os.environ.get(LOCKS_VARIABLE) or _SHARED_FOLDER)
     with ExitStack() as held:
+        note = ""
         try:
-            note = _enter_lock(held, folder, shared_ok=shared_ok, wait=wait, tell=tell)
+            while True:
+                try:
+                    _take_locks(held, folder, list_chosen_gpus(os.environ))
+                    break
+                except _TakenError:
+                    who = describe_holders(folder) or "which is not known"
+                if shared_ok:
+                    note = f"another experiment ran on this machine at the same time ({who})"
+                    break
+                if not wait:
+                    hint = "wait for its end, as --wait does, or measure all the same with --shared-ok"
+                    raise InputError(f"another experiment runs on this machine ({who}): each would measure what the other does", hint)
+                tell(f"waiting for the end of another experiment ({who})")
+                time.sleep(_AGAIN_S)
         except OSError as error:
             why = f"no lock in {folder} ({error.strerror or error}); {LOCKS_VARIABLE} names another folder"
             note = f"whether another experiment ran at the same time is not known: {why}"
         yield note
-
-
-def _enter_lock(held: ExitStack, folder: Path, *, shared_ok: bool, wait: bool, tell: Tell) -> str:
-    while True:
-        try:
-            _take_locks(held, folder, list_chosen_gpus(os.environ))
-        except _TakenError:
-            who = describe_holders(folder) or "which is not known"
-        else:
-            return ""
-        if shared_ok:
-            return f"another experiment ran on this machine at the same time ({who})"
-        if not wait:
-            hint = "wait for its end, as --wait does, or measure all the same with --shared-ok"
-            raise InputError(f"another experiment runs on this machine ({who}): each would measure what the other does", hint)
-        tell(f"waiting for the end of another experiment ({who})")
-        time.sleep(_AGAIN_S)
 
 
 def list_chosen_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _UNLIMITED = 1 << 60
 """cgroup v1 writes a limit near 2**63 where there is none."""
 
 
-def resident_bytes(pids: set[int]) -> int:
+def measure_resident_bytes(pids: set[int]) -> int:
     """Return the resident memory of processes together. Pages that several share (forked loader workers) are counted for each."""
     pages = 0
     for pid in pids:
@@ -40,7 +40,7 @@ def resident_bytes(pids: set[int]) -> int:
     return pages * _PAGE
 
 
-def own_bytes(pids: set[int]) -> int:
+def measure_own_bytes(pids: set[int]) -> int:
     """Return the memory of processes together, each page that n share counted as 1/n (Pss of /proc/PID/smaps_rollup, proc(5)).
 
     Takes milliseconds a process; one that does not tell counts with its resident memory.
@@ -48,17 +48,17 @@ def own_bytes(pids: set[int]) -> int:
     total = 0
     for pid in pids:
         known = _read_kib(f"/proc/{pid}/smaps_rollup", "Pss")
-        total += resident_bytes({pid}) if known is None else known
+        total += measure_resident_bytes({pid}) if known is None else known
     return total
 
 
-def spare_bytes() -> int | None:
+def measure_spare_bytes() -> int | None:
     """Return the memory that can be had without swapping: MemAvailable, or what the container has left; None where nothing tells."""
     known = [value for value in (_read_meminfo("MemAvailable"), _read_cgroup_spare_bytes()) if value is not None]
     return min(known, default=None)
 
 
-def reserve_bytes() -> int:
+def compute_reserve_bytes() -> int:
     """Return how much of the memory is left to the rest of the machine."""
     total = _read_meminfo("MemTotal") or 0
     return max(RESERVE_BYTES, round(RESERVE_SHARE * total)) if total > 8 * RESERVE_BYTES else round(RESERVE_SHARE * total)
@@ -107,14 +107,14 @@ class MemoryLimit:
         members: Callable[[], set[int]],
         limit_bytes: int | None,
         *,
-        spare: Callable[[], int | None] = spare_bytes,
+        spare: Callable[[], int | None] = measure_spare_bytes,
         reserve: int | None = None,
     ) -> None:
         self.peak_bytes = 0
         self.crowded = False
         """Whether it was the machine that had no memory left: alone the arm might fit."""
         self._members, self._limit, self._spare = members, limit_bytes, spare
-        self._reserve = reserve_bytes() if reserve is None else reserve
+        self._reserve = compute_reserve_bytes() if reserve is None else reserve
         self._known: set[int] = set()
         self._looked_s = self._searched_s = float("-inf")
 
@@ -126,9 +126,9 @@ class MemoryLimit:
         if now_s - self._searched_s >= MEMBERS_PERIOD_S:
             self._searched_s = now_s
             self._known = self._members()
-        used = resident_bytes(self._known)
+        used = measure_resident_bytes(self._known)
         self.peak_bytes = max(self.peak_bytes, used)
-        if self._limit is not None and used > self._limit and own_bytes(self._known) > self._limit:
+        if self._limit is not None and used > self._limit and measure_own_bytes(self._known) > self._limit:
             return f"its processes took {format_bytes(used)} of memory, more than the limit of {format_bytes(self._limit)}"
         spare = self._spare()
         if spare is None or spare >= self._reserve or used < spare:

@@ -37,7 +37,7 @@ class ArmRun:
         """Measure block `at`; one that was measured before is replaced. The arm is frozen before and after."""
         self.live.thaw()
         gpu.begin()
-        block = self.live.block(self.steps)
+        block = self.live.measure_block(self.steps)
         state = gpu.end()
         self.live.freeze()
         self.blocks[at : at + 1], self.states[at : at + 1] = [block], [state]
@@ -56,8 +56,10 @@ class ArmRun:
 
     @property
     def faults(self) -> float | None:
-        """Return the page faults of a step."""
-        return average_per_step([block.faults for block in self.blocks], self.blocks)
+        """Return the page faults of a step; None where they are not known of a block, or there is no step."""
+        known = [block.faults for block in self.blocks if block.faults is not None]
+        steps = sum(block.steps for block in self.blocks)
+        return sum(known) / steps if steps and len(known) == len(self.blocks) else None
 
     def samples(self, block: Block) -> float | None:
         """Return the samples of a block: those that a loader gave, else those that the model was given in the warm-up."""
@@ -78,36 +80,6 @@ class ArmRun:
         known = [(state.energy_j, block) for state, block in zip(self.states, self.blocks, strict=True) if state.energy_j is not None]
         amount = sum(self.amount(block, unit) for _, block in known)
         return sum(energy for energy, _ in known) / amount if amount > 0 else None
-
-
-def average_per_step(values: Sequence[int | None], blocks: Sequence[Block]) -> float | None:
-    """Divide the sum of `values`, one for each block, by its steps; None where a value is not known, or there is no step."""
-    steps = sum(block.steps for block in blocks)
-    known = [value for value in values if value is not None]
-    return sum(known) / steps if steps and len(known) == len(values) else None
-
-
-def build_pair(runs: dict[int, ArmRun], *, together: bool) -> Pair:
-    """Build the pair of two runs whose blocks are all there."""
-    unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
-    first, second = runs[0], runs[1]
-    return Pair(
-        first.rates(unit),
-        second.rates(unit),
-        unit,
-        first.row.step_ns,
-        second.row.step_ns,
-        first.start_s,
-        second.start_s,
-        first.peak_bytes,
-        second.peak_bytes,
-        first.energy_j(unit),
-        second.energy_j(unit),
-        first.faults,
-        second.faults,
-        first.row.steady and second.row.steady,
-        together,
-    )
 
 
 def is_void(pair: Pair) -> bool:
@@ -176,7 +148,7 @@ class Pairs:
             runs = {one: alive.enter_context(self._start_arm(number, one))}
             # the other arm is taken to need what it did before, else as much as this one
             first, second = runs[one].held_bytes, self._held.get(two) or runs[one].held_bytes
-            left = runs[one].row.free_bytes if runs[one].row.device == "cuda" else memory.spare_bytes()
+            left = runs[one].row.free_bytes if runs[one].row.device == "cuda" else memory.measure_spare_bytes()
             if left is not None and not memory.fit_together(first, second, left + (first or 0)):
                 room = format_bytes(left + (first or 0))
                 raise CrowdedError(f"{format_bytes(first)} and {format_bytes(second)} of memory do not fit into {room}")
@@ -222,7 +194,25 @@ class Pairs:
         self._clocks += zip(runs[0].states, runs[1].states, strict=True)
         self._held = {arm: run.held_bytes for arm, run in runs.items()}
         self.evidence = self.evidence or tuple(f"{row.fix}: {row.found}" for row in runs[1].live.evidence)
-        return build_pair(runs, together=self.together)
+        unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
+        first, second = runs[0], runs[1]
+        return Pair(
+            first.rates(unit),
+            second.rates(unit),
+            unit,
+            first.row.step_ns,
+            second.row.step_ns,
+            first.start_s,
+            second.start_s,
+            first.peak_bytes,
+            second.peak_bytes,
+            first.energy_j(unit),
+            second.energy_j(unit),
+            first.faults,
+            second.faults,
+            first.row.steady and second.row.steady,
+            self.together,
+        )
 
     # -- an arm ---------------------------------------------------------------------------------------------------------
 
@@ -233,7 +223,7 @@ class Pairs:
         name = f"{number}-{arm}-{self._started}"
         live = LiveArm(self._arms[arm], self._design, self._scratch / name, f"{self._mark}.{name}", looked=self._gpu.look)
         try:
-            row, start_s = live.warmed()
+            row, start_s = live.wait_until_warm()
             live.freeze()
             self._gpu.follow(row.gpu)
             if strangers := self._gpu.strangers:

@@ -206,16 +206,11 @@ def _compare_with_noise(
             ratio = part.value / max([SMALLEST_YARDSTICK, *known])
             ratios[part.of] = max((ratio, limit), ratios.get(part.of, (0.0, limit)))
     off = [
-        f"{of} differs by {format_yardsticks(ratio)} yardsticks, of which {limit:g} may be noise"
+        f"{of} differs by {f'{ratio:,.0f}' if ratio >= 10 else f'{ratio:.1f}'} yardsticks, of which {limit:g} may be noise"
         for of, (ratio, limit) in ratios.items()
         if ratio > limit
     ]
     return max((ratio for ratio, _ in ratios.values()), default=None), off
-
-
-def format_yardsticks(value: float) -> str:
-    """Format a number of yardsticks for a person."""
-    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
 
 def _shorten_settings(settings: tuple[str, ...]) -> list[str]:

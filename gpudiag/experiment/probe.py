@@ -77,13 +77,13 @@ def _one_run(arm: Arm, design: Design) -> Baseline:
         arm, kept = runner.wrap_in_sandbox(runner.add_compiler_caches(arm, scratch), design, scratch)
         live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", looked=gpu.look)
         try:
-            row, start_s = live.warmed()
+            row, start_s = live.wait_until_warm()
             live.freeze()
             gpu.follow(row.gpu)
             run = ArmRun(live, row, start_s, design)
             run.turn(gpu, 0)
             live.end()
-            found = _build_baseline(run, live.rows(), gpu)
+            found = _build_baseline(run, live.read_rows(), gpu)
             effects = (*found.side_effects, *_describe_written_files(list(isolation.list_layer_files(scratch))))
             return msgspec.structs.replace(found, side_effects=effects, notes=(*([kept] if kept else []), *found.notes))
         finally:

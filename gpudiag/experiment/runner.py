@@ -187,13 +187,13 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
         folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
         live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
         try:
-            rows = live.finished()
+            rows = live.wait_for_rows()
             refusal = find_refusal([row for row in rows if isinstance(row, Evidence)])
             if refusal is not None:
                 raise refusal
             run = next((row for row in rows if isinstance(row, ParityRun)), None)
             if run is None:
-                raise live.error()
+                raise live.explain_end()
             live.end()
         finally:
             live.kill()

@@ -117,7 +117,7 @@ class CompileFix(RootFix):
         refuse_compiled(module)
         return [(get_module_name(module), unwrap_module(module))]
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the graphs that Dynamo made of each root, with breaks and recompilations. Raises NotAppliedError where it made none."""
         shown = [module.settle() for module in self._modules]
         if not any(shown):
@@ -171,9 +171,9 @@ class CompileReduceOverhead(CompileFix):
             raise NotAppliedError("CUDA graphs need a model on a GPU")
         return super().targets(module)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled and recorded. Raises NotAppliedError where no CUDA graph was."""
-        compiled, recorded = super().shown(), _count_cuda_graphs()
+        compiled, recorded = super().describe_evidence(), _count_cuda_graphs()
         if not recorded:
             refused = _read_inductor_count("cudagraph_skips")
             raise NotAppliedError(f"no CUDA graph was recorded, {refused} were refused (TORCH_LOGS=cudagraphs says why): {compiled}")
@@ -212,10 +212,10 @@ class CompileMaxAutotune(CompileFix):
     id = "compile-max-autotune"
     mode = "max-autotune"
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled, and how many ops were tuned: none where their kernels came from a cache. Raises NotAppliedError."""
         tuned = _read_inductor_count("select_algorithm_autotune")  # by timing (torch/_inductor/select_algorithm.py)
-        return f"{super().shown()}; {tuned} ops tuned in this process"
+        return f"{super().describe_evidence()}; {tuned} ops tuned in this process"
 
 
 class FuseRegion(CompileFix):
@@ -243,9 +243,9 @@ class FuseRegion(CompileFix):
             raise NotAppliedError(f"the model has no module {self._pattern}{suggest_nearest(self._pattern, parts)}")
         return found
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled. Blocks that share their graphs are counted with the first. Raises NotAppliedError where nothing was."""
-        super().shown()
+        super().describe_evidence()
         together = self._modules[0].counts
         for module in self._modules[1:]:
             together = together.plus(module.counts)
@@ -279,7 +279,7 @@ class CudaGraphs(RootFix):
             raise NotAppliedError(f"{type(module).__name__} has to be captured where it is made: before DDP wraps it, on a side stream")
         self._graphs.append(GraphedModule(module))
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return how often the graphs were replayed. Raises NotAppliedError where none was."""
         if not any(graph.replays for graph in self._graphs):
             raise NotAppliedError("; ".join(graph.refused or f"{graph.name} was never replayed" for graph in self._graphs))

@@ -50,7 +50,7 @@ class MadeLoader(msgspec.Struct):
     refused: dict[str, str] = {}
     """Why a fix left it alone."""
 
-    def made_into(self, dataset: Any, asked: dict[str, Any], sampler: Any) -> bool:
+    def is_remade(self, dataset: Any, asked: dict[str, Any], sampler: Any) -> bool:
         """Return whether a loader that is asked for is this one made once more: of its data, with its values, with its batches."""
         from torch.utils.data import IterableDataset
 
@@ -94,7 +94,7 @@ class Loaders:
         site.patches.wrap(data.DataLoader, "__init__", wrap_arguments(self._make))
         site.patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._wrap_iterator)
 
-    def of(self, iterator: Any) -> MadeLoader | None:
+    def find(self, iterator: Any) -> MadeLoader | None:
         """Return the loader of an iterator; None where it was not made by a call that we saw."""
         return self._iterators.get(iterator)
 
@@ -107,7 +107,7 @@ class Loaders:
         dataset, asked = arguments.get("dataset"), _read_arguments(arguments)
         sampler = arguments.get("batch_sampler")
         for before in reversed(self.made):
-            if before.made_into(dataset, asked, sampler):
+            if before.is_remade(dataset, asked, sampler):
                 self.made.append(MadeLoader(loader, dataset, before.asked, before.given, refused=before.refused))
                 return
         made = MadeLoader(loader, dataset, asked, asked)
@@ -330,7 +330,7 @@ class BatchSize(LoaderArgument):
         def count_first(original: Any) -> Any:
             def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
                 batch = original(iterator)
-                made = self._loaders.of(iterator) if iterator._num_yielded == 1 else None
+                made = self._loaders.find(iterator) if iterator._num_yielded == 1 else None
                 if made is not None:
                     made.samples = count_samples(batch)
                 return batch

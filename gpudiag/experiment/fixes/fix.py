@@ -68,13 +68,13 @@ class Site:
         """Call change(optimizer) after each torch optimizer was made."""
         self._on_optimizer.append(change)
 
-    def found_root(self, module: Any) -> None:
+    def add_root(self, module: Any) -> None:
         """A root is about to be called for the first time."""
         self.roots.append(module)
         for change in self._on_root:
             change(module)
 
-    def made_optimizer(self, optimizer: Any) -> None:
+    def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self.optimizers.append(optimizer)
         for change in self._on_optimizer:

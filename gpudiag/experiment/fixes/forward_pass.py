@@ -57,10 +57,10 @@ class RootFix(Applier):
         """Return what shows that the roots are changed. Raises NotAppliedError where none could be."""
         if not self._changed:
             raise NotAppliedError(self._reasons[0] if self._reasons else NO_ROOT)
-        return self.shown()
+        return self.describe_evidence()
 
     @abstractmethod
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what shows that the change is in effect, where a root was changed. Raises NotAppliedError."""
 
 

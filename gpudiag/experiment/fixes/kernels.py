@@ -97,7 +97,7 @@ class ChannelsLast(RootFix):
 
         wrap_forward(module, make)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the convolutions by the strides of their weights. Raises NotAppliedError where the program had them so, or has none."""
         if not self._convolutions:
             raise NotAppliedError(NO_ROOT)
@@ -192,7 +192,7 @@ class Sdpa(RootFix):
             raise NotAppliedError(f"{get_module_name(model)} cannot switch its attention: pass attn_implementation='sdpa' where it is made")
         self._configs.append(config)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the switch as it stands, and the fused kernels in the forward pass. Raises NotAppliedError."""
         fused = sorted(name.removesuffix("Backward0") for name in self._nodes if name.startswith(_SDPA_NODE))
         seen = f"; {', '.join(fused)} in the forward pass" if fused else ""
@@ -226,7 +226,7 @@ class CudnnBenchmark(RootFix):
             raise NotAppliedError("the program sets it itself")
         torch.backends.cudnn.benchmark = True
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return torch.backends.cudnn.benchmark as it stands after the warm-up.
 
         Raises NotAppliedError where the program has taken it back, or cuDNN is off.

@@ -84,7 +84,7 @@ class Checkpointing(RootFix):
 
         return checkpointed
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the blocks, and how often they ran in the backward pass again. Raises NotAppliedError where they did not."""
         flags = [name for module in self._switched for name in _list_checkpointing(module)]
         if flags:

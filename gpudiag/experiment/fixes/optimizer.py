@@ -94,7 +94,7 @@ class OptimizerFlag(Applier):
         asked = {name: arguments.get(name) for name in (self.flag, self.other)}
         before = dict(arguments)
         before["params"] = arguments["params"] = _make_repeatable(arguments["params"])
-        record = _MadeOptimizer(made, asked, self.unsuitable(list(_iterate_tensors(arguments["params"])), arguments))
+        record = _MadeOptimizer(made, asked, self.explain_unsuitable(list(_iterate_tensors(arguments["params"])), arguments))
         self._made.append(record)
         if not record.refused:
             arguments[self.flag] = True
@@ -109,7 +109,7 @@ class OptimizerFlag(Applier):
         arguments.update(before)
         original(*bound.args, **bound.kwargs)
 
-    def unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
+    def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why an optimizer of these parameters cannot have the flag, in words; '' where it can."""
         return "differentiable=True allows the for-loop only" if arguments.get("differentiable") else ""
 
@@ -122,7 +122,7 @@ class OptimizerFlag(Applier):
             return f"has no {self.flag} step"
         if record.refused:
             return record.refused
-        already = self.before(record.asked, optimizer)
+        already = self.explain_unchanged(record.asked, optimizer)
         if already:
             return already
         if not all(group.get(self.flag) is True for group in optimizer.param_groups):
@@ -133,7 +133,7 @@ class OptimizerFlag(Applier):
             return "has a step() of its own"
         return ""
 
-    def before(self, asked: dict[str, Any], optimizer: Any) -> str:
+    def explain_unchanged(self, asked: dict[str, Any], optimizer: Any) -> str:
         """Return how the program itself sees to it; '' where it does not."""
         return f"is {self.flag} already" if asked[self.flag] else ""
 
@@ -177,7 +177,7 @@ class FusedOptimizer(OptimizerFlag):
     id = "fused-optimizer"
     flag, other = "fused", "foreach"
 
-    def unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
+    def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why these parameters have no fused step: torch would say so only in the first one, and end the program."""
         from torch.utils import _foreach_utils
 
@@ -187,7 +187,7 @@ class FusedOptimizer(OptimizerFlag):
                 return f"has parameters of type {str(tensor.dtype).removeprefix('torch.')}, for which there is no fused step"
             if tensor.device.type not in devices:
                 return f"has parameters on {tensor.device.type}, where there is no fused step"
-        return super().unsuitable(tensors, arguments)
+        return super().explain_unsuitable(tensors, arguments)
 
 
 _FOREACH_DEVICES = ("cuda", "xpu")
@@ -203,12 +203,12 @@ class ForeachOptimizer(OptimizerFlag):
     id = "foreach-optimizer"
     flag, other = "foreach", "fused"
 
-    def before(self, asked: dict[str, Any], optimizer: Any) -> str:
+    def explain_unchanged(self, asked: dict[str, Any], optimizer: Any) -> str:
         """Return how the program itself sees to it: by the flag, or by torch's default on a GPU."""
         default = asked["foreach"] is None and not asked["fused"]
         if default and all(p.device.type in _FOREACH_DEVICES for group in optimizer.param_groups for p in group["params"]):
             return "is foreach already, by torch's default on a GPU"
-        return super().before(asked, optimizer)
+        return super().explain_unchanged(asked, optimizer)
 
 
 class ZeroGradNone(Applier):

@@ -80,7 +80,7 @@ class Autocast(RootFix):
 
         wrap_forward(module, make)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return how many tensors of the low type a forward pass made, and whether a CPU has no instructions for it.
 
         Raises NotAppliedError where it was none.
@@ -134,7 +134,7 @@ class LossScaling:
         if self._scaler is None:
             self._scaler = torch.amp.GradScaler(device)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return scale and updates that were left out, for a person."""
         left_out = f"{self._skipped} of the first {min(self.scaled, COUNTED_BACKWARDS)} updates left out for infinities"
         return f"losses scaled by {self._scaler.get_scale():.0f}, {left_out}"
@@ -255,14 +255,14 @@ class Fp16(Autocast):
         super().change(module)
         self._scaling.begin(device.type)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the float16 tensors, the scale, and the updates that it left out. Raises NotAppliedError."""
-        found = super().shown()
+        found = super().describe_evidence()
         if self._scaling is None or not self._scaling.scaled:
             raise NotAppliedError("no loss was scaled: the program computes gradients without Tensor.backward")
         if self._scaling.refused:
             raise NotAppliedError(self._scaling.refused)
-        return f"{found}; {self._scaling.shown()}"
+        return f"{found}; {self._scaling.describe_evidence()}"
 
 
 def _explain_unscalable(module: Any) -> str:

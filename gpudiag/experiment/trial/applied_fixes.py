@@ -34,7 +34,7 @@ class AppliedFixes:
         from torch.utils import data
 
         site = self.site
-        self._finding.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.made_optimizer))
+        self._finding.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.add_optimizer))
         self._finding.wrap(data.DataLoader, "__init__", _wrap_constructor(site.loaders, site.loaders.append))
         for index, fix in enumerate(self._fixes):
             if fix.needs_gpu and not torch.cuda.device_count():
@@ -42,7 +42,7 @@ class AppliedFixes:
             else:
                 self._try(index, lambda fix=fix: fix.install(self.site))  # type: ignore[misc]
         if find or self.site.wants_roots:
-            RootFinder(self.site.found_root).install(self._finding)
+            RootFinder(self.site.add_root).install(self._finding)
 
     @property
     def refused(self) -> list[Evidence]:
@@ -122,7 +122,7 @@ class RootFinder:
         self._original = original
         compiling = torch.compiler.is_compiling
         skip_frame(RootFinder._run)
-        skip_frame(RootFinder._lifted.__wrapped__)  # type: ignore[attr-defined]
+        skip_frame(RootFinder._lift.__wrapped__)  # type: ignore[attr-defined]
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
             if compiling() or self._over or not self._busy.acquire(blocking=False):
@@ -137,7 +137,7 @@ class RootFinder:
     def _run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_traced():
             return self._original(module, *args, **kwargs)
-        with self._lifted():
+        with self._lift():
             self._quiet += 1
             if self._is_root(module):
                 # inside of it is no root: checkpointing calls inner modules again in the backward pass
@@ -149,7 +149,7 @@ class RootFinder:
             return self._original(module, *args, **kwargs)
 
     @contextmanager
-    def _lifted(self) -> Iterator[None]:
+    def _lift(self) -> Iterator[None]:
         """Put the original back while it lasts, unless someone else has wrapped ours meanwhile."""
         from torch import nn
 

@@ -64,14 +64,14 @@ class KnownStart:
 
     # -- seeds --------------------------------------------------------------------------------------------------------
 
-    def _value(self, kind: int) -> int:
+    def _next_seed(self, kind: int) -> int:
         self._count[kind] += 1
         return (self._plan.seed * _SEED + kind * _KIND + self._count[kind]) % _ALL
 
     def _seed(self, kind: int) -> None:
         import torch
 
-        value = self._value(kind)
+        value = self._next_seed(kind)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return  # a captured step draws from the generator that was registered for its graph
         for seed in self._seeders:
@@ -91,7 +91,7 @@ class KnownStart:
 
         def give_seed(original: Any) -> Any:
             def default_rng(seed: Any = None) -> Any:
-                return original(self._value(_GENERATOR) if seed is None else seed)
+                return original(self._next_seed(_GENERATOR) if seed is None else seed)
 
             return default_rng
 
@@ -110,14 +110,14 @@ class KnownStart:
 
     def _wrap_loader(self, original: Any) -> Any:
         def _get_iterator(loader: Any) -> Any:
-            with self._drawn(_LOADER):
+            with self._draw_apart(_LOADER):
                 return original(loader)
 
         return _get_iterator
 
     def _wrap_fetch(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-            with self._drawn(_FETCH):
+            with self._draw_apart(_FETCH):
                 batch = original(iterator)
             self._fetched(count_samples(batch))
             return batch
@@ -125,11 +125,11 @@ class KnownStart:
         return __next__
 
     @contextmanager
-    def _drawn(self, kind: int) -> Iterator[None]:
+    def _draw_apart(self, kind: int) -> Iterator[None]:
         """Have what runs inside draw the numbers of this call alone, and what comes after it those of the step."""
         import torch
 
-        value, on_cpu = self._value(kind), torch.random.default_generator
+        value, on_cpu = self._next_seed(kind), torch.random.default_generator
         of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), on_cpu.get_state()
         self._seeders[0](value)
         self._seeders[1](value)

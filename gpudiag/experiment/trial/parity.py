@@ -91,10 +91,10 @@ class ParityRecorder(Listener):
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.wrap(clip_grad, name, self._clips(name), homes=(utils,))
-        patches.wrap(utils, "clip_grads_with_norm_", self._clips("clip_grads_with_norm_"))
+            patches.wrap(clip_grad, name, self._wrap_clipping(name), homes=(utils,))
+        patches.wrap(utils, "clip_grads_with_norm_", self._wrap_clipping("clip_grads_with_norm_"))
         patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
-        patches.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        patches.wrap(torch.amp.GradScaler, "step", self._wrap_scaler_step)
 
     def follow(self, marks: StepMarks, leaving: RunExit, evidence: Callable[[], list[Evidence]] = list) -> None:
         """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
@@ -137,9 +137,9 @@ class ParityRecorder(Listener):
         """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
         if not self._done:
             self._gradients.read(list_parameters(optimizer), self._backwards)
-            self._stepped(optimizer)
+            self._record_step(optimizer)
 
-    def _stepped(self, optimizer: Any) -> None:
+    def _record_step(self, optimizer: Any) -> None:
         number, parameters = self._marks.number(optimizer), list_parameters(optimizer)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
         self._events.append(Stepped(number, self._gradients.take(number, parameters), rates))
@@ -149,7 +149,7 @@ class ParityRecorder(Listener):
             known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in list_parameters(one)]
             self._modules = fingerprint.describe_modules(self._site.roots, known)
 
-    def _clips(self, name: str) -> Callable[[Any], Any]:
+    def _wrap_clipping(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             import torch
 
@@ -168,7 +168,7 @@ class ParityRecorder(Listener):
 
         return make
 
-    def _scaler_step(self, original: Any) -> Any:
+    def _wrap_scaler_step(self, original: Any) -> Any:
         """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ class ParityRecorder(Listener):
             if not self._done and self._backwards and before == len(self._events):
                 self._skipped += 1
                 self._gradients.read(list_parameters(optimizer), self._backwards)
-                self._stepped(optimizer)
+                self._record_step(optimizer)
             return result
 
         return step
@@ -193,12 +193,12 @@ class ParityRecorder(Listener):
         if not self._done:
             self._by_hand = self._by_hand or not self._marks.rule.settled
             self._events.append(Marked())
-            if len(self._steps()) >= self._parity.steps:
-                self._write()
+            if len(self._build_steps()) >= self._parity.steps:
+                self._write_rows()
                 self._control.stop()
         self._leaving.look()
 
-    def told(self, samples: int) -> None:
+    def set_samples(self, samples: int) -> None:
         """The script says how many samples the step had that ends next, whatever its loaders gave."""
         last = next((at for at in reversed(range(len(self._events))) if isinstance(self._events[at], Marked)), -1)
         self._events[last + 1 :] = [event for event in self._events[last + 1 :] if not isinstance(event, Fetched)]
@@ -207,18 +207,18 @@ class ParityRecorder(Listener):
     def pause(self) -> None:
         """What follows is no step: nothing is timed here, and the events stay."""
 
-    def over(self, reason: str | None) -> None:
+    def finish(self, reason: str | None) -> None:
         """The script has come to its end: write down the steps that there were."""
-        if not self._done and self._steps():
-            self._write()
-        write_row(self._plan, Over(len(self._steps()), reason))
+        if not self._done and self._build_steps():
+            self._write_rows()
+        write_row(self._plan, Over(len(self._build_steps()), reason))
 
-    def _steps(self) -> list[Any]:
+    def _build_steps(self) -> list[Any]:
         return build_steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
 
-    def _write(self) -> None:
+    def _write_rows(self) -> None:
         self._done = True
-        for row in self._steps()[: self._parity.steps]:
+        for row in self._build_steps()[: self._parity.steps]:
             write_row(self._plan, row)
         for evidence in self._evidence():
             write_row(self._plan, evidence)

@@ -55,12 +55,12 @@ class _CarefulSite(Site):
         self._plan = plan
         self.refused: list[str] = []
 
-    def found_root(self, module: Any) -> None:
+    def add_root(self, module: Any) -> None:
         """A root is about to be called for the first time."""
         self.roots.append(module)
         self._apply(self._on_root, module)
 
-    def made_optimizer(self, optimizer: Any) -> None:
+    def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self.optimizers.append(optimizer)
         self._apply(self._on_optimizer, optimizer)

@@ -79,7 +79,8 @@ class Saves:
 
     def _wrap_save(self, original: Any, what: str) -> Any:
         def save(*args: Any, **kwargs: Any) -> Any:
-            if is_in_memory((*args, *kwargs.values())):
+            # copying a model through a buffer in memory writes nothing, and must work
+            if any(isinstance(argument, io.BytesIO) for argument in (*args, *kwargs.values())):
                 return original(*args, **kwargs)
             self.counts[what] = self.counts.get(what, 0) + 1
             return None if self.blocked else original(*args, **kwargs)
@@ -96,11 +97,6 @@ class Saves:
             original(writer, os.fspath(folder), *args, **kwargs)
 
         return __init__
-
-
-def is_in_memory(arguments: tuple[Any, ...]) -> bool:
-    """Return whether one of the arguments is a buffer in memory: copying a model through one writes nothing, and must work."""
-    return any(isinstance(argument, io.BytesIO) for argument in arguments)
 
 
 SOCKETS_FOLDER = "mp"

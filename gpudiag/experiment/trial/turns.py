@@ -84,7 +84,20 @@ class Trial(Listener):
         now = time.perf_counter_ns()
         self._leaving.mark()
         if self._running:
-            self._count_step(now - self._last_ns)
+            wall_ns = now - self._last_ns
+            self.steps += 1
+            self._slowest_ns = max(self._slowest_ns, wall_ns)
+            if self._steadiness is not None:
+                self._warm_up(self._steadiness, wall_ns)
+            else:
+                turn = self._block
+                turn.add(wall_ns, self._samples)
+                if turn.begins:
+                    synchronize_device()
+                elif turn.ended:
+                    begun = time.perf_counter_ns()
+                    synchronize_device()
+                    self._hand_over(turn.row(time.perf_counter_ns() - begun))
         else:
             self._running = True
             self._began_ns = self._began_ns or now
@@ -94,7 +107,7 @@ class Trial(Listener):
         self._samples = None
         self._last_ns = time.perf_counter_ns()
 
-    def told(self, samples: int) -> None:
+    def set_samples(self, samples: int) -> None:
         """The script says how many samples the step had that ends now."""
         self._samples = samples
 
@@ -104,26 +117,11 @@ class Trial(Listener):
         self._samples = None
         self.rows.forget()
 
-    def over(self, reason: str | None) -> None:
+    def finish(self, reason: str | None) -> None:
         """The script has come to its end."""
         write_row(self._plan, Over(self.steps, reason))
 
-    def _count_step(self, wall_ns: int) -> None:
-        self.steps += 1
-        self._slowest_ns = max(self._slowest_ns, wall_ns)
-        if self._steadiness is not None:
-            self._warm(self._steadiness, wall_ns)
-            return
-        turn = self._block
-        turn.add(wall_ns, self._samples)
-        if turn.begins:
-            synchronize_device()
-        elif turn.ended:
-            begun = time.perf_counter_ns()
-            synchronize_device()
-            self._hand_over(turn.row(time.perf_counter_ns() - begun))
-
-    def _warm(self, steadiness: Steadiness, wall_ns: int) -> None:
+    def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
         self.rows.step()
         graphs = count_compiled_graphs()
         steady = steadiness.add(wall_ns, compiled=graphs != self._graphs)
@@ -137,20 +135,23 @@ class Trial(Listener):
         synchronize_device()
         for row in self._evidence():
             write_row(self._plan, row)
+        cuda = find_used_cuda()
         warmed = Warmed(
             self.steps,
             steadiness.step_ns or wall_ns,
             steady,
             self._prefetched,
             self.rows.per_step,
-            peak_bytes=read_held_bytes(),
+            # what has to fit beside another process: all that torch's allocator has taken from the device
+            peak_bytes=None if cuda is None else int(cuda.max_memory_reserved()),
             graphs=self._graphs,
-            device="cpu" if find_used_cuda() is None else "cuda",
+            device="cpu" if cuda is None else "cuda",
             gpu=find_gpu(),
             free_bytes=read_free_bytes(),
             marked_by=self._marked_by(),
         )
-        reset_peak()
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()  # autotuning and the first steps may have needed more than training does
         self._hand_over(warmed)
 
     # -- turns --------------------------------------------------------------------------------------------------------
@@ -201,7 +202,9 @@ class _Turn:
     def row(self, more_ns: int) -> Block:
         """Return the block; `more_ns`: the work that the device still had to do when the last step ended."""
         steps, wall_ns = self._seen - self._dropped, self._wall_ns + more_ns
-        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, read_tensor_bytes())
+        cuda = find_used_cuda()
+        peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
+        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, peak_bytes)
 
 
 MEAN_STEPS = 5
@@ -335,25 +338,6 @@ def count_compiled_graphs() -> int:
     with suppress(Exception):  # the counters are no public interface
         return int(utils.counters["stats"]["unique_graphs"])
     return 0
-
-
-def read_held_bytes() -> int | None:
-    """Read the most memory that torch's allocator has taken from the device so far: what has to fit beside another process."""
-    cuda = find_used_cuda()
-    return None if cuda is None else int(cuda.max_memory_reserved())
-
-
-def read_tensor_bytes() -> int | None:
-    """Read the most memory of the device that tensors held since forget_peak()."""
-    cuda = find_used_cuda()
-    return None if cuda is None else int(cuda.max_memory_allocated())
-
-
-def reset_peak() -> None:
-    """Have tensor_bytes() begin anew: autotuning and the first steps may have needed more than training does."""
-    cuda = find_used_cuda()
-    if cuda is not None:
-        cuda.reset_peak_memory_stats()
 
 
 def read_free_bytes() -> int | None:

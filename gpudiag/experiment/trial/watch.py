@@ -166,7 +166,7 @@ class TrialWatch(unmodified.Watch):
         try:
             trial = self._trial or self._recorder
             if samples is not None and trial is not None and os.getpid() == self._owner_pid:
-                trial.told(samples)
+                trial.set_samples(samples)
             super().marked(samples)
         except Exception as error:  # noqa: BLE001 - without its marks the script would train to its end, unseen
             abort_trial(self._trial_plan, error)
@@ -176,7 +176,7 @@ class TrialWatch(unmodified.Watch):
         trial = self._trial or self._recorder
         if trial is not None and self.driver is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):
-                trial.over(self.driver.reason())
+                trial.finish(self.driver.reason())
 
 
 def abort_trial(plan: TrialPlan, error: BaseException | None) -> NoReturn:
