@@ -48,7 +48,7 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     block_saves: bool = False
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
     sandbox: Literal["auto", "overlay", "block", "off"] = "off"
-    """How the folder of the program is kept as it is (sandbox.sandboxed)."""
+    """How the folder of the program is kept as it is (isolation.wrap_command)."""
     clean_exit: bool = False
     """Whether an arm is ended by an exception in its script, not at once."""
     shared_ok: bool = False
@@ -82,7 +82,7 @@ def order_arms(pair: int) -> tuple[int, int]:
 
 
 def schedule_turns(pair: int, blocks: int) -> list[int]:
-    """Schedule the arm of each block of a pair: ABBA ABBA ... in the order of starting(). A linear drift cancels in each two blocks."""
+    """Schedule the arm of each block of a pair: ABBA ABBA ... in the order of order_arms(). A linear drift cancels in each two blocks."""
     first, second = order_arms(pair)
     return [arm for block in range(blocks) for arm in ((first, second) if block % 2 == 0 else (second, first))]
 
