@@ -80,7 +80,7 @@ def record(train: Callable[[], object], folder: Path, plan: ParityPlan | None = 
         context.events.install(patches)
         recorder.follow(driver, _Stay())
         train()
-        recorder.over(driver.reason())
+        recorder.finish(driver.reason())
     finally:
         applied.evidence()
         patches.restore()

@@ -20,7 +20,7 @@ from gpudiag.capture.bundle_folder import is_bundle
 from gpudiag.errors import GpudiagError
 from gpudiag.experiment import memory, probe, search
 from gpudiag.experiment.arm import BudgetError
-from gpudiag.experiment.memory import reserve_bytes, spare_bytes
+from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 from gpudiag.experiment.probe import record_arm
 from gpudiag.model.experiment import Baseline, FixCall
 from gpudiag.model.report import ReportData
@@ -125,10 +125,10 @@ class _SizeSearch:
 
 def _find_limit_bytes(baseline: Baseline | None) -> int | None:
     """Return what an arm may take of the host's memory; None on a GPU: there the allocator says when a size does not fit."""
-    spare = spare_bytes()
+    spare = measure_spare_bytes()
     if spare is None or baseline is None or not baseline.device.startswith("cpu"):
         return None
-    return max(0, spare - reserve_bytes())
+    return max(0, spare - compute_reserve_bytes())
 
 
 SCREEN_SHARE = 0.5

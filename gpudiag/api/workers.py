@@ -27,7 +27,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.experiment.memory import reserve_bytes, spare_bytes
+from gpudiag.experiment.memory import compute_reserve_bytes, measure_spare_bytes
 
 Item = TypeVar("Item")
 
@@ -228,8 +228,8 @@ def count_usable_cores() -> int:
 
 
 def _measure_free_bytes() -> int | None:
-    found = spare_bytes()
-    return None if found is None else max(0, found - reserve_bytes())
+    found = measure_spare_bytes()
+    return None if found is None else max(0, found - compute_reserve_bytes())
 
 
 def run_here(function: Callable[[bytes], bytes], requests: Sequence[bytes]) -> Iterator[tuple[int, Answer]]:

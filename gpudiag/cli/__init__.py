@@ -55,7 +55,9 @@ app.add_typer(export.export_app, name="export")
 def main() -> int:
     """Run the command of sys.argv and return its exit code. Every failure is one line on stderr."""
     try:
-        return _run_app()
+        app(prog_name="gpudiag")
+    except SystemExit as stop:  # typer handles usage errors (2) and Ctrl-C (130) itself
+        return stop.code if isinstance(stop.code, int) else 0
     except GpudiagError as error:
         write_note(f"gpudiag: {error}")
         return error.exit_code
@@ -63,6 +65,7 @@ def main() -> int:
         return 130  # 128 + SIGINT
     except Exception as error:  # noqa: BLE001 the last resort: a person at a terminal gets a line, not a stack
         return _report_internal_error(error)
+    return 0
 
 
 def _report_internal_error(error: Exception) -> int:
@@ -87,15 +90,6 @@ def _has_current_folder() -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def _run_app() -> int:
-    """Return the exit code; typer handles usage errors (2) and Ctrl-C (130) itself."""
-    try:
-        app(prog_name="gpudiag")
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    return 0
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,8 +1,7 @@
 """How commands are run: plain arguments without conversion, hints for mistaken words, an orderly end on a signal.
 
-Commands that take arguments as they are where these need no conversion: text, paths and defaults.
-
-typer converts every value by pydantic (from 0.29 on), which takes as long to load as all else that a command needs to start.
+Text, paths and defaults are taken as they are: typer converts every value by pydantic (from 0.29 on), which takes as long to load as all
+else that a command needs to start.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class PlainCommand(TyperCommand):
         return _skip_conversions(super().get_params(ctx))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the parsed arguments. Raises UsageError for an option that other tools have, and what does the same here."""
+        """Parse the arguments. Raises UsageError for an option that other tools have, and what does the same here."""
         check_format(self.name, args)
         return super().parse_args(ctx, args)
 
@@ -68,17 +67,17 @@ def _skip_conversions(parameters: list[Any]) -> list[Any]:
     """Return `parameters`, each of which converts nothing that is already what it should be; those of an older typer as they are."""
     for parameter in parameters:
         if "process_value" not in vars(parameter) and hasattr(parameter, "type_descriptor"):
-            parameter.process_value = _make_process(parameter)
+            parameter.process_value = _skip_conversion(parameter)
     return parameters
 
 
-def _make_process(parameter: Any) -> Any:
-    """Return what takes the place of `parameter.process_value`."""
+def _skip_conversion(parameter: Any) -> Any:
     convert = parameter.process_value
     make, several = _CONVERSIONS.get(getattr(parameter.type_descriptor, "annotation", None), (None, False))
 
     def process(ctx: Any, value: Any) -> Any:
-        if not parameter.required and _is_default(ctx, parameter):
+        source = ctx.get_parameter_source(parameter.name)
+        if not parameter.required and getattr(source, "name", "") == "DEFAULT":
             taken = () if value is None and (parameter.multiple or parameter.nargs == -1) else value
         elif make is None or not value or isinstance(value, str) == several:
             return convert(ctx, value)
@@ -87,10 +86,6 @@ def _make_process(parameter: Any) -> Any:
         return taken if parameter.callback is None else parameter.callback(ctx, parameter, taken)
 
     return process
-
-
-def _is_default(ctx: Any, parameter: Any) -> bool:
-    return getattr(ctx.get_parameter_source(parameter.name), "name", "") == "DEFAULT"
 
 
 _SCRIPT_SUFFIXES = (".py",)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.cli import config, options, terminal
+from gpudiag.cli.report import render_report
 from gpudiag.errors import UsageError
 from gpudiag.report import files
 
 if TYPE_CHECKING:
-    from gpudiag.api.comparison import CheckResult, Comparison
+    pass
 
 FAILED = 1
 _TOP_TEXT, _TOP_MARKDOWN = 15, 30
@@ -59,7 +60,7 @@ def compare(
         found = compared(a, b, rank=rank, modules=modules, fail_if_slower=most, config=chosen, progress=tell)
         for target in targets:
             tell(f"writing {target}")
-            files.write_file(target, _render_comparison(found, target, _TOP_MARKDOWN if top is None else top))
+            files.write_file(target, render_report(found, target, _TOP_MARKDOWN if top is None else top))
     listed = _TOP_TEXT if top is None else top
     shown = (
         found.json().decode() if as_json else found.text(width=terminal.measure_table_columns(), top=listed, color=terminal.is_coloured())
@@ -78,14 +79,6 @@ def parse_share(option: str, text: str) -> float:
     if not 0 <= value < 1:
         raise UsageError(f"{option} {text}: no share", "write 3%, or 0.03")
     return value
-
-
-def _render_comparison(found: Comparison, target: Path, top: int) -> bytes:
-    """Return the comparison in the format that the suffix of `target` names."""
-    suffix = target.suffix.lower()
-    if suffix == ".html":
-        return found.html().encode()
-    return found.markdown(top=top).encode() if suffix == ".md" else found.json()
 
 
 def check(
@@ -125,15 +118,12 @@ def check(
         found = checked(path, budget=budget or None, baseline=baseline or None, rank=rank, config=chosen, progress=tell)
     if junit is not None:
         files.write_file(junit, found.junit())
-    terminal.write_result(_format_check(found, as_json=as_json, github=github))
+    width = terminal.measure_columns()
+    if as_json:
+        terminal.write_result(found.json().decode())
+    else:
+        terminal.write_result(found.github(width) if github else found.text(width=width, color=terminal.is_coloured()))
     if junit is not None:
         terminal.write_note(f"wrote {junit}")
     if not found.passed:
         raise typer.Exit(FAILED)
-
-
-def _format_check(found: CheckResult, *, as_json: bool, github: bool) -> str:
-    if as_json:
-        return found.json().decode()
-    width = terminal.measure_columns()
-    return found.github(width) if github else found.text(width=width, color=terminal.is_coloured())

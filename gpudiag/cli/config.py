@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,9 @@ def find_config(start: Path | None = None) -> Config:
     """
     from gpudiag.diagnosis.config import Config
 
-    for path in _find_candidates(start or Path.cwd()):
-        text = _read_text(path)
+    folder = (start or Path.cwd()).absolute()
+    for path in (place / name for place in (folder, *folder.parents) for name in CONFIG_NAMES):
+        text = _read_text(path) if path.is_file() else None
         if text is not None and (path.name == CONFIG_NAMES[0] or _is_ours(path, text)):
             return parse_config(path, text)
     return Config()
@@ -57,14 +58,6 @@ def _is_ours(path: Path, text: str) -> bool:
             raise
         return False
     return isinstance(tool, dict) and "gpudiag" in tool
-
-
-def _find_candidates(start: Path) -> Iterator[Path]:
-    folder = start.absolute()
-    for place in (folder, *folder.parents):
-        for name in CONFIG_NAMES:
-            if (place / name).is_file():
-                yield place / name
 
 
 def _read_text(path: Path) -> str | None:

@@ -96,7 +96,9 @@ def scrub(
 ) -> None:
     """Write a copy of a recording that is safe to share: all text that is not on a list is removed; reports stay the same."""
     if listing:
-        _print_listing()
+        from gpudiag.api.scrub_words import format_allow_list
+
+        terminal.write_result(format_allow_list(terminal.measure_columns()))
         return
     if path is None or output is None:
         raise UsageError("scrub needs a recording and a place for the copy", "gpudiag scrub PATH -o OUT, or gpudiag scrub --list")
@@ -123,10 +125,3 @@ def _describe_removed(found: ScrubSummary, *, show: bool) -> list[str]:
     hint = "" if show else "; --show lists them"
     lines.append(f"{checked}; {len(found.left):,} also occur in names that stay; look at them before you share it{hint}")
     return lines + ([f"  {clean(text, 100)}" for text in found.left[:_MAX_SHOWN]] if show else [])
-
-
-def _print_listing() -> None:
-    """Write the allow-list."""
-    from gpudiag.api.scrub_words import format_allow_list
-
-    terminal.write_result(format_allow_list(terminal.measure_columns()))

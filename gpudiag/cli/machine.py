@@ -42,9 +42,7 @@ def doctor(
     with terminal.show_progress("looking"):
         found = examine([one.value for one in need or ()])
     if as_json:
-        import msgspec
-
-        terminal.write_result(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+        terminal.write_result(terminal.format_json(found))
     else:
         from gpudiag.report.checks import format_doctor
 
@@ -71,13 +69,7 @@ def calibrate(
 
     with terminal.show_progress("measuring the peaks"):
         measured = api.calibrate(device.value)
-    terminal.write_result(_format_json(measured) if as_json else _format_device(measured))
-
-
-def _format_json(device: Device) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(device), indent=2).decode() + "\n"
+    terminal.write_result(terminal.format_json(measured) if as_json else _format_device(measured))
 
 
 def _format_device(device: Device) -> str:

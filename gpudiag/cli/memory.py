@@ -63,9 +63,7 @@ def memory(
         found = find(path, rank=rank, device=device, progress=tell)
     terminal.write_result(render_memory_text(found.memory, width=terminal.measure_columns(), top=top, color=terminal.is_coloured()))
     if json is not None:
-        import msgspec
-
-        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")
 
 
@@ -79,9 +77,7 @@ def print_estimate(target: str | None, settings: Sequence[str], json: Path | Non
     found, text = _estimate_file(target, settings) if target and ".py" in target else _estimate_preset(target, settings)
     terminal.write_result(text)
     if json is not None:
-        import msgspec
-
-        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")
 
 

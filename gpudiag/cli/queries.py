@@ -219,7 +219,5 @@ def whatif(
         render_what_ifs(found.what_ifs, found.trust, reason=found.reason, width=terminal.measure_columns(), color=terminal.is_coloured())
     )
     if json is not None:
-        import msgspec
-
-        files.write_file(json, msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        files.write_file(json, terminal.format_json(found).encode())
         terminal.write_note(f"wrote {json}")

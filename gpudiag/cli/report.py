@@ -16,6 +16,7 @@ from gpudiag.report import files
 
 if TYPE_CHECKING:
     from gpudiag import api
+    from gpudiag.api.comparison import Comparison
 
 _TOP_TEXT, _TOP_MARKDOWN = 10, 20
 
@@ -87,7 +88,7 @@ def report(
             )  # fmt: skip
             for target in targets:
                 tell(f"writing {target}")
-                files.write_file(target, _render_report(found, target, _TOP_MARKDOWN if top is None else top))
+                files.write_file(target, render_report(found, target, _TOP_MARKDOWN if top is None else top))
         most = _TOP_TEXT if top is None else top
         width, coloured, script = terminal.measure_table_columns(), terminal.is_coloured(), read_recorded_script(path)
         terminal.write_result(found.text(width=width, top=most, color=coloured, everything=all_findings, script=script))
@@ -109,14 +110,12 @@ def _watch_bundle(path: str, rank: int | None, report: Callable[[int | None], No
     watch_run(watched.look, lambda: report(watched.rank))
 
 
-def _render_report(found: api.Report, target: Path, top: int) -> bytes:
-    """Return the report in the format that the suffix of `target` names."""
+def render_report(found: api.Report | Comparison, target: Path, top: int) -> bytes:
+    """Render a report or a comparison in the format that the suffix of `target` names."""
     suffix = target.suffix.lower()
     if suffix == ".html":
         return found.html().encode()
-    if suffix == ".md":
-        return found.markdown(top=top).encode()
-    return found.json()
+    return found.markdown(top=top).encode() if suffix == ".md" else found.json()
 
 
 POLARS_ALLOCATOR = "_RJEM_MALLOC_CONF"

@@ -14,7 +14,6 @@ from gpudiag.cli.command import PlainCommand, PlainGroup
 
 if TYPE_CHECKING:
     from gpudiag.diagnosis.rule import RuleBase
-    from gpudiag.report.html.pages import RulePage
 
 rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check and test the rules.", no_args_is_help=True)
 _command = partial(rules_app.command, cls=PlainCommand)
@@ -54,7 +53,12 @@ def show(
     rule = known.get(identifier.upper())
     if rule is None:
         raise UsageError(f"no rule {identifier!r}{suggest_nearest(identifier.upper(), known)}", "`gpudiag rules list` lists them")
-    _print_page(build_rule_page(rule))
+    page = build_rule_page(rule)
+    _print_rows(
+        ("", ""),
+        [(row.label, "\n".join(row.lines)) for row in page.rows],
+        title=f"{page.id}: {page.title} ({page.category}, {page.state})",
+    )
 
 
 @_command()
@@ -119,14 +123,6 @@ def _load_rules(rules: list[str] | None, no_config: bool) -> RuleBase:
 
     options.check_named("--rules", rules or [], "give a folder of rule files")
     return load_active_rules(rules or (), None if no_config else config.find_config())
-
-
-def _print_page(page: RulePage) -> None:
-    _print_rows(
-        ("", ""),
-        [(row.label, "\n".join(row.lines)) for row in page.rows],
-        title=f"{page.id}: {page.title} ({page.category}, {page.state})",
-    )
 
 
 def _print_rows(columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str] = (), title: str = "") -> None:

@@ -35,7 +35,7 @@ class ScriptCommand(PlainCommand):
     """A command whose options end at the script: after `-m MODULE` too, where Python itself ends its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the parsed arguments; those after the module's name are the script's."""
+        """Parse the arguments; those after the module's name are the script's."""
         end = _find_script_arguments(args, {name: param for param in self.params for name in param.opts})
         return super().parse_args(ctx, args if end is None else [*args[:end], "--", *args[end:]])
 
@@ -185,7 +185,9 @@ def _report_outcome(
         reported = _report_recording(ran, bundle, rules, no_config, price, script)
         then = f"; the page is {place}/report.html" if reported else then if reported is None else ""
     if ran.others:
-        terminal.write_note(f"gpudiag: other processes trained too: {_format_bundles(ran.others)}")
+        more = len(ran.others) - MOST_LISTED
+        others = ", ".join(_shorten_path(path) for path in ran.others[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+        terminal.write_note(f"gpudiag: other processes trained too: {others}")
     terminal.write_note(f"gpudiag: the recording is {place}{then}")
 
 
@@ -224,12 +226,6 @@ def _report_recording(ran: RunResult, bundle: Path, rules: Sequence[str], no_con
 def _rewrite_as_options(hint: str) -> str:
     """Return a hint that names arguments of gpudiag.profile (`lower skip=`) with the options of this command."""
     return re.sub(r"\b([a-z_]+)=(?=[\s,;.)]|$)", lambda found: "--" + found[1].replace("_", "-"), hint)
-
-
-def _format_bundles(bundles: Sequence[Path]) -> str:
-    """Return the first few bundles and how many more there are."""
-    more = len(bundles) - MOST_LISTED
-    return ", ".join(_shorten_path(path) for path in bundles[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shorten_path(path: Path) -> str:

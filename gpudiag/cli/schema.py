@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import typer
 
@@ -19,7 +18,7 @@ def report_schema() -> None:
     """Print the schema of what `gpudiag report PATH -o report.json` writes."""
     from gpudiag import api
 
-    _print_schema(api.report_schema())
+    terminal.write_result(terminal.format_json(api.report_schema()))
 
 
 @_command("whatif")
@@ -27,7 +26,7 @@ def whatif_schema() -> None:
     """Print the schema of what `gpudiag whatif PATH --json out.json` writes."""
     from gpudiag.api.queries import build_whatif_schema
 
-    _print_schema(build_whatif_schema())
+    terminal.write_result(terminal.format_json(build_whatif_schema()))
 
 
 @_command("memory")
@@ -35,7 +34,7 @@ def memory_schema() -> None:
     """Print the schema of what `gpudiag memory PATH --json out.json` writes."""
     from gpudiag.api.memory import build_memory_schema
 
-    _print_schema(build_memory_schema())
+    terminal.write_result(terminal.format_json(build_memory_schema()))
 
 
 @_command("experiments")
@@ -45,7 +44,7 @@ def experiments_schema() -> None:
 
     from gpudiag.model.experiment import ExperimentData
 
-    _print_schema(msgspec.json.schema(ExperimentData))
+    terminal.write_result(terminal.format_json(msgspec.json.schema(ExperimentData)))
 
 
 @_command("compare")
@@ -53,7 +52,7 @@ def compare_schema() -> None:
     """Print the schema of what `gpudiag compare A B --json` prints."""
     from gpudiag.model.comparison import build_comparison_schema
 
-    _print_schema(build_comparison_schema())
+    terminal.write_result(terminal.format_json(build_comparison_schema()))
 
 
 @_command("check")
@@ -61,13 +60,7 @@ def check_schema() -> None:
     """Print the schema of what `gpudiag check PATH --json` prints."""
     from gpudiag.model.comparison import build_check_schema
 
-    _print_schema(build_check_schema())
-
-
-def _print_schema(schema: dict[str, Any]) -> None:
-    import msgspec
-
-    terminal.write_result(msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n")
+    terminal.write_result(terminal.format_json(build_check_schema()))
 
 
 @schema_app.callback()

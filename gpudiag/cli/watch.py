@@ -34,24 +34,22 @@ def watch_run(look: Callable[[], Moment], report: Callable[[], None], *, sleep: 
 
     Raises InputError of `look` where the bundle cannot be read; what fails in `report` is said.
     """
-    _lower_priority()
+    with suppress(OSError, AttributeError):
+        os.nice(_NICENESS)  # the training goes first on a machine that it shares with this process
     pane = _Pane() if terminal.is_drawable(sys.stdout) else _LinePane()
     try:
         with pane:
-            _follow(look, _ReportWriter(report, pane), pane, sleep)
+            reports = _ReportWriter(report, pane)
+            while True:
+                moment = look()
+                over = moment.status in words.ENDED_STATES
+                pane.show(moment)
+                reports.update(moment, over=over)
+                if over:
+                    return
+                sleep(EVERY_S)
     except KeyboardInterrupt:
         terminal.write_note("gpudiag: no longer watching; the run goes on")
-
-
-def _follow(look: Callable[[], Moment], reports: _ReportWriter, pane: _Pane | _LinePane, sleep: Callable[[float], None]) -> None:
-    while True:
-        moment = look()
-        over = moment.status in words.ENDED_STATES
-        pane.show(moment)
-        reports.seen(moment, over=over)
-        if over:
-            return
-        sleep(EVERY_S)
 
 
 class _ReportWriter:
@@ -63,21 +61,18 @@ class _ReportWriter:
         self._windows: tuple[str, ...] = ()
         self._looks = 0
 
-    def seen(self, moment: Moment, *, over: bool) -> None:
+    def update(self, moment: Moment, *, over: bool) -> None:
         """Hear what was seen at one look."""
         self._looks = self._looks + 1 if moment.windows == self._windows else 0
         self._windows = moment.windows
         settled = self._looks * EVERY_S >= SETTLED_S
         if over or (settled and moment.windows != self._told):
-            self._write()
-
-    def _write(self) -> None:
-        self._told = self._windows
-        with self._pane.aside():
-            try:
-                self._report()
-            except GpudiagError as error:
-                terminal.write_note(f"gpudiag: no report yet: {error}")
+            self._told = self._windows
+            with self._pane.aside():
+                try:
+                    self._report()
+                except GpudiagError as error:
+                    terminal.write_note(f"gpudiag: no report yet: {error}")
 
 
 class _LinePane:
@@ -168,9 +163,3 @@ class _PanePause:
 
 def _make_writable(text: str) -> str:
     return terminal.make_writable(text, sys.stdout)
-
-
-def _lower_priority() -> None:
-    """Let the training go first on a machine that it shares with this process."""
-    with suppress(OSError, AttributeError):
-        os.nice(_NICENESS)

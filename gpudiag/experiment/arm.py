@@ -66,7 +66,7 @@ _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0", socket.gethostname()
 
 
 def build_arm_environment(arm: Arm, folder: Path, port: int) -> dict[str, str]:
-    """Return the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
+    """Build the environment of `arm`, without its plan: this process's, quiet, with what the fixes and the arm itself ask for on top."""
     environ = {**os.environ, **QUIET_VARIABLES, "MLFLOW_TRACKING_URI": (folder / "mlruns").as_uri(), _LOGS_OF_RANKS: str(folder / "ranks")}
     environ.update(dict.fromkeys(_PORT_VARIABLES, str(port)))
     for call in arm.fixes:
@@ -79,29 +79,28 @@ def replace_ports(command: tuple[str, ...], port: int) -> tuple[str, ...]:
 
     Options of torchrun, accelerate and deepspeed: --master-port, --main_process_port, --rdzv-endpoint HOST:PORT. Port 0 (any free) stays.
     """
+
+    def replace_port(value: str) -> str:
+        return str(port) if value.isdigit() and int(value) else value
+
+    def replace_endpoint(value: str) -> str:
+        host, colon, given = value.rpartition(":")
+        host = host if colon else value
+        return value if host.strip("[]") not in _LOCAL_HOSTS or given == "0" else f"{host}:{port}"
+
     found = list(command)
     for at, argument in enumerate(command):
-        for flag, replace in ((_PORT_FLAG, _replace_port), (_ENDPOINT_FLAG, _replace_endpoint)):
+        for flag, replace in ((_PORT_FLAG, replace_port), (_ENDPOINT_FLAG, replace_endpoint)):
             match = flag.fullmatch(argument)
             if match and match[2] is not None:
-                found[at] = f"{match[1]}={replace(match[2], port)}"
+                found[at] = f"{match[1]}={replace(match[2])}"
             elif match and at + 1 < len(command):
-                found[at + 1] = replace(command[at + 1], port)
+                found[at + 1] = replace(command[at + 1])
     return tuple(found)
 
 
-def _replace_port(value: str, port: int) -> str:
-    return str(port) if value.isdigit() and int(value) else value
-
-
-def _replace_endpoint(value: str, port: int) -> str:
-    host, colon, given = value.rpartition(":")
-    host = host if colon else value
-    return value if host.strip("[]") not in _LOCAL_HOSTS or given == "0" else f"{host}:{port}"
-
-
 def find_free_port() -> int:
-    """Return a port that is free now."""
+    """Find a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -151,7 +150,7 @@ class BudgetError(ArmError):
 
 
 def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
-    """Return the error for the first fix that has nothing to show; None where all have."""
+    """Find the error for the first fix that has nothing to show; None where all have."""
     for row in rows:
         if isinstance(row, Evidence) and not row.found:
             return NotAppliedArmError(row.fix, row.reason or "nothing shows that it took effect")
@@ -161,11 +160,19 @@ def find_refusal(rows: Sequence[Row]) -> NotAppliedArmError | None:
 def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmError:
     """Return the error of arm `name`, which ended with exit code `code` (negative: a signal), wrote `rows` and printed `tail` last."""
     words = next((row for row in rows if isinstance(row, Died)), None)  # the first: what dies of it, as a launcher, comes later
-    refusal = find_refusal(rows) or _find_late_refusal(words, tail)
+    refusal = find_refusal(rows)
     if refusal is not None:
         return refusal
+    # a fix may also refuse inside the program: in its last words, or only printed (in a thread, by a launcher)
+    if words is not None and words.kind == "not_applied":
+        return NotAppliedArmError("", words.message)
+    if printed := _REFUSAL.search(tail):
+        return NotAppliedArmError("", printed[1])
     if code != 0:
-        return _build_crash(name, code, words, tail)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        oom = words.kind == "oom" if words is not None else any(text in tail for text in _NO_MEMORY)
+        said = f": {words.message}" if words is not None else ""
+        return ArmError("oom" if oom else "crash", f"{name} ended with {how}{said}", tail, crowded=oom)
     over = next((row for row in reversed(rows) if isinstance(row, Over)), None)
     if over is None or over.reason is not None:
         return ArmError("no_steps", f"{name}: {over.reason if over and over.reason else 'no training was seen'}", tail)
@@ -174,23 +181,8 @@ def explain_end(name: str, code: int, rows: Sequence[Row], tail: str) -> ArmErro
     return ArmError("ended", why, tail)
 
 
-def _find_late_refusal(words: Died | None, tail: str) -> NotAppliedArmError | None:
-    """Return the refusal of a fix that was raised inside the program: into its last words, or only printed (in a thread, by a launcher)."""
-    if words is not None and words.kind == "not_applied":
-        return NotAppliedArmError("", words.message)
-    printed = _REFUSAL.search(tail)
-    return None if printed is None else NotAppliedArmError("", printed[1])
-
-
-def _build_crash(name: str, code: int, words: Died | None, tail: str) -> ArmError:
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    oom = words.kind == "oom" if words is not None else any(text in tail for text in _NO_MEMORY)
-    said = f": {words.message}" if words is not None else ""
-    return ArmError("oom" if oom else "crash", f"{name} ended with {how}{said}", tail, crowded=oom)
-
-
 def read_tail(path: Path) -> str:
-    """Return the end of a file; '' where it cannot be read."""
+    """Read the end of a file; '' where it cannot be read."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -200,18 +192,13 @@ def read_tail(path: Path) -> str:
 
 
 def read_stacks(folder: Path) -> str:
-    """Return the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
-    stacks = (stack for path in sorted(folder.glob(f"{STACK}-*")) for stack in _read_main_threads(path))
-    return "\n".join(line for stack in stacks for line in stack.splitlines()[:FRAMES])
-
-
-def _read_main_threads(path: Path) -> list[str]:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_STACK)
-    except OSError:
-        return []
-    return [MAIN_THREAD + part for part in text.split(MAIN_THREAD)[1:]]
+    """Read the innermost frames of the thread in which each process of `folder` took the signal, its main one (by faulthandler)."""
+    lines: list[str] = []
+    for path in sorted(folder.glob(f"{STACK}-*")):
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            for stack in file.read(MAX_STACK).split(MAIN_THREAD)[1:]:
+                lines += (MAIN_THREAD + stack).splitlines()[:FRAMES]
+    return "\n".join(lines)
 
 
 __all__ = ["ArmError", "LiveArm"]
@@ -262,9 +249,20 @@ class LiveArm:
         self._limit = memory.MemoryLimit(self._family.members, design.memory_limit_bytes)
 
     def _start(self, parity: ParityPlan | None) -> subprocess.Popen[bytes]:
-        port = find_free_port()
+        port, design, fixes = find_free_port(), self._design, self.arm.fixes
+        plan = TrialPlan(
+            str(self.folder),
+            design.warm_steps,
+            design.warm_limit_s,
+            design.dropped_steps,
+            design.block_saves,
+            fixes,
+            parity,
+            design.clean_exit,
+            list_registered(call.id for call in fixes),
+        )
         base = build_arm_environment(self.arm, self.folder, port) | {guard.MARK: f"{self._mark}."}
-        environ = build_environment(msgspec.json.encode(self._plan(parity)).decode(), base, TRIAL_WATCHER)
+        environ = build_environment(msgspec.json.encode(plan).decode(), base, TRIAL_WATCHER)
         with open(self.folder / LOG, "wb") as log:
             try:
                 process = subprocess.Popen(  # noqa: S603 - the user's own command
@@ -281,48 +279,34 @@ class LiveArm:
         mark_expendable(process.pid)
         return process
 
-    def _plan(self, parity: ParityPlan | None) -> TrialPlan:
-        design = self._design
-        return TrialPlan(
-            str(self.folder),
-            design.warm_steps,
-            design.warm_limit_s,
-            design.dropped_steps,
-            design.block_saves,
-            self.arm.fixes,
-            parity,
-            design.clean_exit,
-            list_registered(call.id for call in self.arm.fixes),
-        )
-
     # -- turns --------------------------------------------------------------------------------------------------------
 
-    def warmed(self) -> tuple[Warmed, float]:
+    def wait_until_warm(self) -> tuple[Warmed, float]:
         """Return the end of the warm-up, and the seconds since the start. The arm then waits for its turn.
 
         Raises ArmError, and NotAppliedArmError where a fix has nothing to show.
         """
         self._wait(lambda: self._control.done >= 1, lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s))
-        row = self._row(Warmed)
+        row = self._take_row(Warmed)
         refusal = find_refusal(self.evidence)
         if refusal is not None:
-            raise self._named(refusal)
+            raise self._attach_arm(refusal)
         return row, time.monotonic() - self._began_s
 
-    def block(self, steps: int) -> Block:
+    def measure_block(self, steps: int) -> Block:
         """Return what the arm measured in a turn of `steps` steps. Raises ArmError."""
         done = self._control.done
         self._control.give(steps)
         self._wait(lambda: self._control.done > done, lambda slowest_s: max(self._design.silent_limit_s, SLOWEST_STEPS * slowest_s))
-        return self._row(Block)
+        return self._take_row(Block)
 
-    def finished(self) -> list[Row]:
+    def wait_for_rows(self) -> list[Row]:
         """Return all rows of a parity run, once it has written the last. Raises ArmError where it is silent for too long."""
         self._wait(
             lambda: self._control.done >= 1 or self._process.poll() is not None,
             lambda slowest_s: max(self._design.start_limit_s, SLOWEST_STEPS * slowest_s),
         )
-        return self.rows()
+        return self.read_rows()
 
     def freeze(self) -> None:
         """Stop the whole tree: loader workers that ran on would fill their queues and flatter the next turn."""
@@ -349,22 +333,22 @@ class LiveArm:
         self._family.kill()
         self._process.wait()
 
-    # -- what it tells --------------------------------------------------------------------------------------------------
+    # -- its rows -----------------------------------------------------------------------------------------------------
 
-    def rows(self) -> list[Row]:
+    def read_rows(self) -> list[Row]:
         """Return what the arm has written so far. Raises ArmError where that cannot be read."""
         try:
             return read_rows(self.folder)
         except msgspec.MsgspecError:
-            raise self._unreadable() from None
+            raise self._build_unreadable() from None
 
-    def error(self) -> ArmError:
+    def explain_end(self) -> ArmError:
         """Return why the arm, whose process is gone, ended."""
         if self._control.failed:
-            return self._full()
-        return self._named(explain_end(self.arm.name, self._process.wait(), self.rows(), self.tail()))
+            return self._build_write_error()
+        return self._attach_arm(explain_end(self.arm.name, self._process.wait(), self.read_rows(), self.read_tail()))
 
-    def tail(self) -> str:
+    def read_tail(self) -> str:
         """Return the end of what the arm has printed."""
         return read_tail(self.folder / LOG)
 
@@ -373,23 +357,23 @@ class LiveArm:
         """Return the most memory that its processes held, as far as was looked."""
         return self._limit.peak_bytes
 
-    def _row(self, kind: type[RowT]) -> RowT:
-        rows = self.rows()[self._rows :]
+    def _take_row(self, kind: type[RowT]) -> RowT:
+        rows = self.read_rows()[self._rows :]
         self._rows += len(rows)
         self.evidence += [row for row in rows if isinstance(row, Evidence)]
         found = [row for row in rows if isinstance(row, kind)]
         if len(found) != 1:
-            raise self._unreadable()
+            raise self._build_unreadable()
         return found[0]
 
-    def _full(self) -> ArmError:
+    def _build_write_error(self) -> ArmError:
         why = os.strerror(self._control.failed)
-        return self._named(ArmError("crash", f"{self.arm.name}: cannot write to {self.folder}: {why}", self.tail()))
+        return self._attach_arm(ArmError("crash", f"{self.arm.name}: cannot write to {self.folder}: {why}", self.read_tail()))
 
-    def _unreadable(self) -> ArmError:
-        return self._named(ArmError("crash", f"{self.arm.name}: its measurement cannot be read", self.tail()))
+    def _build_unreadable(self) -> ArmError:
+        return self._attach_arm(ArmError("crash", f"{self.arm.name}: its measurement cannot be read", self.read_tail()))
 
-    def _named(self, error: ArmError) -> ArmError:
+    def _attach_arm(self, error: ArmError) -> ArmError:
         """Return the error with the arm that it is of, and with the fix where the arm has but one."""
         if isinstance(error, NotAppliedArmError) and not error.fix and len(self.arm.fixes) == 1:
             error = NotAppliedArmError(str(self.arm.fixes[0]), error.message)
@@ -403,39 +387,34 @@ class LiveArm:
         (beats, slowest), heard = self._control.life, time.monotonic()
         while not over():
             if self._process.poll() is not None and not over():
-                raise self.error()
+                raise self.explain_end()
             now, slowest = self._control.life
             if now != beats:
                 beats, heard = now, time.monotonic()
             elif time.monotonic() - heard > limit_s(slowest / 1e9):
-                raise self._named(self._hangs(time.monotonic() - heard))
-            self._check()
-            self._check_steps(beats, slowest)
+                silent_s = time.monotonic() - heard
+                guard.send_signal(self._family.members(), signal.SIGUSR1)  # where it is; a process that cannot tell dies of the question
+                time.sleep(STACK_S)
+                detail = read_stacks(self.folder) or self.read_tail()
+                raise self._attach_arm(ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", detail))
+            self._check_limits()
+            # backward passes without end, and no step: they are signs of life too
+            waited_s = time.monotonic() - self._began_s
+            if slowest == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
+                seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
+                raise self._attach_arm(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.read_tail()))
             time.sleep(POLL_S)
 
-    def _check(self) -> None:
+    def _check_limits(self) -> None:
         now, design, name = time.monotonic(), self._design, self.arm.name
         self._looked()
         if self._control.failed:
-            raise self._full()
+            raise self._build_write_error()
         if design.deadline is not None and now > design.deadline:
-            raise self._named(BudgetError(name))
+            raise self._attach_arm(BudgetError(name))
         if design.arm_limit_s is not None and now - self._began_s > design.arm_limit_s:
-            raise self._named(ArmError("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s", self.tail()))
+            raise self._attach_arm(ArmError("timeout", f"{name} took longer than {design.arm_limit_s:.0f} s", self.read_tail()))
         why = self._limit.look(now)
         if why is not None:
             self.kill()
-            raise self._named(ArmError("oom", f"{name} was ended: {why}", self.tail(), crowded=self._limit.crowded))
-
-    def _check_steps(self, beats: int, slowest_ns: int) -> None:
-        """Raise ArmError where there are backward passes without end, and no step: they are signs of life too."""
-        waited_s = time.monotonic() - self._began_s
-        if slowest_ns == 0 and beats >= MANY_BACKWARDS and waited_s > self._design.start_limit_s:
-            seen = f"{beats:,} backward passes in {waited_s:.0f} s, and no step that could be told"
-            raise self._named(ArmError("no_steps", f"{self.arm.name}: {seen}; {BY_HAND}", self.tail()))
-
-    def _hangs(self, silent_s: float) -> ArmError:
-        """Return the error of an arm without a sign of life, with where its processes are; one that cannot tell dies of the question."""
-        guard.send_signal(self._family.members(), signal.SIGUSR1)
-        time.sleep(STACK_S)
-        return ArmError("hang", f"{self.arm.name} gave no sign of life for {silent_s:.0f} s", read_stacks(self.folder) or self.tail())
+            raise self._attach_arm(ArmError("oom", f"{name} was ended: {why}", self.read_tail(), crowded=self._limit.crowded))

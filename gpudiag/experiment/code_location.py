@@ -30,7 +30,14 @@ def locate_code(found: Any, what: str, folder: str = "") -> CodeLocation:
     Raises InputError for what only exists in this process: lambdas, inner functions, notebooks.
     """
     if isinstance(found, str):
-        return _parse_location(found, what, folder)
+        where, colon, name = found.rpartition(":")
+        if not colon or not where or not name.isidentifier():
+            raise InputError(f"{what}: {found!r} names no function", "write FILE.py:NAME or MODULE:NAME")
+        if not where.endswith(".py"):
+            return CodeLocation(found, folder or os.getcwd())
+        if not Path(where).is_file():
+            raise InputError(f"{what}: {where}: no such file")
+        return CodeLocation(f"{Path(where).resolve()}:{name}")
     name, module = getattr(found, "__qualname__", ""), getattr(found, "__module__", "")
     if not name or not module:
         raise InputError(f"{what} is a {type(found).__name__}, not a function or class with a name", IMPORTABLE_HINT)
@@ -58,17 +65,6 @@ def _locate_in_module(home: Any, name: str, what: str) -> CodeLocation:
     return CodeLocation(f"{module}:{name}", str(path.parents[module.count(".") + (path.name == "__init__.py")]))
 
 
-def _parse_location(text: str, what: str, folder: str) -> CodeLocation:
-    where, colon, name = text.rpartition(":")
-    if not colon or not where or not name.isidentifier():
-        raise InputError(f"{what}: {text!r} names no function", "write FILE.py:NAME or MODULE:NAME")
-    if not where.endswith(".py"):
-        return CodeLocation(text, folder or os.getcwd())
-    if not Path(where).is_file():
-        raise InputError(f"{what}: {where}: no such file")
-    return CodeLocation(f"{Path(where).resolve()}:{name}")
-
-
 _loading: list[str] = []
 
 
@@ -79,23 +75,19 @@ def is_loading() -> bool:
 
 def load_code(where: CodeLocation) -> Any:
     """Return what stands at `where`; its file is executed, or its module imported. Raises InputError for what is not there, or fails."""
+    file, _, name = where.target.rpartition(":")
     _loading.append(where.target)
     try:
-        return _import_code(where)
+        if file.endswith(".py"):
+            return model_estimate.load_function(where.target)[0]
+        if where.folder and where.folder not in sys.path:
+            sys.path.insert(0, where.folder)
+        try:
+            module = importlib.import_module(file)
+        except (Exception, SystemExit) as error:  # the module may raise anything
+            raise InputError(f"{file} cannot be imported: {type(error).__name__}: {str(error).strip() or 'no message'}") from error
     finally:
         _loading.pop()
-
-
-def _import_code(where: CodeLocation) -> Any:
-    file, _, name = where.target.rpartition(":")
-    if file.endswith(".py"):
-        return model_estimate.load_function(where.target)[0]
-    if where.folder and where.folder not in sys.path:
-        sys.path.insert(0, where.folder)
-    try:
-        module = importlib.import_module(file)
-    except (Exception, SystemExit) as error:  # the module may raise anything
-        raise InputError(f"{file} cannot be imported: {type(error).__name__}: {str(error).strip() or 'no message'}") from error
     found = getattr(module, name, None)
     if not callable(found):
         raise InputError(f"{file} has no {name!r}{suggest_nearest(name, vars(module))}")

@@ -48,13 +48,13 @@ class Design(msgspec.Struct, frozen=True, kw_only=True):
     block_saves: bool = False
     """Whether nothing that saves checkpoints writes any, in both arms; loggers write to a folder of the arm."""
     sandbox: Literal["auto", "overlay", "block", "off"] = "off"
-    """How the folder of the program is kept as it is (sandbox.sandboxed)."""
+    """How the folder of the program is kept as it is (isolation.wrap_command)."""
     clean_exit: bool = False
     """Whether an arm is ended by an exception in its script, not at once."""
     shared_ok: bool = False
     """Whether to measure although other processes compute on the same GPU."""
     memory_limit_bytes: int | None = None
-    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.reserve_bytes)."""
+    """Resident memory that an arm's processes may take together; None: what the machine can spare (memory.compute_reserve_bytes)."""
     arm_limit_s: float | None = None
     """From the start of an arm to its end; None: no limit beside the others."""
     deadline: float | None = None
@@ -72,7 +72,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_level(looks: tuple[int, ...]) -> float:
-    """Return the level of significance of each look that keeps ALPHA over all: tabulated, else ALPHA shared out (Bonferroni)."""
+    """Find the level of significance of each look that keeps ALPHA over all: tabulated, else ALPHA shared out (Bonferroni)."""
     return _LEVELS.get(looks, ALPHA / len(looks))
 
 
@@ -82,7 +82,7 @@ def order_arms(pair: int) -> tuple[int, int]:
 
 
 def schedule_turns(pair: int, blocks: int) -> list[int]:
-    """Return the arm of each block of a pair: ABBA ABBA ... in the order of starting(). A linear drift cancels in each two blocks."""
+    """Schedule the arm of each block of a pair: ABBA ABBA ... in the order of order_arms(). A linear drift cancels in each two blocks."""
     first, second = order_arms(pair)
     return [arm for block in range(blocks) for arm in ((first, second) if block % 2 == 0 else (second, first))]
 

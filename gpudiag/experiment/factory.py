@@ -32,7 +32,7 @@ ALONE_STEPS = 60
 
 
 def build_command(where: CodeLocation, knobs: Mapping[str, Any], seed: int) -> tuple[str, ...]:
-    """Return the command of an arm that trains what the function at `where` builds. Raises InputError for knobs that are no JSON."""
+    """Build the command of an arm that trains what the function at `where` builds. Raises InputError for knobs that are no JSON."""
     folder = ("--folder", where.folder) if where.folder else ()
     given = ("--knobs", encode_knobs(knobs)) if knobs else ()
     return (sys.executable, "-m", PROGRAM, where.target, *folder, *given, "--seed", str(seed))
@@ -55,11 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit code: train until the trial is over, or for --steps steps."""
     asked = _build_parser().parse_args(arguments)
     try:
-        _apply_turns(asked.turn)
+        known = {fix.id: fix for fix in KNOB_FIXES}
+        for text in asked.turn:
+            name, _, value = text.partition("=")
+            if name not in known:
+                raise InputError(f"--turn {text}: {name!r} turns no knob{suggest_nearest(name, known)}", f"one of {', '.join(known)}")
+            fix = known[name](value or None)
+            KNOB_STATE.turns[fix.knob] = fix.turn
         if asked.estimate:
             sys.stdout.write(msgspec.json.encode(task_module.estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
         else:
-            _train(asked)
+            loop, knobs = _build_loop(asked)
+            KNOB_STATE.loop = loop
+            steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
+            done = loop.run(steps, first=lambda: _check_all_read(knobs))
+            sys.stderr.write(f"gpudiag: trained {done} steps\n")
     except GpudiagError as error:
         sys.stderr.write(f"gpudiag: {error}\n")
         return error.exit_code
@@ -78,40 +88,24 @@ def _build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _apply_turns(fixes: Sequence[str]) -> None:
-    """Have knobs turned without a trial. Raises InputError for a fix that turns none."""
-    known = {fix.id: fix for fix in KNOB_FIXES}
-    for text in fixes:
-        name, _, value = text.partition("=")
-        if name not in known:
-            raise InputError(f"--turn {text}: {name!r} turns no knob{suggest_nearest(name, known)}", f"one of {', '.join(known)}")
-        fix = known[name](value or None)
-        KNOB_STATE.turns[fix.knob] = fix.turned
-
-
-def _train(asked: argparse.Namespace) -> None:
-    loop, knobs = _build_loop(asked)
-    KNOB_STATE.loop = loop
-    steps = asked.steps if asked.steps is not None or TRIAL_WATCHER in sys.modules else ALONE_STEPS
-    done = loop.run(steps, first=lambda: _check_all_read(knobs))
-    sys.stderr.write(f"gpudiag: trained {done} steps\n")
-
-
 def _build_loop(asked: argparse.Namespace) -> tuple[Loop, Knobs]:
-    """Return the loop over what the user's function builds; where that reads the knob of accumulation, it splits the batches itself."""
-    task, knobs = _build_task(asked)
-    return Loop(task, 1 if knobs.read(ACCUM) else knobs.get(ACCUM)), knobs
-
-
-def _build_task(asked: argparse.Namespace) -> tuple[Task, Knobs]:
-    """Return what the user's function builds, and its knobs. Raises InputError for what is no Task."""
+    """Build the loop over the Task of the user's function, and its knobs; where that reads the knob of accumulation, it splits the batches
+    itself. Raises InputError for what is no Task."""
     import torch  # here and first: the fixes are put in place now, before a file of the user is executed
 
-    _seed_generators(asked.seed)
+    random.seed(asked.seed)  # two arms build and draw the same
+    torch.manual_seed(asked.seed)
+    with suppress(ImportError):
+        import numpy as np
+
+        np.random.seed(asked.seed % 2**32)
     build = load_code(CodeLocation(asked.target, asked.folder))
     given: dict[str, Any] = {}
     for text in asked.knobs:
-        given.update(_decode_knobs(text))
+        try:
+            given.update(msgspec.json.decode(text, type=dict[str, Any]))
+        except msgspec.MsgspecError as error:
+            raise InputError(f"--knobs {text}: {error}", "a JSON object: NAME: VALUE") from None
     standard = {"device": "cuda" if torch.cuda.is_available() else "cpu", "seed": asked.seed}
 
     def knobs(declared: Mapping[str, Any]) -> Knobs:
@@ -121,33 +115,14 @@ def _build_task(asked: argparse.Namespace) -> tuple[Task, Knobs]:
     task, read = call_build(build, knobs)
     if not isinstance(task, Task):
         raise InputError(f"{asked.target} returned a {type(task).__name__}", TASK_HINT)
-    return task, read
-
-
-def _decode_knobs(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise InputError(f"--knobs {text}: {error}", "a JSON object: NAME: VALUE") from None
-
-
-def _seed_generators(seed: int) -> None:
-    """Start the random numbers of this process from `seed`, so that two arms build and draw the same."""
-    import torch
-
-    random.seed(seed)
-    torch.manual_seed(seed)
-    with suppress(ImportError):
-        import numpy as np
-
-        np.random.seed(seed % 2**32)
+    return Loop(task, 1 if read.read(ACCUM) else read.get(ACCUM)), read
 
 
 def _check_all_read(knobs: Knobs) -> None:
     """Raise NotAppliedError for a knob that was set and that nothing has read, neither build nor the first step: it changed nothing."""
-    for name in knobs.unread():
+    for name in knobs.list_unread():
         raise NotAppliedError(
-            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.seen())}; write cfg.get("{name}", DEFAULT) in build'
+            f'nothing reads the knob {name!r}{suggest_nearest(name, knobs.list_read())}; write cfg.get("{name}", DEFAULT) in build'
         )
 
 

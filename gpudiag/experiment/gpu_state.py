@@ -66,17 +66,16 @@ def find_disturbed_blocks(states: Sequence[tuple[GpuState, GpuState]]) -> list[s
     the second arm alone may be the power that its change draws: that is told by lower_clock(), and not corrected.
     """
     usual = _find_median([first.clock_mhz for first, _ in states])
-    return [_explain_disturbance(first, second, usual) for first, second in states]
-
-
-def _explain_disturbance(first: GpuState, second: GpuState, usual: float | None) -> str | None:
-    throttled = first.throttled or second.throttled
-    if throttled:
-        return f"the GPU throttled ({throttled})"
-    clock = first.clock_mhz
-    if clock is None or not usual or abs(clock / usual - 1) <= CLOCK_SHARE:
-        return None
-    return f"the GPU ran at {clock:.0f} instead of {usual:.0f} MHz"
+    reasons: list[str | None] = []
+    for first, second in states:
+        clock = first.clock_mhz
+        if throttled := first.throttled or second.throttled:
+            reasons.append(f"the GPU throttled ({throttled})")
+        elif clock is not None and usual and abs(clock / usual - 1) > CLOCK_SHARE:
+            reasons.append(f"the GPU ran at {clock:.0f} instead of {usual:.0f} MHz")
+        else:
+            reasons.append(None)
+    return reasons
 
 
 def count_allowed_repeats(blocks: int) -> int:
@@ -85,7 +84,7 @@ def count_allowed_repeats(blocks: int) -> int:
 
 
 def describe_clock_change(states: Sequence[tuple[GpuState, GpuState]]) -> str | None:
-    """Return a note where the second arm ran at another clock than the first, beyond CLOCK_SHARE; None else."""
+    """Describe where the second arm ran at another clock than the first, beyond CLOCK_SHARE; None else."""
     first, second = (_find_median([pair[arm].clock_mhz for pair in states]) for arm in (0, 1))
     if not first or not second or abs(second / first - 1) <= CLOCK_SHARE:
         return None

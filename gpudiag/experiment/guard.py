@@ -46,16 +46,22 @@ class Family:
         self._seen: set[tuple[int, int]] = set()
 
     def members(self) -> set[int]:
-        """Return the ids of the living ones."""
-        living = {pid: one for pid in _list_processes() if (one := _read_stat(pid)) is not None}
-        found = {pid for pid, one in living.items() if self._is_member(pid, one)}
-        _add_descendants(found, living)
+        """List the ids of the living ones."""
+        try:
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+        except OSError:
+            pids = []
+        living = {pid: one for pid in pids if (one := _read_stat(pid)) is not None}
+        found = {
+            pid
+            for pid, one in living.items()
+            if one.session in self._sessions or (pid, one.start) in self._seen or _has_mark(pid, self._wanted)
+        }
+        while below := {pid for pid, one in living.items() if one.parent in found} - found:
+            found |= below
         self._seen |= {(pid, living[pid].start) for pid in found}
         self._sessions |= {living[pid].session for pid in found} - {0, os.getsid(0)}  # 0: its leader is outside of the container
         return found
-
-    def _is_member(self, pid: int, one: _Process) -> bool:
-        return one.session in self._sessions or (pid, one.start) in self._seen or _has_mark(pid, self._wanted)
 
     def kill(self) -> bool:
         """Kill all of them, also those that they start meanwhile; return whether none is left."""
@@ -69,16 +75,8 @@ class Family:
 
 
 def find_marked_processes(prefix: str, sessions: frozenset[int] = frozenset()) -> set[int]:
-    """Return the ids of the living processes of a Family that nobody has looked at before."""
+    """Find the ids of the living processes of a Family that nobody has looked at before."""
     return Family(prefix, sessions).members()
-
-
-def _list_processes() -> list[int]:
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    return [int(name) for name in names if name.isdigit() and int(name) != os.getpid()]
 
 
 def _has_mark(pid: int, wanted: bytes) -> bool:
@@ -99,11 +97,6 @@ def _read_stat(pid: int) -> _Process | None:
     if not fields or fields[_STATE] in (b"Z", b"X"):
         return None
     return _Process(int(fields[_PARENT]), int(fields[_SESSION]), int(fields[_START]))
-
-
-def _add_descendants(found: set[int], living: dict[int, _Process]) -> None:
-    while below := {pid for pid, one in living.items() if one.parent in found} - found:
-        found |= below
 
 
 def send_signal(pids: set[int], number: int) -> None:

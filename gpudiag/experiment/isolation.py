@@ -69,33 +69,30 @@ def lock_machine(*, shared_ok: bool = False, wait: bool = False, tell: Tell = la
     """
     folder = Path(os.environ.get(LOCKS_VARIABLE) or _SHARED_FOLDER)
     with ExitStack() as held:
+        note = ""
         try:
-            note = _enter_lock(held, folder, shared_ok=shared_ok, wait=wait, tell=tell)
+            while True:
+                try:
+                    _take_locks(held, folder, list_chosen_gpus(os.environ))
+                    break
+                except _TakenError:
+                    who = describe_holders(folder) or "which is not known"
+                if shared_ok:
+                    note = f"another experiment ran on this machine at the same time ({who})"
+                    break
+                if not wait:
+                    hint = "wait for its end, as --wait does, or measure all the same with --shared-ok"
+                    raise InputError(f"another experiment runs on this machine ({who}): each would measure what the other does", hint)
+                tell(f"waiting for the end of another experiment ({who})")
+                time.sleep(_AGAIN_S)
         except OSError as error:
             why = f"no lock in {folder} ({error.strerror or error}); {LOCKS_VARIABLE} names another folder"
             note = f"whether another experiment ran at the same time is not known: {why}"
         yield note
 
 
-def _enter_lock(held: ExitStack, folder: Path, *, shared_ok: bool, wait: bool, tell: Tell) -> str:
-    while True:
-        try:
-            _take_locks(held, folder, list_chosen_gpus(os.environ))
-        except _TakenError:
-            who = describe_holders(folder) or "which is not known"
-        else:
-            return ""
-        if shared_ok:
-            return f"another experiment ran on this machine at the same time ({who})"
-        if not wait:
-            hint = "wait for its end, as --wait does, or measure all the same with --shared-ok"
-            raise InputError(f"another experiment runs on this machine ({who}): each would measure what the other does", hint)
-        tell(f"waiting for the end of another experiment ({who})")
-        time.sleep(_AGAIN_S)
-
-
 def list_chosen_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs that programs started from here are kept to, as the user named them; none where there are none, or all may be used.
+    """List the GPUs that programs started from here are kept to, as the user named them; none where there are none, or all may be used.
 
     One that two users name differently (a number, a UUID) is told apart here, and found by what computes on it (gpustate.Watch).
     """
@@ -112,17 +109,12 @@ def describe_holders(folder: Path) -> str:
         file = _open_lock_file(path)
         try:
             if not _try_lock(file, exclusive=False):
-                found.append(_format_holder(os.pread(file, _MAX_BYTES, 0)))
+                found.append(str(msgspec.json.decode(os.pread(file, _MAX_BYTES, 0), type=LockHolder)))
+        except (msgspec.MsgspecError, UnicodeDecodeError):  # it has not written its name yet
+            found.append("a process that has just begun")
         finally:
             os.close(file)
     return "; ".join(dict.fromkeys(found))
-
-
-def _format_holder(data: bytes) -> str:
-    try:
-        return str(msgspec.json.decode(data, type=LockHolder))
-    except (msgspec.MsgspecError, UnicodeDecodeError):  # it has not written its name yet
-        return "a process that has just begun"
 
 
 def _take_locks(held: ExitStack, folder: Path, chosen: tuple[str, ...]) -> None:
@@ -137,7 +129,13 @@ def _take_locks(held: ExitStack, folder: Path, chosen: tuple[str, ...]) -> None:
             if not _try_lock(file, exclusive=exclusive):
                 raise _TakenError
             if exclusive:
-                _write_holder(file)
+                try:
+                    user = getpass.getuser()
+                except (KeyError, OSError, ImportError):  # a container may have no name for it
+                    user = str(os.getuid())
+                with suppress(OSError):  # a full disk costs the name alone
+                    os.ftruncate(file, 0)
+                    os.pwrite(file, msgspec.json.encode(LockHolder(os.getpid(), user, socket.gethostname(), time.time())), 0)
         held.push(mine.pop_all())
 
 
@@ -150,20 +148,6 @@ def _try_lock(file: int, *, exclusive: bool) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _write_holder(file: int) -> None:
-    """Write who we are; a full disk costs the name alone."""
-    with suppress(OSError):
-        os.ftruncate(file, 0)
-        os.pwrite(file, msgspec.json.encode(LockHolder(os.getpid(), _find_user(), socket.gethostname(), time.time())), 0)
-
-
-def _find_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container may have no name for it
-        return str(os.getuid())
 
 
 def _open_lock_file(path: Path) -> int:
@@ -243,7 +227,7 @@ def wrap_command(mode: str, command: tuple[str, ...], cwd: Path | None, scratch:
 
 
 def _find_overlay(folder: Path, scratch: Path) -> tuple[str, ...] | str:
-    """Return the command that runs what follows it in an overlay of `folder`; else why there is none."""
+    """Find the command that runs what follows it in an overlay of `folder`; else why there is none."""
     why = _explain_unsuitable(folder, scratch)
     if why is not None:
         return why
@@ -267,7 +251,7 @@ def _explain_unsuitable(folder: Path, scratch: Path) -> str | None:
 
 
 def _list_mounts() -> list[Path]:
-    """Return all mount points of this process (proc(5): the fifth field, with octal escapes)."""
+    """List all mount points of this process (proc(5): the fifth field, with octal escapes)."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -296,7 +280,7 @@ def _find_fault(prefix: tuple[str, ...], folder: Path) -> str:
 
 
 def list_layer_files(scratch: Path) -> tuple[str, ...]:
-    """Return the files that sandboxed programs wrote into layers on the disk, relative to their folder."""
+    """List the files that sandboxed programs wrote into layers on the disk, relative to their folder."""
     layers = [layer / "upper" for layer in scratch.glob("layer.*")]
     found = {os.path.relpath(path, layer) for layer in layers for path in layer.rglob("*") if path.is_file() and path.name != _CHECK_FILE}
     return tuple(sorted(found))

@@ -49,11 +49,11 @@ class Knobs:
         """Return (the value without any fix, the value) as build has read the knob; None where it has not."""
         return self._read.get(name)
 
-    def unread(self) -> list[str]:
+    def list_unread(self) -> list[str]:
         """Return the knobs that were set for this arm, but never read."""
         return [name for name in self._values if name not in self._read]
 
-    def seen(self) -> list[str]:
+    def list_read(self) -> list[str]:
         """Return the knobs that were read."""
         return list(self._read)
 
@@ -94,9 +94,9 @@ class KnobFix(Applier):
 
     def install(self, site: Site) -> None:
         """Have the knob turned when build reads it."""
-        KNOB_STATE.turns[self.knob] = self.turned
+        KNOB_STATE.turns[self.knob] = self.turn
 
-    def turned(self, before: Any) -> Any:
+    def turn(self, before: Any) -> Any:
         """Return the value that the knob is to have in place of `before`: the same, unless a fix says otherwise."""
         return before
 
@@ -118,7 +118,7 @@ class BatchSizeKnob(KnobFix):
         super().__init__(value)
         self._size, self._factor = parse_batch_size(value)
 
-    def turned(self, before: Any) -> Any:
+    def turn(self, before: Any) -> Any:
         """Return the size that was asked for; `before` where that is no number and cannot be multiplied."""
         if self._size is not None:
             return self._size
@@ -145,7 +145,7 @@ class AccumulationKnob(KnobFix):
         super().__init__(value)
         self._count = parse_whole_number(self.id, value, least=2) or 2
 
-    def turned(self, before: Any) -> int:
+    def turn(self, before: Any) -> int:
         """Return the micro-batches of a step."""
         return self._count
 

@@ -31,7 +31,7 @@ _UNLIMITED = 1 << 60
 """cgroup v1 writes a limit near 2**63 where there is none."""
 
 
-def resident_bytes(pids: set[int]) -> int:
+def measure_resident_bytes(pids: set[int]) -> int:
     """Return the resident memory of processes together. Pages that several share (forked loader workers) are counted for each."""
     pages = 0
     for pid in pids:
@@ -40,36 +40,37 @@ def resident_bytes(pids: set[int]) -> int:
     return pages * _PAGE
 
 
-def own_bytes(pids: set[int]) -> int:
+def measure_own_bytes(pids: set[int]) -> int:
     """Return the memory of processes together, each page that n share counted as 1/n (Pss of /proc/PID/smaps_rollup, proc(5)).
 
     Takes milliseconds a process; one that does not tell counts with its resident memory.
     """
-    return sum(_read_proportional_bytes(pid) for pid in pids)
+    total = 0
+    for pid in pids:
+        known = _read_kib(f"/proc/{pid}/smaps_rollup", "Pss")
+        total += measure_resident_bytes({pid}) if known is None else known
+    return total
 
 
-def _read_proportional_bytes(pid: int) -> int:
-    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-        for line in file:
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) * 1024
-    return resident_bytes({pid})
-
-
-def spare_bytes() -> int | None:
+def measure_spare_bytes() -> int | None:
     """Return the memory that can be had without swapping: MemAvailable, or what the container has left; None where nothing tells."""
     known = [value for value in (_read_meminfo("MemAvailable"), _read_cgroup_spare_bytes()) if value is not None]
     return min(known, default=None)
 
 
-def reserve_bytes() -> int:
+def compute_reserve_bytes() -> int:
     """Return how much of the memory is left to the rest of the machine."""
     total = _read_meminfo("MemTotal") or 0
     return max(RESERVE_BYTES, round(RESERVE_SHARE * total)) if total > 8 * RESERVE_BYTES else round(RESERVE_SHARE * total)
 
 
 def _read_meminfo(name: str) -> int | None:
-    with suppress(OSError, IndexError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
+    return _read_kib("/proc/meminfo", name)
+
+
+def _read_kib(path: str, name: str) -> int | None:
+    """Read the line 'name: 123 kB' of a file of the kernel, in bytes."""
+    with suppress(OSError, IndexError, ValueError), open(path, encoding="ascii") as file:
         for line in file:
             if line.startswith(f"{name}:"):
                 return int(line.split()[1]) * 1024
@@ -77,7 +78,7 @@ def _read_meminfo(name: str) -> int | None:
 
 
 def _read_cgroup_spare_bytes(root: Path = _CGROUP) -> int | None:
-    """Return the limit of the container less what it uses and cannot drop (cgroup v2, then v1); None where there is no limit."""
+    """Read the limit of the container less what it uses and cannot drop (cgroup v2, then v1); None where there is no limit."""
     for limit, used, stat, cache in (
         ("memory.max", "memory.current", "memory.stat", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
@@ -85,15 +86,10 @@ def _read_cgroup_spare_bytes(root: Path = _CGROUP) -> int | None:
         with suppress(OSError, ValueError):  # 'max' is no number: no limit
             allowed = int((root / limit).read_text(encoding="ascii"))
             if allowed < _UNLIMITED:
-                return allowed - int((root / used).read_text(encoding="ascii")) + _read_cgroup_stat(root / stat, cache)
+                lines = (line.split() for line in (root / stat).read_text(encoding="ascii").splitlines())
+                droppable = next((int(value) for name, value in lines if name == cache), 0)
+                return allowed - int((root / used).read_text(encoding="ascii")) + droppable
     return None
-
-
-def _read_cgroup_stat(path: Path, name: str) -> int:
-    for line in path.read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name} "):
-            return int(line.split()[1])
-    return 0
 
 
 def fit_together(first: int | None, second: int | None, free: int | None) -> bool:
@@ -111,14 +107,14 @@ class MemoryLimit:
         members: Callable[[], set[int]],
         limit_bytes: int | None,
         *,
-        spare: Callable[[], int | None] = spare_bytes,
+        spare: Callable[[], int | None] = measure_spare_bytes,
         reserve: int | None = None,
     ) -> None:
         self.peak_bytes = 0
         self.crowded = False
         """Whether it was the machine that had no memory left: alone the arm might fit."""
         self._members, self._limit, self._spare = members, limit_bytes, spare
-        self._reserve = reserve_bytes() if reserve is None else reserve
+        self._reserve = compute_reserve_bytes() if reserve is None else reserve
         self._known: set[int] = set()
         self._looked_s = self._searched_s = float("-inf")
 
@@ -130,16 +126,10 @@ class MemoryLimit:
         if now_s - self._searched_s >= MEMBERS_PERIOD_S:
             self._searched_s = now_s
             self._known = self._members()
-        used = resident_bytes(self._known)
+        used = measure_resident_bytes(self._known)
         self.peak_bytes = max(self.peak_bytes, used)
-        return self._over_limit(used) or self._too_little_left(used)
-
-    def _over_limit(self, used: int) -> str | None:
-        if self._limit is None or used <= self._limit or own_bytes(self._known) <= self._limit:
-            return None
-        return f"its processes took {format_bytes(used)} of memory, more than the limit of {format_bytes(self._limit)}"
-
-    def _too_little_left(self, used: int) -> str | None:
+        if self._limit is not None and used > self._limit and measure_own_bytes(self._known) > self._limit:
+            return f"its processes took {format_bytes(used)} of memory, more than the limit of {format_bytes(self._limit)}"
         spare = self._spare()
         if spare is None or spare >= self._reserve or used < spare:
             return None  # what takes less than is left is not what fills the machine
@@ -208,7 +198,7 @@ def find_largest_batch(
 
 
 def predict_peak_bytes(tried: list[TriedBatch], batch: int) -> int | None:
-    """Return the peak of memory at `batch` in bytes, by the line through the two largest sizes; None for fewer than two.
+    """Predict the peak of memory at `batch` in bytes, by the line through the two largest sizes; None for fewer than two.
 
     Memory is linear in pieces: at small sizes another phase of the step, the update of the weights, can hold the peak, and hides how fast
     activations grow. A line through two such sizes foretold 20 to 79 % too little for one 16 times as large, one through larger ones was

@@ -37,7 +37,7 @@ class ArmRun:
         """Measure block `at`; one that was measured before is replaced. The arm is frozen before and after."""
         self.live.thaw()
         gpu.begin()
-        block = self.live.block(self.steps)
+        block = self.live.measure_block(self.steps)
         state = gpu.end()
         self.live.freeze()
         self.blocks[at : at + 1], self.states[at : at + 1] = [block], [state]
@@ -56,8 +56,10 @@ class ArmRun:
 
     @property
     def faults(self) -> float | None:
-        """Return the page faults of a step."""
-        return average_per_step([block.faults for block in self.blocks], self.blocks)
+        """Return the page faults of a step; None where they are not known of a block, or there is no step."""
+        known = [block.faults for block in self.blocks if block.faults is not None]
+        steps = sum(block.steps for block in self.blocks)
+        return sum(known) / steps if steps and len(known) == len(self.blocks) else None
 
     def samples(self, block: Block) -> float | None:
         """Return the samples of a block: those that a loader gave, else those that the model was given in the warm-up."""
@@ -80,36 +82,6 @@ class ArmRun:
         return sum(energy for energy, _ in known) / amount if amount > 0 else None
 
 
-def average_per_step(values: Sequence[int | None], blocks: Sequence[Block]) -> float | None:
-    """Return the sum of `values`, one for each block, over its steps; None where a value is not known, or there is no step."""
-    steps = sum(block.steps for block in blocks)
-    known = [value for value in values if value is not None]
-    return sum(known) / steps if steps and len(known) == len(values) else None
-
-
-def build_pair(runs: dict[int, ArmRun], *, together: bool) -> Pair:
-    """Return the pair of two runs whose blocks are all there."""
-    unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
-    first, second = runs[0], runs[1]
-    return Pair(
-        first.rates(unit),
-        second.rates(unit),
-        unit,
-        first.row.step_ns,
-        second.row.step_ns,
-        first.start_s,
-        second.start_s,
-        first.peak_bytes,
-        second.peak_bytes,
-        first.energy_j(unit),
-        second.energy_j(unit),
-        first.faults,
-        second.faults,
-        first.row.steady and second.row.steady,
-        together,
-    )
-
-
 def is_void(pair: Pair) -> bool:
     """Return whether a block of the pair holds nothing: the pair is then no measurement."""
     return not pair.first or not all(rate > 0 for rate in (*pair.first, *pair.second))
@@ -130,11 +102,11 @@ class Pairs:
 
     def measure(self, number: int) -> Pair:
         """Return pair `number`, counted from 0. Raises ArmError; InputError where others compute on the GPU."""
-        pair = self._pair(number)
+        pair = self._measure_pair(number)
         if not is_void(pair):
             return pair
-        self._note(f"a block of pair {number + 1} held no steps: the pair was measured again")
-        pair = self._pair(number)
+        self._add_note(f"a block of pair {number + 1} held no steps: the pair was measured again")
+        pair = self._measure_pair(number)
         if is_void(pair):
             raise ArmError("no_steps", f"a block of pair {number + 1} held no steps, twice")
         return pair
@@ -143,114 +115,123 @@ class Pairs:
         """Return all notes, with those on the pairs as a whole."""
         faults = max((pair.first_faults or 0.0 for pair in pairs), default=0.0)
         if faults >= MANY_FAULTS:
-            self._note(
+            self._add_note(
                 f"{faults:,.0f} page faults a step: memory goes back to the system and is fetched again, and processes differ by it; "
                 "`--fix malloc` tries to keep it, `--steady-malloc` keeps it in both arms"
             )
         clock = gpu_state.describe_clock_change(self._clocks)
         if clock is not None:
-            self._note(clock)
+            self._add_note(clock)
         return tuple(self.notes)
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
     # -- a pair ---------------------------------------------------------------------------------------------------------
 
-    def _pair(self, number: int) -> Pair:
+    def _measure_pair(self, number: int) -> Pair:
         crowded = ""
         if self.together:
             try:
-                return self._live(number)
+                return self._measure_together(number)
             except CrowdedError as error:
                 self.together, crowded = False, str(error)
-        pair = self._alone(number)
+        pair = self._measure_apart(number)
         if crowded:  # where an arm fails by itself too, that is all that there is to say
-            self._note(f"one arm at a time, so that the interval is wider: {crowded}")
+            self._add_note(f"one arm at a time, so that the interval is wider: {crowded}")
         return pair
 
-    def _live(self, number: int) -> Pair:
+    def _measure_together(self, number: int) -> Pair:
         with ExitStack() as alive:
             one, two = order_arms(number)
-            runs = {one: alive.enter_context(self._run(number, one))}
-            self._room_beside(runs[one], two)
+            runs = {one: alive.enter_context(self._start_arm(number, one))}
+            # the other arm is taken to need what it did before, else as much as this one
+            first, second = runs[one].held_bytes, self._held.get(two) or runs[one].held_bytes
+            left = runs[one].row.free_bytes if runs[one].row.device == "cuda" else memory.measure_spare_bytes()
+            if left is not None and not memory.fit_together(first, second, left + (first or 0)):
+                room = format_bytes(left + (first or 0))
+                raise CrowdedError(f"{format_bytes(first)} and {format_bytes(second)} of memory do not fit into {room}")
             try:
-                runs[two] = alive.enter_context(self._run(number, two))
-                self._blocks(runs, number)
+                runs[two] = alive.enter_context(self._start_arm(number, two))
+                self._measure_blocks(runs, number)
             except ArmError as error:
                 if not error.crowded:
                     raise
                 raise CrowdedError(error.message) from None
             for run in runs.values():
                 run.live.end()
-            return self._done(runs, number)
+            return self._finish_pair(runs, number)
 
-    def _blocks(self, runs: dict[int, ArmRun], number: int) -> None:
+    def _measure_blocks(self, runs: dict[int, ArmRun], number: int) -> None:
         order = schedule_turns(number, self._design.blocks)
         for at in range(self._design.blocks):
-            self._turns(runs, order, at)
+            self._take_turns(runs, order, at)
         wrong = gpu_state.find_disturbed_blocks([(runs[0].states[at], runs[1].states[at]) for at in range(self._design.blocks)])
         again = [at for at, why in enumerate(wrong) if why is not None]
         for at in again[: gpu_state.count_allowed_repeats(self._design.blocks)]:
-            self._note(f"pair {number + 1}: two blocks were measured again, for {wrong[at]}")
-            self._turns(runs, order, at)
+            self._add_note(f"pair {number + 1}: two blocks were measured again, for {wrong[at]}")
+            self._take_turns(runs, order, at)
         for at in again[gpu_state.count_allowed_repeats(self._design.blocks) :]:
-            self._note(f"pair {number + 1}: {wrong[at]} in a block that was kept")
+            self._add_note(f"pair {number + 1}: {wrong[at]} in a block that was kept")
 
-    def _turns(self, runs: dict[int, ArmRun], order: list[int], at: int) -> None:
+    def _take_turns(self, runs: dict[int, ArmRun], order: list[int], at: int) -> None:
         for arm in order[2 * at : 2 * at + 2]:
             runs[arm].turn(self._gpu, at)
 
-    def _alone(self, number: int) -> Pair:
+    def _measure_apart(self, number: int) -> Pair:
         """Measure the arms one after the other, the one that is first alternating as ever."""
         runs: dict[int, ArmRun] = {}
         for arm in order_arms(number):
-            with self._run(number, arm) as run:
+            with self._start_arm(number, arm) as run:
                 for at in range(self._design.blocks):
                     run.turn(self._gpu, at)
                 run.live.end()
             runs[arm] = run
-        return self._done(runs, number)
+        return self._finish_pair(runs, number)
 
-    def _done(self, runs: dict[int, ArmRun], number: int) -> Pair:
+    def _finish_pair(self, runs: dict[int, ArmRun], number: int) -> Pair:
         self._clocks += zip(runs[0].states, runs[1].states, strict=True)
         self._held = {arm: run.held_bytes for arm, run in runs.items()}
         self.evidence = self.evidence or tuple(f"{row.fix}: {row.found}" for row in runs[1].live.evidence)
-        return build_pair(runs, together=self.together)
+        unit: Unit = "samples" if all(run.samples(block) for run in runs.values() for block in run.blocks) else "steps"
+        first, second = runs[0], runs[1]
+        return Pair(
+            first.rates(unit),
+            second.rates(unit),
+            unit,
+            first.row.step_ns,
+            second.row.step_ns,
+            first.start_s,
+            second.start_s,
+            first.peak_bytes,
+            second.peak_bytes,
+            first.energy_j(unit),
+            second.energy_j(unit),
+            first.faults,
+            second.faults,
+            first.row.steady and second.row.steady,
+            self.together,
+        )
 
     # -- an arm ---------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _run(self, number: int, arm: int) -> Iterator[ArmRun]:
+    def _start_arm(self, number: int, arm: int) -> Iterator[ArmRun]:
         """Start an arm, and freeze it once it is warm: one after the other, for what one compiles would disturb the other."""
         self._started += 1
         name = f"{number}-{arm}-{self._started}"
         live = LiveArm(self._arms[arm], self._design, self._scratch / name, f"{self._mark}.{name}", looked=self._gpu.look)
         try:
-            row, start_s = live.warmed()
+            row, start_s = live.wait_until_warm()
             live.freeze()
             self._gpu.follow(row.gpu)
-            self._nobody_else()
+            if strangers := self._gpu.strangers:
+                who = ", ".join(map(str, sorted(strangers)))
+                if not self._design.shared_ok:
+                    hint = "wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, or measure all the same with --shared-ok"
+                    raise InputError(f"other processes compute on this GPU (as the driver counts them: {who})", hint)
+                self._add_note(f"other processes computed on this GPU ({who})")
             yield ArmRun(live, row, start_s, self._design)
         finally:
             live.kill()
-
-    def _nobody_else(self) -> None:
-        strangers = self._gpu.strangers
-        if not strangers:
-            return
-        who = ", ".join(map(str, sorted(strangers)))
-        if not self._design.shared_ok:
-            hint = "wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, or measure all the same with --shared-ok"
-            raise InputError(f"other processes compute on this GPU (as the driver counts them: {who})", hint)
-        self._note(f"other processes computed on this GPU ({who})")
-
-    def _room_beside(self, run: ArmRun, other: int) -> None:
-        """Raise CrowdedError where the other arm, which is taken to need what it did before, else as much as this one, will not fit."""
-        first, second = run.held_bytes, self._held.get(other) or run.held_bytes
-        left = run.row.free_bytes if run.row.device == "cuda" else memory.spare_bytes()
-        if left is not None and not memory.fit_together(first, second, left + (first or 0)):
-            raise CrowdedError(
-                f"{format_bytes(first)} and {format_bytes(second)} of memory do not fit into {format_bytes(left + (first or 0))}"
-            )

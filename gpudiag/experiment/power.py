@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from gpudiag.errors import MissingDependencyError
 from gpudiag.experiment.design import Design, find_level
@@ -38,7 +37,10 @@ def forecast_effects(spread: float, design: Design, *, measured: int | None = No
 
     `spread` is the standard deviation of the log ratios of `measured` pairs of unchanged processes. Raises MissingDependencyError.
     """
-    worst = spread * _bound_spread(measured - 1) if measured is not None and measured > 1 else None
+    worst = None
+    if measured is not None and measured > 1:  # the true deviation is at most so many times that of the sample, but for UNLUCKY
+        freedom = measured - 1
+        worst = spread * math.sqrt(freedom / (2 * float(_load_scipy_special().gammaincinv(freedom / 2, UNLUCKY))))
     return tuple(
         Forecast(pairs, find_smallest_effect(spread, pairs, design), None if worst is None else find_smallest_effect(worst, pairs, design))
         for pairs in design.looks
@@ -47,17 +49,16 @@ def forecast_effects(spread: float, design: Design, *, measured: int | None = No
 
 
 def format_forecast(looks: tuple[Forecast, ...]) -> str:
-    """Return a forecast in words: what the first and the last look will show."""
-    ends = looks if len(looks) < 2 else (looks[0], looks[-1])
-    return ", ".join(f"{look.pairs} pairs will show >= {_format_effect(look)}" for look in ends)
-
-
-def _format_effect(look: Forecast) -> str:
-    return format_share(look.effect, 1) + ("" if look.at_worst is None else f" ({format_share(look.at_worst, 1)} at worst)")
+    """Format a forecast in words: what the first and the last look will show."""
+    parts = []
+    for look in looks if len(looks) < 2 else (looks[0], looks[-1]):
+        worst = "" if look.at_worst is None else f" ({format_share(look.at_worst, 1)} at worst)"
+        parts.append(f"{look.pairs} pairs will show >= {format_share(look.effect, 1)}{worst}")
+    return ", ".join(parts)
 
 
 def find_smallest_effect(spread: float, pairs: int, design: Design, chance: float = POWER) -> float:
-    """Return the smallest effect, as a share, that one look at `pairs` pairs claims with `chance`. Raises MissingDependencyError."""
+    """Find the smallest effect, as a share, that one look at `pairs` pairs claims with `chance`. Raises MissingDependencyError."""
     if spread <= 0:
         return design.min_effect
     quantile = _find_critical_t(pairs, design)
@@ -69,32 +70,21 @@ def find_smallest_effect(spread: float, pairs: int, design: Design, chance: floa
 
 
 def compute_power(effect: float, spread: float, pairs: int, design: Design) -> float:
-    """Return the chance that one look at `pairs` pairs claims an `effect` (a log ratio above 0; their own have the deviation `spread`).
+    """Compute the chance that one look at `pairs` pairs claims an `effect` (a log ratio above 0; their own have the deviation `spread`).
 
     The claim needs t above its quantile, which is the noncentral t distribution (Johnson and Welch 1940, Biometrika 31(3/4)), and the mean
     above the smallest effect that counts: the mean is normal for each spread that a sample may show, and these are averaged over.
     """
-    special = _load_scipy_special()
+    special, freedom = _load_scipy_special(), pairs - 1
     error = spread / math.sqrt(pairs)
-    needed = np.maximum(math.log1p(design.min_effect), _find_critical_t(pairs, design) * error * _list_sample_spreads(pairs - 1))
+    # equally likely sample deviations for a true one of 1: square roots of quantiles of chi-squared over its degrees of freedom
+    spreads = np.sqrt(2 * special.gammaincinv(freedom / 2, (np.arange(_GRID) + 0.5) / _GRID) / freedom)
+    needed = np.maximum(math.log1p(design.min_effect), _find_critical_t(pairs, design) * error * spreads)
     return float(np.mean(special.ndtr((effect - needed) / error)))
 
 
 def _find_critical_t(pairs: int, design: Design) -> float:
-    """Return the t above which a look claims an effect."""
     return float(_load_scipy_special().stdtrit(pairs - 1, 1 - find_level(design.looks) / 2))
-
-
-def _list_sample_spreads(freedom: int) -> npt.NDArray[np.float64]:
-    """Return equally likely sample deviations for a true one of 1: square roots of quantiles of chi-squared over its degrees of freedom."""
-    quantiles = (np.arange(_GRID) + 0.5) / _GRID
-    squares: npt.NDArray[np.float64] = 2 * _load_scipy_special().gammaincinv(freedom / 2, quantiles) / freedom
-    return np.sqrt(squares)
-
-
-def _bound_spread(freedom: int) -> float:
-    """Return how many times the sample deviation the true one is at most, but for a chance of UNLUCKY."""
-    return math.sqrt(freedom / (2 * float(_load_scipy_special().gammaincinv(freedom / 2, UNLUCKY))))
 
 
 def _load_scipy_special() -> Any:

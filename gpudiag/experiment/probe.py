@@ -4,18 +4,16 @@ it."""
 from __future__ import annotations
 
 import os
-import statistics
 import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
-from gpudiag.capture.run_script.plan import JournalEntry, Plan, build_environment, read_journal
+from gpudiag.capture.run_script.plan import Plan, build_environment, read_journal
 from gpudiag.errors import InputError
 from gpudiag.experiment import gpu_state, guard, isolation, runner
 from gpudiag.experiment.arm import ArmError, LiveArm, build_arm_environment, find_free_port, mark_expendable, read_tail, replace_ports
@@ -23,10 +21,11 @@ from gpudiag.experiment.design import Arm, Design
 from gpudiag.experiment.fixes.registry import list_registered
 from gpudiag.experiment.pairs import MANY_FAULTS, ArmRun
 from gpudiag.experiment.runner import guard_processes, wrap_in_sandbox
+from gpudiag.experiment.stats import compute_spread
 from gpudiag.experiment.trial.protocol import Row, Saved
 from gpudiag.experiment.trial.record import RecordPlan
 from gpudiag.hardware.cpu import read_cpu_model
-from gpudiag.model.experiment import Baseline, Pair, compute_pair_log_ratio
+from gpudiag.model.experiment import Baseline, Pair
 
 Progress = Callable[[str], None]
 
@@ -57,7 +56,12 @@ def probe_program(
     before, others = list_written_files(cwd), describe_busy_processors()
     baseline = _one_run(arm, design)
     changed = [name for name, state in sorted(list_written_files(cwd).items()) if before.get(name) != state]
-    noise, notes = _measure_noise(arm, design, pairs, tell, on_pair)
+    noise: float | None = None
+    notes: tuple[str, ...] = ()
+    if pairs > 1:  # the noise: the standard deviation of the log ratio of a pair of unchanged processes
+        found = runner.compare_arms(arm, arm, msgspec.structs.replace(design, looks=(pairs,)), progress=tell, on_pair=on_pair)
+        noise = compute_spread(found.measured)
+        notes = found.notes if noise is not None else ("the noise is not known", *found.notes)
     return msgspec.structs.replace(
         baseline,
         command=arm.command,
@@ -73,13 +77,13 @@ def _one_run(arm: Arm, design: Design) -> Baseline:
         arm, kept = runner.wrap_in_sandbox(runner.add_compiler_caches(arm, scratch), design, scratch)
         live = LiveArm(arm, design, scratch / "probe", f"{mark}.probe", looked=gpu.look)
         try:
-            row, start_s = live.warmed()
+            row, start_s = live.wait_until_warm()
             live.freeze()
             gpu.follow(row.gpu)
             run = ArmRun(live, row, start_s, design)
             run.turn(gpu, 0)
             live.end()
-            found = _build_baseline(run, live.rows(), gpu)
+            found = _build_baseline(run, live.read_rows(), gpu)
             effects = (*found.side_effects, *_describe_written_files(list(isolation.list_layer_files(scratch))))
             return msgspec.structs.replace(found, side_effects=effects, notes=(*([kept] if kept else []), *found.notes))
         finally:
@@ -89,6 +93,15 @@ def _one_run(arm: Arm, design: Design) -> Baseline:
 def _build_baseline(run: ArmRun, rows: Iterable[Row], gpu: gpu_state.GpuWatch) -> Baseline:
     block, row = run.blocks[0], run.row
     samples = run.samples(block)
+    notes = []
+    if not row.steady:
+        notes.append("steps were not steady at the end of the warm-up")
+    if run.faults is not None and run.faults >= MANY_FAULTS:
+        notes.append(f"{run.faults:,.0f} page faults a step: processes differ by them; `--steady-malloc` keeps memory in both arms")
+    if gpu.strangers:
+        notes.append(f"other processes computed on this GPU ({', '.join(map(str, sorted(gpu.strangers)))})")
+    if throttled := run.states[0].throttled:
+        notes.append(f"the GPU throttled ({throttled})")
     return Baseline(
         command=(),
         step_ns=round(block.wall_ns / block.steps) if block.steps else row.step_ns,
@@ -99,7 +112,7 @@ def _build_baseline(run: ArmRun, rows: Iterable[Row], gpu: gpu_state.GpuWatch) -
         peak_bytes=run.peak_bytes,
         device=read_cpu_model() if row.device == "cpu" else row.device,
         side_effects=describe_saves(rows),
-        notes=tuple(_build_notes(run, gpu)),
+        notes=tuple(notes),
     )
 
 
@@ -112,38 +125,11 @@ def describe_saves(rows: Iterable[Row]) -> tuple[str, ...]:
     return tuple(f"{what} ({count} {'call' if count == 1 else 'calls'}{held})" for what, count in sorted(found.counts.items()))
 
 
-def _build_notes(run: ArmRun, gpu: gpu_state.GpuWatch) -> list[str]:
-    notes = []
-    if not run.row.steady:
-        notes.append("steps were not steady at the end of the warm-up")
-    if run.faults is not None and run.faults >= MANY_FAULTS:
-        notes.append(f"{run.faults:,.0f} page faults a step: processes differ by them; `--steady-malloc` keeps memory in both arms")
-    if gpu.strangers:
-        notes.append(f"other processes computed on this GPU ({', '.join(map(str, sorted(gpu.strangers)))})")
-    throttled = run.states[0].throttled
-    if throttled:
-        notes.append(f"the GPU throttled ({throttled})")
-    return notes
-
-
-def _measure_noise(
-    arm: Arm, design: Design, pairs: int, tell: Progress, on_pair: Callable[[Pair], None] | None
-) -> tuple[float | None, tuple[str, ...]]:
-    """Return the standard deviation of the log ratio of a pair of unchanged processes, and notes; None where it was not measured."""
-    if pairs < 2:
-        return None, ()
-    found = runner.compare_arms(arm, arm, msgspec.structs.replace(design, looks=(pairs,)), progress=tell, on_pair=on_pair)
-    ratios = [ratio for pair in found.measured if (ratio := compute_pair_log_ratio(pair)) is not None]
-    if len(ratios) < 2:
-        return None, ("the noise is not known", *found.notes)
-    return statistics.stdev(ratios), found.notes
-
-
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
 def list_written_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the files below `folder` with time of change (ns) and size, at most MAX_FILES; folders of tools are passed over."""
+    """List the files below `folder` with time of change (ns) and size, at most MAX_FILES; folders of tools are passed over."""
     found: dict[str, tuple[int, int]] = {}
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if name not in SKIPPED_FOLDERS)
@@ -158,7 +144,6 @@ def list_written_files(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _describe_written_files(changed: list[str]) -> tuple[str, ...]:
-    """Return what to say of files that appeared or changed while the program ran."""
     more = len(changed) - MAX_NAMED
     named = tuple(f"writes {name}" for name in changed[:MAX_NAMED])
     return named if more <= 0 else (*named, f"writes {more} more files")
@@ -221,15 +206,9 @@ def record_arm(arm: Arm, design: Design, folder: Path, scratch: Path, shown: Seq
     _run_recording(arm, design, text, home)
     begun = sorted((entry for entry in read_journal(journal) if entry.what == "bundle"), key=lambda entry: entry.rank)
     if not begun:
-        raise ArmError(
-            "no_steps", f"{arm.name}: nothing was recorded{_explain_empty_recording(read_journal(journal))}", read_tail(home / "log")
-        )
+        why = next((f": {entry.text}" for entry in read_journal(journal) if entry.what in ("failed", "note") and entry.text), "")
+        raise ArmError("no_steps", f"{arm.name}: nothing was recorded{why}", read_tail(home / "log"))
     return Path(begun[0].text)
-
-
-def _explain_empty_recording(entries: list[JournalEntry]) -> str:
-    said = [entry.text for entry in entries if entry.what in ("failed", "note") and entry.text]
-    return f": {said[0]}" if said else ""
 
 
 def _run_recording(arm: Arm, design: Design, text: str, home: Path) -> None:
@@ -238,29 +217,23 @@ def _run_recording(arm: Arm, design: Design, text: str, home: Path) -> None:
     arm, _ = wrap_in_sandbox(arm, design, home)
     environ = build_environment(text, {**build_arm_environment(arm, home, port), guard.MARK: f"{mark}."}, RECORD_WATCHER)
     with guard_processes(mark), open(home / "log", "wb") as log:
-        process = _start_process(replace_ports(arm.command, port), environ, arm.cwd, log)
+        command = replace_ports(arm.command, port)
+        try:
+            process = subprocess.Popen(  # noqa: S603 - the user's own command
+                command, env=environ, cwd=arm.cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        except OSError as error:
+            raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
         mark_expendable(process.pid)
         family = guard.Family(f"{mark}.", frozenset({process.pid}))
         try:
-            _wait_for_end(process, family, min(time.monotonic() + RECORDING_LIMIT_S, design.deadline or float("inf")))
+            end_s = min(time.monotonic() + RECORDING_LIMIT_S, design.deadline or float("inf"))
+            looked_s = time.monotonic()
+            while process.poll() is None and time.monotonic() < end_s:
+                if time.monotonic() - looked_s > LOOK_S:
+                    family.members()  # what has no mark is known by its parent, which will be gone in the end
+                    looked_s = time.monotonic()
+                time.sleep(POLL_S)
         finally:
             family.kill()
             process.wait()
-
-
-def _start_process(command: tuple[str, ...], environ: dict[str, str], cwd: Path | None, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    try:
-        return subprocess.Popen(  # noqa: S603 - the user's own command
-            command, env=environ, cwd=cwd, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    except OSError as error:
-        raise InputError(f"cannot start {command[0]}: {error.strerror or error}") from None
-
-
-def _wait_for_end(process: subprocess.Popen[bytes], family: guard.Family, end_s: float) -> None:
-    looked_s = time.monotonic()
-    while process.poll() is None and time.monotonic() < end_s:
-        if time.monotonic() - looked_s > LOOK_S:
-            family.members()  # what has no mark is known by its parent, which will be gone in the end
-            looked_s = time.monotonic()
-        time.sleep(POLL_S)

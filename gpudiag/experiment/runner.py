@@ -64,7 +64,10 @@ def compare_arms(
                 break
             tell(CountedProgress(f"pair {number + 1} of {design.looks[-1]} at most", number, design.looks[-1]))
             try:
-                pair = _measure_pair(run, number, design, scratch)
+                if design.deadline is not None and time.monotonic() >= design.deadline:
+                    raise BudgetError(f"pair {number + 1}")
+                with catch_full_disk(scratch):
+                    pair = run.measure(number)
             except ArmError as failure:
                 error = failure
                 break
@@ -72,18 +75,9 @@ def compare_arms(
             if on_pair is not None:
                 on_pair(pair)
     notes = run.last_notes(pairs)
-    return (
-        _build_comparison(pairs, design, notes, run.evidence)
-        if error is None
-        else _build_failed_comparison(pairs, design, notes, run.evidence, error, first)
-    )
-
-
-def _measure_pair(run: Pairs, number: int, design: Design, scratch: Path) -> Pair:
-    if design.deadline is not None and time.monotonic() >= design.deadline:
-        raise BudgetError(f"pair {number + 1}")
-    with catch_full_disk(scratch):
-        return run.measure(number)
+    if error is None:
+        return _build_comparison(pairs, design, notes, run.evidence)
+    return _build_failed_comparison(pairs, design, notes, run.evidence, error, first)
 
 
 def _judge_steady_pairs(pairs: Sequence[Pair], design: Design, notes: tuple[str, ...] = ()) -> Comparison:
@@ -99,7 +93,7 @@ def _build_comparison(pairs: Sequence[Pair], design: Design, notes: tuple[str, .
 def _build_failed_comparison(
     pairs: Sequence[Pair], design: Design, notes: tuple[str, ...], evidence: tuple[str, ...], error: ArmError, first: Arm
 ) -> Comparison:
-    """Return the comparison that `error` ended. Time that was over is no failure where there are pairs."""
+    """Build the comparison that `error` ended. Time that was over is no failure where there are pairs."""
     if isinstance(error, BudgetError) and pairs:
         return _build_comparison(pairs, design, (*notes, f"the time was over after {len(pairs)} pair{'s' * (len(pairs) > 1)}"), evidence)
     said = (error.message, *([error.detail] if error.detail else []), *notes)
@@ -112,9 +106,8 @@ def _build_failed_comparison(
 
 def add_compiler_caches(arm: Arm, scratch: Path) -> Arm:
     """Return `arm` with caches of compilers of its own below `scratch`, unless it names others."""
-    return msgspec.structs.replace(
-        arm, environ={**{name: str(scratch / folder) for name, folder in COMPILER_CACHES.items()}, **arm.environ}
-    )
+    caches = {name: str(scratch / folder) for name, folder in COMPILER_CACHES.items()}
+    return msgspec.structs.replace(arm, environ={**caches, **arm.environ})
 
 
 def wrap_in_sandbox(arm: Arm, design: Design, scratch: Path) -> tuple[Arm, str]:
@@ -195,23 +188,20 @@ def record_parity(arm: Arm, plan: ParityPlan, design: Design, scratch: Path) -> 
         folder = Path(tempfile.mkdtemp(prefix="parity-", dir=scratch)) / "arm"
         live = LiveArm(boxed_arm, design, folder, mark, parity=plan)
         try:
-            rows = live.finished()
+            rows = live.wait_for_rows()
             refusal = find_refusal([row for row in rows if isinstance(row, Evidence)])
             if refusal is not None:
                 raise refusal
             run = next((row for row in rows if isinstance(row, ParityRun)), None)
             if run is None:
-                raise live.error()
+                raise live.explain_end()
             live.end()
         finally:
             live.kill()
-    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, _load_sketch(folder, run.sketch))
+    sketch = None
+    if run.sketch:
+        import numpy
 
-
-def _load_sketch(folder: Path, name: str) -> Any | None:
-    """Return the array in a file of the arm; its name is one that the arm wrote, and stands for no other folder."""
-    if not name:
-        return None
-    import numpy
-
-    return numpy.load(folder / os.path.basename(name), allow_pickle=False)
+        # the arm wrote the name: it stands for no other folder
+        sketch = numpy.load(folder / os.path.basename(run.sketch), allow_pickle=False)
+    return ParityRecord(tuple(row for row in rows if isinstance(row, ParityStep)), run, sketch)

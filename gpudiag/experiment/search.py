@@ -37,7 +37,7 @@ class CachedMeasure:
         """The baseline is as fast as itself."""
 
     def __call__(self, calls: tuple[FixCall, ...]) -> float | None:
-        """Return the log ratio of a set."""
+        """Measure a set: its log ratio."""
         key = frozenset(calls)
         if key not in self.results:
             found = self._measure(calls)
@@ -51,7 +51,7 @@ class CachedMeasure:
 
 
 def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
-    """Return the best set on the way: each fix in turn is kept if that is better, then left out if that is, then the others have one retry.
+    """Search in turn: each fix is kept if that is better, then left out if that is, then the others have one retry; return the best set.
 
     `candidates` come with the most promising first. One that cannot be combined with some of the set is tried in their place. What is kept
     must gain `margin` (a log ratio). Takes at most 3 measurements for each candidate, 2 as a rule.
@@ -64,7 +64,7 @@ def search_ordered(candidates: Sequence[FixCall], conflicts: Conflicts, measure:
 
 
 def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measure: Measure, *, margin: float = 0.0) -> tuple[FixCall, ...]:
-    """Return the best of a fraction of all sets and of what its main effects promise, with each other fix then added and each left out.
+    """Search for the best of a fraction of all sets and of what its main effects promise, with each other fix then added and each left out.
 
     The fraction is regular, of 8 sets for up to 7 fixes and 16 for up to 15 (Box, Hunter and Hunter 2005, Statistics for Experimenters,
     chapter 6), and holds the baseline, which is not measured. Its main effects are mixed with joint ones: alone they lost up to 14 % on a
@@ -72,13 +72,19 @@ def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measu
     their turn there. A fraction with holes tells too little: where a set fails, `ordered` takes over.
     """
     tried = _cache_measure(measure)
-    factors = _select_combinable(candidates, conflicts)
+    factors: list[FixCall] = []
+    for one in candidates:
+        if not any(is_conflicting(one, earlier, conflicts) for earlier in factors):
+            factors.append(one)
     table = build_fraction(len(factors))
     rows = [tuple(one for one, on in zip(factors, row, strict=True) if on) for row in table]
     values = [tried(row) for row in rows]
     if None in values:
         return search_ordered(candidates, conflicts, tried, margin=margin)
-    promised = tuple(one for one, effect in zip(factors, _compute_main_effects(table, values), strict=True) if effect > margin)
+    # the main effect of a factor: the mean of the sets with it less that of the sets without it
+    on, gains = np.array(table, dtype=bool), np.array(values, dtype=float)
+    effects = [gains[column].mean() - gains[~column].mean() for column in on.T]
+    promised = tuple(one for one, effect in zip(factors, effects, strict=True) if effect > margin)
     best = max((*rows, promised), key=lambda calls: (_rank_gain(tried(calls)), -len(calls)))
     best = _add_fixes(best, [one for one in candidates if one not in best], conflicts, tried, margin)
     best = _drop_idle_fixes(best, tried, margin)
@@ -86,7 +92,7 @@ def search_fractional(candidates: Sequence[FixCall], conflicts: Conflicts, measu
 
 
 def build_fraction(factors: int) -> list[tuple[bool, ...]]:
-    """Return the sets of a regular two-level fraction, all off first; each factor is on in half of them, each two of them in a quarter.
+    """Build the sets of a regular two-level fraction, all off first; each factor is on in half of them, each two of them in a quarter.
 
     There are 8 sets, 16 from 8 factors on, 32 from 16 on. Columns are sums modulo 2 of basic ones, of an odd number where they last: then
     no main effect is mixed with the joint effect of two (resolution IV), else with some (resolution III).
@@ -112,7 +118,6 @@ def _rank_gain(found: float | None) -> float:
 def _add_fixes(
     stack: tuple[FixCall, ...], candidates: Sequence[FixCall], conflicts: Conflicts, tried: CachedMeasure, margin: float
 ) -> tuple[FixCall, ...]:
-    """Return the stack with each candidate that makes it better."""
     for one in candidates:
         joined = (*(kept for kept in stack if not is_conflicting(kept, one, conflicts)), one)
         if _rank_gain(tried(joined)) > _rank_gain(tried(stack)) + margin:
@@ -127,18 +132,3 @@ def _drop_idle_fixes(stack: tuple[FixCall, ...], tried: CachedMeasure, margin: f
         if _rank_gain(tried(rest)) >= _rank_gain(tried(stack)) - margin:
             stack = rest
     return stack
-
-
-def _select_combinable(candidates: Sequence[FixCall], conflicts: Conflicts) -> list[FixCall]:
-    """Return the candidates that can be combined with all that come before them."""
-    found: list[FixCall] = []
-    for one in candidates:
-        if not any(is_conflicting(one, earlier, conflicts) for earlier in found):
-            found.append(one)
-    return found
-
-
-def _compute_main_effects(table: Sequence[tuple[bool, ...]], values: Sequence[float | None]) -> list[float]:
-    """Return the main effect of each factor: the mean of the sets with it less that of the sets without it."""
-    on, found = np.array(table, dtype=bool), np.array(values, dtype=float)
-    return [float(found[column].mean() - found[~column].mean()) for column in on.T]

@@ -102,7 +102,7 @@ def is_decided(found: Comparison) -> bool:
 
 
 def compute_spread(pairs: Sequence[Pair]) -> float | None:
-    """Return the standard deviation of the log ratios of pairs of processes; None for fewer than two."""
+    """Compute the standard deviation of the log ratios of pairs of processes; None for fewer than two."""
     ratios = [ratio for pair in pairs if (ratio := compute_pair_log_ratio(pair)) is not None]
     return statistics.stdev(ratios) if len(ratios) > 1 else None
 

@@ -40,7 +40,6 @@ class Task(msgspec.Struct, frozen=True):
     update: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        """Raise UsageError for what cannot be trained."""
         if not callable(self.step):
             raise UsageError(f"the step of a Task is a {type(self.step).__name__}, not a function", TASK_HINT)
         if not hasattr(type(self.loader), "__iter__"):
@@ -60,7 +59,6 @@ class Loop:
         self.refused = ""
         """Why a batch was not split."""
         self.task, self.accumulation = task, accumulation
-        self._update = task.update or self._step_and_clear
 
     def run(self, steps: int | None, *, first: Callable[[], None] = lambda: None) -> int:
         """Return how many steps were trained: `steps` of them (None: without end), or until the loader gives no more.
@@ -81,26 +79,23 @@ class Loop:
         return done
 
     def _train(self, batch: Any) -> None:
-        parts = self._parts(batch)
+        parts = [(batch, 1.0)]
+        if self.accumulation > 1:
+            try:
+                parts = split_into_micro_batches(batch, self.accumulation)
+            except NotAppliedError as error:
+                self.refused = str(error)
         self.parts = max(self.parts, len(parts))
         for part, share in parts:
             loss = self.task.step(part)
             if not hasattr(loss, "backward"):
                 raise InputError(f"step() of the Task returned a {type(loss).__name__}", "return the loss, a tensor with one number")
             (loss if share == 1 else loss * share).backward()
-        self._update()
-
-    def _parts(self, batch: Any) -> list[tuple[Any, float]]:
-        if self.accumulation > 1:
-            try:
-                return split_into_micro_batches(batch, self.accumulation)
-            except NotAppliedError as error:
-                self.refused = str(error)
-        return [(batch, 1.0)]
-
-    def _step_and_clear(self) -> None:
-        self.task.optimizer.step()
-        self.task.optimizer.zero_grad()
+        if self.task.update is not None:
+            self.task.update()
+        else:
+            self.task.optimizer.step()
+            self.task.optimizer.zero_grad()
 
 
 def _iterate_batches(loader: Any) -> Iterator[Any]:
@@ -139,10 +134,14 @@ def split_into_micro_batches(batch: Any, count: int, rows: int | None = None) ->
 
 def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
     """Return samples `start` to `end` of `value`, a batch of `rows` samples or a part of one."""
+    import torch
+
     if isinstance(value, _UNSPLIT_TYPES):
         return value
-    if _is_array(value):
-        return _slice_array(value, rows, start, end)
+    if isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and hasattr(value, "ndim")):
+        if value.ndim and value.shape[0] != rows:
+            raise NotAppliedError(f"batches cannot be split: they hold tensors of {rows} and of {value.shape[0]} rows")
+        return value[start:end] if value.ndim else value
     if isinstance(value, MutableMapping):
         part = copy.copy(value)  # keeps the class: BatchEncoding of transformers has methods that a dict has not
         for name in value:
@@ -151,20 +150,6 @@ def _slice_samples(value: Any, rows: int, start: int, end: int) -> Any:
     if isinstance(value, (list, tuple)):
         return _slice_sequence(value, rows, start, end)
     raise NotAppliedError(f"batches cannot be split: they hold a {type(value).__name__}")
-
-
-def _is_array(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, torch.Tensor) or (type(value).__module__ == "numpy" and hasattr(value, "ndim"))
-
-
-def _slice_array(value: Any, rows: int, start: int, end: int) -> Any:
-    if value.ndim == 0:
-        return value
-    if value.shape[0] != rows:
-        raise NotAppliedError(f"batches cannot be split: they hold tensors of {rows} and of {value.shape[0]} rows")
-    return value[start:end]
 
 
 def _slice_sequence(value: Any, rows: int, start: int, end: int) -> Any:
@@ -193,7 +178,7 @@ class MemoryNeed(msgspec.Struct, frozen=True):
 
 
 def estimate_memory_need(make: Callable[[], Loop]) -> MemoryNeed:
-    """Return the memory of the loop that `make` makes; of what needs the values of tensors it is not known, and the reason says so."""
+    """Estimate the memory of the loop that `make` makes; of what needs the values of tensors it is not known, and the reason says so."""
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -207,11 +192,14 @@ def estimate_memory_need(make: Callable[[], Loop]) -> MemoryNeed:
 def _build_estimate_input(loop: Loop, device: str) -> EstimateInput:
     """Return what is estimated of a loop: the step of its task in the place of a model, with the parameters of the model."""
     import torch
+    from torch.utils._pytree import tree_iter
 
     task, batch = loop.task, make_first_batch(loop.task.loader)
     if loop.accumulation > 1:
         with suppress(NotAppliedError):
-            batch = split_into_micro_batches(batch, loop.accumulation, _count_rows(batch))[0][0]
+            # by the first tensor: count_samples() asks no tensor of another class, as those without data are
+            rows = next((leaf.shape[0] for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
+            batch = split_into_micro_batches(batch, loop.accumulation, rows)[0][0]
 
     class Step(torch.nn.Module):  # type: ignore[misc]
         """Gives the loss of a batch."""
@@ -234,16 +222,8 @@ def _build_estimate_input(loop: Loop, device: str) -> EstimateInput:
     return EstimateInput(model=step, batch=batch, loss=None, optimizer=task.optimizer, device=device, accumulate=loop.accumulation > 1)
 
 
-def _count_rows(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor; samples_of() asks no tensor of another class, as those without data are."""
-    import torch
-    from torch.utils._pytree import tree_iter
-
-    return next((leaf.shape[0] for leaf in tree_iter(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim), None)
-
-
 def make_first_batch(loader: Any) -> Any:
-    """Return a batch of the size and form of the loader's own.
+    """Make a batch of the size and form of the loader's own.
 
     A DataLoader is not iterated: it would draw an order, which tensors without data have not, or start processes. Its first samples are
     put together as it would.

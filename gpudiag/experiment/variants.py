@@ -42,7 +42,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 def parse_variants(texts: Sequence[str]) -> tuple[Variant, ...]:
-    """Return the variants of `--variant` options; those of one name are one variant with all their changes. Raises InputError."""
+    """Parse the variants of `--variant` options; those of one name are one variant with all their changes. Raises InputError."""
     found: dict[str, Variant] = {}
     for text in texts:
         one = parse_variant(text)
@@ -54,7 +54,7 @@ def parse_variants(texts: Sequence[str]) -> tuple[Variant, ...]:
 
 
 def parse_variant(text: str) -> Variant:
-    """Return the variant of `NAME=KIND:VALUE`, or `NAME:CLASS=KIND:VALUE` with its parity class. Raises InputError."""
+    """Parse the variant of `NAME=KIND:VALUE`, or `NAME:CLASS=KIND:VALUE` with its parity class. Raises InputError."""
     name, equals, rest = text.partition("=")
     name, _, parity = name.partition(":")
     kind, colon, value = rest.partition(":")
@@ -77,7 +77,7 @@ def _split_words(value: str, text: str = "") -> list[str]:
 
 
 def find_script(command: Sequence[str]) -> int | None:
-    """Return the place of the Python script in a command: of `python train.py`, or of a launcher such as torchrun; None: there is none."""
+    """Find the place of the Python script in a command: of `python train.py`, or of a launcher such as torchrun; None: there is none."""
     if len(command) > 1 and _is_python(command[0]) and os.path.exists(command[1]):
         return 1
     for place, word in enumerate(command[1:], 1):
@@ -102,21 +102,19 @@ def apply_variant(variant: Variant, base: Arm, scratch: Path) -> Arm:
     """
     arm = base
     for change in variant.changes:
-        arm = _APPLY[change.kind](arm, change.value, scratch)
+        if change.kind == "args":  # after the program's own: argparse and its like take the last one given
+            arm = msgspec.structs.replace(arm, command=(*arm.command, *_split_words(change.value)))
+        elif change.kind == "env":
+            name, _, text = change.value.partition("=")
+            arm = msgspec.structs.replace(arm, environ={**arm.environ, name.strip(): text})
+        elif change.kind == "script":
+            arm = _replace_script(arm, change.value)
+        else:
+            arm = _replace_revision(arm, change.value, scratch)
     return msgspec.structs.replace(arm, name=variant.name)
 
 
-def _with_args(arm: Arm, value: str, _: Path) -> Arm:
-    """Add arguments after the program's own: argparse and its like take the last one given."""
-    return msgspec.structs.replace(arm, command=(*arm.command, *_split_words(value)))
-
-
-def _with_env(arm: Arm, value: str, _: Path) -> Arm:
-    name, _equals, text = value.partition("=")
-    return msgspec.structs.replace(arm, environ={**arm.environ, name.strip(): text})
-
-
-def _with_script(arm: Arm, value: str, _: Path) -> Arm:
+def _replace_script(arm: Arm, value: str) -> Arm:
     path = os.path.abspath(os.path.expanduser(value))
     if not os.path.isfile(path):
         raise InputError(f"--variant script:{value}: no such file", "name a copy of the script with the change in it")
@@ -126,12 +124,16 @@ def _with_script(arm: Arm, value: str, _: Path) -> Arm:
     return msgspec.structs.replace(arm, command=(*arm.command[:place], path, *arm.command[place + 1 :]))
 
 
-def _with_revision(arm: Arm, value: str, scratch: Path) -> Arm:
+def _replace_revision(arm: Arm, value: str, scratch: Path) -> Arm:
     """Lay the revision out in `scratch` and start there; the repository is only read (its own index is left alone)."""
     place = find_script(arm.command)
     here = Path(arm.cwd or os.getcwd()).resolve()
     script = None if place is None else Path(here, arm.command[place]).resolve()
-    top = _find_repository(script.parent if script else here, value)
+    folder = script.parent if script else here
+    found = _run_git(folder, "rev-parse", "--show-toplevel")
+    if found is None:
+        raise InputError(f"--variant git:{value}: {folder} is in no git repository", "use script: with a copy of the script")
+    top = Path(found).resolve()
     target = scratch / f"revision-{len(list(scratch.iterdir()))}"
     _export_revision(top, value, target)
     command = list(arm.command)
@@ -148,13 +150,6 @@ def _map_path(path: Path, top: Path, target: Path) -> Path:
         return path
     moved = target / path.relative_to(top)
     return path if path.is_dir() and not moved.is_dir() else moved
-
-
-def _find_repository(folder: Path, value: str) -> Path:
-    found = _run_git(folder, "rev-parse", "--show-toplevel")
-    if found is None:
-        raise InputError(f"--variant git:{value}: {folder} is in no git repository", "use script: with a copy of the script")
-    return Path(found).resolve()
 
 
 def _export_revision(top: Path, value: str, target: Path) -> None:
@@ -185,25 +180,16 @@ def _run_git(folder: Path, *words: str, environ: Mapping[str, str] | None = None
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-_APPLY = {"args": _with_args, "env": _with_env, "script": _with_script, "git": _with_revision}
-
-
 # -- for people --------------------------------------------------------------------------------------------------------
 
 
 def describe_variant(variant: Variant, command: Sequence[str]) -> str:
     """Return what to do to train as the variant does: lines for a person, a unified diff where it is another script."""
-    return "\n".join(_describe_change(change, command) for change in variant.changes)
-
-
-def _describe_change(change: Change, command: Sequence[str]) -> str:
-    if change.kind == "args":
-        return f"arguments: {change.value}"
-    if change.kind == "env":
-        return f"export {change.value}"
-    if change.kind == "git":
-        return f"git checkout {change.value}"
-    return _diff_scripts(change.value, command) or f"script: {change.value}"
+    words = {"args": "arguments: ", "env": "export ", "git": "git checkout ", "script": "script: "}
+    return "\n".join(
+        (change.kind == "script" and _diff_scripts(change.value, command)) or f"{words[change.kind]}{change.value}"
+        for change in variant.changes
+    )
 
 
 def _diff_scripts(other: str, command: Sequence[str]) -> str:

@@ -18,12 +18,12 @@ MIB = 1 << 20
 
 
 def test_the_resident_memory_of_a_process_is_what_it_has_touched() -> None:
-    before = memory.resident_bytes({os.getpid()})
+    before = memory.measure_resident_bytes({os.getpid()})
     held = bytearray(os.urandom(MIB)) * 64
-    grown = memory.resident_bytes({os.getpid()}) - before
+    grown = memory.measure_resident_bytes({os.getpid()}) - before
     assert 60 * MIB < grown < 80 * MIB, grown
     assert len(held) == 64 * MIB
-    assert memory.resident_bytes({1 << 30}) == 0  # a process that is gone
+    assert memory.measure_resident_bytes({1 << 30}) == 0  # a process that is gone
 
 
 def test_pages_that_a_forked_process_shares_count_once() -> None:
@@ -38,18 +38,18 @@ def test_pages_that_a_forked_process_shares_count_once() -> None:
     try:
         assert process.stdout is not None
         both = {process.pid, int(process.stdout.readline())}
-        assert memory.resident_bytes(both) > 128 * MIB
-        assert 64 * MIB < memory.own_bytes(both) < 110 * MIB
+        assert memory.measure_resident_bytes(both) > 128 * MIB
+        assert 64 * MIB < memory.measure_own_bytes(both) < 110 * MIB
     finally:
         process.communicate(b"xx", timeout=10)
 
 
 def test_what_is_spare_is_told_and_less_than_the_machine_has() -> None:
-    spare, total = memory.spare_bytes(), memory._read_meminfo("MemTotal")
+    spare, total = memory.measure_spare_bytes(), memory._read_meminfo("MemTotal")
     assert spare is not None
     assert total is not None
     assert 0 < spare <= total
-    assert 0 < memory.reserve_bytes() < total / 4
+    assert 0 < memory.compute_reserve_bytes() < total / 4
 
 
 def cgroup(folder: Path, **files: str) -> Path:

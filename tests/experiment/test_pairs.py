@@ -50,13 +50,13 @@ class _Live:
         played.together = max(played.together, len(played.alive))
         played.happened.append(f"start {arm.name}")
 
-    def warmed(self) -> tuple[Warmed, float]:
+    def wait_until_warm(self) -> tuple[Warmed, float]:
         error = self.played.fails(self.arm.name)
         if error is not None:
             raise error
         return self.played.row(self.arm.name), 3.0
 
-    def block(self, steps: int) -> Block:
+    def measure_block(self, steps: int) -> Block:
         assert not self.frozen
         self.looked()
         self.played.happened.append(f"block {self.arm.name}")
@@ -94,7 +94,7 @@ class Device(gpu_state.GpuWatch):
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     machine = Played()
     monkeypatch.setattr(pairs, "LiveArm", machine.live_arm)
-    monkeypatch.setattr(memory, "spare_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(memory, "measure_spare_bytes", lambda: 100 * GIB)
     return machine
 
 

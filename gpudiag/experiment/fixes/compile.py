@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from typing import Any
@@ -42,7 +41,6 @@ class DynamoCounts(msgspec.Struct, frozen=True):
         return DynamoCounts(self.graphs + other.graphs, self.breaks + other.breaks, self.recompiles + other.recompiles)
 
     def __str__(self) -> str:
-        """Return them for a person."""
         said = (("graph", self.graphs), ("graph break", self.breaks), ("recompilation", self.recompiles))
         return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in said)
 
@@ -71,9 +69,8 @@ class CompiledModule:
         self.counts = DynamoCounts()
         self.name = name
         self._counting = True
-        set_forward(module, self._counted(torch.compile(get_forward(module), **options)))
+        compiled = torch.compile(get_forward(module), **options)
 
-    def _counted(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         def forward(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._counting:
                 return compiled(module, *args, **kwargs)
@@ -84,7 +81,7 @@ class CompiledModule:
                 self.counts = self.counts.plus(read_dynamo_counts().since(before))
 
         skip_frame(forward)
-        return functools.wraps(compiled, updated=())(forward)
+        set_forward(module, functools.wraps(compiled, updated=())(forward))
 
     def settle(self) -> str:
         """Count no more, and return what was compiled, for a person; '' where nothing was."""
@@ -120,7 +117,7 @@ class CompileFix(RootFix):
         refuse_compiled(module)
         return [(get_module_name(module), unwrap_module(module))]
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the graphs that Dynamo made of each root, with breaks and recompilations. Raises NotAppliedError where it made none."""
         shown = [module.settle() for module in self._modules]
         if not any(shown):
@@ -174,37 +171,35 @@ class CompileReduceOverhead(CompileFix):
             raise NotAppliedError("CUDA graphs need a model on a GPU")
         return super().targets(module)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled and recorded. Raises NotAppliedError where no CUDA graph was."""
-        compiled, recorded = super().shown(), _count_cuda_graphs()
+        compiled, recorded = super().describe_evidence(), _count_cuda_graphs()
         if not recorded:
-            raise NotAppliedError(
-                f"no CUDA graph was recorded, {_count_refused_graphs()} were refused (TORCH_LOGS=cudagraphs says why): {compiled}"
-            )
+            refused = _read_inductor_count("cudagraph_skips")
+            raise NotAppliedError(f"no CUDA graph was recorded, {refused} were refused (TORCH_LOGS=cudagraphs says why): {compiled}")
         return f"{compiled}; {recorded} CUDA graphs"
 
 
 def _count_cuda_graphs() -> int:
-    """Return how many CUDA graphs Inductor has recorded on this device (the trees of torch/_inductor/cudagraph_trees.py)."""
+    """Count the CUDA graphs that Inductor has recorded on this device (the trees of torch/_inductor/cudagraph_trees.py)."""
     import torch
 
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     with suppress(Exception):  # no public interface
         if trees is not None:
             manager = trees.get_manager(torch.cuda.current_device(), create_if_none_exists=False)
-            return sum(_count_graph_nodes(root) for roots in manager.roots.values() for root in roots)
+            nodes = [root for roots in manager.roots.values() for root in roots]
+            for node in nodes:  # grows meanwhile: a child was recorded behind its parent
+                nodes += [child for children in node.children.values() for child in children]
+            return len(nodes)
     return 0
 
 
-def _count_graph_nodes(node: Any) -> int:
-    return 1 + sum(_count_graph_nodes(child) for children in node.children.values() for child in children)
-
-
-def _count_refused_graphs() -> int:
+def _read_inductor_count(name: str) -> int:
     utils = sys.modules.get("torch._dynamo.utils")
-    with suppress(Exception):
+    with suppress(Exception):  # no public interface
         if utils is not None:
-            return int(utils.counters["inductor"]["cudagraph_skips"])
+            return int(utils.counters["inductor"][name])
     return 0
 
 
@@ -217,18 +212,10 @@ class CompileMaxAutotune(CompileFix):
     id = "compile-max-autotune"
     mode = "max-autotune"
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled, and how many ops were tuned: none where their kernels came from a cache. Raises NotAppliedError."""
-        return f"{super().shown()}; {_count_tuned_ops()} ops tuned in this process"
-
-
-def _count_tuned_ops() -> int:
-    """Return how many ops Inductor has chosen a kernel for by timing (torch/_inductor/select_algorithm.py)."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    with suppress(Exception):  # no public interface
-        if utils is not None:
-            return int(utils.counters["inductor"]["select_algorithm_autotune"])
-    return 0
+        tuned = _read_inductor_count("select_algorithm_autotune")  # by timing (torch/_inductor/select_algorithm.py)
+        return f"{super().describe_evidence()}; {tuned} ops tuned in this process"
 
 
 class FuseRegion(CompileFix):
@@ -256,9 +243,9 @@ class FuseRegion(CompileFix):
             raise NotAppliedError(f"the model has no module {self._pattern}{suggest_nearest(self._pattern, parts)}")
         return found
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what was compiled. Blocks that share their graphs are counted with the first. Raises NotAppliedError where nothing was."""
-        super().shown()
+        super().describe_evidence()
         together = self._modules[0].counts
         for module in self._modules[1:]:
             together = together.plus(module.counts)
@@ -292,7 +279,7 @@ class CudaGraphs(RootFix):
             raise NotAppliedError(f"{type(module).__name__} has to be captured where it is made: before DDP wraps it, on a side stream")
         self._graphs.append(GraphedModule(module))
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return how often the graphs were replayed. Raises NotAppliedError where none was."""
         if not any(graph.replays for graph in self._graphs):
             raise NotAppliedError("; ".join(graph.refused or f"{graph.name} was never replayed" for graph in self._graphs))
@@ -323,7 +310,13 @@ class GraphedModule:
                 self.others += 1
                 return forward(module, *args, **kwargs)
             self.replays += 1
-            return self._followed(self._replay(*args))
+            output = self._replay(*args)
+            # its backward pass is still to come, until its gradient is there
+            first = next((tensor for tensor in list_tensors(output) if tensor.requires_grad), None)
+            if first is not None:
+                self._pending = True
+                first.register_hook(lambda _: setattr(self, "_pending", False))
+            return output
 
         return graphed
 
@@ -342,7 +335,10 @@ class GraphedModule:
         set_forward(module, forward)
         try:
             samples = tuple(arg.detach().clone().requires_grad_(arg.requires_grad) for arg in args)
-            with _disable_autocast_cache():
+            again: AbstractContextManager[Any] = nullcontext()
+            if torch.is_autocast_enabled("cuda"):  # without its cache of weights, which no graph may read (make_graphed_callables says so)
+                again = torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
+            with again:
                 torch.cuda.make_graphed_callables(module, samples)
             self._replay = module.forward
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
@@ -354,27 +350,6 @@ class GraphedModule:
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
-    def _followed(self, output: Any) -> Any:
-        """Keep that the backward pass of this output is still to come, until its gradient is there."""
-        first = next((tensor for tensor in list_tensors(output) if tensor.requires_grad), None)
-        if first is not None:
-            self._pending = True
-            first.register_hook(self._passed)
-        return output
-
-    def _passed(self, _: Any) -> None:
-        self._pending = False
-
 
 def _list_shapes(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     return [(getattr(arg, "shape", None), getattr(arg, "dtype", None), getattr(arg, "requires_grad", None)) for arg in args]
-
-
-def _disable_autocast_cache() -> AbstractContextManager[Any]:
-    """Return autocast as it is now, without its cache of weights, which no graph may read (torch.cuda.make_graphed_callables says so)."""
-    import torch
-
-    if not torch.is_autocast_enabled("cuda"):
-        return nullcontext()
-    again: AbstractContextManager[Any] = torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
-    return again

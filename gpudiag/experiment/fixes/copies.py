@@ -1,8 +1,6 @@
 """Fixes of copies to the GPU: not waited for (non_blocking), or made ahead on a stream of their own (device-prefetch).
 
-Copies to the GPU that the program does not wait for.
-
-Only those from pinned memory are changed: a copy from pageable memory is staged by the driver, and the way back from the GPU must be
+Only copies from pinned memory are changed: one from pageable memory is staged by the driver, and the way back from the GPU must be
 waited for (https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html).
 
 The next batch is copied to the GPU on a stream of its own while the step runs.
@@ -18,7 +16,7 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, refuse_value, require_used_gpu
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, require_used_gpu
 
 
 class NonBlocking(Applier):
@@ -29,9 +27,9 @@ class NonBlocking(Applier):
 
     id = "non-blocking"
     needs_gpu = True
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self._copies = self._pinned = self._changed = 0
 
@@ -39,8 +37,8 @@ class NonBlocking(Applier):
         """Wrap the two methods."""
         import torch
 
-        site.patches.wrap_method(torch.Tensor, "to", self._method(is_copy_to_gpu, find_non_blocking_position))
-        site.patches.wrap_method(torch.Tensor, "cuda", self._method(lambda *_: True, lambda _: 1))
+        site.patches.wrap_method(torch.Tensor, "to", self._wrap_copies(is_copy_to_gpu, find_non_blocking_position))
+        site.patches.wrap_method(torch.Tensor, "cuda", self._wrap_copies(lambda *_: True, lambda _: 1))
 
     def evidence(self, site: Site) -> str:
         """Return how many copies from pinned memory no longer wait. Raises NotAppliedError where there are none."""
@@ -52,29 +50,23 @@ class NonBlocking(Applier):
             raise NotAppliedError(f"none of {self._copies} copies to the GPU comes from pinned memory: --fix pin-memory")
         raise NotAppliedError("the program's copies from pinned memory are non_blocking already")
 
-    def _method(self, goes: Callable[..., bool], place: Callable[[tuple[Any, ...]], int]) -> Callable[[Any], Any]:
+    def _wrap_copies(self, goes: Callable[..., bool], place: Callable[[tuple[Any, ...]], int]) -> Callable[[Any], Any]:
         import torch
 
         def make(original: Any) -> Any:
             def copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
                 if type(tensor) is torch.Tensor and tensor.device.type == "cpu" and goes(args, kwargs):
-                    args, kwargs = self._seen(tensor, args, kwargs, place(args))
+                    self._copies += 1
+                    at, pinned = place(args), tensor.is_pinned()
+                    self._pinned += pinned
+                    if pinned and not (kwargs.get("non_blocking") or (len(args) > at and args[at])):
+                        self._changed += 1
+                        args, kwargs = set_non_blocking(args, kwargs, at)
                 return original(tensor, *args, **kwargs)
 
             return copy
 
         return make
-
-    def _seen(self, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any], place: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Count a copy to the GPU, and return its arguments, changed where it comes from pinned memory."""
-        self._copies += 1
-        if not tensor.is_pinned():
-            return args, kwargs
-        self._pinned += 1
-        if kwargs.get("non_blocking") or (len(args) > place and args[place]):
-            return args, kwargs
-        self._changed += 1
-        return set_non_blocking(args, kwargs, place)
 
 
 def is_copy_to_gpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -142,9 +134,9 @@ class DevicePrefetch(Applier):
 
     id = "device-prefetch"
     needs_gpu = True
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self._ahead: WeakKeyDictionary[Any, BatchPrefetcher] = WeakKeyDictionary()
         self._side: Any = None
@@ -155,8 +147,26 @@ class DevicePrefetch(Applier):
         """Have iterators stage a batch ahead; what an epoch left unread is dropped when its workers begin another."""
         from torch.utils.data import dataloader
 
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", lambda original: self._next(original, site))
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "_reset", self._reset)
+        def fetch_ahead(original: Any) -> Any:
+            def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
+                if not self.ready():
+                    return original(iterator)
+                ahead = self._ahead.get(iterator)
+                if ahead is None:
+                    ahead = self._ahead[iterator] = BatchPrefetcher(lambda batch: self.stage(batch, site), self.hand_over)
+                return ahead.next(lambda: original(iterator))
+
+            return __next__
+
+        def drop_ahead(original: Any) -> Any:
+            def _reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
+                self._ahead.pop(iterator, None)
+                return original(iterator, *args, **kwargs)
+
+            return _reset
+
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", fetch_ahead)
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "_reset", drop_ahead)
 
     def evidence(self, site: Site) -> str:
         """Return how much was copied ahead. Raises NotAppliedError where nothing was."""
@@ -168,26 +178,6 @@ class DevicePrefetch(Applier):
                 "the loader's batches are not in pinned memory, from where alone a copy runs beside a step: --fix pin-memory"
             )
         raise NotAppliedError("no DataLoader gave tensors that were not on the GPU yet")
-
-    # -- iterating ----------------------------------------------------------------------------------------------------
-
-    def _next(self, original: Any, site: Site) -> Any:
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-            if not self.ready():
-                return original(iterator)
-            ahead = self._ahead.get(iterator)
-            if ahead is None:
-                ahead = self._ahead[iterator] = BatchPrefetcher(lambda batch: self.stage(batch, site), self.hand_over)
-            return ahead.next(lambda: original(iterator))
-
-        return __next__
-
-    def _reset(self, original: Any) -> Any:
-        def _reset(iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            self._ahead.pop(iterator, None)
-            return original(iterator, *args, **kwargs)
-
-        return _reset
 
     # -- copying ------------------------------------------------------------------------------------------------------
 
@@ -202,7 +192,10 @@ class DevicePrefetch(Applier):
         import torch
 
         if self._side is None:
-            self._side = torch.cuda.Stream(_find_training_gpu(site))
+            # the GPU that the program trains on: that of its optimizers' parameters, else the current one
+            groups = (group for optimizer in site.optimizers for group in optimizer.param_groups)
+            trained = (parameter.device for group in groups for parameter in group["params"] if parameter.is_cuda)
+            self._side = torch.cuda.Stream(next(trained, torch.device("cuda", torch.cuda.current_device())))
         moved: list[Any] = []
 
         def move(tensor: Any) -> Any:
@@ -230,18 +223,6 @@ class DevicePrefetch(Applier):
         for tensor in moved:
             tensor.record_stream(stream)
         return batch
-
-
-def _find_training_gpu(site: Site) -> Any:
-    """Return the GPU that the program trains on: that of its optimizers' parameters, else the current one."""
-    import torch
-
-    for optimizer in site.optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.is_cuda:
-                    return parameter.device
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 def move_tensors(move: Callable[[Any], Any], data: Any) -> Any:

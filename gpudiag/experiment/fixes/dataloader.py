@@ -1,7 +1,5 @@
 """Fixes of the DataLoader: workers, prefetching, persistent workers, pinned memory, batch size.
 
-DataLoaders whose arguments fixes change, and the values that are in effect in those that were iterated.
-
 What a loader does is decided when it is made, and shown by its iterator. accelerate (Hugging Face) and Lightning make a second loader from
 the attributes of the first, which are changed already: it is left as it is, and what the program asked for is what the first was given.
 """
@@ -18,7 +16,7 @@ import msgspec
 
 from gpudiag.capture.batch_contents import count_samples
 from gpudiag.errors import InputError
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number, refuse_value, wrap_arguments
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, parse_whole_number, wrap_arguments
 from gpudiag.model.fixes import FIXES
 
 _LOADER_DEFAULTS: dict[str, Any] = {
@@ -52,9 +50,13 @@ class MadeLoader(msgspec.Struct):
     refused: dict[str, str] = {}
     """Why a fix left it alone."""
 
-    def made_into(self, dataset: Any, asked: dict[str, Any], sampler: Any) -> bool:
+    def is_remade(self, dataset: Any, asked: dict[str, Any], sampler: Any) -> bool:
         """Return whether a loader that is asked for is this one made once more: of its data, with its values, with its batches."""
-        if not (dataset is self.dataset or _unwrap_stream(dataset) is self.dataset):
+        from torch.utils.data import IterableDataset
+
+        # a stream of which a rank has its share: accelerate's IterableDatasetShard
+        stream = getattr(dataset, "dataset", None) if isinstance(dataset, IterableDataset) else None
+        if dataset is not self.dataset and (stream is None or stream is not self.dataset):
             return False
         if any(asked[name] != self.given[name] for name in _LOADER_DEFAULTS if name != "batch_size"):
             return False
@@ -62,13 +64,6 @@ class MadeLoader(msgspec.Struct):
             return bool(asked["batch_size"] == self.given["batch_size"])
         known = getattr(self.loader, "batch_sampler", None)
         return sampler is known or getattr(sampler, "batch_sampler", None) is known  # the second: accelerate's share of a rank
-
-
-def _unwrap_stream(dataset: Any) -> Any:
-    """Return the stream of which `dataset` is a rank's share (accelerate's IterableDatasetShard); itself where it is none."""
-    from torch.utils.data import IterableDataset
-
-    return getattr(dataset, "dataset", dataset) if isinstance(dataset, IterableDataset) else dataset
 
 
 LoaderChange = Callable[[MadeLoader, dict[str, Any]], str]
@@ -97,9 +92,9 @@ class Loaders:
         from torch.utils.data import dataloader
 
         site.patches.wrap(data.DataLoader, "__init__", wrap_arguments(self._make))
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._iterates)
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__init__", self._wrap_iterator)
 
-    def of(self, iterator: Any) -> MadeLoader | None:
+    def find(self, iterator: Any) -> MadeLoader | None:
         """Return the loader of an iterator; None where it was not made by a call that we saw."""
         return self._iterators.get(iterator)
 
@@ -112,7 +107,7 @@ class Loaders:
         dataset, asked = arguments.get("dataset"), _read_arguments(arguments)
         sampler = arguments.get("batch_sampler")
         for before in reversed(self.made):
-            if before.made_into(dataset, asked, sampler):
+            if before.is_remade(dataset, asked, sampler):
                 self.made.append(MadeLoader(loader, dataset, before.asked, before.given, refused=before.refused))
                 return
         made = MadeLoader(loader, dataset, asked, asked)
@@ -120,41 +115,36 @@ class Loaders:
         made.given = _read_arguments(arguments)
         self.made.append(made)
 
-    def _iterates(self, original: Any) -> Any:
+    def _wrap_iterator(self, original: Any) -> Any:
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
             original(iterator, loader, *args, **kwargs)
             made = next((made for made in reversed(self.made) if made.loader is loader), None)
             if made is not None:
-                made.now = _read_effective_values(iterator, loader)
+                # the iterator is not kept itself: its workers end when the program lets go of it
+                workers = iterator._num_workers
+                made.now = {
+                    "num_workers": workers,
+                    "prefetch_factor": loader.prefetch_factor if workers else None,
+                    "persistent_workers": iterator._persistent_workers,
+                    "pin_memory": iterator._pin_memory,
+                }
                 self._iterators[iterator] = made
 
         return __init__
 
 
 def _read_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of interest among the arguments of a DataLoader."""
     values = {name: arguments.get(name, default) for name, default in _LOADER_DEFAULTS.items()}
     if values["num_workers"] and values["prefetch_factor"] is None:
         values["prefetch_factor"] = TORCH_PREFETCH
     return values
 
 
-def _read_effective_values(iterator: Any, loader: Any) -> dict[str, Any]:
-    """Return what an iterator works with. It is not kept itself: its workers end when the program lets go of it."""
-    workers = iterator._num_workers
-    return {
-        "num_workers": workers,
-        "prefetch_factor": loader.prefetch_factor if workers else None,
-        "persistent_workers": iterator._persistent_workers,
-        "pin_memory": iterator._pin_memory,
-    }
-
-
 _LOADERS: WeakKeyDictionary[Site, Loaders] = WeakKeyDictionary()
 
 
 def find_loaders(site: Site) -> Loaders:
-    """Return the loaders of `site`, one object for all fixes."""
+    """Find the loaders of `site`, one object for all fixes."""
     known = _LOADERS.get(site)
     if known is None:
         known = _LOADERS[site] = Loaders()
@@ -235,7 +225,7 @@ class LoaderWorkers(LoaderArgument):
 
 
 def choose_workers() -> int:
-    """Return the workers for a loader of this process: its share of the cores that it may use, at least 1."""
+    """Choose the workers for a loader of this process: its share of the cores that it may use, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return min(MAX_DEFAULT_WORKERS, max(1, cores // max(1, int(ranks) if ranks.isdigit() else 1)))
@@ -275,10 +265,7 @@ class PersistentWorkers(LoaderArgument):
 
     id = "persistent-workers"
     argument = "persistent_workers"
-
-    def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
-        super().__init__(value)
+    takes_value = False
 
     def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
         """Keep the workers, where there are any."""
@@ -299,10 +286,7 @@ class PinMemory(LoaderArgument):
     id = "pin-memory"
     argument = "pin_memory"
     needs_gpu = True
-
-    def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
-        super().__init__(value)
+    takes_value = False
 
     def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
         """Pin what the loader gives."""
@@ -342,7 +326,18 @@ class BatchSize(LoaderArgument):
 
         super().install(site)
         self._loaders = find_loaders(site)
-        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._counted)
+
+        def count_first(original: Any) -> Any:
+            def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
+                batch = original(iterator)
+                made = self._loaders.find(iterator) if iterator._num_yielded == 1 else None
+                if made is not None:
+                    made.samples = count_samples(batch)
+                return batch
+
+            return __next__
+
+        site.patches.wrap(dataloader._BaseDataLoaderIter, "__next__", count_first)
 
     def change(self, made: MadeLoader, arguments: dict[str, Any]) -> str:
         """Set the size of the loader's batches, where it is the loader that makes them."""
@@ -360,35 +355,20 @@ class BatchSize(LoaderArgument):
         iterated = self._loaders.iterated
         if not iterated:
             raise NotAppliedError("no DataLoader gave batches")
-        shown = next((made for made in iterated if not made.refused.get(self.id) and _is_full_batch(made)), None)
-        if shown is not None:
-            return f"batches of {shown.samples} samples instead of {shown.asked['batch_size']}"
+        for made in iterated:
+            # a collate function may pack samples, and a small dataset has fewer
+            asked, wanted, samples = made.asked["batch_size"], made.given["batch_size"], made.samples
+            if not made.refused.get(self.id) and samples is not None and (samples == wanted or asked < samples < wanted):
+                return f"batches of {samples} samples instead of {asked}"
         first = iterated[0]
         if first.refused.get(self.id):
             raise NotAppliedError(first.refused[self.id])
         held = "an unknown number of" if first.samples is None else str(first.samples)
         raise NotAppliedError(f"the loader makes batches of {first.given['batch_size']}, but what it gives holds {held} samples")
 
-    def _counted(self, original: Any) -> Any:
-        def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-            batch = original(iterator)
-            if iterator._num_yielded == 1:
-                made = self._loaders.of(iterator)
-                if made is not None:
-                    made.samples = count_samples(batch)
-            return batch
-
-        return __next__
-
-
-def _is_full_batch(made: MadeLoader) -> bool:
-    """Return whether a batch holds the samples that it was to hold: a collate function may pack them, and a small dataset has fewer."""
-    wanted, samples = made.given["batch_size"], made.samples
-    return samples is not None and (samples == wanted or made.asked["batch_size"] < samples < wanted)
-
 
 def parse_batch_size(value: str | None) -> tuple[int | None, float]:
-    """Return the size and the factor of a value: x2, x0.5, 64. Raises InputError for what is none."""
+    """Parse the size and the factor of a value: x2, x0.5, 64. Raises InputError for what is none."""
     if value is None:
         return None, DEFAULT_BATCH_FACTOR
     try:

@@ -34,36 +34,31 @@ class DdpOptions(Applier):
         """Wrap the constructor of DistributedDataParallel."""
         from torch.nn import parallel
 
-        site.patches.wrap(parallel.DistributedDataParallel, "__init__", wrap_arguments(self._change))
+        def change(ddp: Any, arguments: dict[str, Any]) -> None:
+            self._made.append((ddp, {name: arguments.get(name) for name in self._wanted}))
+            arguments.update(self._wanted)
+            if "bucket_cap_mb" in self._wanted:
+                arguments.pop("bucket_cap_mb_list", None)  # it would win
+
+        site.patches.wrap(parallel.DistributedDataParallel, "__init__", wrap_arguments(change))
 
     def evidence(self, site: Site) -> str:
         """Return the options that the program's DistributedDataParallel holds. Raises NotAppliedError where there is none, or no change."""
         if not self._made:
             raise NotAppliedError("the program has made no DistributedDataParallel")
         ddp, asked = self._made[0]
-        held = _read_options(ddp)
+        cap = getattr(ddp, "bucket_bytes_cap", None)
+        flags = {name: bool(getattr(ddp, name, False)) for name in ("gradient_as_bucket_view", "static_graph")}
+        held = {"bucket_cap_mb": None if cap is None else cap // _MIB, **flags}
         if any(held.get(name) != wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"DistributedDataParallel holds {_format_options(held)}")
         if all(asked[name] == wanted for name, wanted in self._wanted.items()):
             raise NotAppliedError(f"the program asks for {_format_options(self._wanted)} already")
         return f"DistributedDataParallel holds {_format_options({name: held[name] for name in self._wanted})}"
 
-    def _change(self, ddp: Any, arguments: dict[str, Any]) -> None:
-        self._made.append((ddp, {name: arguments.get(name) for name in self._wanted}))
-        arguments.update(self._wanted)
-        if "bucket_cap_mb" in self._wanted:
-            arguments.pop("bucket_cap_mb_list", None)  # it would win
-
-
-def _read_options(ddp: Any) -> dict[str, Any]:
-    """Return what a DistributedDataParallel works with."""
-    held = {name: bool(getattr(ddp, name, False)) for name in ("gradient_as_bucket_view", "static_graph")}
-    cap = getattr(ddp, "bucket_bytes_cap", None)
-    return {"bucket_cap_mb": None if cap is None else cap // _MIB, **held}
-
 
 def _parse_options(value: str | None) -> dict[str, Any]:
-    """Return the arguments that a value asks for. Raises InputError for what is none."""
+    """Parse the arguments that a value asks for. Raises InputError for what is none."""
     wanted: dict[str, Any] = {}
     for word in (value if value is not None else f"bucket={BUCKET_MIB},view,static").split(","):
         name, _, number = word.partition("=")

@@ -68,13 +68,13 @@ class Site:
         """Call change(optimizer) after each torch optimizer was made."""
         self._on_optimizer.append(change)
 
-    def found_root(self, module: Any) -> None:
+    def add_root(self, module: Any) -> None:
         """A root is about to be called for the first time."""
         self.roots.append(module)
         for change in self._on_root:
             change(module)
 
-    def made_optimizer(self, optimizer: Any) -> None:
+    def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self.optimizers.append(optimizer)
         for change in self._on_optimizer:
@@ -88,9 +88,13 @@ class Applier(ABC):
     environ: Mapping[str, str] = MappingProxyType({})
     """Variables that the process must be started with (they are read before Python runs)."""
     needs_gpu = False
+    takes_value = True
+    """Whether `--fix ID=VALUE` is for it."""
 
     def __init__(self, value: str | None = None) -> None:
         """Take the value of `--fix ID=VALUE`. Raises InputError for one that the fix does not take."""
+        if value is not None and not self.takes_value:
+            raise InputError(f"{self.id} takes no value, but was given {value!r}", f"write --fix {self.id}")
         self.value = value
 
     @property
@@ -114,14 +118,8 @@ _MAX_DIGITS = 18
 """Of a number in 64 bits: int() refuses a text of thousands of digits with an error of its own."""
 
 
-def refuse_value(fix: str, value: str | None) -> None:
-    """Accept no value. Raises InputError for one."""
-    if value is not None:
-        raise InputError(f"{fix} takes no value, but was given {value!r}", f"write --fix {fix}")
-
-
 def parse_whole_number(fix: str, value: str | None, least: int, most: int = 10**9) -> int | None:
-    """Return a whole number from `least` to `most`; None where no value was given. Raises InputError for what is none."""
+    """Parse a whole number from `least` to `most`; None where no value was given. Raises InputError for what is none."""
     if value is None:
         return None
     number = int(value) if value.isascii() and value.isdigit() and len(value) <= _MAX_DIGITS else -1

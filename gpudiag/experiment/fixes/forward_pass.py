@@ -12,7 +12,7 @@ from types import MethodType
 from typing import Any
 
 from gpudiag.capture.hooks import skip_frame
-from gpudiag.experiment.fixes.fix import INSIDE, Applier, NotAppliedError, Site, refuse_value
+from gpudiag.experiment.fixes.fix import INSIDE, Applier, NotAppliedError, Site
 
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -30,23 +30,24 @@ class RootFix(Applier):
     """Changes each root of its `layer`; it is in effect where at least one could be changed."""
 
     layer = INSIDE
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self._changed = 0
         self._reasons: list[str] = []
 
     def install(self, site: Site) -> None:
         """Change the roots once they are called."""
-        site.on_root(self._root, layer=self.layer)
 
-    def _root(self, module: Any) -> None:
-        try:
-            self.change(module)
-            self._changed += 1
-        except NotAppliedError as error:  # another root may suit: it is told only where none did
-            self._reasons.append(str(error))
+        def change_root(module: Any) -> None:
+            try:
+                self.change(module)
+                self._changed += 1
+            except NotAppliedError as error:  # another root may suit: it is told only where none did
+                self._reasons.append(str(error))
+
+        site.on_root(change_root, layer=self.layer)
 
     @abstractmethod
     def change(self, module: Any) -> None:
@@ -56,10 +57,10 @@ class RootFix(Applier):
         """Return what shows that the roots are changed. Raises NotAppliedError where none could be."""
         if not self._changed:
             raise NotAppliedError(self._reasons[0] if self._reasons else NO_ROOT)
-        return self.shown()
+        return self.describe_evidence()
 
     @abstractmethod
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return what shows that the change is in effect, where a root was changed. Raises NotAppliedError."""
 
 
@@ -79,12 +80,12 @@ def get_module_name(module: Any) -> str:
 
 
 def list_trained_parameters(module: Any) -> list[Any]:
-    """Return the parameters of `module` that have gradients."""
+    """List the parameters of `module` that have gradients."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def find_device(module: Any) -> Any:
-    """Return the torch.device of what `module` trains. Raises NotAppliedError where that is several."""
+    """Find the torch.device of what `module` trains. Raises NotAppliedError where that is several."""
     devices = {parameter.device for parameter in list_trained_parameters(module)}
     if len(devices) != 1:
         raise NotAppliedError(f"{get_module_name(module)} is spread over {len(devices)} devices")
@@ -126,7 +127,7 @@ MAX_NODES = 20_000
 
 
 def list_tensors(output: Any) -> list[Any]:
-    """Return the tensors in `output`: itself, or inside lists, tuples, dicts and what torch knows as a container (ModelOutput is one)."""
+    """List the tensors in `output`: itself, or inside lists, tuples, dicts and what torch knows as a container (ModelOutput is one)."""
     import torch
     from torch.utils import _pytree
 
@@ -159,7 +160,7 @@ def walk_graph_nodes(output: Any) -> Iterator[Any]:
 
 
 def find_dtypes(node: Any) -> set[Any]:
-    """Return the types of the tensors that the op of `node` has made, and of those that a compiled one has kept for its backward pass.
+    """Find the types of the tensors that the op of `node` has made, and of those that a compiled one has kept for its backward pass.
 
     Other nodes are not asked for what they keep: with checkpointing that would run the forward pass again.
     """

@@ -44,14 +44,15 @@ class ChannelsLast(RootFix):
 
         super().install(site)
         site.on_root(self._convert_inputs, layer=OUTSIDE)
-        site.patches.wrap(parallel.DistributedDataParallel, "__init__", self._before_ddp)
 
-    def _before_ddp(self, original: Any) -> Any:
-        def __init__(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
-            self._convert(module)
-            original(made, module, *args, **kwargs)
+        def convert_before(original: Any) -> Any:
+            def __init__(made: Any, module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
+                self._convert(module)
+                original(made, module, *args, **kwargs)
 
-        return __init__
+            return __init__
+
+        site.patches.wrap(parallel.DistributedDataParallel, "__init__", convert_before)
 
     def change(self, module: Any) -> None:
         """Convert the weights. Raises NotAppliedError where there is no convolution in two dimensions."""
@@ -96,7 +97,7 @@ class ChannelsLast(RootFix):
 
         wrap_forward(module, make)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the convolutions by the strides of their weights. Raises NotAppliedError where the program had them so, or has none."""
         if not self._convolutions:
             raise NotAppliedError(NO_ROOT)
@@ -144,17 +145,36 @@ class Sdpa(RootFix):
 
     def install(self, site: Site) -> None:
         """Switch roots when they are called first, and look at what their forward passes are made of."""
+        import torch
+
         super().install(site)
-        site.on_root(self._look, layer=OUTSIDE)
+
+        def make(forward: Any) -> Any:
+            def looked_at(target: Any, *args: Any, **kwargs: Any) -> Any:
+                output = forward(target, *args, **kwargs)
+                if self._looks < SDPA_LOOKS and torch.is_grad_enabled():
+                    self._looks += 1
+                    self._nodes.update(node.name() for node in walk_graph_nodes(output))
+                return output
+
+            return looked_at
+
+        site.on_root(lambda module: wrap_forward(module, make), layer=OUTSIDE)
 
     def change(self, module: Any) -> None:
         """Switch one model, or the back-end. Raises NotAppliedError where that is not possible, or so already."""
-        if self.value is None:
-            self._switch(unwrap_module(module))
-        else:
-            self._prefer(find_device(module).type)
+        from torch.backends import cuda
 
-    def _switch(self, model: Any) -> None:
+        if self.value is None:
+            self._switch_model(unwrap_module(module))
+        elif find_device(module).type != "cuda":
+            raise NotAppliedError("there is one back-end only on a CPU")
+        else:
+            cuda.enable_flash_sdp(self.value == "flash")
+            cuda.enable_mem_efficient_sdp(self.value == "efficient")
+            cuda.enable_cudnn_sdp(self.value == "cudnn")
+
+    def _switch_model(self, model: Any) -> None:
         switch: Any = getattr(model, "set_attn_implementation", None)
         config: Any = getattr(model, "config", None)
         if switch is None:
@@ -172,34 +192,7 @@ class Sdpa(RootFix):
             raise NotAppliedError(f"{get_module_name(model)} cannot switch its attention: pass attn_implementation='sdpa' where it is made")
         self._configs.append(config)
 
-    def _prefer(self, device: str) -> None:
-        import torch
-
-        if device != "cuda":
-            raise NotAppliedError("there is one back-end only on a CPU")
-        for name, set_enabled in (
-            ("flash", torch.backends.cuda.enable_flash_sdp),
-            ("efficient", torch.backends.cuda.enable_mem_efficient_sdp),
-            ("cudnn", torch.backends.cuda.enable_cudnn_sdp),
-        ):
-            set_enabled(name == self.value)
-
-    def _look(self, module: Any) -> None:
-        import torch
-
-        def make(forward: Any) -> Any:
-            def looked_at(target: Any, *args: Any, **kwargs: Any) -> Any:
-                output = forward(target, *args, **kwargs)
-                if self._looks < SDPA_LOOKS and torch.is_grad_enabled():
-                    self._looks += 1
-                    self._nodes.update(node.name() for node in walk_graph_nodes(output))
-                return output
-
-            return looked_at
-
-        wrap_forward(module, make)
-
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the switch as it stands, and the fused kernels in the forward pass. Raises NotAppliedError."""
         fused = sorted(name.removesuffix("Backward0") for name in self._nodes if name.startswith(_SDPA_NODE))
         seen = f"; {', '.join(fused)} in the forward pass" if fused else ""
@@ -233,7 +226,7 @@ class CudnnBenchmark(RootFix):
             raise NotAppliedError("the program sets it itself")
         torch.backends.cudnn.benchmark = True
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return torch.backends.cudnn.benchmark as it stands after the warm-up.
 
         Raises NotAppliedError where the program has taken it back, or cuDNN is off.

@@ -1,12 +1,9 @@
 """Fixes of memory: activation checkpointing, expandable segments of the CUDA allocator, malloc that keeps host memory.
 
-Segments of the CUDA caching allocator that grow, so that blocks of changing sizes leave no holes.
-
+Segments of the CUDA caching allocator that grow:
 https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
 
-Host memory that malloc keeps, instead of asking the kernel for it anew and touching each page again, for every large tensor of a step.
-
-mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one and returned when freed; the top of the heap is returned above
+Host memory, mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one and returned when freed; the top of the heap is returned above
 M_TRIM_THRESHOLD. Each page that comes back costs a fault and is filled with zeros.
 """
 
@@ -16,7 +13,7 @@ import ctypes
 import os
 from typing import Any, ClassVar
 
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, refuse_value, require_used_gpu
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, require_used_gpu
 from gpudiag.experiment.fixes.forward_pass import RootFix, get_module_name, unwrap_module, wrap_forward
 
 _CHECKPOINT_SWITCHES = ("activation_checkpointing_enable", "gradient_checkpointing_enable")
@@ -45,10 +42,19 @@ class Checkpointing(RootFix):
 
     def change(self, module: Any) -> None:
         """Checkpoint the blocks. Raises NotAppliedError where there are none, or the program does it itself."""
+        from torch.nn.modules.batchnorm import _BatchNorm
+
         target = unwrap_module(module)
         switch = next((getattr(target, name) for name in _CHECKPOINT_SWITCHES if callable(getattr(target, name, None))), None)
         if switch is None:
-            self._wrap_blocks(target)
+            blocks = _find_blocks(target)
+            if not blocks:
+                name = get_module_name(target)
+                raise NotAppliedError(f"{name} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts")
+            for block in blocks:
+                self._blocks.append(type(block).__name__)
+                self._normalised = self._normalised or any(isinstance(part, _BatchNorm) for part in block.modules())
+                wrap_forward(block, self._checkpoint)
             return
         if _list_checkpointing(target):
             raise NotAppliedError(f"{get_module_name(target)} checkpoints already")
@@ -58,20 +64,7 @@ class Checkpointing(RootFix):
             raise NotAppliedError(str(error)) from None
         self._switched.append(target)
 
-    def _wrap_blocks(self, module: Any) -> None:
-        import torch
-
-        blocks = _find_blocks(module)
-        if not blocks:
-            raise NotAppliedError(
-                f"{get_module_name(module)} has no list of equal blocks: put torch.utils.checkpoint.checkpoint round its parts"
-            )
-        for block in blocks:
-            self._blocks.append(type(block).__name__)
-            self._normalised = self._normalised or any(isinstance(part, torch.nn.modules.batchnorm._BatchNorm) for part in block.modules())
-            wrap_forward(block, self._checkpointed)
-
-    def _checkpointed(self, forward: Any) -> Any:
+    def _checkpoint(self, forward: Any) -> Any:
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -91,7 +84,7 @@ class Checkpointing(RootFix):
 
         return checkpointed
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the blocks, and how often they ran in the backward pass again. Raises NotAppliedError where they did not."""
         flags = [name for module in self._switched for name in _list_checkpointing(module)]
         if flags:
@@ -106,12 +99,12 @@ class Checkpointing(RootFix):
 
 
 def _list_checkpointing(module: Any) -> list[str]:
-    """Return the classes of the modules of Hugging Face's kind that say that they checkpoint."""
+    """List the classes of the modules of Hugging Face's kind that say that they checkpoint."""
     return [type(part).__name__ for part in module.modules() if getattr(part, _CHECKPOINT_FLAG, False) is True]
 
 
 def _find_blocks(module: Any) -> list[Any]:
-    """Return the children of the outermost lists and sequences whose children are of one class, and train."""
+    """Find the children of the outermost lists and sequences whose children are of one class, and train."""
     from torch import nn
 
     children = list(module.children())
@@ -138,9 +131,9 @@ class AllocConf(Applier):
 
     id = "alloc-conf"
     needs_gpu = True
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self.environ = build_alloc_conf({name: os.environ[name] for name in ALLOC_CONF_VARIABLES if name in os.environ})
 
@@ -165,7 +158,7 @@ class AllocConf(Applier):
 
 
 def build_alloc_conf(before: dict[str, str]) -> dict[str, str]:
-    """Return the variables of an arm: the option beside what `before` configures."""
+    """Build the variables of an arm: the option beside what `before` configures."""
     conf = next((before[name] for name in ALLOC_CONF_VARIABLES if before.get(name)), "")
     options = [option for option in conf.split(",") if option.strip()]
     if ALLOC_CONF_WANTED in (option.replace(" ", "") for option in options):
@@ -195,10 +188,7 @@ class Malloc(Applier):
 
     id = "malloc"
     environ = MALLOC_VARIABLES
-
-    def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
-        super().__init__(value)
+    takes_value = False
 
     def install(self, site: Site) -> None:
         """Do nothing: the variables are there already. Raises NotAppliedError where malloc is not glibc's."""
@@ -216,7 +206,7 @@ class Malloc(Applier):
 
 
 def _read_glibc_version() -> str:
-    """Return the version of glibc. Raises NotAppliedError where the C library is another one."""
+    """Read the version of glibc. Raises NotAppliedError where the C library is another one."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (AttributeError, OSError, ValueError):

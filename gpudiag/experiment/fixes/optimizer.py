@@ -10,10 +10,8 @@ The step of an optimizer over all parameters at once, operation by operation.
 On a CPU Adam, AdamW, SGD, Adagrad, RMSprop, Rprop, Adamax and Adadelta train bit for bit as in a for-loop; NAdam, RAdam, ASGD and Adafactor
 multiply in another order, and differ by rounding.
 
-Gradients that are dropped before the next backward pass instead of being filled with zeros.
-
-The default of torch since 2.0 (https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html): only a program that
-asks for the opposite changes.
+Gradients are dropped before the next backward pass: the default of torch since 2.0
+(https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html): only a program that asks for the opposite changes.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site, refuse_value
+from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
 
 
 class _MadeOptimizer(msgspec.Struct):
@@ -41,23 +39,27 @@ class OptimizerFlag(Applier):
 
     flag = ""
     other = ""
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self._made: list[_MadeOptimizer] = []
         self._inside: list[Any] = []
 
     def install(self, site: Site) -> None:
         """Wrap the constructors of torch's optimizers that take the flag."""
-        for kind in _list_optimizer_classes(self.flag):
-            site.patches.wrap(kind, "__init__", self._constructor)
+        from torch import optim
+
+        for kind in list(vars(optim).values()):
+            own = inspect.isclass(kind) and "__init__" in vars(kind)
+            if own and self.flag in inspect.signature(kind.__init__).parameters:
+                site.patches.wrap(kind, "__init__", self._wrap_constructor)
 
     def evidence(self, site: Site) -> str:
         """Return the optimizers whose parameter groups all say that the flag is set. Raises NotAppliedError where none does."""
         if not site.optimizers:
             raise NotAppliedError("the program has made no torch optimizer")
-        told = [(type(optimizer).__name__, self._reason(optimizer)) for optimizer in site.optimizers]
+        told = [(type(optimizer).__name__, self._explain_missing(optimizer)) for optimizer in site.optimizers]
         rest = _join_once(f"{name}: {reason}" for name, reason in told if reason)
         shown = _join_once(name for name, reason in told if not reason)
         if not shown:
@@ -66,7 +68,7 @@ class OptimizerFlag(Applier):
 
     # -- making -------------------------------------------------------------------------------------------------------
 
-    def _constructor(self, original: Any) -> Callable[..., None]:
+    def _wrap_constructor(self, original: Any) -> Callable[..., None]:
         signature = inspect.signature(original)
 
         def __init__(made: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
@@ -92,7 +94,7 @@ class OptimizerFlag(Applier):
         asked = {name: arguments.get(name) for name in (self.flag, self.other)}
         before = dict(arguments)
         before["params"] = arguments["params"] = _make_repeatable(arguments["params"])
-        record = _MadeOptimizer(made, asked, self.unsuitable(list(_iterate_tensors(arguments["params"])), arguments))
+        record = _MadeOptimizer(made, asked, self.explain_unsuitable(list(_iterate_tensors(arguments["params"])), arguments))
         self._made.append(record)
         if not record.refused:
             arguments[self.flag] = True
@@ -107,20 +109,20 @@ class OptimizerFlag(Applier):
         arguments.update(before)
         original(*bound.args, **bound.kwargs)
 
-    def unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
+    def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why an optimizer of these parameters cannot have the flag, in words; '' where it can."""
         return "differentiable=True allows the for-loop only" if arguments.get("differentiable") else ""
 
     # -- showing ------------------------------------------------------------------------------------------------------
 
-    def _reason(self, optimizer: Any) -> str:
+    def _explain_missing(self, optimizer: Any) -> str:
         """Return why the flag is not in effect in `optimizer`, or is no change; '' where it is."""
         record = next((made for made in self._made if made.optimizer is optimizer), None)
         if record is None:
             return f"has no {self.flag} step"
         if record.refused:
             return record.refused
-        already = self.before(record.asked, optimizer)
+        already = self.explain_unchanged(record.asked, optimizer)
         if already:
             return already
         if not all(group.get(self.flag) is True for group in optimizer.param_groups):
@@ -131,24 +133,13 @@ class OptimizerFlag(Applier):
             return "has a step() of its own"
         return ""
 
-    def before(self, asked: dict[str, Any], optimizer: Any) -> str:
+    def explain_unchanged(self, asked: dict[str, Any], optimizer: Any) -> str:
         """Return how the program itself sees to it; '' where it does not."""
         return f"is {self.flag} already" if asked[self.flag] else ""
 
 
-def _list_optimizer_classes(flag: str) -> list[type]:
-    """Return torch's optimizers whose own constructor takes `flag`."""
-    from torch import optim
-
-    return [
-        kind
-        for kind in vars(optim).values()
-        if inspect.isclass(kind) and "__init__" in vars(kind) and flag in inspect.signature(kind.__init__).parameters
-    ]
-
-
 def _make_repeatable(params: Any) -> Any:
-    """Return `params` as a list where they could be read but once; a tensor or what torch refuses is left as it is."""
+    """Turn `params` into a list where they could be read but once; a tensor or what torch refuses is left as it is."""
     import torch
 
     if isinstance(params, (torch.Tensor, dict, set)) or not hasattr(params, "__iter__"):
@@ -174,7 +165,6 @@ def _iterate_tensors(params: Any) -> Iterator[Any]:
 
 
 def _join_once(words: Iterator[str]) -> str:
-    """Return each word once, in order."""
     return "; ".join(dict.fromkeys(words))
 
 
@@ -187,7 +177,7 @@ class FusedOptimizer(OptimizerFlag):
     id = "fused-optimizer"
     flag, other = "fused", "foreach"
 
-    def unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
+    def explain_unsuitable(self, tensors: list[Any], arguments: dict[str, Any]) -> str:
         """Return why these parameters have no fused step: torch would say so only in the first one, and end the program."""
         from torch.utils import _foreach_utils
 
@@ -197,7 +187,7 @@ class FusedOptimizer(OptimizerFlag):
                 return f"has parameters of type {str(tensor.dtype).removeprefix('torch.')}, for which there is no fused step"
             if tensor.device.type not in devices:
                 return f"has parameters on {tensor.device.type}, where there is no fused step"
-        return super().unsuitable(tensors, arguments)
+        return super().explain_unsuitable(tensors, arguments)
 
 
 _FOREACH_DEVICES = ("cuda", "xpu")
@@ -213,12 +203,12 @@ class ForeachOptimizer(OptimizerFlag):
     id = "foreach-optimizer"
     flag, other = "foreach", "fused"
 
-    def before(self, asked: dict[str, Any], optimizer: Any) -> str:
+    def explain_unchanged(self, asked: dict[str, Any], optimizer: Any) -> str:
         """Return how the program itself sees to it: by the flag, or by torch's default on a GPU."""
         default = asked["foreach"] is None and not asked["fused"]
         if default and all(p.device.type in _FOREACH_DEVICES for group in optimizer.param_groups for p in group["params"]):
             return "is foreach already, by torch's default on a GPU"
-        return super().before(asked, optimizer)
+        return super().explain_unchanged(asked, optimizer)
 
 
 class ZeroGradNone(Applier):
@@ -228,9 +218,9 @@ class ZeroGradNone(Applier):
     """
 
     id = "zero-grad-none"
+    takes_value = False
 
     def __init__(self, value: str | None = None) -> None:
-        refuse_value(self.id, value)
         super().__init__(value)
         self._calls = self._changed = 0
         self._dropped = False
@@ -240,8 +230,11 @@ class ZeroGradNone(Applier):
         import torch
         from torch.optim import optimizer
 
-        site.patches.wrap(optimizer.Optimizer, "zero_grad", self._dropping(_iterate_parameters))
-        site.patches.wrap(torch.nn.Module, "zero_grad", self._dropping(lambda module: module.parameters()))
+        def list_parameters(owner: Any) -> Iterable[Any]:
+            return (p for group in owner.param_groups for p in group["params"])
+
+        site.patches.wrap(optimizer.Optimizer, "zero_grad", self._drop_gradients(list_parameters))
+        site.patches.wrap(torch.nn.Module, "zero_grad", self._drop_gradients(lambda module: module.parameters()))
 
     def evidence(self, site: Site) -> str:
         """Return how often gradients were dropped that the program wanted zeroed. Raises NotAppliedError where that never was."""
@@ -253,7 +246,7 @@ class ZeroGradNone(Applier):
             raise NotAppliedError("the program's zero_grad() drops gradients already")
         raise NotAppliedError("the program never calls zero_grad(); a loop of p.grad.zero_() can only be changed in its source")
 
-    def _dropping(self, parameters: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Any]:
+    def _drop_gradients(self, parameters: Callable[[Any], Iterable[Any]]) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             def zero_grad(owner: Any, set_to_none: bool = True) -> None:
                 self._calls += 1
@@ -265,7 +258,3 @@ class ZeroGradNone(Applier):
             return zero_grad
 
         return make
-
-
-def _iterate_parameters(optimizer: Any) -> Iterable[Any]:
-    return (p for group in optimizer.param_groups for p in group["params"])

@@ -56,7 +56,11 @@ class Autocast(RootFix):
 
         device, low, name = find_device(module).type, getattr(torch, self.dtype), get_module_name(module)
         told = torch.__version__ >= (2, 5)
-        _refuse_autocast(module, device, name)
+        by_accelerate = hasattr(module, "_original_forward")  # what it has put autocast round
+        if torch.is_autocast_enabled(device) or by_accelerate:
+            raise NotAppliedError(f"the program runs {name} in autocast already")
+        if not any(parameter.dtype == torch.float32 for parameter in list_trained_parameters(module)):
+            raise NotAppliedError(f"{name} has no float32 weights: autocast would change nothing")
         self._on_cpu = device == "cpu"
         self._seen.setdefault(name, 0)
         self._looks.setdefault(name, 0)
@@ -68,14 +72,15 @@ class Autocast(RootFix):
                     output = forward(target, *args, **kwargs)
                 if looks:
                     self._looks[name] += 1
-                    self._seen[name] = max(_count_low_tensors(output, low), len(given))
+                    made = sum(low in find_dtypes(node) for node in walk_graph_nodes(output))
+                    self._seen[name] = max(made or sum(tensor.dtype == low for tensor in list_tensors(output)), len(given))
                 return convert_to_float32(output, low)
 
             return in_autocast
 
         wrap_forward(module, make)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return how many tensors of the low type a forward pass made, and whether a CPU has no instructions for it.
 
         Raises NotAppliedError where it was none.
@@ -87,21 +92,6 @@ class Autocast(RootFix):
         if self._on_cpu and supports_dtype(self.dtype) is False:
             shown.append(f"{NO_INSTRUCTIONS} {self.dtype}")
         return "; ".join(shown)
-
-
-def _refuse_autocast(module: Any, device: str, name: str) -> None:
-    import torch
-
-    by_accelerate = hasattr(module, "_original_forward")  # what it has put autocast round
-    if torch.is_autocast_enabled(device) or by_accelerate:
-        raise NotAppliedError(f"the program runs {name} in autocast already")
-    if not any(parameter.dtype == torch.float32 for parameter in list_trained_parameters(module)):
-        raise NotAppliedError(f"{name} has no float32 weights: autocast would change nothing")
-
-
-def _count_low_tensors(output: Any, low: Any) -> int:
-    """Return how many tensors of type `low` are in `output`, or were made by what it was computed from."""
-    return sum(low in find_dtypes(node) for node in walk_graph_nodes(output)) or sum(tensor.dtype == low for tensor in list_tensors(output))
 
 
 class Bf16(Autocast):
@@ -135,7 +125,7 @@ class LossScaling:
         self._owned_by: list[tuple[int, int]] = []
         self._owning: list[Any] = []
         site.on_optimizer(self._wrap_step)
-        site.patches.wrap_method(torch.Tensor, "backward", self._backward)
+        site.patches.wrap_method(torch.Tensor, "backward", self._wrap_backward)
 
     def begin(self, device: str) -> None:
         """Scale from now on. A loss is never scaled by more than float32 holds: the first scale is GradScaler's own, 65,536."""
@@ -144,14 +134,14 @@ class LossScaling:
         if self._scaler is None:
             self._scaler = torch.amp.GradScaler(device)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return scale and updates that were left out, for a person."""
         left_out = f"{self._skipped} of the first {min(self.scaled, COUNTED_BACKWARDS)} updates left out for infinities"
         return f"losses scaled by {self._scaler.get_scale():.0f}, {left_out}"
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
-    def _backward(self, original: Any) -> Callable[..., Any]:
+    def _wrap_backward(self, original: Any) -> Callable[..., Any]:
         import torch
 
         def backward(loss: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> Any:
@@ -160,44 +150,31 @@ class LossScaling:
                 return original(loss, gradient, retain_graph, create_graph, inputs)
             if loss.dtype == torch.float16:
                 loss = loss.float()  # 65,536 is more than float16 holds
-            factor = self._before(loss.device)
+            if self._stepped:
+                self._scaler.update()
+                self._stepped = False
+            factor = self._scaler.scale(torch.ones((), device=loss.device))
+            gradients = [parameter.grad for optimizer in self._find_owners() for parameter in _list_with_gradient(optimizer)]
+            with torch.no_grad():
+                for left in gradients:
+                    left.mul_(factor)  # none are left of the last step, but where micro-batches are added up
+            self.scaled += 1
             try:
                 return original(loss, torch.ones_like(loss) * factor, retain_graph, create_graph, inputs)
             finally:
-                self._unscale()
+                for optimizer in self._find_owners():
+                    if _list_with_gradient(optimizer):
+                        # it may be unscaled once per step, but there is a backward pass for each micro-batch; infinities stay
+                        self._scaler._per_optimizer_states.pop(id(optimizer), None)
+                        self._scaler.unscale_(optimizer)
 
         return backward
 
-    def _before(self, device: Any) -> Any:
-        """Return the scale, with all gradients that there are multiplied by it."""
-        import torch
-
-        if self._stepped:
-            self._scaler.update()
-            self._stepped = False
-        factor = self._scaler.scale(torch.ones((), device=device))
-        gradients = [parameter.grad for optimizer in self._owners() for parameter in _list_with_gradient(optimizer)]
-        with torch.no_grad():
-            for gradient in gradients:
-                gradient.mul_(factor)  # none are left of the last step, but where micro-batches are added up
-        self.scaled += 1
-        return factor
-
-    def _unscale(self) -> None:
-        for optimizer in self._owners():
-            if _list_with_gradient(optimizer):
-                # it may be unscaled once per step, but there is a backward pass for each micro-batch; infinities stay in the gradients
-                self._scaler._per_optimizer_states.pop(id(optimizer), None)
-                self._scaler.unscale_(optimizer)
-
-    def _owners(self) -> list[Any]:
-        """Return the optimizers, without those whose parameters belong to one that was made later: a program may make one anew."""
-        key = [(id(optimizer), len(optimizer.param_groups)) for optimizer in self._site.optimizers]
-        if key != self._owned_by:
-            self._owned_by, self._owning = key, self._find_owners()
-        return self._owning
-
     def _find_owners(self) -> list[Any]:
+        """Find the optimizers, without those whose parameters belong to one that was made later: a program may make one anew."""
+        key = [(id(optimizer), len(optimizer.param_groups)) for optimizer in self._site.optimizers]
+        if key == self._owned_by:
+            return self._owning
         owners: list[Any] = []
         taken: set[int] = set()
         for optimizer in reversed(self._site.optimizers):
@@ -207,6 +184,7 @@ class LossScaling:
                     self.refused = "two optimizers share some of their parameters"
                 owners.append(optimizer)
                 taken |= own
+        self._owned_by, self._owning = key, owners
         return owners
 
     # -- steps --------------------------------------------------------------------------------------------------------
@@ -225,30 +203,23 @@ class LossScaling:
                 return function(target, closure, **kwargs) if closure is not None else function(target, **kwargs)
             with torch.enable_grad() if closure is not None else nullcontext():
                 loss = closure() if closure is not None else None  # as Lightning does: a scaler takes no closure
-            if self._is_unscaled(target):
-                self._scaled_step(target, kwargs)
-            else:
+            state = self._scaler._per_optimizer_states.get(id(target))
+            if state is None or state["stage"].name != "UNSCALED":  # no scaled backward pass since its last step
                 function(target, **kwargs)
+                return loss
+            found = state["found_inf_per_device"]
+            self._stepping = True
+            try:
+                self._scaler.step(target, **kwargs)
+            finally:
+                self._stepping = False
+            self._stepped = True
+            if self.scaled <= COUNTED_BACKWARDS:
+                self._skipped += any(bool(value) for value in found.values())
             return loss
 
         step.__name__ = "step"
         optimizer.step = MethodType(step, optimizer)
-
-    def _is_unscaled(self, optimizer: Any) -> bool:
-        """Return whether a scaled backward pass has given gradients to `optimizer` since its last step."""
-        state = self._scaler._per_optimizer_states.get(id(optimizer))
-        return state is not None and state["stage"].name == "UNSCALED"
-
-    def _scaled_step(self, optimizer: Any, kwargs: dict[str, Any]) -> None:
-        found = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        self._stepping = True
-        try:
-            self._scaler.step(optimizer, **kwargs)
-        finally:
-            self._stepping = False
-        self._stepped = True
-        if self.scaled <= COUNTED_BACKWARDS:
-            self._skipped += any(bool(value) for value in found.values())
 
 
 def _list_with_gradient(optimizer: Any) -> list[Any]:
@@ -284,14 +255,14 @@ class Fp16(Autocast):
         super().change(module)
         self._scaling.begin(device.type)
 
-    def shown(self) -> str:
+    def describe_evidence(self) -> str:
         """Return the float16 tensors, the scale, and the updates that it left out. Raises NotAppliedError."""
-        found = super().shown()
+        found = super().describe_evidence()
         if self._scaling is None or not self._scaling.scaled:
             raise NotAppliedError("no loss was scaled: the program computes gradients without Tensor.backward")
         if self._scaling.refused:
             raise NotAppliedError(self._scaling.refused)
-        return f"{found}; {self._scaling.shown()}"
+        return f"{found}; {self._scaling.describe_evidence()}"
 
 
 def _explain_unscalable(module: Any) -> str:
@@ -341,23 +312,23 @@ class Tf32(Applier):
         """Set it at the first call of a root, behind whatever the program sets before, and stand in the way of later calls."""
         import torch
 
-        site.on_root(self._root)
-        site.patches.wrap(torch, "set_float32_matmul_precision", self._setter)
+        def overrule(original: Any) -> Any:
+            def set_float32_matmul_precision(precision: str) -> None:
+                if self._roots and not self._own:
+                    self._overruled.append(precision)
+                    return
+                original(precision)
 
-    def _setter(self, original: Any) -> Any:
-        def set_float32_matmul_precision(precision: str) -> None:
-            if self._roots and not self._own:
-                self._overruled.append(precision)
-                return
-            original(precision)
+            return set_float32_matmul_precision
 
-        return set_float32_matmul_precision
+        site.on_root(self._set_precision)
+        site.patches.wrap(torch, "set_float32_matmul_precision", overrule)
 
-    def _root(self, module: Any) -> None:
+    def _set_precision(self, module: Any) -> None:
         import torch
 
         device = next(iter(list_trained_parameters(module))).device.type
-        self._reason = self._reason or self._unsuitable(device)
+        self._reason = self._reason or self._explain_unsuitable(device)
         if self._reason:
             return
         self._own = True
@@ -367,7 +338,7 @@ class Tf32(Applier):
             self._own = False
         self._roots.append((get_module_name(module), device))
 
-    def _unsuitable(self, device: str) -> str:
+    def _explain_unsuitable(self, device: str) -> str:
         """Return why the setting would change nothing; '' where it does."""
         import torch
 
@@ -376,7 +347,12 @@ class Tf32(Applier):
         if device == "cuda":
             able = torch.version.cuda is None or torch.cuda.get_device_capability() >= _TF32_CAPABILITY
             return "" if able else "this GPU has no tensor cores for TF32"
-        able, what = _check_cpu(self._precision)
+        # aten/src/ATen/native/mkldnn/Utils.h: 'medium' lets oneDNN use bfloat16 where it supports it, 'high' TF32 by way of AMX-FP16
+        if self._precision == "medium":
+            able, what = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), "bfloat16 instructions"
+        else:
+            supported = getattr(torch.cpu, "_is_amx_fp16_supported", None)
+            able, what = supported is not None and bool(supported()), "AMX-FP16"
         return "" if able else f"{self._precision!r} on a CPU takes {what}: on this one products stay in float32"
 
     def evidence(self, site: Site) -> str:
@@ -391,23 +367,9 @@ class Tf32(Applier):
 
 
 def _read_precision() -> str:
-    """Return the precision of float32 matrix products."""
     import torch
 
     try:
         return str(torch.get_float32_matmul_precision())
     except RuntimeError:  # "mix of the legacy and new APIs": it was set for a back-end alone
         return "torch.backends.*.fp32_precision"
-
-
-def _check_cpu(precision: str) -> tuple[bool, str]:
-    """Return whether this CPU computes float32 products faster in `precision`, and what that takes.
-
-    aten/src/ATen/native/mkldnn/Utils.h: 'medium' lets oneDNN use bfloat16 where it supports it, 'high' TF32 by way of AMX-FP16.
-    """
-    import torch
-
-    if precision == "medium":
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()), "bfloat16 instructions"
-    able = getattr(torch.cpu, "_is_amx_fp16_supported", None)
-    return able is not None and bool(able()), "AMX-FP16"

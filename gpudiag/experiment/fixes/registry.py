@@ -98,22 +98,17 @@ def adopt_fixes(told: Iterable[RegisteredFix]) -> None:
     for one in told:
         FIX_BY_ID[one.fix.id] = one.fix
         _LOCATIONS[one.fix.id] = one.place
-        REGISTERED[one.fix.id] = _load_applier(one)
-
-
-def _load_applier(one: RegisteredFix) -> type[Applier]:
-    try:
-        applier = load_code(one.place)
-    except GpudiagError as error:
-        return _make_missing_applier(one.fix.id, str(error))
-    if not (isinstance(applier, type) and issubclass(applier, Applier)):
-        return _make_missing_applier(one.fix.id, f"{one.place.target} is no fix")
-    applier.id = one.fix.id
-    return applier
+        try:
+            applier = load_code(one.place)
+            if not (isinstance(applier, type) and issubclass(applier, Applier)):
+                applier = _make_missing_applier(one.fix.id, f"{one.place.target} is no fix")
+        except GpudiagError as error:
+            applier = _make_missing_applier(one.fix.id, str(error))
+        applier.id = one.fix.id
+        REGISTERED[one.fix.id] = applier
 
 
 def _make_missing_applier(name: str, why: str) -> type[Applier]:
-    """Return a fix that says why it is none."""
 
     class Missing(Applier):
         """Is not there."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpudiag.capture.hooks import Patches, skip_frame
 from gpudiag.experiment.fixes import make_applier
-from gpudiag.experiment.fixes.fix import Applier, NotAppliedError, Site
+from gpudiag.experiment.fixes.fix import NotAppliedError, Site
 from gpudiag.experiment.trial.protocol import Evidence
 from gpudiag.model.experiment import FixCall
 
@@ -29,11 +29,20 @@ class AppliedFixes:
         """Put everything in place: the sites first, so that a fix sees what the program makes. `find`: the sites also without any fix."""
         if not self._fixes and not find:
             return
-        _watch_constructors(self.site, self._finding)
+        import torch
+        from torch.optim import optimizer
+        from torch.utils import data
+
+        site = self.site
+        self._finding.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.add_optimizer))
+        self._finding.wrap(data.DataLoader, "__init__", _wrap_constructor(site.loaders, site.loaders.append))
         for index, fix in enumerate(self._fixes):
-            self._try(index, lambda fix=fix: _install_fix(fix, self.site))  # type: ignore[misc]
+            if fix.needs_gpu and not torch.cuda.device_count():
+                self._failed[index] = "needs a GPU, and torch sees none here"
+            else:
+                self._try(index, lambda fix=fix: fix.install(self.site))  # type: ignore[misc]
         if find or self.site.wants_roots:
-            RootFinder(self.site.found_root).install(self._finding)
+            RootFinder(self.site.add_root).install(self._finding)
 
     @property
     def refused(self) -> list[Evidence]:
@@ -55,23 +64,6 @@ class AppliedFixes:
         except NotAppliedError as error:
             self._failed[index] = str(error)
             return None
-
-
-def _install_fix(fix: Applier, site: Site) -> None:
-    import torch
-
-    if fix.needs_gpu and not torch.cuda.device_count():
-        raise NotAppliedError("needs a GPU, and torch sees none here")
-    fix.install(site)
-
-
-def _watch_constructors(site: Site, patches: Patches) -> None:
-    """Have the site hear of optimizers and loaders."""
-    from torch.optim import optimizer
-    from torch.utils import data
-
-    patches.wrap(optimizer.Optimizer, "__init__", _wrap_constructor(site.optimizers, site.made_optimizer))
-    patches.wrap(data.DataLoader, "__init__", _wrap_constructor(site.loaders, site.loaders.append))
 
 
 def _wrap_constructor(known: list[Any], tell: Callable[[Any], None]) -> Callable[[Any], Any]:
@@ -119,12 +111,10 @@ class RootFinder:
         """Look from now on, until `patches` are restored."""
         from torch import nn
 
-        patches.on_restore(self._stop)
+        # torch.compile may have kept our function as a method of the module that it wraps
+        patches.on_restore(lambda: setattr(self, "_over", True))
         patches.wrap(nn.Module, "__call__", self._make)
         self._call = vars(nn.Module)["__call__"]
-
-    def _stop(self) -> None:
-        self._over = True  # torch.compile may have kept our function as a method of the module that it wraps
 
     def _make(self, original: Any) -> Any:
         import torch
@@ -132,7 +122,7 @@ class RootFinder:
         self._original = original
         compiling = torch.compiler.is_compiling
         skip_frame(RootFinder._run)
-        skip_frame(RootFinder._lifted.__wrapped__)  # type: ignore[attr-defined]
+        skip_frame(RootFinder._lift.__wrapped__)  # type: ignore[attr-defined]
 
         def __call__(module: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807 - as torch names it
             if compiling() or self._over or not self._busy.acquire(blocking=False):
@@ -147,52 +137,49 @@ class RootFinder:
     def _run(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _is_traced():
             return self._original(module, *args, **kwargs)
-        with self._lifted():
+        with self._lift():
             self._quiet += 1
             if self._is_root(module):
-                self._remember(module)
+                # inside of it is no root: checkpointing calls inner modules again in the backward pass
+                self._quiet = 0
+                self._roots.append(module)  # no id is used twice as long as the module lives
+                self._inside.update(id(part) for part in module.modules())
                 self._found(module)
             self._over = self._over or self._quiet >= QUIET_CALLS
             return self._original(module, *args, **kwargs)
 
     @contextmanager
-    def _lifted(self) -> Iterator[None]:
+    def _lift(self) -> Iterator[None]:
         """Put the original back while it lasts, unless someone else has wrapped ours meanwhile."""
         from torch import nn
 
         ours = vars(nn.Module).get("__call__") is self._call
         if ours:
             nn.Module.__call__ = self._original
-            self._correct_dynamo()
+            # Dynamo is to know the original as the one that nobody has patched: it looks when it is imported, as by the first optimizer
+            for name in _DYNAMO_KEEPS:
+                dynamo = sys.modules.get(name)
+                if dynamo is not None and getattr(dynamo, _DYNAMO_CALL, None) is self._call:
+                    setattr(dynamo, _DYNAMO_CALL, self._original)
         try:
             yield
         finally:
             if ours and vars(nn.Module).get("__call__") is self._original and not self._over:
                 nn.Module.__call__ = self._call
 
-    def _correct_dynamo(self) -> None:
-        """Have Dynamo know the original as the one that nobody has patched: it looks when it is imported, as by the first optimizer."""
-        for name in _DYNAMO_KEEPS:
-            module = sys.modules.get(name)
-            if module is not None and getattr(module, _DYNAMO_CALL, None) is self._call:
-                setattr(module, _DYNAMO_CALL, self._original)
-
     def _is_root(self, module: Any) -> bool:
         import torch
         from torch.nn.parameter import is_lazy
 
-        if id(module) in self._inside or not module.training or not torch.is_grad_enabled() or _is_in_backward():
+        if id(module) in self._inside or not module.training or not torch.is_grad_enabled():
+            return False
+        graph_task = getattr(torch._C, "_current_graph_task_id", None)
+        if graph_task is not None and graph_task() != -1:  # a backward pass (torch.autograd.graph knows it in this way too)
             return False
         if sys._getframe(3).f_code.co_filename.startswith(_FX_FILE):
             return False
         weights = list(module.parameters())  # a lazy module makes its own in its first call: then the second one finds it
         return any(weight.requires_grad for weight in weights) and not any(is_lazy(weight) for weight in weights)
-
-    def _remember(self, root: Any) -> None:
-        """Keep the root, and that what is inside it is none: checkpointing calls inner modules again in the backward pass."""
-        self._quiet = 0
-        self._roots.append(root)  # no id is used twice as long as the module lives
-        self._inside.update(id(module) for module in root.modules())
 
 
 def _is_traced() -> bool:
@@ -203,11 +190,3 @@ def _is_traced() -> bool:
     if torch._C._get_tracing_state() is not None or getattr(tracing, "_is_fx_tracing_flag", False):
         return True
     return guards is not None and guards.TracingContext.try_get() is not None
-
-
-def _is_in_backward() -> bool:
-    """Return whether this thread is inside a backward pass (torch.autograd.graph knows it in this way too)."""
-    import torch
-
-    current = getattr(torch._C, "_current_graph_task_id", None)
-    return current is not None and current() != -1

@@ -23,7 +23,7 @@ class StopTrial(SystemExit):
 
 
 def find_ranks() -> tuple[int, int]:
-    """Return the rank of this process and how many there are: as torch.distributed has it, else as launchers say in the environment."""
+    """Find the rank of this process and how many there are: as torch.distributed has it, else as launchers say in the environment."""
     from torch import distributed
 
     if distributed.is_available() and distributed.is_initialized():
@@ -52,7 +52,9 @@ class TrialExit:
         The first rank chooses the step after the one at which it saw that. No rank can have passed that one: its collectives need all.
         """
         if self._left_at is not None:
-            self._leave_for_good()
+            # the script has swallowed its end: what one does on its way out has no steps
+            if self._marks >= self._left_at + MAX_SWALLOWED_STEPS:
+                _end_process()
             return
         if not self._control.stopped:
             return
@@ -72,11 +74,6 @@ class TrialExit:
             raise StopTrial(0)
         _end_process()
 
-    def _leave_for_good(self) -> None:
-        """End the process of a script that has swallowed its end; what one does on its way out has no steps."""
-        if self._left_at is not None and self._marks >= self._left_at + MAX_SWALLOWED_STEPS:
-            _end_process()
-
 
 def _end_process() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
@@ -91,12 +88,7 @@ class Follower(Listener):
     def __init__(self, rank: int, leaving: TrialExit) -> None:
         self.rank = rank
         self._leaving = leaving
-        self._warnings: list[str] = []
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return what was warned of so far."""
-        return self._warnings
+        self.warnings: list[str] = []
 
     def step(self) -> None:
         """A step has ended: leave if it is the last."""
@@ -120,7 +112,7 @@ def classify_exception(error: BaseException) -> Literal["crash", "oom", "not_app
 
 
 def describe_exception(error: BaseException) -> Died:
-    """Return the row about `error`."""
+    """Describe `error` as a row."""
     text = str(error).strip()
     first = text.splitlines()[0] if text else ""
     if isinstance(error, NotAppliedError):

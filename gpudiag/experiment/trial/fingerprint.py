@@ -1,9 +1,8 @@
 """What identifies how a program trains: its settings by name, and a small sketch of its gradients.
 
-What a program has set, by name: a change that should only make it faster must leave all of it as it is.
-
-Numbers escape that losses of a few steps cannot tell: a learning rate that is 1 % off, weight decay that is gone, the momentum of a
-normalisation layer. To compare what is set costs nothing, and finds exactly those.
+A change that should only make a program faster must leave all that it has set as it is. Numbers escape that losses of a few steps cannot
+tell: a learning rate that is 1 % off, weight decay that is gone, the momentum of a normalisation layer. To compare what is set costs
+nothing, and finds exactly those.
 
 A small picture of gradients, from which the distance of two sets of them can be told.
 
@@ -30,7 +29,7 @@ _NORM_SETTINGS = ("eps", "momentum", "track_running_stats")
 
 
 def describe_optimizer(number: int, optimizer: Any) -> dict[str, str]:
-    """Return the kind and the hyper-parameters of the `number`th optimizer, which has stepped."""
+    """Describe the kind and the hyper-parameters of the `number`th optimizer, which has stepped."""
     name = f"optimizer {number}"
     found = {name: type(optimizer).__name__}
     for place, group in enumerate(optimizer.param_groups, 1):
@@ -43,7 +42,19 @@ def describe_optimizer(number: int, optimizer: Any) -> dict[str, str]:
 
 def describe_modules(roots: Iterable[Any], parameters: Iterable[Any]) -> dict[str, str]:
     """Return types, modes and layers of the modules below `roots`, and of the parameters that optimizers update."""
+    from torch import nn
+
     modules = list(_drop_repeated(module for root in roots for module in root.modules()))
+    norms: list[str] = []
+    dropouts: list[str] = []
+    for module in modules:
+        name = type(module).__name__
+        if isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm):
+            norms.append(format_call(name, {key: getattr(module, key) for key in _NORM_SETTINGS if hasattr(module, key)}))
+        elif isinstance(module, nn.modules.dropout._DropoutNd):
+            dropouts.append(f"{name}({_format_value(module.p)})")
+        elif isinstance(module, nn.MultiheadAttention):
+            dropouts.append(f"{name}({_format_value(module.dropout)})")
     owned = list(_drop_repeated(parameter for module in modules for parameter in module.parameters(recurse=False)))
     known = list(_drop_repeated([*owned, *parameters]))
     return {
@@ -52,38 +63,18 @@ def describe_modules(roots: Iterable[Any], parameters: Iterable[Any]) -> dict[st
         "tensors with a gradient": str(sum(parameter.grad is not None for parameter in known)),
         "types of gradients": _format_counts(format_dtype(parameter.grad.dtype) for parameter in known if parameter.grad is not None),
         "layers in eval mode": _format_counts(type(module).__name__ for module in modules if not module.training),
-        "normalisation": _format_counts(_format_norm(module) for module in modules if _is_norm(module)),
-        "dropout": _format_counts(_find_dropouts(modules)),
+        "normalisation": _format_counts(norms),
+        "dropout": _format_counts(dropouts),
     }
 
 
 def format_call(name: str, values: dict[str, Any]) -> str:
-    """Return a call of the script's, for the settings."""
+    """Format a call of the script's, for the settings."""
     return f"{name}({', '.join(f'{key}={_format_value(value)}' for key, value in values.items())})"
 
 
-def _is_norm(module: Any) -> bool:
-    from torch import nn
-
-    return isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm | nn.LayerNorm)
-
-
-def _format_norm(module: Any) -> str:
-    return format_call(type(module).__name__, {name: getattr(module, name) for name in _NORM_SETTINGS if hasattr(module, name)})
-
-
-def _find_dropouts(modules: Iterable[Any]) -> Iterator[str]:
-    from torch import nn
-
-    for module in modules:
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            yield f"{type(module).__name__}({_format_value(module.p)})"
-        elif isinstance(module, nn.MultiheadAttention):
-            yield f"{type(module).__name__}({_format_value(module.dropout)})"
-
-
 def _format_value(value: Any) -> str:
-    """Return a value in a form that is the same in each run: no address of an object."""
+    """Format a value in a form that is the same in each run: no address of an object."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(_format_value, value))})"
     if isinstance(value, bool | int | str) or value is None:
@@ -95,7 +86,7 @@ def _format_value(value: Any) -> str:
 
 
 def format_dtype(dtype: Any) -> str:
-    """Return the name of a torch.dtype."""
+    """Format the name of a torch.dtype."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -147,14 +138,14 @@ def sketch_gradient(gradient: Any) -> NDArray[np.float64]:
 
 
 def compute_squared_norm(gradient: Any) -> float:
-    """Return the sum of the squares of a gradient."""
+    """Compute the sum of the squares of a gradient."""
     import torch
 
     return float(torch.linalg.vector_norm(_make_dense(gradient), dtype=torch.float64)) ** 2
 
 
 def _make_dense(gradient: Any) -> Any:
-    """Return a gradient as a dense tensor of this process, on a device that has 64-bit numbers."""
+    """Turn a gradient into a dense tensor of this process, on a device that has 64-bit numbers."""
     tensor = gradient.detach()
     if hasattr(tensor, "to_local"):  # DTensor: the part of this rank
         tensor = tensor.to_local()

@@ -44,13 +44,18 @@ class KnownStart:
     def install(self, site: Site, patches: Patches) -> None:
         """Set the seeds, and put everything in place. To be called before fixes are: their wrappers stand outside of these."""
         import torch
+        from torch.nn import functional
+        from torch.utils.data import DataLoader, dataloader
 
         self._seeders: tuple[Callable[[int], Any], ...] = (random.seed, np.random.seed, torch.manual_seed)
         self._seed(_IMPORT)
         self._follow_seeds(patches)
-        self._follow_loaders(patches)
+        patches.wrap(DataLoader, "_get_iterator", self._wrap_loader)
+        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._wrap_fetch)
         if not self._plan.dropout:
-            _disable_dropout(patches)
+            for name in _DROPOUTS:
+                patches.wrap(functional, name, _wrap_dropout)
+            patches.wrap(functional, "scaled_dot_product_attention", _wrap_attention)
             site.on_root(_disable_module_dropout)
         if self._plan.perturb:
             self._noise = torch.Generator().manual_seed(self._plan.perturb_seed)
@@ -59,18 +64,14 @@ class KnownStart:
 
     # -- seeds --------------------------------------------------------------------------------------------------------
 
-    def step_ended(self) -> None:
-        """Set the seeds again: an optimizer has stepped."""
-        self._seed(_STEP)
-
-    def _value(self, kind: int) -> int:
+    def _next_seed(self, kind: int) -> int:
         self._count[kind] += 1
         return (self._plan.seed * _SEED + kind * _KIND + self._count[kind]) % _ALL
 
     def _seed(self, kind: int) -> None:
         import torch
 
-        value = self._value(kind)
+        value = self._next_seed(kind)
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return  # a captured step draws from the generator that was registered for its graph
         for seed in self._seeders:
@@ -81,52 +82,42 @@ class KnownStart:
         import torch
         from torch.optim import optimizer
 
+        def shift(original: Any) -> Any:
+            def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+                shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
+                return original(shifted, *args, **kwargs)
+
+            return seed
+
+        def give_seed(original: Any) -> Any:
+            def default_rng(seed: Any = None) -> Any:
+                return original(self._next_seed(_GENERATOR) if seed is None else seed)
+
+            return default_rng
+
         if self._plan.seed:
             for owner, name in ((random, "seed"), (np.random, "seed"), (torch, "manual_seed"), (torch.random, "manual_seed")):
-                patches.wrap(owner, name, self._shifted)
-        patches.wrap(np.random, "default_rng", self._seeded_generator)
-        hook = self._after_step()
-        handle = optimizer.register_optimizer_step_post_hook(hook)
-        patches.on_restore(handle.remove)
+                patches.wrap(owner, name, shift)
+        patches.wrap(np.random, "default_rng", give_seed)
 
-    def _after_step(self) -> Callable[..., None]:
         def hook(*_: Any) -> None:
-            self.step_ended()
+            self._seed(_STEP)
 
         hook._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch._dynamo.disable sets it
-        return hook
-
-    def _shifted(self, original: Any) -> Any:
-        def seed(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-            shifted = (value + self._plan.seed * _SEED) % _ALL if isinstance(value, (int, np.integer)) else value
-            return original(shifted, *args, **kwargs)
-
-        return seed
-
-    def _seeded_generator(self, original: Any) -> Any:
-        def default_rng(seed: Any = None) -> Any:
-            return original(self._value(_GENERATOR) if seed is None else seed)
-
-        return default_rng
+        patches.on_restore(optimizer.register_optimizer_step_post_hook(hook).remove)
 
     # -- loaders ------------------------------------------------------------------------------------------------------
 
-    def _follow_loaders(self, patches: Patches) -> None:
-        from torch.utils.data import DataLoader, dataloader
-
-        patches.wrap(DataLoader, "_get_iterator", self._begun)
-        patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next)
-
-    def _begun(self, original: Any) -> Any:
+    def _wrap_loader(self, original: Any) -> Any:
         def _get_iterator(loader: Any) -> Any:
-            with self._drawn(_LOADER):
+            with self._draw_apart(_LOADER):
                 return original(loader)
 
         return _get_iterator
 
-    def _next(self, original: Any) -> Any:
+    def _wrap_fetch(self, original: Any) -> Any:
         def __next__(iterator: Any) -> Any:  # noqa: N807 - as torch names it
-            with self._drawn(_FETCH):
+            with self._draw_apart(_FETCH):
                 batch = original(iterator)
             self._fetched(count_samples(batch))
             return batch
@@ -134,11 +125,11 @@ class KnownStart:
         return __next__
 
     @contextmanager
-    def _drawn(self, kind: int) -> Iterator[None]:
+    def _draw_apart(self, kind: int) -> Iterator[None]:
         """Have what runs inside draw the numbers of this call alone, and what comes after it those of the step."""
         import torch
 
-        value, on_cpu = self._value(kind), torch.random.default_generator
+        value, on_cpu = self._next_seed(kind), torch.random.default_generator
         of_python, of_numpy, of_torch = random.getstate(), np.random.get_state(), on_cpu.get_state()
         self._seeders[0](value)
         self._seeders[1](value)
@@ -173,14 +164,6 @@ class KnownStart:
 
 
 # -- dropout --------------------------------------------------------------------------------------------------------------
-
-
-def _disable_dropout(patches: Patches) -> None:
-    from torch.nn import functional
-
-    for name in _DROPOUTS:
-        patches.wrap(functional, name, _wrap_dropout)
-    patches.wrap(functional, "scaled_dot_product_attention", _wrap_attention)
 
 
 def _wrap_dropout(original: Any) -> Any:

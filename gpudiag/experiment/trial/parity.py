@@ -1,7 +1,5 @@
 """Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
 
-Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
-
 All events are kept from the first backward pass on, and told apart into steps when enough of them are known: the boundary rule needs
 three before it marks one. A parity run measures no time, so that figures are read from the device at once.
 """
@@ -73,7 +71,7 @@ class ParityRecorder(Listener):
         self.rank = 0
         self._plan, self._parity = plan, plan.parity or ParityPlan()
         self._start = KnownStart(self._parity, self._fetched)
-        self._warnings: list[str] = []
+        self.warnings: list[str] = []
         self._events: list[Event] = []
         self._by_hand = self._done = False
         self._clipping: set[str] = set()
@@ -93,21 +91,16 @@ class ParityRecorder(Listener):
         self._site = site
         self._start.install(site, patches)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
-            patches.wrap(clip_grad, name, self._clips(name), homes=(utils,))
-        patches.wrap(utils, "clip_grads_with_norm_", self._clips("clip_grads_with_norm_"))
+            patches.wrap(clip_grad, name, self._wrap_clipping(name), homes=(utils,))
+        patches.wrap(utils, "clip_grads_with_norm_", self._wrap_clipping("clip_grads_with_norm_"))
         patches.wrap(torch.amp.GradScaler, "scale", _wrap_scale)
-        patches.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        patches.wrap(torch.amp.GradScaler, "step", self._wrap_scaler_step)
 
     def follow(self, marks: StepMarks, leaving: RunExit, evidence: Callable[[], list[Evidence]] = list) -> None:
         """Training begins in this process; `marks` tells where its steps end, `evidence` is asked once, after them."""
         self._marks, self._leaving, self._evidence, self._followed = marks, leaving, evidence, True
         self._control = Control(Path(self._plan.folder) / CONTROL)
         self._last_ns = time.perf_counter_ns()
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return what was warned of so far."""
-        return self._warnings
 
     # -- what the script does ---------------------------------------------------------------------------------------
 
@@ -116,7 +109,9 @@ class ParityRecorder(Listener):
             self._events.append(Fetched(samples))
 
     def backward_began(self, at_ns: int, loss: Any) -> None:
-        """Keep the loss. What stepped before any backward pass was an engine that is being built."""
+        """Keep the loss, without the factor of a scaler. What stepped before any backward pass was an engine that is being built."""
+        import torch
+
         self._control.beat(self._slowest_ns)
         if self._done:
             return
@@ -125,7 +120,9 @@ class ParityRecorder(Listener):
             self._settings, self._modules, self._gradients = {}, {}, _GradientReader()
         self._backwards += 1
         self._losses.add(fingerprint.format_dtype(loss.dtype))
-        self._events.append(Backward(_read_loss(loss)))
+        single = loss.numel() == 1 and not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        value = float(loss.detach()) / float(getattr(loss, _SCALE_ATTRIBUTE, 1.0)) if single else None
+        self._events.append(Backward(value))
 
     def optimizer_began(self, at_ns: int, optimizer: Any) -> None:
         """Read the gradients, unless they were read before they were clipped."""
@@ -140,18 +137,19 @@ class ParityRecorder(Listener):
         """Keep the step; the backward passes of one with a closure ran inside of it, so that its gradients are read now."""
         if not self._done:
             self._gradients.read(list_parameters(optimizer), self._backwards)
-            self._stepped(optimizer)
+            self._record_step(optimizer)
 
-    def _stepped(self, optimizer: Any) -> None:
+    def _record_step(self, optimizer: Any) -> None:
         number, parameters = self._marks.number(optimizer), list_parameters(optimizer)
-        self._events.append(Stepped(number, self._gradients.take(number, parameters), _read_rates(optimizer)))
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
+        self._events.append(Stepped(number, self._gradients.take(number, parameters), rates))
         if f"optimizer {number + 1}" not in self._settings:
             self._settings |= fingerprint.describe_optimizer(number + 1, optimizer)
         if not self._modules:
             known = [parameter for one in (*self._site.optimizers, optimizer) for parameter in list_parameters(one)]
             self._modules = fingerprint.describe_modules(self._site.roots, known)
 
-    def _clips(self, name: str) -> Callable[[Any], Any]:
+    def _wrap_clipping(self, name: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             import torch
 
@@ -170,7 +168,7 @@ class ParityRecorder(Listener):
 
         return make
 
-    def _scaler_step(self, original: Any) -> Any:
+    def _wrap_scaler_step(self, original: Any) -> Any:
         """Hear of an update that the scaler leaves out: the optimizer's own hooks do not."""
 
         def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -179,7 +177,7 @@ class ParityRecorder(Listener):
             if not self._done and self._backwards and before == len(self._events):
                 self._skipped += 1
                 self._gradients.read(list_parameters(optimizer), self._backwards)
-                self._stepped(optimizer)
+                self._record_step(optimizer)
             return result
 
         return step
@@ -195,12 +193,12 @@ class ParityRecorder(Listener):
         if not self._done:
             self._by_hand = self._by_hand or not self._marks.rule.settled
             self._events.append(Marked())
-            if len(self._steps()) >= self._parity.steps:
-                self._write()
+            if len(self._build_steps()) >= self._parity.steps:
+                self._write_rows()
                 self._control.stop()
         self._leaving.look()
 
-    def told(self, samples: int) -> None:
+    def set_samples(self, samples: int) -> None:
         """The script says how many samples the step had that ends next, whatever its loaders gave."""
         last = next((at for at in reversed(range(len(self._events))) if isinstance(self._events[at], Marked)), -1)
         self._events[last + 1 :] = [event for event in self._events[last + 1 :] if not isinstance(event, Fetched)]
@@ -209,18 +207,18 @@ class ParityRecorder(Listener):
     def pause(self) -> None:
         """What follows is no step: nothing is timed here, and the events stay."""
 
-    def over(self, reason: str | None) -> None:
+    def finish(self, reason: str | None) -> None:
         """The script has come to its end: write down the steps that there were."""
-        if not self._done and self._steps():
-            self._write()
-        write_row(self._plan, Over(len(self._steps()), reason))
+        if not self._done and self._build_steps():
+            self._write_rows()
+        write_row(self._plan, Over(len(self._build_steps()), reason))
 
-    def _steps(self) -> list[Any]:
+    def _build_steps(self) -> list[Any]:
         return build_steps(self._events, self._marks.rule.cycle, by_hand=self._by_hand)
 
-    def _write(self) -> None:
+    def _write_rows(self) -> None:
         self._done = True
-        for row in self._steps()[: self._parity.steps]:
+        for row in self._build_steps()[: self._parity.steps]:
             write_row(self._plan, row)
         for evidence in self._evidence():
             write_row(self._plan, evidence)
@@ -255,7 +253,7 @@ class _GradientReader:
                 self._sketches[key] = parameter, sketch_gradient(parameter.grad) * factor
 
     def take(self, number: int, parameters: list[Any]) -> float | None:
-        """Return the sum of squares of the gradients that optimizer `number` has stepped by; None: there were none."""
+        """Take the sum of squares of the gradients that optimizer `number` has stepped by; None: there were none."""
         self._first.setdefault(number, parameters)
         keys = [id(parameter) for parameter in parameters]
         self._stepped.update(keys)
@@ -273,12 +271,8 @@ def _format_names(names: set[str]) -> str:
     return ", ".join(sorted(names)) or fingerprint.NO_SETTING
 
 
-def _read_rates(optimizer: Any) -> tuple[float, ...]:
-    return tuple(float(group["lr"]) for group in optimizer.param_groups if group.get("lr") is not None)
-
-
 def list_parameters(optimizer: Any) -> list[Any]:
-    """Return the parameters that an optimizer updates."""
+    """List the parameters that an optimizer updates."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -297,15 +291,6 @@ def _wrap_scale(original: Any) -> Any:
         return found
 
     return scale
-
-
-def _read_loss(loss: Any) -> float | None:
-    """Return a loss without the factor of a scaler; None for one of several values, or where a graph is being captured."""
-    import torch
-
-    if loss.numel() != 1 or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-        return None
-    return float(loss.detach()) / float(getattr(loss, _SCALE_ATTRIBUTE, 1.0))
 
 
 class Backward(NamedTuple):
@@ -336,42 +321,25 @@ Event = Backward | Stepped | Fetched | Marked
 
 
 def build_steps(events: Sequence[Event], cycle: tuple[int, ...], *, by_hand: bool) -> list[ParityStep]:
-    """Return the complete steps.
+    """Build the complete steps.
 
     `cycle`: the optimizers of a step in their order (Boundary.cycle). Without any, the marks tell the steps; then, unless the script makes
     them itself (`by_hand`), what comes before the first one is left out: it is several steps.
     """
-    if cycle and not by_hand:
-        return [_build_step(part) for part in _split_by_cycle(events, cycle)]
-    parts = _split_by_marks(events)
-    return [_build_step(part) for part in (parts if by_hand else parts[1:])]
-
-
-def _split_by_marks(events: Iterable[Event]) -> list[list[Event]]:
-    parts: list[list[Event]] = []
-    part: list[Event] = []
-    for event in events:
-        part.append(event)
-        if isinstance(event, Marked):
-            parts.append(part)
-            part = []
-    return parts
-
-
-def _split_by_cycle(events: Iterable[Event], cycle: tuple[int, ...]) -> list[list[Event]]:
-    parts: list[list[Event]] = []
-    part: list[Event] = []
+    by_cycle = bool(cycle) and not by_hand
+    parts: list[list[Event]] = [[]]
     place = 0
     for event in events:
-        part.append(event)
-        if not isinstance(event, Stepped) or event.optimizer not in cycle:
-            continue
-        ahead = next((at for at in range(place, len(cycle)) if cycle[at] == event.optimizer), cycle.index(event.optimizer))
-        place = (ahead + 1) % len(cycle)
-        if place == 0:
-            parts.append(part)
-            part = []
-    return parts
+        parts[-1].append(event)
+        ends = isinstance(event, Marked) and not by_cycle
+        if by_cycle and isinstance(event, Stepped) and event.optimizer in cycle:
+            ahead = next((at for at in range(place, len(cycle)) if cycle[at] == event.optimizer), cycle.index(event.optimizer))
+            place = (ahead + 1) % len(cycle)
+            ends = place == 0
+        if ends:
+            parts.append([])
+    complete = parts[:-1] if by_cycle or by_hand else parts[1:-1]
+    return [_build_step(part) for part in complete]
 
 
 def _build_step(part: list[Event]) -> ParityStep:

@@ -244,7 +244,7 @@ def write_row(plan: TrialPlan, row: Row) -> None:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the rows that an arm has written. Raises msgspec.MsgspecError for what is none; a line that is not complete is left out."""
+    """Read the rows that an arm has written. Raises msgspec.MsgspecError for what is none; a line that is not complete is left out."""
     try:
         lines = (folder / ROWS).read_bytes().split(b"\n")
     except OSError:

@@ -55,29 +55,25 @@ class _CarefulSite(Site):
         self._plan = plan
         self.refused: list[str] = []
 
-    def found_root(self, module: Any) -> None:
+    def add_root(self, module: Any) -> None:
         """A root is about to be called for the first time."""
         self.roots.append(module)
-        self._told(self._on_root, module)
+        self._apply(self._on_root, module)
 
-    def made_optimizer(self, optimizer: Any) -> None:
+    def add_optimizer(self, optimizer: Any) -> None:
         """An optimizer was made."""
         self.optimizers.append(optimizer)
-        self._told(self._on_optimizer, optimizer)
+        self._apply(self._on_optimizer, optimizer)
 
-    def _told(self, changes: list[Any], what: Any) -> None:
+    def _apply(self, changes: list[Any], what: Any) -> None:
         for change in changes:
             try:
                 change(what)
-            except NotAppliedError as error:
-                self._say(str(error))
             except Exception as error:  # noqa: BLE001 - the training run comes first
-                self._say(f"{type(error).__name__}: {error}")
-
-    def _say(self, text: str) -> None:
-        if text not in self.refused:
-            self.refused.append(text)
-            append_journal(self._plan, "warned", f"fix: a change was not made: {text}")
+                text = str(error) if isinstance(error, NotAppliedError) else f"{type(error).__name__}: {error}"
+                if text not in self.refused:
+                    self.refused.append(text)
+                    append_journal(self._plan, "warned", f"fix: a change was not made: {text}")
 
 
 def install_fixes(plan: RecordPlan) -> AppliedFixes | None:

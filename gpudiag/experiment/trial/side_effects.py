@@ -1,8 +1,7 @@
 """Keeps a trial to itself: no checkpoints are saved, loggers and the sockets of multiprocessing go to the folder of the arm.
 
-Keeps a trial from saving: checkpoints of a trial are of no use to anybody, and might overwrite or delete those of a real run.
-
-What is held back is counted by the name of what was called, for the probe.
+Checkpoints of a trial are of no use to anybody, and might overwrite or delete those of a real run. What is held back is counted by the name
+of what was called, for the probe.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +51,14 @@ class Saves:
         self.counts: dict[str, int] = {}
         self.blocked = blocked
         self._patches, self._folder = patches, folder
-        self._waiting: dict[str, Callable[[], None]] = {name: self._saver(name) for name in _SAVERS}
-        if blocked:
-            self._waiting |= {name: self._logger(name) for name in _LOGGERS}
+        modules = (*_SAVERS, *(_LOGGERS if blocked else ()))
+        self._waiting: dict[str, Callable[[], None]] = {name: partial(self._wrap_module, name) for name in modules}
 
     def install(self) -> None:
         """Wrap torch.save now and the rest when it is imported: torch has just been, and libraries on top of it come later."""
         import torch
 
-        self._patches.wrap(torch, "save", lambda original: self._instead(original, "torch.save"), homes=(torch.serialization,))
+        self._patches.wrap(torch, "save", lambda original: self._wrap_save(original, "torch.save"), homes=(torch.serialization,))
         sys.meta_path.insert(0, Finder(dict(self._waiting)))
 
     def again(self) -> None:
@@ -67,34 +66,28 @@ class Saves:
         for name in [name for name in self._waiting if name in sys.modules]:
             self._waiting[name]()
 
-    def _saver(self, module: str) -> Callable[[], None]:
-        def found() -> None:
-            if self._waiting.pop(module, None) is None:
-                return
-            for owner_name, name in _SAVERS[module]:
-                owner = getattr(sys.modules[module], owner_name, None) if owner_name else sys.modules[module]
-                what = f"{owner_name or module}.{name}"
-                self._patches.wrap(owner, name, lambda original, what=what: self._instead(original, what))  # type: ignore[misc]
+    def _wrap_module(self, module: str) -> None:
+        """Wrap what saves, or logs, in a module that has just been imported."""
+        if self._waiting.pop(module, None) is None:
+            return
+        for owner_name, name in _SAVERS.get(module, ()):
+            owner = getattr(sys.modules[module], owner_name, None) if owner_name else sys.modules[module]
+            what = f"{owner_name or module}.{name}"
+            self._patches.wrap(owner, name, lambda original, what=what: self._wrap_save(original, what))  # type: ignore[misc]
+        if module in _LOGGERS:
+            self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", self._wrap_logger)
 
-        return found
-
-    def _logger(self, module: str) -> Callable[[], None]:
-        def found() -> None:
-            if self._waiting.pop(module, None) is not None:
-                self._patches.wrap(getattr(sys.modules[module], _LOGGERS[module], None), "__init__", self._elsewhere)
-
-        return found
-
-    def _instead(self, original: Any, what: str) -> Any:
+    def _wrap_save(self, original: Any, what: str) -> Any:
         def save(*args: Any, **kwargs: Any) -> Any:
-            if is_in_memory((*args, *kwargs.values())):
+            # copying a model through a buffer in memory writes nothing, and must work
+            if any(isinstance(argument, io.BytesIO) for argument in (*args, *kwargs.values())):
                 return original(*args, **kwargs)
             self.counts[what] = self.counts.get(what, 0) + 1
             return None if self.blocked else original(*args, **kwargs)
 
         return save
 
-    def _elsewhere(self, original: Any) -> Any:
+    def _wrap_logger(self, original: Any) -> Any:
         folder = Path(self._folder) / LOGS_FOLDER
 
         def __init__(writer: Any, _: Any = None, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - as torch names it
@@ -104,11 +97,6 @@ class Saves:
             original(writer, os.fspath(folder), *args, **kwargs)
 
         return __init__
-
-
-def is_in_memory(arguments: tuple[Any, ...]) -> bool:
-    """Return whether one of the arguments is a buffer in memory: copying a model through one writes nothing, and must work."""
-    return any(isinstance(argument, io.BytesIO) for argument in arguments)
 
 
 SOCKETS_FOLDER = "mp"

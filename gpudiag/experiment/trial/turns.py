@@ -48,7 +48,7 @@ class Trial(Listener):
         self._control = Control(Path(plan.folder) / CONTROL)
         self._leaving = leaving or TrialExit(plan, self._control)
         self._evidence, self._marked_by = evidence, marked_by
-        self._warnings: list[str] = []
+        self.warnings: list[str] = []
         self._parent = os.getppid()
         self.rows = RowCounter(compiles=compiles)
         self._steadiness: Steadiness | None = Steadiness(plan.warm_steps)
@@ -57,11 +57,6 @@ class Trial(Listener):
         self._began_ns = self._last_ns = self._slowest_ns = 0
         self._samples: int | None = None
         self._prefetched = self._graphs = self._batches = self._epoch = 0
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return what was warned of so far."""
-        return self._warnings
 
     # -- what the script does ---------------------------------------------------------------------------------------
 
@@ -89,7 +84,20 @@ class Trial(Listener):
         now = time.perf_counter_ns()
         self._leaving.mark()
         if self._running:
-            self._count(now - self._last_ns)
+            wall_ns = now - self._last_ns
+            self.steps += 1
+            self._slowest_ns = max(self._slowest_ns, wall_ns)
+            if self._steadiness is not None:
+                self._warm_up(self._steadiness, wall_ns)
+            else:
+                turn = self._block
+                turn.add(wall_ns, self._samples)
+                if turn.begins:
+                    synchronize_device()
+                elif turn.ended:
+                    begun = time.perf_counter_ns()
+                    synchronize_device()
+                    self._hand_over(turn.row(time.perf_counter_ns() - begun))
         else:
             self._running = True
             self._began_ns = self._began_ns or now
@@ -99,7 +107,7 @@ class Trial(Listener):
         self._samples = None
         self._last_ns = time.perf_counter_ns()
 
-    def told(self, samples: int) -> None:
+    def set_samples(self, samples: int) -> None:
         """The script says how many samples the step had that ends now."""
         self._samples = samples
 
@@ -109,31 +117,17 @@ class Trial(Listener):
         self._samples = None
         self.rows.forget()
 
-    def over(self, reason: str | None) -> None:
+    def finish(self, reason: str | None) -> None:
         """The script has come to its end."""
         write_row(self._plan, Over(self.steps, reason))
 
-    def _count(self, wall_ns: int) -> None:
-        self.steps += 1
-        self._slowest_ns = max(self._slowest_ns, wall_ns)
-        if self._steadiness is not None:
-            self._warm(self._steadiness, wall_ns)
-            return
-        turn = self._block
-        turn.add(wall_ns, self._samples)
-        if turn.begins:
-            synchronize_device()
-        elif turn.ended:
-            begun = time.perf_counter_ns()
-            synchronize_device()
-            self._hand_over(turn.row(time.perf_counter_ns() - begun))
-
-    def _warm(self, steadiness: Steadiness, wall_ns: int) -> None:
+    def _warm_up(self, steadiness: Steadiness, wall_ns: int) -> None:
         self.rows.step()
         graphs = count_compiled_graphs()
         steady = steadiness.add(wall_ns, compiled=graphs != self._graphs)
         self._graphs = graphs
-        over = steady and not (graphs and self._inside_first_epoch)
+        inside_first_epoch = 0 < self._epoch < SHORT_EPOCH and self._batches <= self._epoch
+        over = steady and not (graphs and inside_first_epoch)
         if not over and time.perf_counter_ns() - self._began_ns < self._plan.warm_limit_s * 1e9:
             return
         self._steadiness = None
@@ -141,28 +135,24 @@ class Trial(Listener):
         synchronize_device()
         for row in self._evidence():
             write_row(self._plan, row)
-        warmed = self._warmed(steadiness.step_ns or wall_ns, steady)
-        reset_peak()
-        self._hand_over(warmed)
-
-    @property
-    def _inside_first_epoch(self) -> bool:
-        return 0 < self._epoch < SHORT_EPOCH and self._batches <= self._epoch
-
-    def _warmed(self, step_ns: int, steady: bool) -> Warmed:
-        return Warmed(
+        cuda = find_used_cuda()
+        warmed = Warmed(
             self.steps,
-            step_ns,
+            steadiness.step_ns or wall_ns,
             steady,
             self._prefetched,
             self.rows.per_step,
-            peak_bytes=read_held_bytes(),
+            # what has to fit beside another process: all that torch's allocator has taken from the device
+            peak_bytes=None if cuda is None else int(cuda.max_memory_reserved()),
             graphs=self._graphs,
-            device="cpu" if find_used_cuda() is None else "cuda",
+            device="cpu" if cuda is None else "cuda",
             gpu=find_gpu(),
             free_bytes=read_free_bytes(),
             marked_by=self._marked_by(),
         )
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()  # autotuning and the first steps may have needed more than training does
+        self._hand_over(warmed)
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -212,7 +202,9 @@ class _Turn:
     def row(self, more_ns: int) -> Block:
         """Return the block; `more_ns`: the work that the device still had to do when the last step ended."""
         steps, wall_ns = self._seen - self._dropped, self._wall_ns + more_ns
-        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, read_tensor_bytes())
+        cuda = find_used_cuda()
+        peak_bytes = None if cuda is None else int(cuda.max_memory_allocated())
+        return Block(steps, wall_ns, self._samples, count_faults() - self._faults, peak_bytes)
 
 
 MEAN_STEPS = 5
@@ -285,15 +277,15 @@ class RowCounter:
         if not compiles:
             from torch.nn.modules import module
 
-            self._handle = module.register_module_forward_pre_hook(self._called)
+            def count_rows(_: Any, inputs: Any) -> None:
+                if self._waiting:
+                    self._waiting = False
+                    rows = count_samples(inputs)
+                    if rows is not None:
+                        self._rows += rows
+                        self._known = True
 
-    def _called(self, _: Any, inputs: Any) -> None:
-        if self._waiting:
-            self._waiting = False
-            rows = count_samples(inputs)
-            if rows is not None:
-                self._rows += rows
-                self._known = True
+            self._handle = module.register_module_forward_pre_hook(count_rows)
 
     def backward(self) -> None:
         """A backward pass begins: the next module call belongs to another micro-batch."""
@@ -348,27 +340,8 @@ def count_compiled_graphs() -> int:
     return 0
 
 
-def read_held_bytes() -> int | None:
-    """Return the most memory that torch's allocator has taken from the device so far: what has to fit beside another process."""
-    cuda = find_used_cuda()
-    return None if cuda is None else int(cuda.max_memory_reserved())
-
-
-def read_tensor_bytes() -> int | None:
-    """Return the most memory of the device that tensors held since forget_peak()."""
-    cuda = find_used_cuda()
-    return None if cuda is None else int(cuda.max_memory_allocated())
-
-
-def reset_peak() -> None:
-    """Have tensor_bytes() begin anew: autotuning and the first steps may have needed more than training does."""
-    cuda = find_used_cuda()
-    if cuda is not None:
-        cuda.reset_peak_memory_stats()
-
-
 def read_free_bytes() -> int | None:
-    """Return the free memory of the device."""
+    """Read the free memory of the device."""
     cuda = find_used_cuda()
     if cuda is not None:
         with suppress(Exception):  # a driver that does not tell

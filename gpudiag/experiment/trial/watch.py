@@ -37,10 +37,7 @@ class _Switch:
 
     def __init__(self) -> None:
         self.on = True
-        os.register_at_fork(after_in_child=self._off)
-
-    def _off(self) -> None:
-        self.on = False
+        os.register_at_fork(after_in_child=lambda: setattr(self, "on", False))
 
     def waited(self, what: str, wait_ns: int, frame: FrameType | None) -> None:
         """Keep nothing."""
@@ -96,67 +93,67 @@ class TrialWatch(unmodified.Watch):
         import torch
 
         super().install()
-        self._kept.wrap(torch, "compile", self._before_compile)
+
+        def note_compile(original: Any) -> Any:
+            def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch calls it
+                self._compiles = True
+                if self._trial is not None:
+                    self._trial.rows.end()
+                return original(*args, **kwargs)
+
+            return compile
+
+        self._kept.wrap(torch, "compile", note_compile)
         self._saves.install()
         if self._recorder is not None:
             self._recorder.install(self._applied.site, self._kept)
         self._applied.install(find=self._trial_plan.parity is not None)
         if self._applied.refused:
-            self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        """End this process: a fix does not suit it, and there is nothing to measure."""
-        for row in self._applied.refused:
-            write_row(self._trial_plan, row)
-        os._exit(0)
-
-    def _before_compile(self, original: Any) -> Any:
-        def compile(*args: Any, **kwargs: Any) -> Any:  # noqa: A001 - as torch calls it
-            self._compiles = True
-            if self._trial is not None:
-                self._trial.rows.end()
-            return original(*args, **kwargs)
-
-        return compile
+            # a fix does not suit this process: there is nothing to measure
+            for row in self._applied.refused:
+                write_row(self._trial_plan, row)
+            os._exit(0)
 
     # -- training begins ------------------------------------------------------------------------------------------------
 
     def _enter(self) -> Events | None:
         rank, _ = find_ranks()
-        if rank == 0 and not self._claim():
-            return None
+        if rank == 0:
+            try:  # another process of the arm may have begun to train before this one
+                os.close(os.open(os.path.join(self._trial_plan.folder, CLAIM), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            except FileExistsError:
+                return None
         try:
             self._saves.again()
-            if rank:
-                return self._driven(Follower(rank, self._leaving()))
-            return self._trial_of_this() if self._recorder is None else self._recorded(self._recorder)
+            return self._drive(Follower(rank, self._make_exit())) if rank else self._begin_trial()
         except Exception as error:  # noqa: BLE001 - without a trial the script would train to its end, unseen
             abort_trial(self._trial_plan, error)
 
-    def _leaving(self) -> TrialExit:
-        return TrialExit(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=self._before_leaving)
+    def _make_exit(self) -> TrialExit:
+        def write_saved() -> None:
+            if self._saves.counts and find_ranks()[0] == 0:
+                write_row(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
 
-    def _before_leaving(self) -> None:
-        if self._saves.counts and find_ranks()[0] == 0:
-            write_row(self._trial_plan, Saved(self._saves.counts, self._saves.blocked))
+        return TrialExit(self._trial_plan, Control(Path(self._trial_plan.folder) / CONTROL), before=write_saved)
 
-    def _trial_of_this(self) -> Events:
-        compiles = self._compiles or self._applied.site.compiles
-        self._trial = Trial(
-            self._trial_plan, compiles=compiles, leaving=self._leaving(), evidence=self._applied.evidence, marked_by=self._marked_by
-        )
-        events = self._driven(self._trial, self._trial)
+    def _begin_trial(self) -> Events:
+        recorder, plan = self._recorder, self._trial_plan
+        if recorder is None:
+            compiles = self._compiles or self._applied.site.compiles
+
+            def name_marker() -> str:
+                return "" if self.driver is None else self.driver.told_by()
+
+            self._trial = Trial(plan, compiles=compiles, leaving=self._make_exit(), evidence=self._applied.evidence, marked_by=name_marker)
+            events = self._drive(self._trial, self._trial)
+        else:
+            events = self._drive(recorder, recorder)
+            if self.driver is not None:
+                recorder.follow(self.driver, self._make_exit(), self._applied.evidence)
         atexit.register(self.finish)
         return events
 
-    def _recorded(self, recorder: ParityRecorder) -> Events:
-        events = self._driven(recorder, recorder)
-        if self.driver is not None:
-            recorder.follow(self.driver, self._leaving(), self._applied.evidence)
-        atexit.register(self.finish)
-        return events
-
-    def _driven(self, marked: MarkedSession, *listeners: Listener) -> Events:
+    def _drive(self, marked: MarkedSession, *listeners: Listener) -> Events:
         """Return the events of this thread, which have `marked` told of each step."""
         context = _Context(Path(self._trial_plan.folder), self._kept, marked.warnings)
         driver = Driver(self.plan)
@@ -169,33 +166,22 @@ class TrialWatch(unmodified.Watch):
         self.driver = driver
         return context.events
 
-    def _marked_by(self) -> str:
-        return "" if self.driver is None else self.driver.told_by()
-
     def marked(self, samples: int | None) -> None:
         """The script has called gpudiag.step(): the samples that it names stand for those that were counted."""
         try:
             trial = self._trial or self._recorder
             if samples is not None and trial is not None and os.getpid() == self._owner_pid:
-                trial.told(samples)
+                trial.set_samples(samples)
             super().marked(samples)
         except Exception as error:  # noqa: BLE001 - without its marks the script would train to its end, unseen
             abort_trial(self._trial_plan, error)
-
-    def _claim(self) -> bool:
-        """Return whether this is the first process of the arm that trains."""
-        try:
-            os.close(os.open(os.path.join(self._trial_plan.folder, CLAIM), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        except FileExistsError:
-            return False
-        return True
 
     def finish(self) -> None:
         """Tell that the script has come to its end by itself."""
         trial = self._trial or self._recorder
         if trial is not None and self.driver is not None and os.getpid() == self._owner_pid:
             with suppress(Exception):
-                trial.over(self.driver.reason())
+                trial.finish(self.driver.reason())
 
 
 def abort_trial(plan: TrialPlan, error: BaseException | None) -> NoReturn:

@@ -211,7 +211,7 @@ def test_a_loop_without_any_optimizer_is_told_by_its_marks(tmp_path: Path) -> No
 
 
 def _mark(recorder: Any) -> None:
-    recorder.told(5)
+    recorder.set_samples(5)
     recorder.step()
 
 

@@ -39,8 +39,8 @@ def test_what_a_fix_refuses_or_fails_at_is_told_once_and_the_program_goes_on(pla
         site.on_root(change)
         site.on_optimizer(change)
     for _ in range(3):
-        site.found_root("module")
-        site.made_optimizer("optimizer")
+        site.add_root("module")
+        site.add_optimizer("optimizer")
     assert said(plan) == ["fix: a change was not made: no convolution in it", "fix: a change was not made: KeyError: 'weight'"]
     assert seen == ["module", "optimizer"] * 3
     assert (len(site.roots), len(site.optimizers)) == (3, 3)

@@ -33,7 +33,7 @@ def test_a_block_has_the_samples_that_the_script_names(tmp_path: Path) -> None:
         trial.batch_received(0, 0, torch.zeros(32, 4), None)
         time.sleep(0.001)
         if number % 3:
-            trial.told(5)
+            trial.set_samples(5)
         trial.step()
         number += 1
     (block,) = (row for row in read_rows(tmp_path) if isinstance(row, Block))
