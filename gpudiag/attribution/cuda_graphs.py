@@ -104,7 +104,7 @@ _COMPILED = tuple((re.compile(pattern), frozenset(words.split())) for pattern, w
 
 @lru_cache(maxsize=4096)
 def find_op_kinds(name: str) -> frozenset[str] | None:
-    """Find the kernel classes that an op called `name` may start, None where its name does not tell."""
+    """Return the kernel classes that an op called `name` may start, None where its name does not tell."""
     return next((kinds for pattern, kinds in _COMPILED if pattern.match(name)), None)
 
 
@@ -132,7 +132,7 @@ class NodeComparer:
         self._captured = captured
         self._known: dict[int, int] = {}
 
-    def compare_one(self, ran: int, issued: int) -> int:
+    def one(self, ran: int, issued: int) -> int:
         """Return the verdict on the distinct nodes `ran` and `issued`."""
         key = ran * len(self._captured) + issued
         found = self._known.get(key)
@@ -140,13 +140,13 @@ class NodeComparer:
             self._known[key] = found = compare_nodes(self._replayed[ran], self._captured[issued])
         return found
 
-    def compare_many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
+    def many(self, ran: Rows, issued: Rows) -> npt.NDArray[np.int8]:
         """Return the verdict on each pair of two equally long sequences."""
         distinct, inverse = np.unique(ran * len(self._captured) + issued, return_inverse=True)
-        verdicts = [self.compare_one(*divmod(int(key), len(self._captured))) for key in distinct]
+        verdicts = [self.one(*divmod(int(key), len(self._captured))) for key in distinct]
         return np.array(verdicts, dtype=np.int8)[inverse] if verdicts else np.empty(0, dtype=np.int8)
 
-    def find_kernels(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
+    def is_kernel(self, ran: Rows, issued: Rows) -> tuple[Rows, Rows]:
         """Return the places of kernels in both sequences (copies and memsets may be left out of a recording)."""
         first = [place for place, code in enumerate(ran.tolist()) if self._replayed[code].kind == "kernel"]
         second = [place for place, code in enumerate(issued.tolist()) if self._captured[code].kind == "kernel"]
@@ -161,7 +161,7 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
     if len(ran) == len(issued):
         everything = np.arange(len(ran))
         return _accept_fit(judge, ran, issued, everything, everything)
-    kernels, launches = judge.find_kernels(ran, issued)
+    kernels, launches = judge.is_kernel(ran, issued)
     if len(kernels) == len(launches):
         return _accept_fit(judge, ran, issued, kernels, launches)
     if min(len(ran), len(issued)) < ACCEPT_FROM * max(len(ran), len(issued)):
@@ -170,7 +170,7 @@ def fit_nodes(judge: NodeComparer, ran: Rows, issued: Rows) -> Fit | None:
 
 
 def _accept_fit(judge: NodeComparer, ran: Rows, issued: Rows, first: Rows, second: Rows, *, skipped: bool = False) -> Fit | None:
-    verdicts = judge.compare_many(ran[first], issued[second])
+    verdicts = judge.many(ran[first], issued[second])
     agreeing, against = int((verdicts > 0).sum()), int((verdicts < 0).sum())
     if skipped:
         against += len(ran) + len(issued) - 2 * len(first)
@@ -188,7 +188,7 @@ def _align_nodes(judge: NodeComparer, ran: list[int], issued: list[int]) -> tupl
     """
     first, second, here, there, contradictions = [], [], 0, 0, 0
     while here < len(ran) and there < len(issued):
-        if judge.compare_one(ran[here], issued[there]) < 0:
+        if judge.one(ran[here], issued[there]) < 0:
             contradictions += 1
             if contradictions > (1 - ACCEPT_FROM) * len(ran) + 1:
                 break
@@ -206,7 +206,7 @@ def _resume(judge: NodeComparer, ran: list[int], issued: list[int]) -> tuple[int
     for total in range(1, LOOK_AHEAD + 1):
         for here in range(total + 1):
             pairs = list(zip(ran[here : here + 3], issued[total - here : total - here + 3], strict=False))
-            if pairs and all(judge.compare_one(*pair) >= 0 for pair in pairs) and any(judge.compare_one(*pair) > 0 for pair in pairs):
+            if pairs and all(judge.one(*pair) >= 0 for pair in pairs) and any(judge.one(*pair) > 0 for pair in pairs):
                 return here, total - here
     return 1, 1
 
@@ -219,24 +219,25 @@ CLEAR_FACTOR = 2
 
 
 def count_explained_grids(names: Sequence[str], grids: Sequence[int | None], shapes: Sequence[Shape | None]) -> int:
-    """Count the nodes whose grid follows from the first operand of the captured op.
+    """Return how many nodes have a grid that follows from the first operand of the captured op.
 
     One block a row (norms, softmax, activations, rotary embedding), or as many as an element-wise loop needs.
     """
-    count = 0
-    for name, grid, shape in zip(names, grids, shapes, strict=True):
-        if not shape or not grid:
-            continue
-        if match := _BLOCK_OF_ELEMENTS.search(name):
-            work = int(match.group(1)) * int(match.group(2))
-            count += work > 0 and grid == -(-prod(shape) // work)
-        else:
-            count += grid == prod(shape[:-1])
-    return count
+    return sum(_follows_shape(*node) for node in zip(names, grids, shapes, strict=True))
+
+
+def _follows_shape(name: str, grid: int | None, shape: Shape | None) -> bool:
+    if not shape or not grid:
+        return False
+    match = _BLOCK_OF_ELEMENTS.search(name)
+    if match:
+        work = int(match.group(1)) * int(match.group(2))
+        return work > 0 and grid == -(-prod(shape) // work)
+    return grid == prod(shape[:-1])
 
 
 def find_clear_winner(counts: Sequence[int]) -> int | None:
-    """Find the place of the count that is at least twice the second and more than one, None where there is none."""
+    """Return the place of the count that is at least twice the second and more than one, None where there is none."""
     order = sorted(range(len(counts)), key=lambda place: -counts[place])
     if len(order) < 2 or counts[order[0]] < CLEAR_FACTOR * max(1, counts[order[1]]):
         return None
@@ -294,16 +295,7 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
     if not windows:
         return
     ran = trace.kernels["correlation"].unique().implode()
-    call = pl.col("call")
-    kind = (
-        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
-        .then(pl.lit("kernel"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
-        .then(pl.lit("memcpy"))
-        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
-        .then(pl.lit("memset"))
-    )  # else null: nothing that runs on the device
-    issued = launches.with_columns(kind.alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
+    issued = launches.with_columns(_classify_call().alias("kind")).filter(pl.col("kind").is_not_null() & ~pl.col("correlation").is_in(ran))
     issued = issued.unique("correlation", keep="first", maintain_order=True)  # a runtime call and the driver call inside it
     ops = trace.ops.select(pl.col("id").alias("op"), decode_column("name").alias("op_name"))
     issued = issued.join(ops, on="op", how="left", maintain_order="left").with_columns(decode_column("kernel"))
@@ -317,6 +309,20 @@ def _read_captures(trace: Trace, codes: _Codes) -> Iterator[CapturedGraph]:
         own = slice(first, last) if alone else first + np.flatnonzero(threads[first:last] == thread)
         if len(nodes[own]):
             yield CapturedGraph(trace, rows[own], nodes[own])
+
+
+def _classify_call() -> pl.Expr:
+    """Return what a runtime call adds to a graph that is being captured; null: nothing that runs on the device."""
+    call = pl.col("call")
+    return (
+        pl.when(call.str.contains(kernel_names.KERNEL_LAUNCH))
+        .then(pl.lit("kernel"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memcpy.*Async"))
+        .then(pl.lit("memcpy"))
+        .when(call.str.contains(r"(?i)^(cuda|hip|cu)Memset.*Async"))
+        .then(pl.lit("memset"))
+        .otherwise(None)
+    )
 
 
 def _find_capture_windows(launches: pl.DataFrame) -> list[tuple[int, int, int, bool]]:
@@ -356,7 +362,7 @@ class _Replays:
         edges = np.flatnonzero(np.diff(launches, prepend=-1, append=-1)) if len(launches) else np.empty(0, dtype=np.int64)
         self.spans = list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
-    def group_launches(self) -> dict[bytes, list[tuple[int, int]]]:
+    def distinct(self) -> dict[bytes, list[tuple[int, int]]]:
         """Return the spans of `frame` by their sequence of kernels: replays of one graph share it."""
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first, last in self.spans:
@@ -372,7 +378,7 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
     graphs = _drop_duplicates(graphs)
     judge = NodeComparer(replays.nodes, list(codes))
     left, found, unseen, nowhere, many = MAX_COMPARISONS, list[_Match](), 0, 0, 0
-    for sequence, spans in replays.group_launches().items():
+    for sequence, spans in replays.distinct().items():
         ran = np.frombuffer(sequence, dtype=np.int64)
         tried = [graph for graph in graphs if min(len(graph.nodes), len(ran)) >= ACCEPT_FROM * max(len(graph.nodes), len(ran)) / 2]
         left -= len(ran) * len(tried)
@@ -392,15 +398,19 @@ def _match_replays(replays: _Replays, graphs: list[CapturedGraph], codes: _Codes
 
 
 def _choose_by_size(kernels: pl.DataFrame, chosen: list[tuple[CapturedGraph, Fit]]) -> list[tuple[CapturedGraph, Fit]]:
-    """Choose the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
+    """Return the one of `chosen` whose sizes the grids of the replayed `kernels` tell, else all of them."""
     counts = []
     for graph, done in chosen:
         ran = kernels[done.replayed]
-        inputs = [parse_signature(text, None, None, None).inputs if text else () for text in _read_sizes(graph, done.captured)]
-        shapes = [next((item.shape for item in operands if item.shape), None) for operands in inputs]
+        shapes = [_parse_first_shape(text) for text in _read_sizes(graph, done.captured)]
         counts.append(count_explained_grids(ran["text"].to_list(), ran["grid"].to_list(), shapes))
     place = find_clear_winner(counts)
     return chosen if place is None else [chosen[place]]
+
+
+def _parse_first_shape(text: str | None) -> Shape | None:
+    inputs = parse_signature(text, None, None, None).inputs if text else ()
+    return next((item.shape for item in inputs if item.shape), None)
 
 
 def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:
@@ -412,7 +422,7 @@ def _drop_duplicates(graphs: list[CapturedGraph]) -> list[CapturedGraph]:
 
 
 def _read_sizes(graph: CapturedGraph, nodes: Rows) -> tuple[str | None, ...]:
-    """Read the recorded shapes of the op of each of `nodes`, as text."""
+    """Return the recorded shapes of the op of each of `nodes`, as text."""
     ops = graph.source.launches["op"].gather(graph.launches[nodes])
     signature = graph.source.ops["signature"].gather(ops)
     return tuple(graph.source.signatures["shapes"].gather(signature).to_list())

@@ -21,7 +21,7 @@ RunKind = Literal["gpu", "gpu without events", "cpu", "cpu without ops"]
 
 
 def classify_run(trace: Trace) -> RunKind:
-    """Tell what the trace is of; 'gpu without events': a GPU was used or present, nothing of it was recorded."""
+    """Return what the trace is of; 'gpu without events': a GPU was used or present, nothing of it was recorded."""
     if trace.kernels.height:
         return "gpu"
     if trace.launches.height or trace.meta.devices or (trace.allocations["device_kind"] == "gpu").any():
@@ -30,7 +30,7 @@ def classify_run(trace: Trace) -> RunKind:
 
 
 def find_busiest_device(kernels: pl.DataFrame) -> tuple[int | None, tuple[int, ...]]:
-    """Find the device with the most summed work, and the others."""
+    """Return the device with the most summed work, and the others."""
     sums = kernels.group_by("device").agg(time=(pl.col("end_ns") - pl.col("start_ns")).sum()).drop_nulls("device")
     order = sums.sort("time", "device", descending=[True, False])["device"].to_list()
     return (order[0], tuple(order[1:])) if order else (None, ())
@@ -64,6 +64,15 @@ def align_clocks(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     return _sort_by_start(trace, kernels), (make_notice(NoticeCode.CLOCK_SHIFTED, shift_ns=most, early=early, count=count),)
 
 
+def _sort_by_start(trace: Trace, kernels: pl.DataFrame) -> Trace:
+    """Return `trace` with `kernels` in the order of their start, as tables are; collectives keep pointing at theirs."""
+    kernels = (
+        kernels.sort("start_ns", maintain_order=True).rename({"id": "old"}).with_row_index("id").with_columns(pl.col("id").cast(pl.Int64))
+    )
+    renamed = trace.collectives["kernel"].replace_strict(kernels["old"], kernels["id"], default=None, return_dtype=pl.Int64)
+    return msgspec.structs.replace(trace, kernels=kernels.drop("old"), collectives=trace.collectives.with_columns(renamed.alias("kernel")))
+
+
 def _find_clock_shifts(trace: Trace) -> pl.DataFrame:
     """Return (device, count, early, move_ns) of the devices whose work starts too early."""
     calls = trace.launches.filter(pl.col("correlation") > 0).unique("correlation", keep="first", maintain_order=True)
@@ -87,8 +96,19 @@ _COLLECTIVE = r"^(gloo|mpi|ucc|nccl|ccl|xccl):|^c10d::|^_?c10d_functional::|^rec
 _BACKEND = r"^(gloo|mpi|ucc|ccl|xccl):"
 
 
+def _find_device_ops(ops: pl.DataFrame, nesting: Nesting) -> np.ndarray:
+    """Return which ops are work of the device: those on threads that run aten ops, and the back ends' messages wherever they run.
+
+    A thread that waits in an unknown call would make the device look busy; one that sends gradients is why the training thread waits.
+    """
+    name = decode_names(ops["name"])
+    aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
+    found: np.ndarray = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
+    return found
+
+
 def _find_compile_ops(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> np.ndarray:
-    """Find which ops are torch.compile at work or lie within it on their thread: tracing and autotuning run ops that train nothing.
+    """Return which ops are torch.compile at work or lie within it on their thread: tracing and autotuning run ops that train nothing.
 
     Some versions record it as ops, some as annotations.
     """
@@ -103,14 +123,9 @@ def _find_compile_ops(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) 
 
 
 def build_cpu_kernels(ops: pl.DataFrame, marks: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
-    """Build the kernels table (stage 'link') of a CPU-only run; what is done to compile code is no work of the device."""
-    # Work of the device: ops on threads that run aten ops, and the back ends' messages wherever they run. A thread that waits in an unknown
-    # call would make the device look busy; one that sends gradients is why the training thread waits.
-    name = decode_names(ops["name"])
-    aten, sends = name.str.starts_with("aten::").to_numpy(), name.str.contains(_BACKEND).to_numpy()
-    works = np.isin(nesting.thread, np.unique(nesting.thread[aten])) | sends
+    """Return the kernels table (stage 'link') of a CPU-only run; what is done to compile code is no work of the device."""
     busy = measure_self_ns(nesting)
-    chosen = np.flatnonzero((busy > 0) & works & ~_find_compile_ops(ops, marks, nesting))
+    chosen = np.flatnonzero((busy > 0) & _find_device_ops(ops, nesting) & ~_find_compile_ops(ops, marks, nesting))
     rows = ops[chosen]
     order = np.argsort(rows["start_ns"].to_numpy(), kind="stable")
     rows, busy = rows[order], busy[chosen][order]
@@ -143,7 +158,7 @@ def find_cpu_spans(ops: pl.DataFrame, kernels: pl.DataFrame, nesting: Nesting) -
 
 
 def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.Spans) -> pl.DataFrame:
-    """Find the gaps of the device whose work is `kernels`, within the extent of `window`.
+    """Return the gaps of the device whose work is `kernels`, within the extent of `window`.
 
     kind: host_wait (the call that launched the next work began after the device had fallen idle), queued (it had been issued
     before), unlinked (the next work has no launch record), edge (nothing follows within the window).
@@ -178,7 +193,7 @@ def find_gaps(kernels: pl.DataFrame, launches: pl.DataFrame, window: intervals.S
 
 
 def find_cpu_gaps(spans: intervals.Spans, window: intervals.Spans) -> pl.DataFrame:
-    """Find the gaps of a CPU-only run: time of the window in which no thread ran an op (`spans`: when they did)."""
+    """Return the gaps of a CPU-only run: time of the window in which no thread ran an op (`spans`: when they did)."""
     if not len(window):
         return trace.build_empty_table("gaps")
     extent = np.array([[window[0, 0], window[-1, 1]]], dtype=np.int64)

@@ -8,6 +8,7 @@ may be cut by the recording and is no step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import polars as pl
 from gpudiag.attribution import step_patterns
 from gpudiag.attribution.device import classify_run
 from gpudiag.attribution.names import decode_column
-from gpudiag.attribution.nesting import nest, null_missing
+from gpudiag.attribution.nesting import Rows, nest, null_missing
 from gpudiag.attribution.step_patterns import drop_nested, measure_extent
 from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
@@ -61,17 +62,22 @@ def cut_by_optimizer(trace: Trace) -> StepCuts | None:
     So the batch that a step trains on is asked for within it, whether gradients are zeroed before or after, and what follows the update
     (logging, schedulers) is done once in each step all the same. Updates that take turns (a GAN's two optimizers) make one step together.
     """
-    found, source = _find_annotations(trace, _OPTIMIZER_STEP), "optimizer steps"
-    if not found.height:
-        found, source = step_patterns.find_optimizer_bursts(trace), "optimizer ops"
-    if not found.height:
-        found, source = step_patterns.find_optimizer_frames(trace), "optimizer frames"
+    found, source = _find_optimizer_steps(trace)
     if found.height < 2:
         return None
     ends = found["end_ns"].to_numpy()
     cycle = step_patterns.find_cycle(trace, ends, found["name"].to_list())
     pauses = np.append(found["start_ns"].to_numpy()[1:] - ends[:-1], 0)
     return _choose_cuts(ends, cycle, pauses, f"{source}, {cycle} updates in each" if cycle > 1 else source)
+
+
+def _find_optimizer_steps(trace: Trace) -> tuple[pl.DataFrame, str]:
+    """Return the calls of optimizers by the firmest sign that the trace has of them, and what that is."""
+    marked = _find_annotations(trace, _OPTIMIZER_STEP)
+    if marked.height:
+        return marked, "optimizer steps"
+    bursts = step_patterns.find_optimizer_bursts(trace)
+    return (bursts, "optimizer ops") if bursts.height else (step_patterns.find_optimizer_frames(trace), "optimizer frames")
 
 
 def cut_by_loader(trace: Trace) -> StepCuts | None:
@@ -120,7 +126,7 @@ def cut_by_period(trace: Trace, *, on_cpu: bool) -> StepCuts | None:
 
 
 def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
-    """Find the annotations that match, of the thread that has most, in time order and without those inside another."""
+    """Return the annotations that match, of the thread that has most, in time order and without those inside another."""
     named = trace.marks.with_columns(decode_column("name")).filter(
         (pl.col("category") == "annotation") & pl.col("name").str.contains(pattern) & pl.col("thread").is_not_null()
     )
@@ -128,24 +134,29 @@ def _find_annotations(trace: Trace, pattern: str) -> pl.DataFrame:
 
 
 def _choose_cuts(moments: Ids, cycle: int, pauses: Ids, source: str) -> StepCuts | None:
-    """Choose every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
+    """Return every `cycle`-th of the moments, beginning with the one whose pauses are the longest: there a step ends."""
     medians = [float(np.median(pauses[offset::cycle])) for offset in range(cycle)]
     times = np.unique(moments[int(np.argmax(medians)) :: cycle])
     return StepCuts(times, None, source) if len(times) > 1 else None
 
 
 def _find_candidates(trace: Trace) -> pl.DataFrame:
-    """Find the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
+    """Return the user's annotations on the training thread with `kind` (the name without its numbers) and `depth` among themselves."""
     thread = step_patterns.find_training_thread(trace)
     marks = trace.marks.with_columns(decode_column("name"))
     mine = (pl.col("category") == "annotation") & (pl.col("end_ns") > pl.col("start_ns")) & (pl.col("thread") == thread)
     theirs = _NOT_THE_USERS + "|" + kernel_names.COMPILE_MARK
     marks = marks.filter(mine & ~pl.col("name").str.contains(theirs) & ~pl.col("name").str.contains(_PART))
     marks = marks.sort("start_ns", "end_ns", descending=[False, True])
-    depth: list[int] = []
-    for above in nest(marks).parent.tolist():  # a row stands below the one that encloses it
-        depth.append(0 if above < 0 else depth[above] + 1)
+    depth = _count_depths(nest(marks).parent)
     return marks.with_columns(pl.col("name").str.replace_all(r"\d+", "N").alias("kind"), pl.Series("depth", depth, dtype=pl.Int64))
+
+
+def _count_depths(parent: Rows) -> list[int]:
+    depth: list[int] = []
+    for above in parent.tolist():  # a row stands below the one that encloses it
+        depth.append(0 if above < 0 else depth[above] + 1)
+    return depth
 
 
 def _cut_at_annotations(trace: Trace, found: pl.DataFrame, kind: str) -> StepCuts | None:
@@ -195,7 +206,7 @@ class Steps(NamedTuple):
 
 
 def find_steps(trace: Trace) -> Steps:
-    """Find the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
+    """Return the steps of `trace`: half-open host intervals, contiguous but for gaps in the numbers of ProfilerStep marks."""
     marks = _find_step_marks(trace)
     if marks.height:
         return _build_from_marks(marks)
@@ -206,7 +217,7 @@ def find_steps(trace: Trace) -> Steps:
 
 
 def _build_from_marks(marks: pl.DataFrame) -> Steps:
-    """Build the steps from mark to mark; where the next number is missing a step ends with its own mark."""
+    """Return the steps from mark to mark; where the next number is missing a step ends with its own mark."""
     rows = list(marks.select("name", "number", "start_ns", "end_ns").iter_rows())
     steps = []
     for (name, number, start, end), following in zip(rows, [*rows[1:], None], strict=True):
@@ -216,8 +227,16 @@ def _build_from_marks(marks: pl.DataFrame) -> Steps:
     return Steps(table, FROM_MARKS, _warn_about_edges(table))
 
 
+def _try_other_sources(trace: Trace) -> Iterator[StepCuts | None]:
+    """Yield the steps by each of the other sources, the surest first; None where it has none."""
+    yield cut_by_optimizer(trace)
+    yield cut_by_loader(trace)
+    yield cut_by_annotation(trace)
+    yield cut_by_period(trace, on_cpu=classify_run(trace).startswith("cpu"))
+
+
 def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
-    """Build the steps between the cuts. What lies outside may be incomplete and is no step."""
+    """Return the steps between the cuts. What lies outside may be incomplete and is no step."""
     times = cuts.times.tolist()
     names = cuts.names or tuple(f"#{row}" for row in range(len(times) - 1))
     table = _build_table(list(zip(names, times[:-1], times[1:], strict=True)))
@@ -228,7 +247,7 @@ def _build_from_cuts(trace: Trace, cuts: StepCuts) -> Steps:
 
 
 def _find_step_marks(trace: Trace) -> pl.DataFrame:
-    """Find the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
+    """Return the ProfilerStep marks in time order, without those that begin inside another (a second profiler's)."""
     name = decode_column("name")
     found = trace.marks.filter((pl.col("category") == "annotation") & name.str.contains(kernel_names.STEP_MARK))
     found = found.with_columns(name.str.extract(kernel_names.STEP_MARK, 1).cast(pl.Int64, strict=False).fill_null(-2).alias("number"))

@@ -79,13 +79,9 @@ class OpenedBundle(msgspec.Struct, frozen=True):
 
     def recorded(self) -> dict[int, Window]:
         """Return the windows of this rank by index, in order; those of a killed run that its manifest does not tell of, by their traces."""
-        windows = {window.index: window for window in self.manifest.windows}
-        found = {}
-        for index in sorted(index for owner, index in list_traces(self.path) if owner == self.rank):
-            kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"
-            unknown = Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
-            found[index] = windows.get(index, unknown)
-        return found
+        told = {window.index: window for window in self.manifest.windows}
+        indices = sorted(index for owner, index in list_traces(self.path) if owner == self.rank)
+        return {index: told.get(index) or self._untold(index) for index in indices}
 
     def timing_window(self) -> Window | None:
         """Return the first timing window that holds all steps it was meant to, else the first of the longest; None where there is none."""
@@ -112,6 +108,10 @@ class OpenedBundle(msgspec.Struct, frozen=True):
             for rank in self.ranks[:MAX_RANKS]
         ]
         return pl.concat(frames).sort("step", "rank")
+
+    def _untold(self, index: int) -> Window:
+        kind: Literal["timing", "sites"] = "sites" if index == SITES_INDEX else "timing"
+        return Window(self.rank, index, kind, trace_name(self.rank, index), 0, 0, True, kind == "sites", trigger="")
 
 
 def _list_entries(folder: Path) -> list[Path]:

@@ -95,10 +95,10 @@ class Parts:
     def start(self, context: Context) -> None:
         """Start all parts and let them hear the events."""
         self._events = context.events
-        self._events.failed = self._remove_failed
+        self._events.failed = self._failed
         for part in self._waiting:
             self._working.append(part)
-            if self._guard(part, part.start, context):
+            if self._guarded(part, part.start, context):
                 self._events.add(part)
 
     def call(self, name: str, *args: object) -> None:
@@ -107,21 +107,21 @@ class Parts:
         if reached is None:
             reached = self._reached[name] = find_overriding(self._working, Part, name)
         for part, method in reached:
-            self._guard(part, method, *args)
+            self._guarded(part, method, *args)
 
     def manifest(self) -> dict[str, Any]:
         """Return the manifest fields of all parts."""
         fields: dict[str, Any] = {}
         for part in tuple(self._working):
-            self._guard(part, lambda part=part: fields.update(part.manifest()))
+            self._guarded(part, lambda part=part: fields.update(part.manifest()))
         return fields
 
     def drop(self) -> None:
         """Drop all parts; none works afterwards."""
         for part in tuple(self._working):
-            self._switch_off(part)
+            self._off(part)
 
-    def _guard(self, part: Part, action: Callable[..., object], *args: object) -> bool:
+    def _guarded(self, part: Part, action: Callable[..., object], *args: object) -> bool:
         try:
             action(*args)
         except Exception as error:  # noqa: BLE001 - a part that fails must stop neither the training nor the other parts
@@ -130,11 +130,11 @@ class Parts:
             return False
         return True
 
-    def _remove_failed(self, listener: Listener) -> None:
+    def _failed(self, listener: Listener) -> None:
         if isinstance(listener, Part):
-            self._switch_off(listener)
+            self._off(listener)
 
-    def _switch_off(self, part: Part) -> None:
+    def _off(self, part: Part) -> None:
         if part not in self._working:
             return
         self._working.remove(part)

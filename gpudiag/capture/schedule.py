@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -52,20 +53,12 @@ def check_options(given: Mapping[str, Any]) -> Options:
         if name not in OPTION_NAMES:
             raise build_unknown_option_error(name, SESSION_OPTIONS)
     for name in _MINIMA.keys() & given.keys():
-        value = given[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
-            unit = "windows" if name in {"repeat", "max_windows"} else "steps"
-            raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
+        _check_count(name, given[name])
     options = Options(
         **{**given, "at_steps": _check_at_steps(given.get("at_steps", ())), "on_signal": _check_on_signal(given.get("on_signal"))}
     )
-    rise: object = options.on_slow
-    if rise is not None and (isinstance(rise, bool) or not isinstance(rise, (int, float)) or not MIN_RISE <= rise <= MAX_RISE):
-        raise UsageError(f"on_slow={rise!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
-    if options.repeat > options.max_windows:
-        raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
-    if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
-        raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
+    _check_rise(options.on_slow)
+    _check_together(options)
     return options
 
 
@@ -74,6 +67,12 @@ def check_rank(rank: object) -> int:
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise UsageError(f"rank={rank!r} is not the rank of a process", "give a whole number from 0, or leave it out: RANK is read")
     return rank
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < _MINIMA[name]:
+        unit = "windows" if name in {"repeat", "max_windows"} else "steps"
+        raise UsageError(f"{name}={value!r} is not a number of {unit}", f"give a whole number of at least {_MINIMA[name]}")
 
 
 def _check_at_steps(value: Any) -> tuple[int, ...]:
@@ -96,6 +95,20 @@ def _check_on_signal(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or int(value) not in free:
         raise UsageError(f"on_signal={value!r} cannot be used", "give signal.SIGUSR1 or SIGUSR2: others have a meaning of their own")
     return int(value)
+
+
+def _check_rise(value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and MIN_RISE <= value <= MAX_RISE):
+        raise UsageError(f"on_slow={value!r} is not a rise of the step time", f"give a share of {MIN_RISE} to {MAX_RISE:.0f}; 0.3 is 30 %")
+
+
+def _check_together(options: Options) -> None:
+    if options.repeat > options.max_windows:
+        raise UsageError(f"repeat={options.repeat} is more than max_windows={options.max_windows}", "raise max_windows or lower repeat")
+    if not options.repeat and not options.at_steps and options.on_signal is None and options.on_slow is None:
+        raise UsageError("repeat=0 leaves nothing to profile", "give at_steps=, on_signal= or on_slow=, or repeat=1")
 
 
 StepLabel = Literal["plain", "warm", "timing", "sites", "export"]
@@ -245,21 +258,22 @@ class Schedule:
         return [*out, *(make_notice(NoticeCode.RUN_ENDED_EARLY, text=text) for text in asked)]
 
     def _choose(self) -> None:
+        """Take up the next window where none runs and one is due."""
         if self._now is not None or self._off:
             return
         options, window = self.options, None
         if self._timing and options.sites and SITES_INDEX not in self.begun:
             window = Planned(SITES_INDEX, "sites", SITE_WARM, options.sites)
         elif self._asked:
-            window = self._plan_window(self._asked.popleft())
+            window = self._timing_window(self._asked.popleft())
         elif self._ahead and self._left <= 0:
-            window = self._plan_window(self._ahead.popleft())
+            window = self._timing_window(self._ahead.popleft())
             self._left = options.wait
         if window is not None:
             self._now, self._done, self._attempts = window, 0, 0
             self.begun[window.index] = window
 
-    def _plan_window(self, trigger: str) -> Planned:
+    def _timing_window(self, trigger: str) -> Planned:
         index = self._timing + (self._timing > 0)  # 0, then 2, 3, ...: 1 is the site window's
         self._timing += 1
         return Planned(index, "timing", self.options.warm, self.options.record, trigger)

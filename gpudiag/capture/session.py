@@ -60,6 +60,13 @@ def _make_absolute(path: Path) -> Path:
         return path
 
 
+def _require_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
+
+
 class Session:
     """Records the training loop inside a `with` block into a bundle; `path` is where.
 
@@ -81,10 +88,7 @@ class Session:
         **given: Any,
     ) -> None:
         self.options = schedule.check_options(given)
-        try:
-            import torch  # noqa: F401
-        except ImportError as error:
-            raise MissingDependencyError("recording a training loop needs torch", "pip install 'gpudiag[train]'") from error
+        _require_torch()
         found, world = environment.read_rank_and_world()
         self.rank = found if rank is None else schedule.check_rank(rank)
         self.world_size = max(world, self.rank + 1)
@@ -174,24 +178,29 @@ class Session:
         self._seen = RunObserver(files.marks)
         self._device: ObservedDevice | None = None
         self._manifest_due = False
-        self._windows = Windows(
-            self.path,
-            rank=self.rank,
-            schedule=Schedule(self.options),
-            background=self._recording.background,
-            warn=self._recording.note,
-            on_recorded=self._note_window,
-            parts=self._parts,
-            together=self.world_size > 1,
-        )
+        self._windows = self._make_windows()
         self._loop = Loop(files, self._windows, self._parts, self._triggers, self._seen)
         self._loop.after_mark = self._tidy
         self._started = True
         if self.path != wanted:
             files.note(f"{wanted.name} already holds a recording: this one is in {self.path.name}", None)
         write_atomic(files.manifest_path(), self._encode_manifest(finished=False))
-        # from here on the process is listened to
-        patches = files.patches
+        self._begin_listening()
+
+    def _make_windows(self) -> Windows:
+        return Windows(
+            self.path,
+            rank=self.rank,
+            schedule=Schedule(self.options),
+            background=self._recording.background,
+            warn=self._recording.note,
+            on_recorded=self._window_recorded,
+            parts=self._parts,
+            together=self.world_size > 1,
+        )
+
+    def _begin_listening(self) -> None:
+        patches = self._recording.patches
         atexit.register(self._at_exit)
         patches.on_restore(lambda: atexit.unregister(self._at_exit))
         self._events.install(patches)
@@ -200,8 +209,8 @@ class Session:
         silence_kineto(patches, errors_too=False)
         self._events.add(LoopExit(lambda: self._mark("notice")))
         self._events.add(self._seen)
-        self._parts.start(files)
-        self._triggers.install(files.note)
+        self._parts.start(self._recording)
+        self._triggers.install(self._recording.note)
         self._marks.install(patches)
         self._marks.attach()
         self._flushed_ns, _ = read_clocks()
@@ -213,7 +222,7 @@ class Session:
 
     def _finish(self, kind: type[BaseException] | None) -> None:
         files = self._recording
-        if not self._guard(self._loop.end_epoch):
+        if not self._guarded(self._loop.end_epoch):
             return
         self._marks.detach()
         if kind is not None:
@@ -254,7 +263,7 @@ class Session:
 
     def _mark(self, name: str, *args: object) -> bool:
         """Return whether the loop's method `name` was called and did not refuse."""
-        return self._guard(lambda: getattr(self._loop, name)(*args))
+        return self._guarded(lambda: getattr(self._loop, name)(*args))
 
     def step(self) -> None:
         """Mark the end of a training step, in loops without steps(). The first step begins when the session is entered.
@@ -276,7 +285,7 @@ class Session:
         if not self._entered:
             raise UsageError(f"{name} was called outside the session", "write `with Session(path) as prof:` round the loop")
 
-    def _guard(self, action: Callable[..., bool | None], *args: object) -> bool:
+    def _guarded(self, action: Callable[..., bool | None], *args: object) -> bool:
         """Return whether `action` was done; its failure ends the recording, never the training."""
         if not self.recording:
             return False
@@ -307,7 +316,7 @@ class Session:
             if columns is not None:
                 self._recording.segment(table, columns)
 
-    def _note_window(self) -> None:
+    def _window_recorded(self) -> None:
         """Have the manifest written at the next mark: torch's settings are read on the training thread only."""
         self._manifest_due = True
 
@@ -318,14 +327,14 @@ class Session:
             manifest = msgspec.structs.replace(manifest, peaks=peaks, ranks=ranks, **self._noted())
         return encode_manifest(manifest)
 
-    def _look_up_peaks(self, manifest: Manifest) -> Device | None:
+    def _known_peaks(self, manifest: Manifest) -> Device | None:
         try:
             return None if self._peaks is None else self._peaks(manifest)
         except Exception as error:  # noqa: BLE001 - a lookup that fails leaves the peaks unknown
             self._recording.note("the measured peaks could not be looked up", error)
             return None
 
-    def _await_other_ranks(self) -> tuple[RankState, ...]:
+    def _other_ranks(self) -> tuple[RankState, ...]:
         """Return, on rank 0, the ranks that record or recorded into this bundle; waits RANKS_S for those that have not finished."""
         if self.rank or self.world_size == 1:
             return ()
@@ -367,6 +376,7 @@ class Session:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
+        """Stop recording for good, after one warning."""
         parts = self._parts.manifest() if self._started and not self._warned else {}  # those that are ended know nothing more
         self._release()
         if not self._warned:

@@ -18,6 +18,13 @@ from gpudiag.model.bundle import Window
 from gpudiag.model.notices import Notice, NoticeCode
 
 
+def _stop_quietly(window: ProfilerWindow | None) -> None:
+    """Stop after a failure that is reported already."""
+    if window is not None:
+        with suppress(Exception):
+            window.stop()
+
+
 class Windows:
     """Follows the schedule; `recorded` holds the windows whose traces are in the bundle.
 
@@ -72,16 +79,14 @@ class Windows:
         """Begin the annotation of the next step, where it is still inside the window. Call this just before taking the mark."""
         slot = self._schedule.slot
         if self._live is not None and slot.window == self._live.index and slot.label != "export":
-            self._protect(self._live.step)
+            self._protected(self._live.step)
 
     def begin(self, step: int) -> StepLabel:
         """Return the label of the step that begins; opens or closes a window. Call this just after taking the mark."""
-        self._check_background()
+        self._heed()
         slot = self._schedule.slot
         if self._live is not None and slot.label == "export":
-            window = self._live
-            if self._protect(window.step) and self._stop(window):
-                self._protect(lambda: self._export(window, window.planned.record, incomplete=None))
+            self._close(self._live)
             return "export"
         if self._live is None and slot.window is not None and slot.label != "export":
             if not slot.first:
@@ -95,7 +100,7 @@ class Windows:
         if window is not None:
             done = self._schedule.recorded
             if self._stop(window) and done:
-                self._protect(lambda: self._export(window, done, incomplete=step))
+                self._protected(lambda: self._export(window, done, incomplete=step))
         self._schedule.interrupt()
 
     def passed_over(self) -> None:
@@ -113,9 +118,7 @@ class Windows:
         """Stop a window that is being recorded and forget it."""
         window, self._live = self._live, None
         self._schedule.off()
-        if window is not None:
-            with suppress(Exception):  # the failure that led here is reported already
-                window.stop()
+        _stop_quietly(window)
 
     def missing(self) -> list[Notice]:
         """Return what was planned and is not in the bundle."""
@@ -123,13 +126,14 @@ class Windows:
         return [] if self._off else self._schedule.missing({index: window.steps for index, window in self.recorded.items()})
 
     def _open(self, step: int) -> bool:
+        """Return whether a window begins with this step."""
         slot = self._schedule.slot
         if not slot.first or slot.window is None:
             return False
         planned = self._schedule.begun[slot.window]
         if self._packing and not self._together and planned.index > SITES_INDEX and planned.index not in self._exported:
             return False  # compressing an earlier trace takes processor time from the steps: a further window waits for its end
-        if not self._protect(lambda: self._start(planned, step)) or self._live is None:
+        if not self._protected(lambda: self._start(planned, step)) or self._live is None:
             return False
         self._parts.call("window_began", planned.index, planned.kind)
         return True
@@ -141,8 +145,13 @@ class Windows:
             self._live = ProfilerWindow(planned, step, guard=self.guard, profile_memory=self._parts.profile_memory)
             self._live.start()  # after it is known: a Ctrl-C in here must not leave a profiler that nobody stops
 
+    def _close(self, window: ProfilerWindow) -> None:
+        if self._protected(window.step) and self._stop(window):
+            self._protected(lambda: self._export(window, window.planned.record, incomplete=None))
+
     def _stop(self, window: ProfilerWindow) -> bool:
-        stopped = self._protect(window.stop)
+        """Return whether the profiler has stopped without a fault."""
+        stopped = self._protected(window.stop)
         self._live = None
         self._parts.call("window_ended", window.index, window.kind)
         return stopped
@@ -192,7 +201,7 @@ class Windows:
         finally:
             self._packing -= 1
 
-    def _protect(self, action: Callable[[], object]) -> bool:
+    def _protected(self, action: Callable[[], object]) -> bool:
         """Return whether `action` succeeded; a failure switches profiling off for the rest of the run."""
         try:
             action()
@@ -201,7 +210,7 @@ class Windows:
             return False
         return True
 
-    def _check_background(self) -> None:
+    def _heed(self) -> None:
         """Switch profiling off where a trace could not be compressed in the background."""
         error, self._lost = self._lost, None
         if error is not None:

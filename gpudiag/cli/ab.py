@@ -145,6 +145,11 @@ def _build_command(words: list[str], module: str | None, resume: str) -> list[st
     return build_run_command(words, module)
 
 
+def _check_json(path: Path | None) -> None:
+    if path is not None and path != STDOUT:
+        options_module.check_targets([path], "", (".json",))
+
+
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:
     """Show the result, and write it where that was asked for: the one also where the other fails."""
     try:
@@ -250,7 +255,7 @@ def _describe_evidence(applier: type[Any]) -> str:
     """Return what has to show that a fix took effect: what its method returns, '' where no class of its own says it."""
     from gpudiag.experiment.fixes.fix import Applier
 
-    said = _take_first_sentence(inspect.getdoc(getattr(applier, "describe_evidence", applier.evidence)) or "")
+    said = _take_first_sentence(inspect.getdoc(getattr(applier, "shown", applier.evidence)) or "")
     if said == _take_first_sentence(inspect.getdoc(Applier.evidence) or ""):
         return ""
     said = said.removeprefix("Return ").strip()
@@ -258,5 +263,10 @@ def _describe_evidence(applier: type[Any]) -> str:
 
 
 def _take_first_sentence(text: str) -> str:
-    first, stop, _ = " ".join(inspect.cleandoc(text).partition("\n\n")[0].split()).partition(". ")
+    first, stop, _ = _take_paragraph(text).partition(". ")
     return f"{first}{stop.strip()}"
+
+
+def _take_paragraph(text: str) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join(inspect.cleandoc(text).partition("\n\n")[0].split())

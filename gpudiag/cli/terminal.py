@@ -44,7 +44,18 @@ def write_result(text: str) -> None:
 
 def write_note(line: str) -> None:
     """Write one line to stderr, without control characters; nowhere where stderr is closed or full."""
-    write_aside(f"{clean(line, 2_000)}\n")
+    stream = _get_stream(sys.stderr)
+    if stream is not None:
+        with suppress(OSError):
+            stream.write(make_writable(f"{clean(line, 2_000)}\n", stream))
+            stream.flush()
+
+
+def format_json(data: Any) -> str:
+    """Format a struct, or what else JSON can hold, as indented JSON."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n"
 
 
 def write_aside(text: str) -> None:
@@ -54,13 +65,6 @@ def write_aside(text: str) -> None:
         with suppress(OSError):
             stream.write(make_writable(text, stream))
             stream.flush()
-
-
-def format_json(data: Any) -> str:
-    """Format a struct, or what else JSON can hold, as indented JSON."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n"
 
 
 def make_writable(text: str, stream: TextIO) -> str:

@@ -1,20 +1,23 @@
 """Whether a change trains the same: runs from one known start, their losses, gradients and settings set beside each other step by step.
 
+Sets parity runs beside each other. Pure: it knows rows and arrays, no process.
+
 No fixed tolerance tells rounding from a fault: rounding moves the losses of one model a thousand times as far as those of another. What is
 measured is how far noise of the size that a class of changes may make moves this program, one yardstick; a change may be a few of them off.
 The limits stand between right and wrong changes, tried on a conv net with batch normalisation and a GPT. Right ones deviate by 0 to
 8 yardsticks in class rounding, by 0.1 to 1.8 in class low_precision; wrong ones by 20 to 7,000,000, and by 7 to 4,000 but for some that
 losses and gradients do not tell: weight decay, a rate that is 1 % off, clipping, momenta, types. Those are found in the settings.
 
-The runs, each a few steps of the user's program, are no part of the timing: reading losses and gradients in each step would slow both
-arms down.
+Whether a change trains the same: the runs that show it, each a few steps of the user's program from one known start.
+
+They are no part of the timing: reading losses and gradients in each step would slow both arms down.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -52,24 +55,20 @@ SAME_SKETCH = 1e-12
 MOST_NAMED = 5
 
 
-class SettingsRun(Protocol):
-    """What is set beside each other of two parity runs."""
-
-    @property
-    def steps(self) -> tuple[ParityStep, ...]:
-        """Its steps."""
-
-    @property
-    def run(self) -> ParityRun:
-        """Its settings."""
-
-
-class RecordedRun(SettingsRun, Protocol):
+class RecordedRun(Protocol):
     """A parity run as it was recorded (runner.ParityRecord)."""
 
     @property
+    def steps(self) -> tuple[ParityStep, ...]:
+        """Return its steps."""
+
+    @property
+    def run(self) -> ParityRun:
+        """Return its settings."""
+
+    @property
     def sketch(self) -> NDArray[np.float64] | None:
-        """The sketches of the first gradients, a row a parameter; None: there are none."""
+        """Return the sketches of the first gradients, a row a parameter; None: there are none."""
 
 
 class Deviation(NamedTuple):
@@ -101,16 +100,11 @@ def measure_distance(reference: RecordedRun, other: RecordedRun) -> Distance:
     losses = _compare_series([step.loss for step in reference.steps], [step.loss for step in other.steps], "loss")
     norms = _compare_series([step.grad_norm for step in reference.steps], [step.grad_norm for step in other.steps], "gradient norm")
     first = losses[0] if losses and losses[0].of.endswith(" 1") else None
-    gradient, before, after = None, reference.sketch, other.sketch
-    if before is not None and after is not None and before.shape == after.shape:
-        size = float(np.linalg.norm(before))
-        value = float(np.linalg.norm(after - before)) / size if size else float(np.any(after))
-        gradient = Deviation("gradient of the first step", 0.0 if value < SAME_SKETCH else value)
-    return Distance(first, _find_worst(losses), gradient, _find_worst(norms))
+    return Distance(first, _find_worst(losses), _compare_sketches(reference.sketch, other.sketch), _find_worst(norms))
 
 
 def _compare_series(before: Sequence[float | None], after: Sequence[float | None], name: str) -> list[Deviation]:
-    """List the deviation of each step, relative to the mean size of the first series: single losses may be near 0."""
+    """Return the deviation of each step, relative to the mean size of the first series: single losses may be near 0."""
     pairs = [(at, a, b) for at, (a, b) in enumerate(zip(before, after, strict=False), 1) if a is not None and b is not None]
     size = statistics.fmean(abs(a) for _, a, _ in pairs) if pairs else 0.0
     return [Deviation(f"{name} of step {at}", abs(b - a) / size if size else float(a != b)) for at, a, b in pairs]
@@ -118,6 +112,14 @@ def _compare_series(before: Sequence[float | None], after: Sequence[float | None
 
 def _find_worst(deviations: list[Deviation]) -> Deviation | None:
     return max(deviations, key=lambda one: one.value, default=None)
+
+
+def _compare_sketches(before: NDArray[np.float64] | None, after: NDArray[np.float64] | None) -> Deviation | None:
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    size = float(np.linalg.norm(before))
+    value = float(np.linalg.norm(after - before)) / size if size else float(np.any(after))
+    return Deviation("gradient of the first step", 0.0 if value < SAME_SKETCH else value)
 
 
 def is_identical(reference: RecordedRun, other: RecordedRun) -> bool:
@@ -139,29 +141,28 @@ def judge_parity(
     """
     settings = find_changed_settings(kind, reference, other)
     count = min(len(reference.steps), len(other.steps))
-    verdict: Literal["differs", "same", "not_comparable"]
     if kind == "semantics":
-        reason = "it changes what is trained on, so that steps cannot be set side by side"
-        if settings:
-            reason = "; ".join(_shorten_settings(settings))
-        elif is_identical(reference, other):
-            reason += f" (those {count} were equal)"
-        verdict = "differs" if settings else "not_comparable"
-        return Parity(kind="semantics", verdict=verdict, reason=reason, settings_changed=settings, steps=count)
+        return _build_not_comparable(settings, count, is_identical(reference, other))
     unknown = _explain_unusable_baseline(reference, repeats)
     faults = _find_faults(reference, other)
     if unknown and not settings and not faults:
         return Parity(kind=kind, verdict="not_checked", reason=unknown, steps=count)
-    if kind != "exact" or noisy:
-        worst, off = _compare_with_noise(kind, reference, other, [*repeats, *noisy])
-    else:  # nothing may differ at all: yardsticks are not known then, and 0 where nothing does
-        distance = () if is_identical(reference, other) else measure_distance(reference, other)
-        off = [f"{d.of} differs by {d.value:.2g} of its size, and should not at all" for d in distance if d is not None and d.value > 0][:1]
-        worst = None if off else 0.0
+    exact = kind == "exact" and not noisy
+    worst, off = _compare_exactly(reference, other) if exact else _compare_with_noise(kind, reference, other, [*repeats, *noisy])
     reasons = [*faults, *([] if unknown else off), *_shorten_settings(settings)]
-    verdict = "differs" if reasons else "same"
+    verdict: Literal["differs", "same"] = "differs" if reasons else "same"
     known = None if unknown else worst
     return Parity(kind=kind, verdict=verdict, reason="; ".join(reasons), worst_yardsticks=known, settings_changed=settings, steps=count)
+
+
+def _build_not_comparable(settings: tuple[str, ...], steps: int, equal: bool) -> Parity:
+    reason = "it changes what is trained on, so that steps cannot be set side by side"
+    if settings:
+        reason = "; ".join(_shorten_settings(settings))
+    elif equal:
+        reason += f" (those {steps} were equal)"
+    verdict: Literal["differs", "not_comparable"] = "differs" if settings else "not_comparable"
+    return Parity(kind="semantics", verdict=verdict, reason=reason, settings_changed=settings, steps=steps)
 
 
 def _explain_unusable_baseline(reference: RecordedRun, repeats: Sequence[RecordedRun]) -> str:
@@ -180,6 +181,7 @@ def _explain_unusable_baseline(reference: RecordedRun, repeats: Sequence[Recorde
 
 
 def _find_faults(reference: RecordedRun, other: RecordedRun) -> list[str]:
+    """Return what no yardstick is needed for."""
     found = []
     if len(reference.steps) != len(other.steps):
         found.append(f"{len(other.steps)} steps where there were {len(reference.steps)}")
@@ -191,6 +193,14 @@ def _find_faults(reference: RecordedRun, other: RecordedRun) -> list[str]:
     if old is not None and new is not None and old.shape != new.shape:
         found.append(f"gradients of {len(new)} tensors where there were {len(old)}")
     return found
+
+
+def _compare_exactly(reference: RecordedRun, other: RecordedRun) -> tuple[float | None, list[str]]:
+    """Return what differs at all; yardsticks are not known then, and 0 where nothing does."""
+    if is_identical(reference, other):
+        return 0.0, []
+    off = [part for part in measure_distance(reference, other) if part is not None and part.value > 0]
+    return None if off else 0.0, [f"{part.of} differs by {part.value:.2g} of its size, and should not at all" for part in off[:1]]
 
 
 def _compare_with_noise(
@@ -213,6 +223,11 @@ def _compare_with_noise(
     return max((ratio for ratio, _ in ratios.values()), default=None), off
 
 
+def format_yardsticks(value: float) -> str:
+    """Return a number of yardsticks for a person."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def _shorten_settings(settings: tuple[str, ...]) -> list[str]:
     more = len(settings) - MOST_NAMED
     return [*settings[:MOST_NAMED], *([f"and {more} more settings"] if more > 0 else [])]
@@ -224,21 +239,42 @@ RATE_TOLERANCE = 1e-9
 """Learning rates are computed alike in both runs, or differ by more."""
 
 
+class SettingsRun(Protocol):
+    """What is used of a parity run."""
+
+    @property
+    def steps(self) -> tuple[ParityStep, ...]:
+        """Return its steps."""
+
+    @property
+    def run(self) -> ParityRun:
+        """Return its settings."""
+
+
 def find_changed_settings(
     kind: Literal["exact", "rounding", "low_precision", "semantics"], before: SettingsRun, after: SettingsRun
 ) -> tuple[str, ...]:
-    """List one line 'what: before -> after' for each setting that differs, though changes of this class leave it as it is.
+    """Return one line 'what: before -> after' for each setting that differs, though changes of this class leave it as it is.
 
     A change of semantics may give other batches; everything else must stay, whatever the class.
     """
     names = dict.fromkeys([*before.run.settings, *after.run.settings])
     pairs = [(name, before.run.settings.get(name, NOT_SET), after.run.settings.get(name, NOT_SET)) for name in names]
     found = [f"{name}: {old} -> {new}" for name, old, new in pairs if old != new]
-    # samples of a usual update: a loader that runs ahead has those of two in the first
-    samples = [[step.samples for step in run.steps if step.samples is not None] for run in (before, after)]
-    if kind != "semantics" and all(samples) and (old_size := statistics.median(samples[0])) != (new_size := statistics.median(samples[1])):
-        found.append(f"samples of an update: {old_size:g} -> {new_size:g}")
+    if kind != "semantics":
+        found += _compare_samples(before, after)
     return (*found, *_compare_learning_rates(before, after))
+
+
+def _compare_samples(before: SettingsRun, after: SettingsRun) -> list[str]:
+    """Compare the samples of a usual update: a loader that runs ahead has those of two in the first."""
+    old, new = (_find_usual_samples([step.samples for step in run.steps]) for run in (before, after))
+    return [f"samples of an update: {old:g} -> {new:g}"] if old is not None and new is not None and old != new else []
+
+
+def _find_usual_samples(samples: list[int | None]) -> float | None:
+    known = [count for count in samples if count is not None]
+    return statistics.median(known) if known else None
 
 
 def _compare_learning_rates(before: SettingsRun, after: SettingsRun) -> list[str]:
@@ -271,13 +307,15 @@ class LaterLosses:
 
     def mean(self, first: float, last: float) -> float | None:
         """Return the mean loss of the steps that end behind `first` and not behind `last`; None where there are none."""
-        ends = zip(accumulate(self._amounts), self._losses, strict=True)
-        known = [loss for end, loss in ends if first < end <= last and loss is not None]
+        known = [loss for end, loss in self._ends() if first < end <= last and loss is not None]
         return statistics.fmean(known) if known else None
+
+    def _ends(self) -> Iterator[tuple[int, float | None]]:
+        return zip(accumulate(self._amounts), self._losses, strict=True)
 
 
 def compare_later_losses(before: Sequence[LaterLosses], after: Sequence[LaterLosses]) -> str:
-    """Say in one sentence how the later losses of both arms differ, after the same samples, against their spread over seeds.
+    """Return one sentence: how the later losses of both arms differ, after the same samples, against their spread over seeds.
 
     Welch's t test (1947, Biometrika 34) of the means of the seeds.
     """
@@ -331,8 +369,9 @@ class _ParityRuns:
 
     def __call__(self, arm: Arm, plan: ParityPlan, what: str) -> ParityRecord:
         self._tell(f"parity: {what}")
-        # of its own: an arm that is killed may leave half a file
-        caches = {name: str(self._scratch / folder) for name, folder in COMPILER_CACHES.items()}
+        caches = {
+            name: str(self._scratch / folder) for name, folder in COMPILER_CACHES.items()
+        }  # an arm that is killed may leave half a file
         arm = msgspec.structs.replace(arm, environ={**HASH_VARIABLES, **caches, **arm.environ})
         return record_parity(arm, plan, self._design, self._scratch)
 
@@ -347,24 +386,32 @@ def check_parity(
     """
     run = _ParityRuns(design, scratch, progress)
     try:
-        plan = ParityPlan(steps=PARITY_STEPS)
-        reference = run(baseline, plan, "the program as it is")
-        other = run(changed, plan, "with the change")
-        if kind == "semantics" or is_identical(reference, other):
-            return judge_parity(kind, reference, other, [], [])
-        repeats = [run(baseline, plan, "the program as it is, again")]
-        steady = is_identical(reference, repeats[0])
-        if not steady:
-            repeats += [run(baseline, plan, f"the program as it is, run {number}") for number in range(3, BASELINE_REPEATS + 2)]
-        if kind == "exact" and steady:
-            return judge_parity(kind, reference, other, repeats, [])
-        noisy = []
-        for seed in range(1, PERTURBED_RUNS + 1):
-            plan = ParityPlan(steps=PARITY_STEPS, perturb=NOISE[kind], perturb_seed=seed)
-            noisy.append(run(baseline, plan, f"noise in its weights, {seed} of {PERTURBED_RUNS}"))
-        return judge_parity(kind, reference, other, repeats, noisy)
+        return _run_and_judge(run, baseline, changed, kind)
     except ArmError as error:
         return Parity(kind=kind, verdict="not_checked", reason=error.message)
+
+
+def _run_and_judge(run: _ParityRuns, baseline: Arm, changed: Arm, kind: ParityKind) -> Parity:
+    plan = ParityPlan(steps=PARITY_STEPS)
+    reference = run(baseline, plan, "the program as it is")
+    other = run(changed, plan, "with the change")
+    if kind == "semantics" or is_identical(reference, other):
+        return judge_parity(kind, reference, other, [], [])
+    repeats = [run(baseline, plan, "the program as it is, again")]
+    steady = is_identical(reference, repeats[0])
+    if not steady:
+        repeats += [run(baseline, plan, f"the program as it is, run {number}") for number in range(3, BASELINE_REPEATS + 2)]
+    if kind == "exact" and steady:
+        return judge_parity(kind, reference, other, repeats, [])
+    noisy = [
+        run(
+            baseline,
+            ParityPlan(steps=PARITY_STEPS, perturb=NOISE[kind], perturb_seed=seed),
+            f"noise in its weights, {seed} of {PERTURBED_RUNS}",
+        )
+        for seed in range(1, PERTURBED_RUNS + 1)
+    ]
+    return judge_parity(kind, reference, other, repeats, noisy)
 
 
 def check_quality(

@@ -11,6 +11,7 @@ import polars as pl
 
 from gpudiag.hardware.device_table import (
     DeviceName,
+    Links,
     Row,
     Table,
     compare_evidence,
@@ -31,11 +32,8 @@ VECTOR_PEAKS = ("fp32", "fp64")
 
 
 def build_device(row: Row, table: Table) -> Device:
-    """Build the device of a row with its published peaks."""
-    chip, memory, weak = row.chip, row.memory, row.provenance.unverified
-    host_gbyte_per_s = row.links.host_gbyte_per_s
-    if host_gbyte_per_s is None and row.links.pcie_gen is not None:
-        host_gbyte_per_s = table.pcie_gbyte_per_s[row.links.pcie_gen]
+    """Return the device of a row with its published peaks."""
+    chip, memory = row.chip, row.memory
     return Device(
         id=row.id,
         name=row.name,
@@ -52,10 +50,10 @@ def build_device(row: Row, table: Table) -> Device:
         bandwidth_byte_per_s=memory.gbyte_per_s * 1e9,
         cache_bytes=memory.cache_bytes,
         peaks={dtype: tflops * 1e12 for dtype, tflops in row.peaks_tflop_per_s.items()},
-        pcie_byte_per_s=None if host_gbyte_per_s is None else host_gbyte_per_s * 1e9,
+        pcie_byte_per_s=_estimate_host_byte_per_s(row.links, table),
         link_byte_per_s=None if row.links.peer_gbyte_per_s is None else row.links.peer_gbyte_per_s * 1e9,
         launch_floor_ns=GPU_LAUNCH_FLOOR_NS,
-        notes=(*row.notes, f"Not verified: {', '.join(weak)}.") if weak else row.notes,
+        notes=_list_row_notes(row),
     )
 
 
@@ -125,7 +123,7 @@ def _change_memory(device: Device, row: Row, memory_bytes: int, *, partition: bo
 
 
 def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: Table) -> Device | str:
-    """Build a device whose peaks are SMs x FLOP per clock x an assumed clock, or the reason why nothing can be derived."""
+    """Return a device whose peaks are SMs x FLOP per clock x an assumed clock, or the reason why nothing can be derived."""
     if observed.sm_count is None or observed.compute_capability is None:
         missing = "SM count" if observed.sm_count is None else "compute capability"
         return f"the {missing} is not recorded, so that no peak can be derived"
@@ -157,7 +155,7 @@ def build_device_from_rates(observed: ObservedDevice, name: DeviceName, table: T
 
 
 def _find_rates_key(observed: ObservedDevice, name: DeviceName, table: Table) -> str | None:
-    """Find the row of `table.rates` for this chip; None where there is none or several chips share the recorded number."""
+    """Return the row of `table.rates` for this chip; None where there is none or several chips share the recorded number."""
     recorded = observed.compute_capability or ""
     for key in table.rates:
         amd = key.startswith("gfx")
@@ -165,10 +163,14 @@ def _find_rates_key(observed: ObservedDevice, name: DeviceName, table: Table) ->
             continue
         if key in table.ambiguous_rates and not recorded.lower().startswith("gfx"):
             continue
-        digits = key.removeprefix("sm_")
-        if not key.endswith("_geforce") and is_capability(key if amd else f"{digits[:-1]}.{digits[-1]}", recorded):
+        if not key.endswith("_geforce") and is_capability(_parse_capability(key), recorded):
             return f"{key}_geforce" if name.geforce and f"{key}_geforce" in table.rates else key
     return None
+
+
+def _parse_capability(key: str) -> str:
+    digits = key.removeprefix("sm_")
+    return key if key.startswith("gfx") else f"{digits[:-1]}.{digits[-1]}"
 
 
 # Below this difference it does not matter which of two devices it is: streaming kernels reach 85-93 % of a bandwidth anyway.
@@ -191,20 +193,21 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 def resolve_device(observed: ObservedDevice) -> Resolution:
-    """Resolve the device that `observed` describes: a row of the table, as it is or cut to what was recorded, or one derived."""
-    # figures that cannot be true: 0 or negative stands for 'not recorded' in some files
-    unknown = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
-    observed = msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **unknown)
-    name, table = parse_device_name(observed.name), load_table()
+    """Return the device that `observed` describes: a row of the table, as it is or cut to what was recorded, or one derived."""
+    observed, name, table = _drop_impossible(observed), parse_device_name(observed.name), load_table()
     choice = _match_by_name(observed, name, table) or _match_by_family(observed, name, table) or _match_by_evidence(observed, name, table)
     if choice is not None:
-        fitted, doubt = _note_doubt(build_device(choice.row, table), choice, table)
-        fitted, changes = fit_device(fitted, choice.row, observed, name)
-        return Resolution(fitted, tuple(text for text in (choice.warning, doubt, *changes) if text))
+        return _build_resolution(choice, observed, name, table)
     device = build_device_from_rates(observed, name, table)
     if isinstance(device, str):
         return Resolution(None, (make_notice(NoticeCode.DEVICE_UNDERIVABLE, recorded=_format_label(name), reason=device),))
     return Resolution(device, (make_notice(NoticeCode.DEVICE_DERIVED, recorded=_format_label(name), source=device.source),))
+
+
+def _drop_impossible(observed: ObservedDevice) -> ObservedDevice:
+    """Return the observation without figures that cannot be true (0 or negative stands for 'not recorded' in some files)."""
+    changes = {key: None for key in ("sm_count", "memory_bytes", "warp_size") if (getattr(observed, key) or 0) <= 0}
+    return msgspec.structs.replace(observed, compute_capability=observed.compute_capability or None, **changes)
 
 
 def _match_by_name(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
@@ -237,7 +240,7 @@ def _match_by_family(observed: ObservedDevice, name: DeviceName, table: Table) -
 
 
 def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table) -> _Choice | None:
-    """Find the row that everything recorded points at, for names that say nothing; None where it could be several architectures."""
+    """Return the row that everything recorded points at, for names that say nothing; None where it could be several architectures."""
     misnamed = any(is_device_name(row, name) for row in table.devices)  # and its chip was ruled out before
     if not name.anonymous and not misnamed:
         return None
@@ -252,7 +255,7 @@ def _match_by_evidence(observed: ObservedDevice, name: DeviceName, table: Table)
 
 
 def _choose_best(rows: Sequence[Row]) -> tuple[Row, tuple[Row, ...]]:
-    """Choose the row to take among those that fit alike, and the others: best known first, then the higher roof.
+    """Return the row to take among those that fit alike, and the others: best known first, then the higher roof.
 
     The higher roof never shows an efficiency above 100 % for a device that has the lower one.
     """
@@ -288,7 +291,7 @@ def _note_doubt(device: Device, choice: _Choice, table: Table) -> tuple[Device, 
 
 
 def _measure_difference(device: Device, other: Device) -> float:
-    """Measure the largest relative difference of peaks and bandwidth (1.0 where only one of them has a type)."""
+    """Return the largest relative difference of peaks and bandwidth (1.0 where only one of them has a type)."""
     mine, theirs = ({**one.peaks, "": one.bandwidth_byte_per_s or 0.0} for one in (device, other))
     if mine.keys() != theirs.keys():
         return 1.0
@@ -329,7 +332,7 @@ CLOCK_HOLDS_NS = 10 * 10**9
 
 
 def find_observed_clock_mhz(telemetry: pl.DataFrame, spans: Sequence[tuple[int, int]], column: str = "sm_clock_mhz") -> float | None:
-    """Find the median clock within the spans (Unix ns, half-open) in MHz; None where no sample tells.
+    """Return the median clock within the spans (Unix ns, half-open) in MHz; None where no sample tells.
 
     A sample holds until the next one, where that is not long: the last before a span counts for its start.
     """

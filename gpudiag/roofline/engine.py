@@ -85,7 +85,7 @@ def add_engine(frame: pl.DataFrame, device: Device | None, settings: Settings | 
 
 
 def _read_kernel_name(name: pl.Expr) -> dict[str, pl.Expr]:
-
+    """Return what a kernel name tells."""
     fast = name.str.contains(FAST_NAMES)
     return {
         "fast": fast,
@@ -123,7 +123,7 @@ def _decide_engine(device: Device, settings: Settings) -> pl.Expr:
 
 
 def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
-
+    """Return the decision for fp32 inputs."""
     slow = (pl.col("slow") | pl.col("plain_tensile")) & ~pl.col("fast")
     if device.kind == "cpu":
         # 'medium' lets oneDNN multiply in bf16 (torch.set_float32_matmul_precision); it does so only where that is faster.
@@ -133,15 +133,7 @@ def _decide_fp32(device: Device, settings: Settings) -> pl.Expr:
         return pl.when(slow).then(pl.lit("vector|name"))
     plain = pl.lit(device.matrix_peak("fp32"), dtype=pl.Float64)
     too_fast = (pl.col("call_matrix") / pl.col("call_ns") * 1e9 > TENSOR_CORE_ABOVE * plain) & ~pl.col("algorithm")
-    # Null where the settings are not known. On AMD they decide nothing: xf32 needs HIPBLASLT_ALLOW_TF32 beside them (PyTorch's notes on
-    # HIP semantics).
-    allowed = pl.lit(None, dtype=pl.Boolean)
-    if device.vendor != "amd":
-        product = settings.cuda_matmul_allow_tf32
-        if product is None and settings.float32_matmul_precision is not None:
-            product = settings.float32_matmul_precision != "highest"
-        by_cudnn = pl.col("call_name").str.contains(_CUDNN)
-        allowed = pl.when(by_cudnn).then(pl.lit(settings.cudnn_allow_tf32, dtype=pl.Boolean)).otherwise(pl.lit(product, dtype=pl.Boolean))
+    allowed = _is_tf32_allowed(device, settings)
     return (
         pl.when("fast")
         .then(pl.lit("tf32|name"))

@@ -101,7 +101,7 @@ def parse_header(values: dict[str, bytes]) -> Header:
 
 
 def _parse_groups(config: msgspec.Raw) -> dict[str, list[int]]:
-    """Parse the ranks of each group; a group whose entry has another form is left out."""
+    """Return the ranks of each group; a group whose entry has another form is left out."""
     try:
         entries = msgspec.json.decode(config, type=list[msgspec.Raw]) if bytes(config) else []
     except (msgspec.DecodeError, RecursionError):
@@ -129,7 +129,7 @@ def _build_device(position: int, properties: _DeviceProperties) -> ObservedDevic
 
 
 def _parse_count(number: Number) -> int | None:
-    """Parse a number that cannot be negative; None where it is unknown."""
+    """Return a number that cannot be negative; None where it is unknown."""
     found = None if number is None else parse_integer(number)
     return found if found is not None and found >= 0 else None
 
@@ -147,7 +147,7 @@ _PROFILER_CATEGORY = "Trace"
 
 
 def read_kineto(path: str | Path) -> Trace:
-    """Read the tables of the Kineto / Chrome trace at `path` (JSON, plain or .gz or .zst; a URL with '://' goes through fsspec).
+    """Return the tables of the Kineto / Chrome trace at `path` (JSON, plain or .gz or .zst; a URL with '://' goes through fsspec).
 
     Only the columns of the tables and the fields of TraceMeta are kept. Raises InputError where the file cannot be used; a file that
     ends too early is read as far as it goes, with meta.truncated and a notice.
@@ -163,15 +163,11 @@ def read_kineto(path: str | Path) -> Trace:
     tables = assemble_tables(found.store, found.keys, base)
     collectives = fill_group_size(tables["collectives"], header.group_size)
     tables["collectives"] = fill_members(collectives, header.groups, header.world_size)
-    # Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970
-    unix_base = base if base > UNIX_SINCE_NS else None
-    if unix_base is None and header.clock_base_ns is not None and header.clock_base_ns > 0:
-        unix_base = header.clock_base_ns + base
     meta = TraceMeta(
         source=source,
         events=count,
         base_ns=base,
-        unix_base_ns=unix_base,
+        unix_base_ns=_find_unix_base(base, header.clock_base_ns),
         devices=header.devices,
         threads=tuple(Thread(pid, tid, collector.find_thread_name(pid, tid)) for pid, tid in found.keys.threads.rows),
         rank=header.rank,
@@ -200,7 +196,7 @@ class _FileContents(NamedTuple):
 
 
 def _read_in_one_process(source: str) -> _FileContents:
-    """Read what this process finds in a file."""
+    """Return what this process finds in a file."""
     decoder = EventDecoder()
     collector, store = Collector(decoder.times), Store()
     with closing(read_text_blocks(source)) as blocks, pause_cycle_collection():
@@ -210,7 +206,7 @@ def _read_in_one_process(source: str) -> _FileContents:
 
 
 def _read_in_two_processes(source: str, block_bytes: int = BLOCK_BYTES) -> _FileContents | None:
-    """Read what this and a second process find in a file; None where it has to be read by one."""
+    """Return what this and a second process find in a file; None where it has to be read by one."""
     decoder = EventDecoder()
     collector, store = Collector(decoder.times), Store()
     try:
@@ -272,6 +268,13 @@ def _list_sequence_notices(ops: pl.DataFrame) -> tuple[Notice, ...]:
     return (make_notice(NoticeCode.NO_SEQUENCE_NUMBERS),)
 
 
+def _find_unix_base(base: int, clock_base_ns: int | None) -> int | None:
+    """Return the Unix time of the trace's zero: Kineto since 2024 writes times relative to baseTimeNanoseconds, before that since 1970."""
+    if base > UNIX_SINCE_NS:
+        return base
+    return clock_base_ns + base if clock_base_ns is not None and clock_base_ns > 0 else None
+
+
 _SPACE = b" \t\r\n"
 
 
@@ -281,7 +284,7 @@ class _UpToEvents(Document):
     first_event = -1
     """Bytes of text up to and with the list's opening bracket."""
 
-    def _read_events(self) -> Iterator[EventChunk]:
+    def _events(self) -> Iterator[EventChunk]:
         self.first_event = self.bytes_read - len(self._data) + self._at + 1
         yield EventChunk([], b"[]")
 
@@ -291,18 +294,9 @@ def insert_events(path: str, events: Iterable[bytes], block_bytes: int = BLOCK_B
 
     A file that ends too early is passed on as far as it goes. Raises InputError where it cannot be read or is no trace.
     """
-    start, passed = _find_first_event(path, block_bytes), 0
+    start = _find_first_event(path, block_bytes)
     with closing(read_text_blocks(path, block_bytes)) as blocks:
-        for block in blocks:
-            if passed <= start < passed + len(block):
-                yield block[: start - passed]
-                yield from _join_events(events, followed=not block[start - passed :].lstrip(_SPACE).startswith(b"]"))
-                yield block[start - passed :]
-            else:
-                yield block
-            passed += len(block)
-        if start == passed:  # the text ends with the bracket
-            yield from _join_events(events, followed=False)
+        yield from _splice(blocks, start, events)
 
 
 def _find_first_event(path: str, block_bytes: int) -> int:
@@ -316,6 +310,25 @@ def _find_first_event(path: str, block_bytes: int) -> int:
             reason = str(error) or "breaks off before its first event"
             raise InputError(f"{format_path(path)} {reason}", "give a trace of torch.profiler") from None
     return document.first_event
+
+
+def _splice(blocks: Iterator[bytes], start: int, events: Iterable[bytes]) -> Iterator[bytes]:
+    passed = 0
+    for block in blocks:
+        if passed <= start < passed + len(block):
+            yield block[: start - passed]
+            yield from _join_events(events, followed=not _is_list_empty(block[start - passed :]))
+            yield block[start - passed :]
+        else:
+            yield block
+        passed += len(block)
+    if start == passed:  # the text ends with the bracket
+        yield from _join_events(events, followed=False)
+
+
+def _is_list_empty(rest: bytes) -> bool:
+    """Return whether the list is empty."""
+    return rest.lstrip(_SPACE).startswith(b"]")
 
 
 def _join_events(events: Iterable[bytes], *, followed: bool) -> Iterator[bytes]:

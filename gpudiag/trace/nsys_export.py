@@ -1,5 +1,7 @@
 """The SQLite export of Nsight Systems as columns, its processes and devices. It is untrusted: opened read-only, nothing in it can run.
 
+The SQLite file of an export as columns. It is untrusted: opened read-only, nothing that its schema defines can run.
+
 Only ordinary columns of real tables are read: no view, no virtual table, no generated column (https://www.sqlite.org/security.html). No
 text of the file reaches a statement. Work and texts are bounded by the size of the file, because a damaged tree of pages may name a page
 twice, and many rows the same pages for their long values. So no value is fetched that is not of the wanted type.
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ class Export:
     def read(
         self, table: str, integers: Sequence[str], texts: Sequence[str] = (), products: Mapping[str, Sequence[str]] | None = None
     ) -> pl.DataFrame:
-        """Read the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
+        """Return the columns of `table` as Int64 and String; a column that the export lacks, or a value of another type, is null.
 
         `products`: new columns, each the product of columns.
         """
@@ -131,7 +132,8 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
 
     Raises InputError where the file is damaged, also when that shows while it is read.
     """
-    size = _check_size(path)
+    size = _measure_size(path)
+    _check_whole(path, size)
     try:
         with closing(sqlite3.connect(f"{Path(os.path.abspath(path)).as_uri()}?mode=ro&immutable=1", uri=True)) as connection:
             connection.text_factory = _bound_texts(path, size)
@@ -144,21 +146,24 @@ def open_export(path: str, tables: Iterable[str]) -> Iterator[Export]:
         raise InputError(f"{format_path(path)} is damaged or incomplete: SQLite says '{told}'", EXPORT_AGAIN) from None
 
 
-def _check_size(path: str) -> int:
-    """Return the size in bytes. Raises InputError where the file is shorter than its header says: SQLite would read empty pages."""
+def _measure_size(path: str) -> int:
     try:
         size = os.path.getsize(path)
     except OSError as error:
         raise InputError(f"{format_path(path)} cannot be read: {error.strerror}", "check the path and its access rights") from None
     if size > MAX_TEXT_BYTES:
         raise InputError(f"{format_path(path)} is larger than {MAX_TEXT_BYTES >> 30} GiB", "record fewer steps")
+    return size
+
+
+def _check_whole(path: str, size: int) -> None:
+    """Raise InputError where the file is shorter than its header says: SQLite reads what is missing as empty pages."""
     with open_file(path) as file:
         head = file.read(_HEADER_BYTES)
     page = int.from_bytes(head[16:18], "big")
-    expected = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
-    if len(head) < _HEADER_BYTES or size < expected:
-        raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {expected:,} bytes are there", EXPORT_AGAIN)
-    return size
+    told = int.from_bytes(head[28:32], "big") * (65_536 if page == 1 else page)
+    if len(head) < _HEADER_BYTES or size < told:
+        raise InputError(f"{format_path(path)} is damaged or incomplete: {size:,} of {told:,} bytes are there", EXPORT_AGAIN)
 
 
 def _bound_work(connection: sqlite3.Connection, size: int) -> None:
@@ -204,14 +209,14 @@ _SIGNS = (
 
 
 def find_process(ids: pl.Series) -> pl.Series:
-    """Find the process of each globalPid or globalTid as one number; null stays null."""
+    """Return the process of each globalPid or globalTid as one number; null stays null."""
     filled = ids.fill_null(0).to_numpy() >> _THREAD_BITS
     found: pl.Series = pl.Series(ids.name, filled, dtype=pl.Int64).set(ids.is_null(), None)
     return found
 
 
 def filter_process(frame: pl.DataFrame, process: int | None, column: str = "globalTid") -> pl.DataFrame:
-    """Select the rows of `process` by `column`; all of them where none names a process (then the export holds only one)."""
+    """Return the rows of `process` by `column`; all of them where none names a process (then the export holds only one)."""
     if process is None or frame[column].null_count() == frame.height:
         return frame
     return frame.filter(find_process(frame[column]) == process)
@@ -246,11 +251,6 @@ def _check_named(export: Export, counts: dict[str, dict[int, int]], path: str) -
             f"{format_path(path)} holds {len(counts[CALL_TABLE])} processes, but its device work does not say whose it is",
             "export it again with a newer Nsight Systems, or record one process",
         )
-    for table, _, what in _SIGNS:
-        order = [process for process, _ in sorted(counts[table].items(), key=lambda item: (-item[1], item[0]))]
-        if order:
-            return order[0], _format_left_out(order[0], order[1:], counts[table], what)
-    return None, ()
 
 
 def _list_left_out(chosen: int, others: list[int], counts: dict[int, int], what: str) -> tuple[Notice, ...]:
@@ -265,12 +265,12 @@ def _list_left_out(chosen: int, others: list[int], counts: dict[int, int], what:
 
 
 def find_pid(process: int) -> int:
-    """Find the operating system's number of a process."""
+    """Return the operating system's number of a process."""
     return process & _LOW
 
 
 def build_threads(ids: pl.Series, names: pl.DataFrame) -> tuple[Thread, ...]:
-    """Build the threads of the distinct `ids` (globalTid). `names`: globalTid and name, where the export has them."""
+    """Return the threads of the distinct `ids` (globalTid). `names`: globalTid and name, where the export has them."""
     known = dict(names.select("globalTid", "name").iter_rows())
     return tuple(
         Thread(str(find_pid(number >> _THREAD_BITS)), str(number & _LOW), (known.get(number) or "")[:200]) for number in ids.to_list()
@@ -290,22 +290,26 @@ _GPU = "TARGET_INFO_GPU"
 
 
 def read_devices(export: Export, process: int | None) -> tuple[ObservedDevice, ...]:
-    """Read the GPUs that the export describes; `index` is CUDA's number in `process`, which CUDA_VISIBLE_DEVICES may change.
+    """Return the GPUs that the export describes; `index` is CUDA's number in `process`, which CUDA_VISIBLE_DEVICES may change.
 
     By TARGET_INFO_CUDA_DEVICE, else by the GPU's own column cuDevice, else as the driver counts.
     """
     numbers = ["id", "smCount", "totalMemory", "computeMajor", "computeMinor", "threadsPerWarp", "cuDevice"]
     gpus = export.read(_GPU, numbers, ["name"]).filter(pl.col("id").is_not_null()).head(_MOST)
-    # CUDA's number of each GPU (its id in TARGET_INFO_GPU) that the process saw; empty where the export does not tell
-    rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
-    own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
-    given = dict(own.select("gpuId", "cudaId").iter_rows())
+    given = _find_cuda_indices(export, process)
     found = [_build_device(row, given) for row in gpus.iter_rows(named=True)]
     return tuple(device for device in found if device is not None)
 
 
+def _find_cuda_indices(export: Export, process: int | None) -> dict[int, int]:
+    """Return CUDA's number of each GPU (its id in TARGET_INFO_GPU) that `process` saw; empty where the export does not tell."""
+    rows = export.read("TARGET_INFO_CUDA_DEVICE", ["gpuId", "cudaId", "pid"]).drop_nulls(["gpuId", "cudaId"])
+    own = rows.filter(pl.col("pid") == find_pid(process)) if process is not None and rows["pid"].null_count() < rows.height else rows
+    return dict(own.select("gpuId", "cudaId").iter_rows())
+
+
 def _build_device(row: dict[str, int | str | None], given: dict[int, int]) -> ObservedDevice | None:
-    """Build a device; None for one that the process did not see."""
+    """Return one device; None for one that the process did not see."""
     number = {name: value if isinstance(value, int) and value >= 0 else None for name, value in row.items()}
     index = given.get(number["id"] if number["id"] is not None else -1)
     if given and index is None:

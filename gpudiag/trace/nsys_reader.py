@@ -61,33 +61,38 @@ _API_VERSION = r"(?:_pt[sd][sz])?_v\d{4,}$"
 
 
 def read_device_work(export: Export, process: int | None) -> pl.DataFrame:
-    """Read the kernels, copies, memsets and whole graphs of `process`, in no order, with the columns of table kernels but `id`."""
-    # graph launches that were recorded as one piece of work each (--cuda-graph-trace=graph, nsys' default)
-    graphs = export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind"))
+    """Return the kernels, copies, memsets and whole graphs of `process`, in no order, with the columns of table kernels but `id`."""
+    parts = [_read_kernels(export), _read_copies(export), _read_memsets(export), _read_graphs(export)]
+    return pl.concat([_select_common(filter_process(frame, process, "globalPid")) for frame in parts])
+
+
+def _select_common(frame: pl.DataFrame) -> pl.DataFrame:
     named = {"start": "start_ns", "end": "end_ns", "deviceId": "device", "streamId": "stream", "correlationId": "correlation"}
+    frame = frame.rename(named)
+    missing = [name for name in trace.build_table_schema("kernels") if name not in frame.columns and name != "id"]
+    frame = frame.with_columns(pl.lit(None).alias(name) for name in missing)
     schema = {name: dtype for name, dtype in trace.build_table_schema("kernels").items() if name != "id"}
-    parts = []
-    for table in (_read_kernels(export), _read_copies(export), _read_memsets(export), graphs):
-        work = filter_process(table, process, "globalPid").rename(named)
-        frame = work.with_columns(pl.lit(None).alias(name) for name in schema if name not in work.columns)
-        parts.append(frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items()))
-    return pl.concat(parts)
+    return frame.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
 def _read_kernels(export: Export) -> pl.DataFrame:
     named = "demangledName" if "demangledName" in export.columns.get(KERNEL_TABLE, frozenset()) else "shortName"
     frame = export.read(KERNEL_TABLE, [*_EVERY, named, "graphNodeId"], products=_GEOMETRY_COLUMNS)
-    plain = pl.col("value").str.replace_all(_CAST, "${1}")
-    for cast, word in _TRUTH.items():
-        plain = plain.str.replace_all(cast, word)
-    names = export.strings(KERNEL_TABLE, named).with_columns(plain.alias("name"))
+    names = export.strings(KERNEL_TABLE, named).with_columns(_simplify_template(pl.col("value")).alias("name"))
     frame = frame.join(names, left_on=named, right_on="id", how="left", maintain_order="left")
     sizes = [pl.when(pl.col(what) > 0).then(what).alias(what) for what in _GEOMETRY_COLUMNS]
     return frame.with_columns(pl.col("name").fill_null(""), pl.lit("kernel").alias("kind"), *sizes, _select_graph_node())
 
 
+def _simplify_template(name: pl.Expr) -> pl.Expr:
+    name = name.str.replace_all(_CAST, "${1}")
+    for cast, word in _TRUTH.items():
+        name = name.str.replace_all(cast, word)
+    return name
+
+
 def _select_graph_node() -> pl.Expr:
-    """Select the graph node; 0 and null stand for work outside of graphs."""
+    """Return the graph node; 0 and null stand for work outside of graphs."""
     return pl.when(pl.col("graphNodeId") != 0).then("graphNodeId").alias("graph_node")
 
 
@@ -101,7 +106,7 @@ def _read_copies(export: Export) -> pl.DataFrame:
 
 
 def _find_device_ends(copies: pl.DataFrame) -> pl.Series:
-    """Find the kind of memory at the device's end of each copy from and to the host."""
+    """Return the kind of memory at the device's end of each copy from and to the host."""
     ends = pl.when(pl.col("copyKind") == 1).then("dstKind").when(pl.col("copyKind") == 2).then("srcKind")
     found: pl.Series = copies.select(ends.alias("kind"))["kind"].drop_nulls()
     return found
@@ -116,8 +121,9 @@ def _format_memory_kinds(kinds: pl.Series) -> dict[int, str]:
 def _read_memsets(export: Export) -> pl.DataFrame:
     frame = export.read(MEMSET_TABLE, [*_EVERY, "bytes", "memKind", "graphNodeId"])
     ends = _find_device_ends(export.read(COPY_TABLE, ["copyKind", "srcKind", "dstKind"]))
-    # without copies: memsets are of the device's memory
-    words = _format_memory_kinds(ends if ends.len() else frame["memKind"].drop_nulls())
+    words = _format_memory_kinds(
+        ends if ends.len() else frame["memKind"].drop_nulls()
+    )  # without copies: memsets are of the device's memory
     kind = pl.col("memKind").replace_strict(words, default="Unknown", return_dtype=pl.String)
     return frame.with_columns(
         pl.format("Memset ({})", kind).alias("name"), pl.lit("memset").alias("kind"), _select_not_negative("bytes"), _select_graph_node()
@@ -128,8 +134,13 @@ def _select_not_negative(column: str) -> pl.Expr:
     return pl.when(pl.col(column) >= 0).then(column).alias(column)
 
 
+def _read_graphs(export: Export) -> pl.DataFrame:
+    """Return the graph launches that were recorded as one piece of work each (--cuda-graph-trace=graph, nsys' default)."""
+    return export.read(GRAPH_TABLE, _EVERY).with_columns(pl.lit(GRAPH_NAME).alias("name"), pl.lit("kernel").alias("kind"))
+
+
 def read_calls(export: Export, process: int | None) -> pl.DataFrame:
-    """Read the CUDA runtime and driver calls of `process` (globalTid, api, start_ns, end_ns, correlation, kernel), in no order."""
+    """Return the CUDA runtime and driver calls of `process` (globalTid, api, start_ns, end_ns, correlation, kernel), in no order."""
     frame = filter_process(export.read(CALL_TABLE, ["start", "end", "globalTid", "correlationId", "nameId"]), process)
     names = export.strings(CALL_TABLE, "nameId").with_columns(pl.col("value").str.replace(_API_VERSION, ""))
     frame = frame.join(names, left_on="nameId", right_on="id", how="left", maintain_order="left")
@@ -188,27 +199,24 @@ class Ranges(NamedTuple):
 
 
 def read_ranges(export: Export, process: int | None, dropped: dict[str, int]) -> Ranges:
-    """Read the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
+    """Return the NVTX ranges of `process`; those of libraries and those that never ended are counted in `dropped`."""
     events = filter_process(_read_range_events(export), process)
     ranges = events.filter(pl.col("eventType").is_in([_PUSH_POP, _START_END]))
-    domains = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))  # those with a name; the default one has none
-    domains = domains.select("domainId", pl.col("text").alias("domain")).unique("domainId", keep="first", maintain_order=True)
-    ranges = ranges.join(domains, on="domainId", how="left", maintain_order="left").with_columns(pl.col("domain").fill_null(""))
+    ranges = ranges.join(_find_domains(events), on="domainId", how="left", maintain_order="left").with_columns(
+        pl.col("domain").fill_null("")
+    )
     ranges = _drop_counted(ranges, pl.col("domain").is_in(_LIBRARIES), "NVTX ranges of libraries", dropped)
     open_ = pl.col("end_ns").is_null() | ((pl.col("end_ns") == 0) & (pl.col("start_ns") > 0))  # 0: older exports have no nulls
     ranges = _drop_counted(ranges, open_, "NVTX ranges that were not ended", dropped)
-    ranges = ranges.join(_parse_texts(ranges["text"]), on="text", how="left", maintain_order="left")
+    told = _parse_texts(ranges["text"])
+    ranges = ranges.join(told, on="text", how="left", maintain_order="left")
     is_op = (pl.col("eventType") == _PUSH_POP) & (pl.col("domain") == "") & pl.col("op")
     ops = ranges.filter(is_op).select("globalTid", "name", "start_ns", "end_ns", "sequence", "sizes")
-    # 'step 12' of our own domain gets the name of the profiler's step marks, as the firmest sign of steps
-    own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
-    name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name").alias("name")
-    category = pl.lit("annotation").alias("category")
-    return Ranges(ops, ranges.filter(~is_op).select("globalTid", name, category, "start_ns", "end_ns"))
+    return Ranges(ops, _build_annotations(ranges.filter(~is_op)))
 
 
 def _read_range_events(export: Export) -> pl.DataFrame:
-    """Read the events with their text, which stands in a column of its own or, where it was registered, in StringIds."""
+    """Return the events with their text, which stands in a column of its own or, where it was registered, in StringIds."""
     frame = export.read(RANGE_TABLE, ["start", "end", "eventType", "globalTid", "domainId", "textId"], ["text"])
     strings = export.strings(RANGE_TABLE, "textId")
     frame = frame.join(strings, left_on="textId", right_on="id", how="left", maintain_order="left")
@@ -220,6 +228,12 @@ def _read_range_events(export: Export) -> pl.DataFrame:
     )
 
 
+def _find_domains(events: pl.DataFrame) -> pl.DataFrame:
+    """Return (domainId, domain) of the domains that have a name; the default one has none."""
+    made = events.filter((pl.col("eventType") == _DOMAIN) & (pl.col("domainId") != 0))
+    return made.select("domainId", pl.col("text").alias("domain")).unique("domainId", keep="first", maintain_order=True)
+
+
 def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: dict[str, int]) -> pl.DataFrame:
     kept = ranges.filter(~unwanted)
     if kept.height < ranges.height:
@@ -228,7 +242,7 @@ def _drop_counted(ranges: pl.DataFrame, unwanted: pl.Expr, what: str, dropped: d
 
 
 def _parse_texts(texts: pl.Series) -> pl.DataFrame:
-    """Parse what each distinct text says: name, sequence, sizes, and whether torch wrote it for an op."""
+    """Return what each distinct text says: name, sequence, sizes, and whether torch wrote it for an op."""
     text = pl.col("text")
     split = text.str.replace(f"{_SUFFIX}.*$", "")
     found = pl.DataFrame({"text": texts.unique()}).with_columns(
@@ -240,8 +254,15 @@ def _parse_texts(texts: pl.Series) -> pl.DataFrame:
     return found.with_columns(op=pl.col("sequence").is_not_null() | pl.col("sizes").is_not_null() | named)
 
 
+def _build_annotations(ranges: pl.DataFrame) -> pl.DataFrame:
+    """Return the other ranges; 'step 12' of our own domain gets the name of the profiler's step marks, as the firmest sign of steps."""
+    own = (pl.col("domain") == OWN_DOMAIN) & pl.col("name").str.contains(_OWN_STEP)
+    name = pl.when(own).then(pl.col("name").str.replace(_OWN_STEP, "ProfilerStep#${1}")).otherwise("name")
+    return ranges.select("globalTid", name.alias("name"), pl.lit("annotation").alias("category"), "start_ns", "end_ns")
+
+
 def read_overheads(export: Export, process: int | None) -> pl.DataFrame:
-    """Read the time that the profiler itself took on the threads of `process`, as marks."""
+    """Return the time that the profiler itself took on the threads of `process`, as marks."""
     frame = filter_process(export.read("PROFILER_OVERHEAD", ["start", "end", "globalTid", "nameId"]), process)
     strings = export.strings("PROFILER_OVERHEAD", "nameId").rename({"id": "nameId", "value": "name"})
     frame = frame.join(strings, on="nameId", how="left", maintain_order="left")
@@ -269,16 +290,20 @@ _MISSING = {
 
 
 def read_nsys(path: str | Path) -> Trace:
-    """Read the tables of the export at `path`, of the process with most kernels.
+    """Return the tables of the export at `path`, of the process with most kernels.
 
     Tables and columns differ between versions of nsys: what is there is read. Raises InputError where the file cannot be used.
     """
     source = str(path)
     with open_export(source, (*_CONTENT, *_BESIDE)) as export, pause_cycle_collection():
-        if "StringIds" not in export.columns or not any(table in export.columns for table in _CONTENT):
-            message = f"{format_path(source)} is an SQLite file, but no export of Nsight Systems with CUDA or NVTX events"
-            raise InputError(message, f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
+        _check_content(export, source)
         return _read_export(export, source)
+
+
+def _check_content(export: Export, source: str) -> None:
+    if "StringIds" not in export.columns or not any(table in export.columns for table in _CONTENT):
+        message = f"{format_path(source)} is an SQLite file, but no export of Nsight Systems with CUDA or NVTX events"
+        raise InputError(message, f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
 
 
 def _read_export(export: Export, source: str) -> Trace:
@@ -293,22 +318,18 @@ def _read_export(export: Export, source: str) -> Trace:
         "kernels": drop_unusable(read_device_work(export, process), "device work", dropped),
         "marks": drop_unusable(marks, "ranges", dropped),
     }
-    base = min((int(frame["start_ns"].min()) for frame in parts.values() if frame.height), default=None)  # type: ignore[arg-type]
+    base = _find_base(parts)
     if base is None:
         raise InputError(f"{format_path(source)} holds no kernel, CUDA call or NVTX range", f"{NSYS_RECORD_HINT}; {EXPORT_AGAIN}")
-    threads: pl.Series = pl.concat([frame["globalTid"] for frame in parts.values() if "globalTid" in frame.columns])
-    threads = threads.drop_nulls().unique().sort()
-    known = {name: _build_table(name, frame, base, threads) for name, frame in parts.items()}
-    # event times count from the start of the session
-    began = export.read("TARGET_INFO_SESSION_START_TIME", ["utcEpochNs"])["utcEpochNs"].drop_nulls()
+    known = {name: _build_table(name, frame, base) for name, frame in _number_threads(parts).items()}
     empty = {name: trace.build_empty_table(name) for name in ("frames", "allocations", "collectives")}
     meta = TraceMeta(
         source=source,
         events=sum(frame.height for frame in parts.values()) + sum(dropped.values()),
         base_ns=base,
-        unix_base_ns=int(began[0]) + base if began.len() and began[0] > 0 else None,
+        unix_base_ns=_find_unix_base(export, base),
         devices=read_devices(export, process),
-        threads=nsys_export.build_threads(threads, nsys_export.read_thread_names(export)),
+        threads=nsys_export.build_threads(_list_thread_ids(parts), nsys_export.read_thread_names(export)),
         record_shapes=signatures.height > 0,
         dropped=dropped,
         uncompressed_bytes=os.path.getsize(source),
@@ -328,11 +349,28 @@ def _add_signatures(ops: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     return ops, distinct.select(pl.col("sizes").alias("shapes"), *unknown)
 
 
-def _build_table(name: str, frame: pl.DataFrame, base: int, threads: pl.Series) -> pl.DataFrame:
-    """Build a table with times from `base` on and the row of each thread in `threads` (globalTid)."""
-    if "globalTid" in frame.columns:
-        rows = pl.DataFrame({"globalTid": threads}).with_row_index("thread").with_columns(pl.col("thread").cast(pl.Int64))
-        frame = frame.join(rows, on="globalTid", how="left", maintain_order="left")
+def _find_base(parts: dict[str, pl.DataFrame]) -> int | None:
+    starts = [int(frame["start_ns"].min()) for frame in parts.values() if frame.height]  # type: ignore[arg-type]
+    return min(starts, default=None)
+
+
+def _list_thread_ids(parts: dict[str, pl.DataFrame]) -> pl.Series:
+    """Return the threads (globalTid) of all host events in the order of their numbers."""
+    ids: pl.Series = pl.concat([frame["globalTid"] for frame in parts.values() if "globalTid" in frame.columns])
+    distinct: pl.Series = ids.drop_nulls().unique().sort()
+    return distinct
+
+
+def _number_threads(parts: dict[str, pl.DataFrame]) -> dict[str, pl.DataFrame]:
+    """Return `parts` with the row of each thread instead of its globalTid."""
+    ids = pl.DataFrame({"globalTid": _list_thread_ids(parts)}).with_row_index("thread").with_columns(pl.col("thread").cast(pl.Int64))
+    return {
+        name: frame.join(ids, on="globalTid", how="left", maintain_order="left") if "globalTid" in frame.columns else frame
+        for name, frame in parts.items()
+    }
+
+
+def _build_table(name: str, frame: pl.DataFrame, base: int) -> pl.DataFrame:
     schema = {column: dtype for column, dtype in trace.build_table_schema(name).items() if column != "id"}
     frame = frame.with_columns(pl.col("start_ns") - base, pl.col("end_ns") - base).with_columns(
         pl.col(column).cast(dtype) for column, dtype in schema.items() if frame.schema[column] != dtype

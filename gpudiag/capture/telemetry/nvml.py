@@ -29,7 +29,6 @@ _TIMEOUT = 10
 # nvmlValueType_t -> member of the union nvmlValue_t
 _MEMBERS = {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
-_CLOCK_REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _BOARD = "of the whole board, which several MIG instances share"
 _SHARED = ("sm_clock_mhz", "power_w", "energy_mj", "temperature_c", "clock_event_reasons")
 
@@ -58,8 +57,8 @@ class NvmlSource(ReadingSource):
         self._xid_count = 0
         lib.nvmlInit()
         try:
-            self._own = self._find_handle(identity)
-            self._board = self._find_board(self._own)
+            self._own = self._find(identity)
+            self._board = self._board_of(self._own)
             self._readings = self._make_readings()
         except BaseException:
             lib.nvmlShutdown()
@@ -67,7 +66,7 @@ class NvmlSource(ReadingSource):
 
     # -- the device -------------------------------------------------------------------------------------------------
 
-    def _find_handle(self, identity: DeviceIdentity) -> Any:
+    def _find(self, identity: DeviceIdentity) -> Any:
         """Return the handle by UUID (of a GPU or a MIG instance), PCI address or index, the first that NVML knows."""
         wanted: list[tuple[str, Any]] = []
         if identity.uuid is not None:
@@ -84,7 +83,7 @@ class NvmlSource(ReadingSource):
                 failure = error
         raise failure
 
-    def _find_board(self, handle: Any) -> Any:
+    def _board_of(self, handle: Any) -> Any:
         """Return the handle of the board: a MIG instance has memory of its own, but neither clock nor power."""
         try:
             instance = int(getattr(answer := self._lib.nvmlDeviceIsMigDeviceHandle(handle), "value", answer)) == 1
@@ -102,32 +101,32 @@ class NvmlSource(ReadingSource):
         lib, board = self._lib, self._board
         tick, quarter = 0, SECOND // 4
         readings = [
-            self._build_single("sm_clock_mhz", tick, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
-            self._build_single("clock_event_reasons", tick, lambda: int(self._call_newest(*_CLOCK_REASONS))),
-            *self._build_power_readings(),
-            self._build_reading(("gpu_util_pct", "mem_util_pct"), quarter, self._read_utilisation),
-            self._build_single("mem_used_bytes", SECOND // 2, lambda: int(self._read_memory().used)),
-            self._build_single("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
-            self._build_single("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
-            self._build_single("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
-            self._build_single("pcie_link_width", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkWidth(board)),
+            self._one("sm_clock_mhz", tick, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_SM)),
+            self._one("clock_event_reasons", tick, self._reasons),
+            *self._power(),
+            self._reading(("gpu_util_pct", "mem_util_pct"), quarter, self._utilisation),
+            self._one("mem_used_bytes", SECOND // 2, self._memory_used),
+            self._one("temperature_c", SECOND // 2, lambda: lib.nvmlDeviceGetTemperature(board, lib.NVML_TEMPERATURE_GPU)),
+            self._one("mem_clock_mhz", SECOND, lambda: lib.nvmlDeviceGetClockInfo(board, lib.NVML_CLOCK_MEM)),
+            self._one("pcie_link_gen", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkGeneration(board)),
+            self._one("pcie_link_width", SECOND, lambda: lib.nvmlDeviceGetCurrPcieLinkWidth(board)),
             # each call watches the link for 20 ms (NVML API reference, nvmlDeviceGetPcieThroughput); KB/s
-            self._build_single("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._read_throughput("NVML_PCIE_UTIL_RX_BYTES")),
-            self._build_single("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._read_throughput("NVML_PCIE_UTIL_TX_BYTES")),
-            self._build_reading(("nvlink_rx_bytes", "nvlink_tx_bytes"), SECOND, self._read_nvlink),
-            self._build_single("ecc_uncorrected", 10 * SECOND, self._count_ecc_errors),
-            self._build_single("xid_events", 2 * SECOND, self._count_xids),
+            self._one("pcie_rx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_RX_BYTES")),
+            self._one("pcie_tx_bytes_per_s", 2 * SECOND, lambda: self._throughput("NVML_PCIE_UTIL_TX_BYTES")),
+            self._reading(("nvlink_rx_bytes", "nvlink_tx_bytes"), SECOND, self._nvlink),
+            self._one("ecc_uncorrected", 10 * SECOND, self._ecc),
+            self._one("xid_events", 2 * SECOND, self._xid),
         ]
         share_budget(readings)
         return readings
 
-    def _build_reading(self, columns: tuple[str, ...], period_ns: int, read: Callable[[], Answer]) -> Reading:
+    def _reading(self, columns: tuple[str, ...], period_ns: int, read: Callable[[], Answer]) -> Reading:
         return Reading(columns, read, period_ns, final=is_final)
 
-    def _build_single(self, column: str, period_ns: int, read: Callable[[], Value]) -> Reading:
-        return self._build_reading((column,), period_ns, lambda: {column: read()})
+    def _one(self, column: str, period_ns: int, read: Callable[[], Value]) -> Reading:
+        return self._reading((column,), period_ns, lambda: {column: read()})
 
-    def _call_newest(self, *names: str) -> Any:
+    def _newest(self, *names: str) -> Any:
         """Return the first function of `names` that both nvidia-ml-py and the driver have, called on the board."""
         for name in (self._chosen[names[0]],) if names[0] in self._chosen else names:
             try:
@@ -139,26 +138,23 @@ class NvmlSource(ReadingSource):
                     raise
         return None
 
-    def _build_power_readings(self) -> list[Reading]:
+    def _reasons(self) -> Value:
+        return int(self._newest("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"))
+
+    def _power(self) -> list[Reading]:
         """Return how power and energy are asked for: one call for both where the driver has field values, else one each."""
         wanted = {"power_w": "NVML_FI_DEV_POWER_INSTANT", "energy_mj": "NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
         fields: dict[str, int] = {}
         try:
             numbers = {column: getattr(self._lib, name) for column, name in wanted.items()}
-            answer = self._read_fields(numbers)
+            answer = self._fields(numbers)
             fields = {column: numbers[column] for column, value in answer.items() if not isinstance(value, Exception)}
         except Exception:  # noqa: BLE001 - an old driver or nvidia-ml-py: the functions below are older
             fields.clear()
-
-        def read_fields() -> Answer:
-            answer = self._read_fields(fields)
-            milliwatts = answer.get("power_w")
-            return answer | {"power_w": milliwatts / 1000} if isinstance(milliwatts, (int, float)) else answer
-
-        readings = [self._build_reading(tuple(fields), 0, read_fields)] if fields else []
+        readings = [self._reading(tuple(fields), 0, lambda: self._milliwatts(self._fields(fields)))] if fields else []
         lib, board = self._lib, self._board
         if "power_w" not in fields:
-            readings.append(self._build_single("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
+            readings.append(self._one("power_w", 0, lambda: lib.nvmlDeviceGetPowerUsage(board) / 1000))
         if "energy_mj" not in fields:
             readings.append(self._one("energy_mj", 0, lambda: lib.nvmlDeviceGetTotalEnergyConsumption(board)))
         self._averaged = "power_w" not in fields
@@ -166,7 +162,12 @@ class NvmlSource(ReadingSource):
         self._notes["power_w"] = "; ".join([how, *([_BOARD] if "power_w" in self._notes else [])])
         return readings
 
-    def _read_fields(self, wanted: Mapping[str, Any]) -> dict[str, Value | Exception]:
+    @staticmethod
+    def _milliwatts(answer: dict[str, Value | Exception]) -> Answer:
+        power = answer.get("power_w")
+        return answer | {"power_w": power / 1000} if isinstance(power, (int, float)) else answer
+
+    def _fields(self, wanted: Mapping[str, Any]) -> dict[str, Value | Exception]:
         """Return column -> field value of the board; `wanted`: column -> field id, or (field id, scope id)."""
         values = self._lib.nvmlDeviceGetFieldValues(self._board, list(wanted.values()))
         return {column: self._field(value) for column, value in zip(wanted, values, strict=True)}
@@ -178,11 +179,11 @@ class NvmlSource(ReadingSource):
         member = _MEMBERS.get(found.valueType)
         return ValueError(f"unknown value type {found.valueType}") if member is None else getattr(found.value, member)
 
-    def _read_utilisation(self) -> Answer:
+    def _utilisation(self) -> Answer:
         found = self._lib.nvmlDeviceGetUtilizationRates(self._board)
         return {"gpu_util_pct": found.gpu, "mem_util_pct": found.memory}
 
-    def _read_memory(self) -> Any:
+    def _memory(self) -> Any:
         """Return nvmlMemory_v2_t, whose `used` leaves out what the driver reserves, else the older nvmlMemory_t."""
         version = getattr(self._lib, "nvmlMemory_v2", None)
         if version is not None and self._chosen.get("memory") != "v1":
@@ -194,19 +195,22 @@ class NvmlSource(ReadingSource):
                 self._chosen["memory"] = "v1"
         return self._lib.nvmlDeviceGetMemoryInfo(self._own)
 
-    def _read_throughput(self, counter: str) -> Value:
+    def _memory_used(self) -> Value:
+        return int(self._memory().used)
+
+    def _throughput(self, counter: str) -> Value:
         return int(self._lib.nvmlDeviceGetPcieThroughput(self._board, getattr(self._lib, counter))) * 1000
 
-    def _read_nvlink(self) -> Answer:
+    def _nvlink(self) -> Answer:
         ids = {"nvlink_rx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX", "nvlink_tx_bytes": "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"}
-        found = self._read_fields({column: (getattr(self._lib, name), ALL_LINKS) for column, name in ids.items()})
+        found = self._fields({column: (getattr(self._lib, name), ALL_LINKS) for column, name in ids.items()})
         return {column: value if isinstance(value, Exception) else value * _KIB for column, value in found.items()}
 
-    def _count_ecc_errors(self) -> Value:
+    def _ecc(self) -> Value:
         lib = self._lib
         return int(lib.nvmlDeviceGetTotalEccErrors(self._board, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC))
 
-    def _count_xids(self) -> Value:
+    def _xid(self) -> Value:
         """Return how many Xid errors the driver has reported since the first question; never waits for one."""
         if self._events is None:
             events = self._lib.nvmlEventSetCreate()
@@ -253,7 +257,7 @@ class NvmlSource(ReadingSource):
             "power_limit_w": lambda: lib.nvmlDeviceGetEnforcedPowerLimit(board) / 1000,
             "max_pcie_link_gen": lambda: lib.nvmlDeviceGetMaxPcieLinkGeneration(board),
             "max_pcie_link_width": lambda: lib.nvmlDeviceGetMaxPcieLinkWidth(board),
-            "memory_bytes": lambda: self._read_memory().total,
+            "memory_bytes": lambda: self._memory().total,
             "slowdown_temperature_c": lambda: lib.nvmlDeviceGetTemperatureThreshold(board, lib.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         }
         found = {}
