@@ -16,7 +16,7 @@ from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, environment, idle_time, labels
-from gpudiag.report import findings as findings_module
+from gpudiag.report.findings import split_findings
 from gpudiag.report.labels import BucketRow
 from gpudiag.units import format_ns, format_share
 
@@ -94,7 +94,7 @@ def _build_headlines(report: ReportData) -> list[str]:
 
 def _build_findings(report: ReportData, view: View) -> list[Component]:
     """Return the findings that matter, in one line each."""
-    full, rest = findings_module.split_findings(report)
+    full, rest = split_findings(report)
     title = html.H2("What to do first")
     if not full:
         return [title, html.P(components.clean_long_text(labels.format_nothing_found(report)))]

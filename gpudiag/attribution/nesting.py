@@ -268,7 +268,7 @@ def _keep_near(rows: Ids, spans: Spans, within: Spans | None) -> tuple[Ids, Span
 
 
 def _cut_self_spans(nesting: Nesting, first: int, last: int) -> tuple[Ids, npt.NDArray[np.int64]]:
-    """Return self_spans of some rows that hold whole threads.
+    """Return find_self_spans of some rows that hold whole threads.
 
     From the last edge of a moment on that op is the innermost which begins there, else the parent of the outermost one that ends there;
     pieces without one are left out.

@@ -1,7 +1,5 @@
 """How commands are run: plain arguments without conversion, hints for mistaken words, an orderly end on a signal.
 
-Commands that take arguments as they are where these need no conversion: text, paths and defaults.
-
 typer converts every value by pydantic (from 0.29 on), which takes as long to load as all else that a command needs to start.
 """
 

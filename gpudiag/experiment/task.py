@@ -235,7 +235,7 @@ def _build_estimate_input(loop: Loop, device: str) -> EstimateInput:
 
 
 def _count_rows(batch: Any) -> int | None:
-    """Return the first dimension of the first tensor; samples_of() asks no tensor of another class, as those without data are."""
+    """Return the first dimension of the first tensor; count_samples() asks no tensor of another class, as those without data are."""
     import torch
     from torch.utils._pytree import tree_iter
 

@@ -10,8 +10,7 @@ from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Sites
 from gpudiag.attribution.names import decode_column, decode_names, match_column
 from gpudiag.attribution.nesting import find_innermost, nest, null_missing
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_table_schema
 from gpudiag.timeline.host_events import EVENT_CAUSES, find_host_events, find_own_frames, format_ms
 from gpudiag.timeline.host_threads import NOBODY, HostActivity
 from gpudiag.timeline.segments import FoldedTime, cut_by_layer, find_most_held, find_outermost, select_rows
@@ -86,7 +85,7 @@ class SiteWindowPauses:
         return [(self._views[int(view)], found) for (view,), found in rows.drop_nulls("view").group_by("view", maintain_order=True)]
 
     def _paired(self, pauses: pl.DataFrame) -> pl.DataFrame:
-        """Return the pauses with their place and length without what is explained; what is beyond LIKE twins is cut off."""
+        """Return the pauses with their place and length without what is explained; what is beyond MOST_STRETCH twins is cut off."""
         first, last = (self._rest.at(pauses[name].to_numpy()) for name in ("start_ns", "end_ns"))
         pauses = pauses.with_columns(pl.Series("from_ns", first), pl.Series("rest_ns", last - first))
         told = [rows.join(view.twins, on="twin", how="left", maintain_order="left") for view, rows in self._by_view(pauses)]
@@ -248,7 +247,7 @@ def label_pieces(
         thread=pl.when("on_host").then(pl.coalesce("event_thread", "held_thread", lead)),
         evidence=_build_evidence(trace, frame),
     )
-    return frame.select([pl.col(name).cast(dtype) for name, dtype in trace_module.build_table_schema("idle").items()])
+    return frame.select([pl.col(name).cast(dtype) for name, dtype in build_table_schema("idle").items()])
 
 
 def _build_evidence(trace: Trace, frame: pl.DataFrame) -> pl.Expr:

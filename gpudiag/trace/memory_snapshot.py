@@ -1,11 +1,8 @@
 """A snapshot of the CUDA caching allocator (torch.cuda.memory._dump_snapshot): an untrusted pickle of plain data -> typed values.
 
-Pickles of plain data: containers, numbers and texts. No other operation of the format is known here, so nothing can be called.
-
-Opcodes: Lib/pickle.py and Lib/pickletools.py of CPython. The standard unpickler is not used, not even with find_class closed: it sizes its
-memo by a number that the file claims, and has no limit on what a small file may unfold to.
-
-A snapshot of the CUDA caching allocator, as torch.cuda.memory._dump_snapshot writes it: an untrusted pickle -> typed values.
+Pickles of containers, numbers and texts: no other operation of the format is known here, so nothing can be called. Opcodes: Lib/pickle.py
+and Lib/pickletools.py of CPython. The standard unpickler is not used, not even with find_class closed: it sizes its memo by a number that
+the file claims, and has no limit on what a small file may unfold to.
 
 Format: torch/cuda/memory.py (_snapshot) and torch/cuda/_memory_viz.py, of torch 2.0 to 2.13.
 """
@@ -235,7 +232,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """active_allocated | active_awaiting_free (active_pending_free) | inactive."""
     frames: Any = None
-    """As in the file: shared between entries. See stack_of."""
+    """As in the file: shared between entries. See list_frames."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
@@ -266,7 +263,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     addr: Address | None = None
     """None: for oom."""
     frames: Any = None
-    """As in the file: shared between entries. See stack_of."""
+    """As in the file: shared between entries. See list_frames."""
 
     def __post_init__(self) -> None:
         _check_address(self.addr)

@@ -1,7 +1,5 @@
 """A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
 
-A large trace read by two processes: each decompresses all of it and decodes every other chunk. The tables are those of one process.
-
 Both cut the text at the same places, as long as each cut proves to lie between events, which only the process that decodes the chunk can
 tell. Where one does not, or the second process cannot be started or dies, the file has to be read again by one process.
 """

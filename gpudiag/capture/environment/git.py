@@ -27,7 +27,7 @@ _QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FE
 """git --help: writes nothing to the repository where it need not, asks nobody, fetches nothing."""
 
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
-"""No hook or monitor that the repository's own configuration names is started; _without_filters() does the same for its filters."""
+"""No hook or monitor that the repository's own configuration names is started; _disable_filters() does the same for its filters."""
 
 _FILTERS = ("config", "--name-only", "--get-regexp", r"^filter\..*\.(clean|process)$")
 _STATUS = ("status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=all")

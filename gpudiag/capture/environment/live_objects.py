@@ -1,7 +1,5 @@
 """What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
 
-What is alive in the process when a recording ends: wrapped models, loss scalers, compiled code.
-
 Nothing is hooked: models are wrapped before the recording begins. Looks at every object that Python's collector knows, so it is done once,
 after the loop; only the types of objects are looked at, and attributes of torch's own classes.
 """

@@ -1,14 +1,11 @@
 """Fixes of copies to the GPU: not waited for (non_blocking), or made ahead on a stream of their own (device-prefetch).
 
-Copies to the GPU that the program does not wait for.
+non_blocking: only copies from pinned memory are changed. One from pageable memory is staged by the driver, and the way back from the GPU
+must be waited for (https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html).
 
-Only those from pinned memory are changed: a copy from pageable memory is staged by the driver, and the way back from the GPU must be
-waited for (https://docs.pytorch.org/tutorials/intermediate/pinmem_nonblock.html).
-
-The next batch is copied to the GPU on a stream of its own while the step runs.
-
-It is the prefetcher of NVIDIA's examples (https://github.com/NVIDIA/apex/blob/master/examples/imagenet/main_amp.py, data_prefetcher) put
-round the iterator of the program's DataLoader: it gives batches that are on the GPU already, and a .to(device) returns them as they are.
+device-prefetch: the prefetcher of NVIDIA's examples (https://github.com/NVIDIA/apex/blob/master/examples/imagenet/main_amp.py,
+data_prefetcher) put round the iterator of the program's DataLoader: it gives batches that are on the GPU already, and a .to(device)
+returns them as they are.
 """
 
 from __future__ import annotations

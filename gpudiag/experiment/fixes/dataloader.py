@@ -1,7 +1,5 @@
 """Fixes of the DataLoader: workers, prefetching, persistent workers, pinned memory, batch size.
 
-DataLoaders whose arguments fixes change, and the values that are in effect in those that were iterated.
-
 What a loader does is decided when it is made, and shown by its iterator. accelerate (Hugging Face) and Lightning make a second loader from
 the attributes of the first, which are changed already: it is left as it is, and what the program asked for is what the first was given.
 """

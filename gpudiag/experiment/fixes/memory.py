@@ -1,12 +1,8 @@
 """Fixes of memory: activation checkpointing, expandable segments of the CUDA allocator, malloc that keeps host memory.
 
-Segments of the CUDA caching allocator that grow, so that blocks of changing sizes leave no holes.
+Expandable segments: https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
 
-https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-cuda-alloc-conf
-
-Host memory that malloc keeps, instead of asking the kernel for it anew and touching each page again, for every large tensor of a step.
-
-mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one and returned when freed; the top of the heap is returned above
+malloc, mallopt(3): blocks above M_MMAP_THRESHOLD are mapped one by one and returned when freed; the top of the heap is returned above
 M_TRIM_THRESHOLD. Each page that comes back costs a fault and is filled with zeros.
 """
 

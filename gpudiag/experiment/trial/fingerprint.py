@@ -1,15 +1,12 @@
 """What identifies how a program trains: its settings by name, and a small sketch of its gradients.
 
-What a program has set, by name: a change that should only make it faster must leave all of it as it is.
+Settings: a change that should only make a program faster must leave them as they are. Numbers escape that losses of a few steps cannot
+tell: a learning rate that is 1 % off, weight decay that is gone, the momentum of a normalisation layer. To compare what is set costs
+nothing, and finds exactly those.
 
-Numbers escape that losses of a few steps cannot tell: a learning rate that is 1 % off, weight decay that is gone, the momentum of a
-normalisation layer. To compare what is set costs nothing, and finds exactly those.
-
-A small picture of gradients, from which the distance of two sets of them can be told.
-
-A count sketch (Charikar, Chen, Farach-Colton 2002, "Finding frequent items in data streams", section 3): each element is added, with a
-sign of its own, to one of a few buckets. The squared length of a difference of sketches is then that of the difference itself in the mean,
-with a standard deviation of about sqrt(2 / buckets) of it: 4.4 % for one tensor of many elements, less for several.
+Gradients: a count sketch (Charikar, Chen, Farach-Colton 2002, "Finding frequent items in data streams", section 3): each element is
+added, with a sign of its own, to one of a few buckets. The squared length of a difference of sketches is then that of the difference
+itself in the mean, with a standard deviation of about sqrt(2 / buckets) of it: 4.4 % for one tensor of many elements, less for several.
 """
 
 from __future__ import annotations

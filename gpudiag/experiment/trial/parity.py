@@ -1,7 +1,5 @@
 """Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
 
-Records a parity run in the process of an arm: losses, gradients and settings of a few steps from a known start.
-
 All events are kept from the first backward pass on, and told apart into steps when enough of them are known: the boundary rule needs
 three before it marks one. A parity run measures no time, so that figures are read from the device at once.
 """
@@ -35,14 +33,14 @@ _NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 
 
 class BoundaryRule(Protocol):
-    """What is used of the boundary rule (capture.unmodified.boundary.Boundary)."""
+    """What is used of the boundary rule (capture.run_script.step_boundary.StepBoundary)."""
 
     cycle: tuple[int, ...]
     settled: bool
 
 
 class StepMarks(Protocol):
-    """What is used of the driver that marks the steps (capture.unmodified.marks.Driver)."""
+    """What is used of the driver that marks the steps (capture.run_script.driver.Driver)."""
 
     @property
     def rule(self) -> BoundaryRule:

@@ -1,7 +1,5 @@
 """Keeps a trial to itself: no checkpoints are saved, loggers and the sockets of multiprocessing go to the folder of the arm.
 
-Keeps a trial from saving: checkpoints of a trial are of no use to anybody, and might overwrite or delete those of a real run.
-
 What is held back is counted by the name of what was called, for the probe.
 """
 

@@ -355,13 +355,13 @@ def read_held_bytes() -> int | None:
 
 
 def read_tensor_bytes() -> int | None:
-    """Return the most memory of the device that tensors held since forget_peak()."""
+    """Return the most memory of the device that tensors held since reset_peak()."""
     cuda = find_used_cuda()
     return None if cuda is None else int(cuda.max_memory_allocated())
 
 
 def reset_peak() -> None:
-    """Have tensor_bytes() begin anew: autotuning and the first steps may have needed more than training does."""
+    """Have read_tensor_bytes() begin anew: autotuning and the first steps may have needed more than training does."""
     cuda = find_used_cuda()
     if cuda is not None:
         cuda.reset_peak_memory_stats()

@@ -1,7 +1,5 @@
 """Fused attention, forward and backward (op_costs section 3; flash-attention benchmarks/benchmark_flash_attention.py).
 
-Fused attention, forward and backward (op_costs section 3; flash-attention benchmarks/benchmark_flash_attention.py).
-
 Forward: two products, 2 * B*H*pairs * (Dqk + Dv) FLOP; backward: five (scores again, dV, dP, dQ, dK), 2 * B*H*pairs * (3 Dqk + 2 Dv).
 Pairs are discounted where the mask is causal (attention_shapes). Bytes: q, k, v, the result, a given mask or bias, and the fp32
 log-sum-exp; scores never reach memory. The softmax's vector FLOPs are not charged: no peak of the exponential units is tabulated.
@@ -97,7 +95,7 @@ class Packing(msgspec.Struct, frozen=True):
 
 
 def count_mean_pairs(queries: float, keys: float, mask: Mask, window: int | None = None) -> float:
-    """Return the pairs of one sequence of mean lengths, which need not be whole (`pairs_twice` / 2 where they are)."""
+    """Return the pairs of one sequence of mean lengths, which need not be whole (`count_pairs_twice` / 2 where they are)."""
     if queries == int(queries) and keys == int(keys):
         return count_pairs_twice(int(queries), int(keys), mask, window) / 2
     if window is not None and 0 < window < keys:

@@ -1,7 +1,5 @@
 """Element-wise ops, activations, dropout, comparisons, selection, random numbers (op_costs section 7).
 
-Element-wise ops, activations, dropout, comparisons (op_costs section 7).
-
 FLOP = operations per element * elements of the result, bytes = each operand's distinct elements read + the result written; an expanded
 operand counts once, an in-place op reads and writes self. Operations per element are conventions (add 1, fused multiply-add 2, sigmoid 5,
 tanh-gelu 8, erf-gelu 10): such kernels are far below the ridge, so the class does not depend on them. The same tensor given twice cannot

@@ -97,11 +97,11 @@ def test_a_launcher_that_copies_the_environment_hands_it_on(tmp_path: Path) -> N
 def _fake(tmp_path: Path, torch: str) -> None:
     """Put a torch and a gpudiag.capture.run_script.watch of our own where the interpreter finds them first."""
     (tmp_path / "torch.py").write_text(textwrap.dedent(torch))
-    unmodified = tmp_path / "gpudiag" / "capture" / "unmodified"
-    unmodified.mkdir(parents=True)
-    for folder in (unmodified.parents[1], unmodified.parent, unmodified):
+    run_script = tmp_path / "gpudiag" / "capture" / "run_script"
+    run_script.mkdir(parents=True)
+    for folder in (run_script.parents[1], run_script.parent, run_script):
         (folder / "__init__.py").write_text("")
-    (unmodified / "watch.py").write_text(
+    (run_script / "watch.py").write_text(
         "def watch(text):\n    print('watching', getattr(__import__('torch'), 'ready', None), flush=True)\n"
     )
 
