@@ -27,7 +27,7 @@ OWNER_VARIABLE = "GPUDIAG_STARTED_BY"
 """Environment variable of what a dashboard starts: the dashboard's process and when that began, for numbers of processes come again."""
 
 _COMMAND = ["-m", "gpudiag", "ab"]
-"""Its own processes inherit the mark, but not these words (api.offers.argv)."""
+"""Its own processes inherit the mark, but not these words (api.candidates.build_gpudiag_command)."""
 
 
 class Orphan(NamedTuple):

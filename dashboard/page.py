@@ -1,7 +1,5 @@
 """What a page of the dashboard is, and pages that are made anew from the address.
 
-What a page of the dashboard is.
-
 The frame (app.py) shows a page in this way:
 
 1. The address changes. `View.parse` reads it; a page that does not exist, or a recording that is not in the library, gets a clear line.

@@ -1,7 +1,5 @@
 """Who may ask the dashboard for what, and short answers to malformed requests.
 
-Who may ask the dashboard for what.
-
 A page of another origin in the same browser must not read recordings or start anything: the Host header must name this server (a DNS
 name that an attacker points at 127.0.0.1 does not), and whatever changes or computes comes by POST from this origin alone (Origin and
 Sec-Fetch-Site, https://www.w3.org/TR/fetch-metadata/). Another site may link to a page, but load nothing from here, not even to see that
@@ -29,7 +27,7 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
 COOKIE = "gpudiag_token"
-"""Cookies know no ports, so the port stands in the name (`cookie_name`): two dashboards on one host keep their tokens apart."""
+"""Cookies know no ports, so the port stands in the name (`name_cookie`): two dashboards on one host keep their tokens apart."""
 
 PARAMETER = "token"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

@@ -12,12 +12,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from gpudiag.model import trace as trace_module
 from gpudiag.model.analysis import Analysis, Coverage
 from gpudiag.model.bundle import Manifest
 from gpudiag.model.hardware import Device
 from gpudiag.model.timeline import Breakdown, BucketsNs
-from gpudiag.model.trace import Trace, TraceMeta
+from gpudiag.model.trace import Trace, TraceMeta, build_empty_table, build_table_schema
 from gpudiag.roofline.engine import add_engine
 from gpudiag.roofline.op_calls import MATRIX_FAMILIES, find_family
 
@@ -95,11 +94,11 @@ class _Rows:
 
 def table(name: str, rows: list[dict[str, Any]]) -> pl.DataFrame:
     """Return `rows` as table `name` of stage cost; columns that are not given are null, ids are row numbers."""
-    schema = trace_module.build_table_schema(name, "cost")
+    schema = build_table_schema(name, "cost")
     if "id" in schema:
         rows = [{"id": index, **row} for index, row in enumerate(rows)]
     full = [{column: row.get(column) for column in schema} for row in rows]
-    return pl.DataFrame(full, schema=schema, orient="row") if full else trace_module.build_empty_table(name, "cost")
+    return pl.DataFrame(full, schema=schema, orient="row") if full else build_empty_table(name, "cost")
 
 
 def _signature(rows: _Rows, work: Work) -> int | None:
@@ -224,10 +223,10 @@ def analysis(
         signatures=table("signatures", rows.signatures),
         launches=table("launches", rows.launches),
         kernels=_kernels(rows, work or [], device, manifest),
-        frames=trace_module.build_empty_table("frames", "cost"),
+        frames=build_empty_table("frames", "cost"),
         marks=table("marks", marks or []),
-        allocations=trace_module.build_empty_table("allocations", "cost"),
-        collectives=trace_module.build_empty_table("collectives", "cost"),
+        allocations=build_empty_table("allocations", "cost"),
+        collectives=build_empty_table("collectives", "cost"),
     )
     return Analysis(
         trace=trace,

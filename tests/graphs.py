@@ -9,8 +9,8 @@ from simulator import Simulation
 
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
 from gpudiag.model.graph import Graph, encode_node_kind
+from gpudiag.model.trace import build_empty_table, build_table_schema
 from gpudiag.timeline.graph import build_all_graphs
 from gpudiag.timeline.syncs import find_syncs
 
@@ -28,7 +28,7 @@ def graphs_in_a_row(run: Simulation) -> tuple[tuple[Graph, ...], Graph | None]:
     return build_all_graphs(
         trace,
         steps,
-        trace_module.build_empty_table("idle"),
+        build_empty_table("idle"),
         find_syncs(trace, steps),
         False,
         _host_marks(run, trace.meta.unix_base_ns or 0),
@@ -38,7 +38,7 @@ def graphs_in_a_row(run: Simulation) -> tuple[tuple[Graph, ...], Graph | None]:
 def _host_marks(run: Simulation, base_ns: int) -> pl.DataFrame:
     """Return what a bundle would hold of the run's garbage collections and saves."""
     rows = [{**mark, "start_unix_ns": mark["start_ns"] + base_ns, "step": 0} for mark in run.host_marks]
-    schema = trace_module.build_table_schema("host_marks")
+    schema = build_table_schema("host_marks")
     return pl.DataFrame([{name: row[name] for name in schema} for row in rows], schema=schema, orient="row")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import polars as pl
 
 from gpudiag.api.devices import find_device
-from gpudiag.attribution import device as device_module
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import find_sites
-from gpudiag.attribution.device import classify_run
+from gpudiag.attribution.device import classify_run, find_cpu_gaps, find_cpu_spans, find_gaps
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.trace import Trace
@@ -30,9 +29,9 @@ def study(trace: Trace, host_marks: pl.DataFrame | None = None, samples: int | N
     trace, nesting = link_kernels(trace, steps, on_cpu=on_cpu)
     sites = find_sites(trace, steps, None)
     if on_cpu:
-        found = device_module.find_cpu_gaps(device_module.find_cpu_spans(trace.ops, trace.kernels, nesting)[1], window)
+        found = find_cpu_gaps(find_cpu_spans(trace.ops, trace.kernels, nesting)[1], window)
     else:
-        found = device_module.find_gaps(trace.kernels, trace.launches, window)
+        found = find_gaps(trace.kernels, trace.launches, window)
     syncs = find_syncs(trace, steps, sites)
     trace = classify_kernels(trace, find_attributed_ops(trace, on_cpu=on_cpu), found, device, None)
     idle = explain_idle(trace, found, window, steps, syncs=syncs, host_marks=host_marks, sites=sites, on_cpu=on_cpu)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from gpudiag.model import trace as trace_module
 from gpudiag.model.graph import Graph, encode_edge_kind, encode_node_kind
-from gpudiag.model.trace import Thread, Trace, TraceMeta
+from gpudiag.model.trace import Thread, Trace, TraceMeta, build_table_schema
 
 DEVICE = -1
 """Lane of the first stream."""
@@ -58,7 +57,7 @@ def graph(nodes: Sequence[dict[str, Any]], edges: Sequence[dict[str, Any]], *, e
 
 def table(name: str, rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Return the table `name` at stage 'cost' with what `rows` give, ids added and the rest null."""
-    schema = trace_module.build_table_schema(name, "cost")
+    schema = build_table_schema(name, "cost")
     full = [{"id": number, **row} for number, row in enumerate(rows)]
     return pl.DataFrame([{key: row.get(key) for key in schema} for row in full], schema=schema, orient="row")
 

@@ -19,7 +19,7 @@ from test_hostile import RECORDED, Result, Run, bundle
 
 from gpudiag.capture import segments
 from gpudiag.cli import main
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_table_schema
 from gpudiag.trace import kineto
 from gpudiag.trace.decompression import watch_reading
 
@@ -262,7 +262,7 @@ def test_a_string_is_read_in_time_that_grows_with_it() -> None:
 
 def _segment(rows: int) -> bytes:
     """Return a segment whose columns repeat one null `rows` times, in some bytes each (Parquet, run-length encoding)."""
-    schema = trace_module.build_table_schema("step_records")
+    schema = build_table_schema("step_records")
     out, chunks = bytearray(b"PAR1"), []
     levels = segments._encode_varint(rows << 1) + b"\0"
     data = len(levels).to_bytes(4, "little") + levels

@@ -16,7 +16,7 @@ from gpudiag.api.pipeline import AnalysedRecording
 from gpudiag.model.finding import Finding
 from gpudiag.model.report import ReportData
 from gpudiag.report import data_quality, environment, idle_time, labels
-from gpudiag.report import findings as findings_module
+from gpudiag.report.findings import split_findings
 from gpudiag.report.labels import BucketRow
 from gpudiag.units import format_ns, format_share
 

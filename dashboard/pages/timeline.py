@@ -1,7 +1,5 @@
 """The time line: lanes drawn by assets/timeline.js, what the page asks, and the columns of the answers.
 
-The time line: lanes of streams and threads, drawn by assets/timeline.js from windows that the server sums up.
-
 A canvas and not a plotly figure: with 2,000 bars plotly took 0.34 s for a frame while panning and with 12,000 bars 2 s, where the canvas
 took 0.02 s and 0.08 s (headless Chromium, two busy cores).
 """

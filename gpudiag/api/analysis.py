@@ -1,7 +1,5 @@
 """One window through the layers: read, link, cost, classify, explain idle time, build the graph; and the summary of a rank.
 
-One rank, wherever its trace can be read: what it tells of itself. Requests and answers are bytes that travel.
-
 A process that reads ranks imports this module alone: the rules and what judges by them are not among it.
 """
 
@@ -23,11 +21,10 @@ from gpudiag.api.inputs import Input, load_trace, open_rank
 from gpudiag.api.memory import find_memory
 from gpudiag.api.ranks import RankInput
 from gpudiag.api.result_cache import ResultKey, load_or_make_bytes
-from gpudiag.attribution import device as device_module
 from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites, find_modules, find_sites
 from gpudiag.attribution.cuda_graphs import map_replays
-from gpudiag.attribution.device import align_clocks, classify_run
+from gpudiag.attribution.device import align_clocks, classify_run, find_cpu_gaps, find_cpu_spans, find_gaps
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import Steps, find_steps
 from gpudiag.errors import InputError
@@ -318,9 +315,9 @@ def _cost_window(chosen: Input, tell: Progress, *, modules: bool) -> _Costed:
     manifest = chosen.bundle.manifest if chosen.bundle else None
     found = find_device(trace, run, manifest)
     trace = trace if on_cpu else _select_device(trace, found.number)
-    work, spans = device_module.find_cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
+    work, spans = find_cpu_spans(trace.ops, trace.kernels, nesting) if on_cpu else _kernel_spans(trace)
     del nesting
-    found_gaps = device_module.find_cpu_gaps(spans, window) if on_cpu else device_module.find_gaps(trace.kernels, trace.launches, window)
+    found_gaps = find_cpu_gaps(spans, window) if on_cpu else find_gaps(trace.kernels, trace.launches, window)
     device = derate_to_observed_clock(found.device, chosen.bundle, window, trace.meta.unix_base_ns, found.number)
     site_window = _read_site_window(chosen.sites)
     trace, captures = map_graph_captures(trace, site_window, chosen.graph_capture)
@@ -422,12 +419,15 @@ def estimate_profiler_slowdown(records: pl.DataFrame) -> float | None:
 
 
 def answer_summary_request(request: bytes) -> bytes:
-    """Return the summary (job.wire) of the rank in a request: a RankInput as JSON. Raises InputError where it cannot be read."""
+    """Return the summary (job.rank_summary) of the rank in a request: a RankInput as JSON. Raises InputError where it cannot be read."""
     return summarise_rank(msgspec.json.decode(request, type=RankInput))
 
 
 def summarise_rank(item: RankInput) -> bytes:
-    """Return what one rank tells of itself, as bytes of job.wire; kept beside large traces. Raises InputError where it cannot be read."""
+    """Return what one rank tells of itself, as bytes of job.rank_summary; kept beside large traces.
+
+    Raises InputError where it cannot be read.
+    """
     chosen = open_rank(item)
     made_from = (chosen.trace, item.path) if item.bundle else (chosen.trace,)
     key = ResultKey("rank", made_from, asked=(item.rank, item.window), rank=item.rank if item.bundle else None)

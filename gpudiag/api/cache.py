@@ -3,7 +3,7 @@
     .gpudiag-cache/v1/<kind>/<subject>/<key>/seal.json and the files that it names
 
 An entry is a folder that appears whole, by a rename, or not at all; its seal holds size and checksum of each file. The key is a digest of
-everything that the entry was made from (cache_key.py), so nothing is ever updated. Never fails: what cannot be read is made anew, what
+everything that the entry was made from (result_cache.py), so nothing is ever updated. Never fails: what cannot be read is made anew, what
 cannot be written is not kept. Links are not followed, and nothing that gpudiag did not write is removed.
 """
 
@@ -45,7 +45,7 @@ MOST_ENTRIES = 2
 """Entries of one kind and subject: the present state and the one before, or two ways of asking."""
 
 MAX_ENTRY_BYTES = 2 << 30
-"""Largest entry that is read back: the tables of the largest trace that is read at all (trace.source.MAX_TEXT_BYTES) take 1.2 GB."""
+"""Largest entry that is read back: the tables of the largest trace that is read at all (trace.decompression.MAX_TEXT_BYTES) take 1.2 GB."""
 
 _SEAL, _MAX_SEAL_BYTES = "seal.json", 1 << 20
 _VERSION_FOLDER = re.compile(r"v(\d{1,6})")

@@ -338,7 +338,7 @@ MIN_FREE_BYTES = 2 << 30
 """Recordings of a large model with stacks take some hundred MB each before they are compressed."""
 
 NO_ROOM_BYTES = 128 << 20
-"""Where less is free, no trace is written beside the training (capture.writer.RESERVE_BYTES)."""
+"""Where less is free, no trace is written beside the training (capture.recording.RESERVE_BYTES)."""
 
 OLD_DAYS = 180
 _DAY_S = 86_400
@@ -474,7 +474,7 @@ def _run_check(check: Callable[[ObservedMachine], Check], seen: ObservedMachine)
     try:
         return check(seen)
     except Exception as error:  # noqa: BLE001 - a machine of an odd kind is what this command is for
-        return build_unknown(check.__name__.replace("_", " "), f"the check failed: {type(error).__name__}: {error}")
+        return build_unknown(check.__name__.removeprefix("check_").replace("_", " "), f"the check failed: {type(error).__name__}: {error}")
 
 
 def _find_implied_needs(seen: ObservedMachine) -> set[Need]:

@@ -92,7 +92,7 @@ def _list_unfinished(bundle: OpenedBundle) -> list[Notice]:
 
 
 MAX_ROWS = 200_000_000
-"""Of one table: the largest trace that is read (trace.source.MAX_TEXT_BYTES) has fewer events."""
+"""Of one table: the largest trace that is read (trace.decompression.MAX_TEXT_BYTES) has fewer events."""
 
 _META_FILE = "meta.json"
 _COMPRESSION_LEVEL = 1

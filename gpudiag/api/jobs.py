@@ -1,7 +1,5 @@
 """All ranks of a job compared: each summed up where it can be read, on this machine or by the workers of a dask cluster.
 
-The same work on ranks on other machines: the workers of a dask.distributed cluster that exists already.
-
 Workers read the traces themselves (fsspec URLs, or folders that all machines share); only requests and summaries travel. A worker that
 dies is dask's matter: the rank is given to another one, a few times (its setting distributed.scheduler.allowed-failures).
 """
@@ -260,7 +258,7 @@ def _find_fault(found: object) -> str:
 def run_on_worker(name: str, request: bytes, path: str) -> Answer:
     """Return the answer of the function `name` to a request about the trace at `path`; runs on a worker.
 
-    Raises FailedError where a URL cannot be read.
+    Raises RankFailedError where a URL cannot be read.
     """
     from distributed import get_worker
 
@@ -299,7 +297,7 @@ def report_on_cluster(
     recording: Recording, scheduler: str, tell: Callable[[str], None], question: ReportOptions, *, rank: int | None = None,
     rules_dirs: Sequence[str] = (), config: Config | None = None,
 ) -> ReportData:  # fmt: skip
-    """Return the report on all ranks of `recording`, or on `rank` alone, made on the cluster of `scheduler` (see api.cluster.Cluster).
+    """Return the report on all ranks of `recording`, or on `rank` alone, made on the cluster of `scheduler` (see Cluster).
 
     Raises InputError where nothing can be read, where no scheduler answers, or where its workers cannot do the work.
     """

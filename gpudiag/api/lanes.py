@@ -211,7 +211,7 @@ class LaneBoard:
         return tuple(sorted(sums, key=lambda one: -one[2])[:MOST_NAMES])
 
     def _marks(self, op: str) -> dict[int, Flags]:
-        """Return for the rows of kernels and ops whether they are of an op, by its name as in the op table (`roofline.oprows`)."""
+        """Return for the rows of kernels and ops whether they are of an op, by its name as in the op table (`roofline.op_table`)."""
         kept, marks = self._op
         if kept == op:
             return marks

@@ -35,7 +35,7 @@ Stamp = tuple[int, int]
 
 
 class RecordedSoFar(NamedTuple):
-    """What a bundle holds now. The frames are the tables of model.tables, in their order."""
+    """What a bundle holds now. The frames are the tables of model.trace, in their order."""
 
     version: int
     """Another number wherever anything has changed since."""
@@ -54,7 +54,7 @@ class RecordedSoFar(NamedTuple):
 def estimate_patience_s(begun_unix_ns: int, newest_unix_ns: int) -> float:
     """Return for how many seconds a run may write nothing before it is taken for ended; `newest_unix_ns`: of its newest file.
 
-    A run writes every 10 s, a long one after 1 % of the time that it has taken, every 10 minutes at least (capture.telemetry.part). Three
+    A run writes every 10 s, a long one after 1 % of its time so far, every 10 minutes at least (capture.telemetry.sampler). Three
     times that is waited for, a minute at least: a step may take long.
     """
     run_ns = max(0, newest_unix_ns - begun_unix_ns)

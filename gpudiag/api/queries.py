@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def run_query(
     path: str, text: str, *, rank: int | None = None, window: int | None = None, progress: Progress | None = None
 ) -> pl.DataFrame:
-    """Return the rows of the SELECT `text` over the tables of `path` (facts.sql.TABLES; columns: model.tables).
+    """Return the rows of the SELECT `text` over the tables of `path` (facts.sql.QUERY_TABLES; columns: model.trace).
 
     Raises InputError for a query that is not allowed, or names what is not there; it is tried on tables without rows first.
     """
@@ -157,7 +157,7 @@ def _write_table(target: Path, frame: pl.DataFrame, form: exports.TableFormat) -
 
 
 def _list_tables(analysis: Analysis) -> Iterator[tuple[str, pl.DataFrame]]:
-    """Yield the tables that have rows, each under its name in model.tables."""
+    """Yield the tables that have rows, each under its name in model.trace."""
     recorded = {name: getattr(analysis.trace, name) for name in TRACE_TABLES}
     derived = {name: getattr(analysis, name) for name in _DERIVED_TABLES}
     for name, frame in {

@@ -228,7 +228,7 @@ class RankInput(msgspec.Struct, frozen=True):
     """A trace (absolute path, or URL), or the folder of a bundle."""
     bundle: bool = False
     window: int | None = None
-    """Of a bundle; None: as api.windows.choose_window chooses."""
+    """Of a bundle; None: as choose_window chooses."""
     size: int = 0
     """Bytes of the trace as stored; 0: not known."""
 
@@ -279,7 +279,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def find_ranks(paths: Sequence[str], window: int | None = None) -> Recording:
-    """Return the ranks that `paths` name; `window`: which of a bundle's windows, the same on all ranks (see api.windows).
+    """Return the ranks that `paths` name; `window`: which of a bundle's windows, the same on all ranks (see choose_window).
 
     Raises InputError where nothing is there, UsageError for a window of what is no bundle.
     """

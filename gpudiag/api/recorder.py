@@ -1,7 +1,5 @@
 """`gpudiag.profile`: a session of the recording whose report is made by a child process.
 
-A diagnosis in a process of its own, for programs that go on training.
-
 The analysis starts threads (polars), and a DataLoader forks its workers: a worker forked after such threads have started waits for
 ever as soon as it uses polars itself (https://docs.pola.rs/user-guide/misc/multiprocessing/). The child process keeps them out of the
 training process, as well as the memory that the analysis takes.
@@ -88,6 +86,6 @@ class profile(Session):  # noqa: N801 - used like a function: `with gpudiag.prof
         super().__init__(choose_session_path(path), **build_session_options(options))
 
     def report(self) -> Report:
-        """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see api.apart)."""
+        """Return the diagnosis of the recorded bundle; call it after the `with` block. Made in a child process (see diagnose_in_child)."""
 
         return Report(diagnose_in_child(str(self.path)))

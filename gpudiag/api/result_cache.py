@@ -1,12 +1,8 @@
 """Cached results: reports, rank summaries and measured steps, keyed by digests of all that they were made from.
 
-Digests of what a result was made from: files by content, the program by its sources, measured peaks.
-
 Two equal digests mean an equal result. Whoever is not sure gets None, and nothing is kept.
 
-Results that are kept beside large recordings: a whole report, what one rank tells of itself, the steps of a side of a comparison.
-
-    >>> data = kept(Key("rank", (trace,), asked=("window 0",), rank=3), lambda: encode(summarise(...)))
+    >>> data = load_or_make_bytes(ResultKey("rank", (trace,), asked=("window 0",), rank=3), lambda: encode_summary(...))
 
 makes the bytes at the first call and reads them at the next ones, for as long as nothing of what they were made from changes: the content
 of the recordings, the rules, the measured peaks, gpudiag itself, and what was asked.
@@ -283,7 +279,7 @@ def _load_or_make_struct(
     kind: EntryKind, make: Callable[[], Result], of: type[Result], paths: tuple[str, ...], asked: tuple[object, ...],
     sure: Callable[[Result], bool], *, rules_dirs: tuple[str, ...] = (), config: Config | None = None,
 ) -> Result:  # fmt: skip
-    """Return what `make` returns, a struct of type `of`, as `kept_report` does; `sure`: see cached_result.kept_as."""
+    """Return what `make` returns, a struct of type `of`, as `load_or_make_report` does; `sure`: see load_or_make."""
     folders = rules_dirs if config is None else (*config.rules, *rules_dirs)
     with allow_cache(config is None or config.cache):
         key = ResultKey(kind, paths, (*asked, config), rules=folders)
@@ -291,7 +287,7 @@ def _load_or_make_struct(
 
 
 def load_or_make_measured(make: Callable[[], Measured], path: str, asked: tuple[object, ...], *, config: Config | None = None) -> Measured:
-    """Return the side of a comparison that `make` returns, or the one that is kept, as `kept_report` does."""
+    """Return the side of a comparison that `make` returns, or the one that is kept, as `load_or_make_report` does."""
     return _load_or_make_struct("measured", make, Measured, (path,), asked, lambda found: _is_complete(found.report), config=config)
 
 

@@ -1,7 +1,5 @@
 """The same work on many ranks: in this process, or in processes that answer requests on their standard input.
 
-A process that works on ranks for another one: it reads requests from its standard input and writes the answers to its output.
-
 A request or an answer is a frame: 8 bytes of length (little endian), then so many bytes. The first byte of an answer tells a result from
 a reason. Nothing is pickled, and no file of the program that asks is imported: it may be a training script.
 """
@@ -142,7 +140,7 @@ class Worker:
         return self._process.pid
 
     def ask(self, request: bytes) -> Answer:
-        """Return the answer to `request`. Raises DiedError where the process ends before."""
+        """Return the answer to `request`. Raises WorkerDiedError where the process ends before."""
         assert self._process.stdin is not None  # noqa: S101 -- pipes were asked for
         assert self._process.stdout is not None  # noqa: S101
         try:
@@ -156,7 +154,7 @@ class Worker:
         return found[1:] if found[:1] == _RESULT else msgspec.json.decode(found[1:], type=UnreadRank)
 
     def kill(self) -> None:
-        """End the process now, whatever it does. `ask` in another thread raises DiedError."""
+        """End the process now, whatever it does. `ask` in another thread raises WorkerDiedError."""
         self._process.kill()
 
     def close(self) -> None:

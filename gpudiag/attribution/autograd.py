@@ -1,28 +1,22 @@
 """What autograd ran: its nodes, the forward op of each, and forward work that is repeated in the backward pass (activation checkpointing).
 
-Forward work that is repeated inside the backward pass: activation checkpointing, with and without re-entrant autograd.
+Repeated forward work: an op carries a sequence number of its own only where it passed the autograd layer with grad mode on (c10
+Dispatcher.h, runRecordFunction). The engine runs a node with grad mode off, except under create_graph=True, where it is on for all that
+the node does (torch/csrc/autograd/engine.cpp, AutoGradMode). So a node whose own ops carry no number, but which holds ops that do,
+repeats a forward. Where a custom function turns grad mode on first (reversible layers), no op is without a number; but it then runs the
+engine within its own node, which nothing else does. What a compiler recomputes inside its own kernels leaves no such mark and is not
+found. Non-reentrant checkpointing stops within the last op that it needs (_StopRecomputationError): on a GPU that op launches nothing, on
+a CPU it counts although it did no work.
 
-An op carries a sequence number of its own only where it passed the autograd layer with grad mode on (c10 Dispatcher.h, runRecordFunction).
-The engine runs a node with grad mode off, except under create_graph=True, where it is on for all that the node does
-(torch/csrc/autograd/engine.cpp, AutoGradMode). So a node whose own ops carry no number, but which holds ops that do, repeats a forward.
-Where a custom function turns grad mode on first (reversible layers), no op is without a number; but it then runs the engine within its
-own node, which nothing else does. What a compiler recomputes inside its own kernels leaves no such mark and is not found. Non-reentrant
-checkpointing stops within the last op that it needs (_StopRecomputationError): on a GPU that op launches nothing, on a CPU it counts
-although it did no work.
+The forward op of a node: an op notes the number that the next node will get, and a node takes it and counts on (c10 sequence_number;
+torch/csrc/autograd/function.h). So all ops since the last node carry the number of a node, and the last of them to start made it. Numbers
+count for each thread alone. A node names its forward thread by autograd's own count of threads, which the trace nowhere else records: the
+thread whose numbers and names fit best is taken.
 
-Which forward op each autograd node belongs to, by (sequence number, forward thread).
-
-An op notes the number that the next node will get, and a node takes it and counts on (c10 sequence_number; torch/csrc/autograd/function.h).
-So all ops since the last node carry the number of a node, and the last of them to start made it. Numbers count for each thread alone.
-A node names its forward thread by autograd's own count of threads, which the trace nowhere else records: the thread whose numbers and
-names fit best is taken.
-
-Which forward op each op of a repeated forward (activation checkpointing) repeats: for threads that recorded no shapes.
-
-Autograd runs a repeated forward within the node that needs it. That node is paired with its forward op: the custom function whose region
-is repeated (re-entrant checkpointing), or the last op of the region that keeps a tensor, with which the repetition ends
-(torch/utils/checkpoint.py, _StopRecomputationError). So the place in the forward is known, and the ops must have the same names in the
-same order there; else nothing is said.
+The op that a repeated one repeats, for threads that recorded no shapes: autograd runs a repeated forward within the node that needs it.
+That node is paired with its forward op: the custom function whose region is repeated (re-entrant checkpointing), or the last op of the
+region that keeps a tensor, with which the repetition ends (torch/utils/checkpoint.py, _StopRecomputationError). So the place in the
+forward is known, and the ops must have the same names in the same order there; else nothing is said.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The call site and the nn.Module of each op, from the Python frames of the same window or of a site window.
 
-The nn.Module that each op belongs to, from the frames that the profiler writes for modules beside the Python stack.
-
 A module's name (class and number) is that of one instance throughout a recording, so work that is called again from elsewhere, as
 checkpointing does from the backward pass, finds its place in the model by it.
 """

@@ -1,9 +1,9 @@
 """Replayed CUDA graphs -> the ops of their capture pass: the order in which launches were captured is the order of the graph's nodes.
 
-Which of several captured graphs was replayed, by the grids of the replayed kernels: a server captures one graph for each batch size,
-with the same ops and kernels, and the number of blocks follows the size. Pure: no tables.
+Which of several captured graphs was replayed is told by the grids of the replayed kernels: a server captures one graph for each batch size,
+with the same ops and kernels, and the number of blocks follows the size.
 
-Replayed graphs -> ops of their capture pass. A graph launch starts its kernels without any op; while the graph was captured, the same
+A graph launch starts its kernels without any op; while the graph was captured, the same
 launches were issued one by one under their ops, and no kernel ran. Their order is the order of the nodes.
 """
 

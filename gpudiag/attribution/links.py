@@ -1,7 +1,5 @@
 """Links kernel -> launch -> op -> step, by correlation id and by enclosure in time, and the phase of each op; what is unknown stays null.
 
-The phase of each op: data, forward, backward, optimizer or other; null only where the recording tells nothing.
-
 A number of autograd's own says that an op ran forward with gradients on; an autograd node is backward, and so is all else on a thread of
 the engine. Without either (inference, no_grad) nothing but forward is left. Recomputed forward work stays backward: ops.recompute has it.
 """
@@ -20,8 +18,7 @@ from gpudiag.attribution.names import mask_names, match_column
 from gpudiag.attribution.nesting import Nesting, find_innermost, find_nearest, nest, null_missing
 from gpudiag.attribution.step_patterns import OPTIMIZER_OP, TO_DEVICE, find_optimizer_frames, find_training_thread
 from gpudiag.attribution.steps import assign_steps
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_table_schema
 from gpudiag.trace import kernel_names
 from gpudiag.trace.kernel_names import classify_kernel_names
 

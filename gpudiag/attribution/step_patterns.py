@@ -1,7 +1,5 @@
 """Patterns that recur with the steps: calls of optimizers, ops by name, kernels in the order of their launch and their period.
 
-The period of a sequence of names: where a training step begins when nothing but its kernels (CPU: ops) was recorded.
-
 A name that occurs once a step recurs at the distance of a step; steps may differ a little in length (logging, dynamic shapes), so the
 sequence is cut where such a name occurs and the pieces are compared, rather than the sequence with itself at a fixed lag.
 """

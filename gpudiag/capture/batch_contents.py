@@ -1,7 +1,5 @@
 """What is in a batch of any kind, and how many samples it has, without running a line of its classes.
 
-Looking into a batch of any kind without running a line of its classes: no method, no property, no __getattr__, no mode of torch.
-
 A batch is the user's own: its dict may compute values on demand, its tensor may raise. Only what Python's and torch's own classes hold is
 read, through their own methods; whatever else it is stays unknown. All looks are limited, for a batch may have any size.
 """

@@ -120,7 +120,7 @@ def segment_name(table: str, rank: int, sequence: int) -> str:
 
 
 class Claim(NamedTuple):
-    """Who wants a folder: one rank of a launch (`launch`: see launch.py; '' where the launcher does not say)."""
+    """Who wants a folder: one rank of a launch (`launch`: see read_launch_id; '' where the launcher does not say)."""
 
     rank: int = 0
     world_size: int = 1

@@ -1,7 +1,5 @@
 """Times on the device: events recorded in a stream, and the copies from host to device that the training thread asks for.
 
-The device's own clock: CUDA events (HIP's through the same names) recorded on the current stream and read when they have answered.
-
 Nothing here waits: `torch.cuda.Event.query()` (cudaEventQuery) tells whether an event was reached, and `elapsed_time` is asked only then.
 Neither is called, and no event is recorded, while the current stream captures a graph: a capture forbids them. An event goes back to a
 pool when its stamp is dropped, so that a long run needs as many events as are waiting for an answer at one time.

@@ -1,17 +1,11 @@
 """What torch.compile generated: the compiled graphs alive at the end, the kernels that they call, and what a kernel's text says.
 
-The text of one generated kernel: its arguments, dtypes, loops and how often each argument is accessed. Read, never run.
+Texts are read, never run. A kernel: torch/_inductor/codegen/triton.py (`triton_meta['signature']`, `xnumel = ...` in the body) and
+codegen/cpp.py (loops `for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(512L); ...)`), torch 2.2 to 2.13.
 
-Formats: torch/_inductor/codegen/triton.py (`triton_meta['signature']`, `xnumel = ...` in the body) and codegen/cpp.py (loops
-`for(int64_t x0=static_cast<int64_t>(0L); x0<static_cast<int64_t>(512L); ...)`), torch 2.2 to 2.13.
-
-The text of one compiled graph: which generated kernels it calls, how often and with which buffers. Read as a syntax tree, never run.
-
-Format: torch/_inductor/codegen/wrapper.py, torch 2.2 to 2.13: kernels are `name = async_compile.triton(...)` or `.cpp_pybinding(...)` at
+A graph: torch/_inductor/codegen/wrapper.py, torch 2.2 to 2.13: kernels are `name = async_compile.triton(...)` or `.cpp_pybinding(...)` at
 module level under a comment with their original operators, and are called in `call` (or in the `partition_*` functions beside it) with
 buffers whose sizes stand in assert_size_stride, empty_strided* and reinterpret_tensor.
-
-What torch.compile generated in this process: read from the compiled graphs that are alive when the recording ends.
 
 Nothing is hooked, logged or configured: `CompiledFxGraph` keeps the source text that Inductor wrote for it, also when it came from a cache
 or was compiled before the recording began. Graphs that torch has thrown away by then (recompiled, torch._dynamo.reset) are not found.

@@ -37,7 +37,7 @@ class Context(Protocol):
         """Write encode() to `target` atomically, in the background."""
 
     def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Write `columns` as the next segment of `table` (model.tables), in the background."""
+        """Write `columns` as the next segment of `table` (model.trace), in the background."""
 
 
 class Part(Listener):

@@ -243,7 +243,7 @@ class Recording:
         self.background.submit(lambda: write_atomic(target, encode()))
 
     def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Write `columns` as the next segment of `table` (model.tables), in the background."""
+        """Write `columns` as the next segment of `table` (model.trace), in the background."""
         sequence = self._segments.get(table, 0)
         self._segments[table] = sequence + 1
         self.submit(self.path / bundle_folder.segment_name(table, self.rank, sequence), partial(segments.encode_segment, table, columns))

@@ -164,7 +164,7 @@ class Schedule:
 
     `request` asks for a further timing window: it begins as soon as none runs, also during `skip` and `wait`, which go on afterwards.
     The first timing window, whatever asked for it, has index 0 and is followed by the site window (index 1); the others have 2, 3, ...
-    A window that cannot be recorded in one go, whatever asked for it, is begun ATTEMPTS times; the longest part is kept.
+    A window that cannot be recorded in one go, whatever asked for it, is begun MAX_ATTEMPTS times; the longest part is kept.
     """
 
     def __init__(self, options: Options) -> None:
@@ -221,7 +221,7 @@ class Schedule:
         self._choose()
 
     def interrupt(self) -> None:
-        """Go back to the start of the window that could not be recorded in one go, or past it after ATTEMPTS."""
+        """Go back to the start of the window that could not be recorded in one go, or past it after MAX_ATTEMPTS."""
         slot = self.slot
         if slot.window is None:
             return

@@ -1,15 +1,13 @@
 """The segments of a bundle's tables: a Parquet encoder that starts no thread pool, and a decoder that trusts nothing.
 
-A Parquet encoder for the small flat tables of a bundle.
-
 Not polars' own writer: it starts polars' thread pool, and a DataLoader worker forked from this process afterwards would hang
 for ever in its first polars call. Recording must leave no thread pool behind in the process that trains. One row group, PLAIN
 encoding, no compression; format: https://github.com/apache/parquet-format (README.md and parquet.thrift), Thrift compact protocol.
 
-The small tables of a bundle read back: exactly the Parquet that parquet.py writes, and nothing else.
+The small tables of a bundle read back: exactly the Parquet that encode_segment writes, and nothing else.
 
 Not polars' own reader: a bundle may come from anyone, and a few changed bytes make that one ask for more memory than any machine has,
-which ends the process. Here nothing is larger than the file. Format: see parquet.py.
+which ends the process. Here nothing is larger than the file. Format: see encode_segment.
 """
 
 from __future__ import annotations
@@ -109,7 +107,7 @@ def _encode_element(name: str, kind: int) -> bytes:
 
 
 def encode_segment(table: str, columns: Mapping[str, Sequence[Cell]]) -> bytes:
-    """Return `columns` as a Parquet file with the schema of `table` (model.tables; Int64, Float64 and String columns, nullable)."""
+    """Return `columns` as a Parquet file with the schema of `table` (model.trace; Int64, Float64 and String columns, nullable)."""
     schema = {name: _PHYSICAL[dtype] for name, dtype in trace.build_table_schema(table).items()}
     rows = len(next(iter(columns.values())))
     out, chunks = bytearray(MAGIC), []
@@ -224,7 +222,7 @@ def _read_values(name: str, kind: int, present: npt.NDArray[np.bool_], body: byt
 
 
 class _Thrift:
-    """Reads the part of Thrift's compact protocol that parquet.py writes."""
+    """Reads the part of Thrift's compact protocol that encode_segment writes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0

@@ -70,7 +70,7 @@ class SizedBatches(Batches[BatchOut]):
     __slots__ = ()
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # batches_of() looks
+        return len(self._loader)  # type: ignore[arg-type]  # mark_batches() looks
 
 
 def mark_batches(loader: Iterable[Batch], group: int, mark: MarkCall) -> Iterator[Batch]:

@@ -1,7 +1,5 @@
 """The torch profiler of one window, driven by the marks of the steps and guarded against other profilers, signals and forks.
 
-Puts Ctrl-C off while torch's profiler changes its state.
-
 An exception that comes between two lines of torch's own start(), step() or stop() can leave the annotation of a step open when its
 recording is gone: whatever closes it later writes to memory that belongs to others (seen as crashes of torch 2.13 at the next stop).
 """

@@ -1,4 +1,4 @@
-"""The command line, one file per command. Exit codes: 0 fine, 1 a gate failed, 2 bad input or usage, 3 internal error."""
+"""The command line, one file for each group of commands. Exit codes: 0 fine, 1 a gate failed, 2 bad input or usage, 3 internal error."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpudiag.cli import options as options_module
 from gpudiag.cli import terminal
 from gpudiag.cli.command import interrupt_on_signals
+from gpudiag.cli.options import check_named, check_targets
 from gpudiag.errors import GpudiagError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def ab(
 ) -> None:  # fmt: skip
     """Run A/B experiments on an unchanged script: which fixes make it faster, by how much, and do loss and gradients stay the same."""
     _check_json(json)
-    options_module.check_named("--from", [report] if report else [], "give a report.json, or a bundle")
+    check_named("--from", [report] if report else [], "give a report.json, or a bundle")
     from gpudiag.api.ab import parse_seconds
     from gpudiag.api.experiment import InterruptedExperiment, Options, StoppedExperimentError, exit_code, run_experiment
     from gpudiag.report.experiment.terminal import Live
@@ -147,7 +147,7 @@ def _build_command(words: list[str], module: str | None, resume: str) -> list[st
 
 def _check_json(path: Path | None) -> None:
     if path is not None and path != STDOUT:
-        options_module.check_targets([path], "", (".json",))
+        check_targets([path], "", (".json",))
 
 
 def _report_result(found: ExperimentResult, bundle: Path | None, json: Path | None) -> None:

@@ -19,7 +19,7 @@ rules_app = typer.Typer(cls=PlainGroup, name="rules", help="List, show, check an
 _command = partial(rules_app.command, cls=PlainCommand)
 
 _MAX_LINE = 65_536
-"""Characters of a line: no text in a rule file is longer (diagnosis.source)."""
+"""Characters of a line: no text in a rule file is longer (diagnosis.rule_yaml)."""
 _Dirs = Annotated[list[str] | None, options.RULES]
 _NoConfig = Annotated[bool, options.NO_CONFIG]
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="Folder of rule files (*.yaml).")]

@@ -69,7 +69,7 @@ def estimate_by_batches(steps: Sequence[Any] | npt.NDArray[Any], statistic: Stat
 
 
 def count_batches(steps: int) -> int:
-    """Return how many batches `steps` steps make; no fewer than FEWEST where there are as many steps."""
+    """Return how many batches `steps` steps make; no fewer than FEWEST_BATCHES where there are as many steps."""
     return max(steps // math.isqrt(steps), min(steps, FEWEST_BATCHES))
 
 

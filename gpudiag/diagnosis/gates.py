@@ -188,7 +188,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def measure_figure(metric: str, side: Measured, kind: StepsKind) -> Figure | Missing:
-    """Return a metric of model.gates.METRICS; `kind`: which steps tell the time of a step. Missing says why it is not known."""
+    """Return a metric of model.comparison.METRICS; `kind`: which steps tell the time of a step. Missing says why it is not known."""
     maker = _MEASURES.get(metric)
     return maker(side, kind) if maker else _measure_part(side, metric.removesuffix("_share"))
 

@@ -22,7 +22,7 @@ RULE_SUFFIX = ".yaml"
 
 
 def load_rules(extra_dirs: Sequence[str] = (), config: Config | None = None) -> tuple[Rule, ...]:
-    """Return the rules that can be judged, by id; raises InputError as rules_in_force."""
+    """Return the rules that can be judged, by id; raises InputError as load_active_rules."""
     return load_active_rules(extra_dirs, config).judged
 
 

@@ -15,12 +15,11 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import GpudiagError, InputError, suggest_nearest
-from gpudiag.experiment import task as task_module
 from gpudiag.experiment.code_location import CodeLocation, load_code
 from gpudiag.experiment.fixes.fix import NotAppliedError
 from gpudiag.experiment.fixes.registry import replace_appliers
 from gpudiag.experiment.knobs import ACCUM, KNOB_FIXES, KNOB_STATE, Knobs, call_build
-from gpudiag.experiment.task import TASK_HINT, Loop, Task
+from gpudiag.experiment.task import TASK_HINT, Loop, Task, estimate_memory_need
 
 PROGRAM = "gpudiag.experiment.factory"
 
@@ -63,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fix = known[name](value or None)
             KNOB_STATE.turns[fix.knob] = fix.turn
         if asked.estimate:
-            sys.stdout.write(msgspec.json.encode(task_module.estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
+            sys.stdout.write(msgspec.json.encode(estimate_memory_need(lambda: _build_loop(asked)[0])).decode() + "\n")
         else:
             loop, knobs = _build_loop(asked)
             KNOB_STATE.loop = loop

@@ -63,7 +63,7 @@ def find_disturbed_blocks(states: Sequence[tuple[GpuState, GpuState]]) -> list[s
     """Return for each block pair (first arm, second arm) why it should be measured again, None where it need not be.
 
     The device throttled, or the clock of the first arm was not its usual one. Says nothing of how fast the blocks were. A lower clock of
-    the second arm alone may be the power that its change draws: that is told by lower_clock(), and not corrected.
+    the second arm alone may be the power that its change draws: that is told by describe_clock_change(), and not corrected.
     """
     usual = _find_median([first.clock_mhz for first, _ in states])
     reasons: list[str | None] = []

@@ -1,16 +1,12 @@
 """Whether a change trains the same: runs from one known start, their losses, gradients and settings set beside each other step by step.
 
-Sets parity runs beside each other. Pure: it knows rows and arrays, no process.
-
 No fixed tolerance tells rounding from a fault: rounding moves the losses of one model a thousand times as far as those of another. What is
 measured is how far noise of the size that a class of changes may make moves this program, one yardstick; a change may be a few of them off.
 The limits stand between right and wrong changes, tried on a conv net with batch normalisation and a GPT. Right ones deviate by 0 to
 8 yardsticks in class rounding, by 0.1 to 1.8 in class low_precision; wrong ones by 20 to 7,000,000, and by 7 to 4,000 but for some that
 losses and gradients do not tell: weight decay, a rate that is 1 % off, clipping, momenta, types. Those are found in the settings.
 
-Whether a change trains the same: the runs that show it, each a few steps of the user's program from one known start.
-
-They are no part of the timing: reading losses and gradients in each step would slow both arms down.
+The runs are no part of the timing: reading losses and gradients in each step would slow both arms down.
 """
 
 from __future__ import annotations

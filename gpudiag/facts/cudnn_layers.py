@@ -46,7 +46,7 @@ def _is_channels_first(x: Input) -> bool | None:
 
 @cache_by_window
 def find_convolutions(window: Window) -> pl.DataFrame:
-    """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (with_path)."""
+    """Return the kernels of convolutions with columns groups and nchw (null: not told), and path (add_path)."""
     work = add_path(window, window.work(shapes=True).filter(pl.col("family") == "conv"))
     texts = window.analysis.trace.signatures
     rows = []

@@ -79,7 +79,7 @@ def estimate_stream_byte_per_s(window: Window, work: pl.DataFrame) -> float:
 def estimate_fused_saving_ns(window: Window, work: pl.DataFrame, fused_bytes: float) -> float:
     """Return the time in ns that the kernels `work` would save as fused passes that move `fused_bytes` in all.
 
-    What the host takes between them is not in it (see gaps_within_ns).
+    What the host takes between them is not in it (see measure_gaps_within_ns).
     """
     total = float(work["time_ns"].sum())
     if not total:

@@ -1,7 +1,5 @@
 """Facts about the host's time: calls that wait for the device, and idle time without what the profiler adds to it.
 
-Facts about the host's time without what the profiler adds to it: what OVH and SYN rules compare.
-
 A profiler slows the host that issues work, not the device. What it adds to the analysed steps is known where plain steps ran beside them;
 it is taken out of the idle time that the host is to blame for, of each kind by its part.
 """

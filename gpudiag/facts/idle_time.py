@@ -1,7 +1,5 @@
 """Facts about idle time: its causes, launches and the queue, compilation and graph breaks, and what removing a cause would save.
 
-Facts that rules name as their ceiling: what the analysed steps would save with one cost gone, from a replay of the dependency graph.
-
 Each takes its figure from the what-if of `gpudiag whatif` that it names. Where the steps cannot be replayed, or the replayed ones hold
 nothing of the kind, it falls back to a formula: the idle or exposed time itself.
 """

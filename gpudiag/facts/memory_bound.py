@@ -259,7 +259,7 @@ def composite_saving_ns(window: Window) -> float:
 
 @cache_by_window
 def find_chains(window: Window) -> pl.DataFrame:
-    """Return the chains of unfused element-wise kernels (columns and meaning: roofline.chains).
+    """Return the chains of unfused element-wise kernels (columns and meaning: roofline.fused_kernels).
 
     Ops that another rule claims end a chain: hand-written patterns (MEM-02), unfused attention (MEM-03), a loss over a large vocabulary
     (MEM-04).

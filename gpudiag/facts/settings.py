@@ -1,7 +1,5 @@
 """Facts about how the run was set up, as the bundle says, and about debug features that cost time in each step.
 
-Facts about how the run was set up, as the bundle says: cuDNN, allocator, optimizer, wrappers, compilation.
-
 For rules CMP-07, MEM-05, CAP-03, CAP-09, INP-01, DST-02, DST-04, DST-05, OVH-04, OVH-05 and SYN-02.
 """
 
@@ -326,7 +324,7 @@ def anomaly_mode(window: Window) -> bool:
 
 
 def _find_forward_ops(window: Window) -> pl.DataFrame:
-    """Return self_ns and t_roof_ns of the forward ops of a CPU-only run that autograd numbers."""
+    """Return time_ns and t_roof_ns of the forward ops of a CPU-only run that autograd numbers."""
     work = window.kernels.filter(pl.col("phase") == "forward")
     numbered = window.analysis.trace.ops["id"].filter(window.analysis.trace.ops["sequence"].is_not_null())
     return work.filter(pl.col("op").is_in(numbered.implode())).select("op_name", "time_ns", "t_roof_ns")

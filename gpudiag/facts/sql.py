@@ -1,13 +1,9 @@
 """SQL over the tables of an analysis, for facts that a rule file defines and for `gpudiag sql`: one SELECT over known tables.
 
-The text of an SQL query, taken apart before polars sees it: one SELECT over known tables, and nothing that reaches further.
-
 polars' own functions of tables (read_csv and the like) open files. What runs is not the text as given but its tokens as read here, without
 comments, so that nothing can hide between them.
 
-SQL over the tables of an analysis: for facts that a rule file defines, and for `gpudiag sql`.
-
-A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of TABLES and nothing else (facts.query_text), so a
+A query is one SELECT (or WITH ... SELECT) in the dialect of polars. It sees the tables of QUERY_TABLES and nothing else, so a
 rule file cannot reach beyond the recording.
 """
 
@@ -187,7 +183,7 @@ QUERY_TABLES: tuple[str, ...] = (
     "host_marks",
     "telemetry",
 )
-"""Tables that a query can name; columns: model.tables."""
+"""Tables that a query can name; columns: model.trace."""
 
 __all__ = ["QUERY_TABLES", "QueryError", "check_query", "find_query_tables", "list_analysis_tables", "measure_query", "run_query"]
 

@@ -1,8 +1,6 @@
 """The analysed window with the tables and replays that several facts share, each made once and only when asked for.
 
-The matrix work that the analysed steps launched: what was counted, what repeats forward work, what could not be counted.
-
-Conventions of the counts (op_costs section 15.1):
+Conventions of the counts of matrix work (op_costs section 15.1):
 
 * products, convolutions, attention and recurrent layers, 2 FLOP per multiply-add; no element-wise work, no optimizer;
 * attention under a causal mask counts half of the pairs, so half of PaLM's 12*L*H*Q*T per token (appendix B of arXiv:2204.02311
@@ -58,9 +56,9 @@ class Window:
         self.analysis = analysis
         self.replays = replays or Replays(analysis)
         self.replayed = False
-        """Whether anything was taken from a replay since this was last set to False: facts.values keeps it for each fact."""
+        """Whether anything was taken from a replay since this was last set to False: facts.catalogue keeps it for each fact."""
         self.shared: dict[Any, Any] = {}
-        """What functions of facts.once have made of this window, by function."""
+        """What functions under `once` have made of this window, by function."""
 
     def without_tables(self) -> Window:
         """Return the same window without the tables that facts share but for `kernels`, which most are made of."""
@@ -176,7 +174,7 @@ class Window:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Return the work of the device within the analysed steps: kernels (stage cost) without NOT_ASKED and with the columns added here.
+        """Return the work of the device within the analysed steps: kernels (stage cost) less UNUSED_COLUMNS, with the columns added here.
 
         time_ns (the part within the steps; on a CPU self time of the ops of the steps), op_name, phase, thread, and the columns of
         calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch. WORDS are Categorical.
@@ -383,7 +381,7 @@ def _applies_to(study: Study, setting: Setting) -> bool:
 
 
 MATRIX_CLASSES = ("gemm", "convolution", "attention", "rnn", "triton_template")
-"""Kernel classes (trace.kernel_class) whose work runs on matrix engines."""
+"""Kernel classes (trace.kernel_names) whose work runs on matrix engines."""
 
 
 def find_matrix_work(window: Window) -> pl.DataFrame:

@@ -78,7 +78,7 @@ def store_peaks(device: Device, key: str) -> str | None:
 
 
 def find_peaks_folder() -> Path | None:
-    """Return where measured peaks are kept (see parsed.cache_folder); None where there is no home folder."""
+    """Return where measured peaks are kept (see document_cache.find_cache_folder); None where there is no home folder."""
     folder = find_cache_folder()
     return None if folder is None else folder / "peaks"
 

@@ -25,7 +25,7 @@ from gpudiag.units import format_ns
 def build_rank_rows(
     summaries: Sequence[RankSummary], matched: pl.DataFrame, calls: pl.DataFrame, aligned: AlignedClocks, unread: Mapping[int, str]
 ) -> tuple[RankRow, ...]:
-    """Return a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.waits."""
+    """Return a row for each rank, the unread ones included, by number. `matched`, `calls`: see job.messages."""
     waits = {int(row["rank"]): row for row in _sum_message_time(matched).iter_rows(named=True)}
     last = _count_last_arrivals(matched, calls)
     rows = [_build_rank_row(summary, waits.get(summary.rank), last.get(summary.rank), aligned) for summary in summaries]

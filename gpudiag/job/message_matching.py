@@ -1,13 +1,10 @@
 """Which calls of different ranks are one message: by sequence number, else by step, else by the shift at which sequences fit.
 
-How far two ranks' sequences of calls are shifted against each other, where neither sequence numbers nor step numbers tell.
+The shift: calls repeat with each step, so several shifts fit. The true one shows in the ends of the calls: all ranks leave a collective
+together, so their differences are constant but for the drift of the clocks; a shift by whole steps adds how steps vary.
 
-Calls repeat with each step, so several shifts fit. The true one shows in the ends of the calls: all ranks leave a collective together, so
-their differences are constant but for the drift of the clocks; a shift by whole steps adds how steps vary.
-
-The place of each message in the sequence of its group: by sequence number, else by step, else by what fits.
-
-A place is (way, slot, turn): rows of different ranks at the same place of the same group, of one kind and size, are one message.
+A place of a message in the sequence of its group is (way, slot, turn): rows of different ranks at the same place of the same group, of
+one kind and size, are one message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The messages of all ranks in one narrow table, filled as summaries arrive: 500 ranks have some millions.
 
-The ranks of a job with their messages under one another, in as few bytes as they take: 500 ranks have some millions.
-
 >>> pile = Pile()
 >>> pile.add(summary)          # of each rank, as it comes: what its messages hold beyond the table is let go
 >>> ranks = pile.stack()       # a sequence of summaries, by rank
@@ -115,7 +113,7 @@ class Splits(msgspec.Struct, frozen=True):
 
 
 def find_splits(messages: pl.DataFrame, rank: int) -> Splits | None:
-    """Return what `rank` sends by the rows that it has for each member; None where none of its messages (schema MESSAGES) says splits."""
+    """Return what `rank` sends by the rows that it has for each member; None where none of its messages (RANK_MESSAGES) says splits."""
     if all(messages[name].null_count() == messages.height for name in ("in_splits", "out_splits")):
         return None
     rows = messages.filter((pl.col("kind") == "all_to_all") & pl.col("step").is_not_null())
@@ -166,7 +164,7 @@ class MessageTable(Sequence[RankSummary]):
 
     `messages` has the messages of all of them, by rank and start: rank, step, number (of the step in the training), kind (index into KINDS,
     NO_KIND), party (index into `parties`; -1: none is named), uneven (what an all-to-all sends stands in `splits`), start and end (since
-    `base_ns`), and name, phase, seq, bytes, source, target, exposed_ns, exposed_by, sent, received as in MESSAGES.
+    `base_ns`), and name, phase, seq, bytes, source, target, exposed_ns, exposed_by, sent, received as in RANK_MESSAGES.
     """
 
     def __init__(self, summaries: list[RankSummary], messages: pl.DataFrame, base_ns: int, splits: dict[int, Splits]) -> None:

@@ -151,7 +151,7 @@ _KIND_UNKNOWN = "not told"
 
 
 def build_message_rows(summaries: Sequence[RankSummary], matches: Matches, calls: pl.DataFrame) -> tuple[tuple[MessageRow, ...], int]:
-    """Return the rows, those that take most time first, and how many more there are. `calls`: see job.waits.
+    """Return the rows, those that take most time first, and how many more there are. `calls`: see build_calls.
 
     They are of calls whose arrivals can be compared and that all ranks made in analysed steps.
     """

@@ -1,7 +1,5 @@
 """How the work of a training is spread over its ranks: pipeline stages, experts, and the balance of the batches.
 
-The work of the ranks' batches side by side, and what equal work would give.
-
 Source of the what-if: Wang et al. 2024, FlexSP (arXiv:2412.01523), which balances sequences of all lengths over the devices by their cost.
 """
 

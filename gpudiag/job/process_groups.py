@@ -1,7 +1,5 @@
 """The process groups behind messages: by recorded members, by the size of the job, or by who leaves messages at the same moments.
 
-Groups that are known by name or by nothing: which ranks they are, by who leaves messages at the same moments.
-
 Process groups are numbered by each rank, so '1' may be one pair of ranks here and another pair there.
 """
 

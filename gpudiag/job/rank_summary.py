@@ -42,7 +42,7 @@ def find_device_spans(analysis: Analysis) -> tuple[Ints, intervals.Spans]:
 
 
 def read_exposed_messages(analysis: Analysis) -> pl.DataFrame:
-    """Return the messages of the whole recording (facts.messages.recorded) with exposed_ns and exposed_by.
+    """Return the messages of the whole recording (facts.messages.find_recorded_messages) with exposed_ns and exposed_by.
 
     Exposed as in the breakdown of steps: other messages and copies do not cover a message, all other work does.
     """
@@ -138,7 +138,7 @@ def _find_throttle_reasons(analysis: Analysis) -> tuple[str, ...]:
 
 
 def _build_messages(analysis: Analysis, base: int, rank: int) -> pl.DataFrame:
-    """Return the messages of the whole recording (schema MESSAGES) on the absolute clock that begins at `base`."""
+    """Return the messages of the whole recording (schema RANK_MESSAGES) on the absolute clock that begins at `base`."""
     found = read_exposed_messages(analysis)
     rows = analysis.steps.filter("analysed").select(pl.col("id").alias("step"), pl.int_range(pl.len()).alias("row"))
     found = found.join(rows, on="step", how="left", maintain_order="left").drop("step").rename({"row": "step", "by": "name"})

@@ -1,7 +1,5 @@
 """Everything that the facts may look at, one object per analysed window; and what a rank tells of itself to its job.
 
-What one rank tells of itself: small enough to travel from wherever its trace is read. A Job is made of the summaries of all ranks.
-
 Times are absolute, in the rank's own clock.
 """
 
@@ -132,7 +130,7 @@ RANK_MESSAGES: tuple[Column, ...] = (
     Column("members", _NAME, "", "ranks of the group, '0,1,2,3'; null: not recorded"),
     Column("size", _I64, "ranks", "group size; null: not recorded"),
     Column("seq", _I64, "", "sequence number in the group; null: not recorded"),
-    Column("bytes", _I64, "B", "message: the whole tensor (roofline.costs.collectives); null: not recorded"),
+    Column("bytes", _I64, "B", "message: the whole tensor (roofline.bus_bandwidth); null: not recorded"),
     Column("sent", _I64, "elements", "of this rank"),
     Column("received", _I64, "elements", "by this rank"),
     Column("dtype", _NAME, "", "element type as recorded"),
@@ -204,7 +202,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     throttled: tuple[str, ...] = ()
     """Reasons for which the clocks were held down while the steps were recorded."""
     messages: pl.DataFrame
-    """Schema MESSAGES."""
+    """Schema RANK_MESSAGES."""
     steps: pl.DataFrame
     """Schema STEPS."""
     ops: pl.DataFrame

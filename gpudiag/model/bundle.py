@@ -1,7 +1,5 @@
 """What a bundle says: its manifest (settings, machine, program, windows), generated code, and the state of a run that is being recorded.
 
-What the training program brought along: packages, wrappers, compilation, its commit. Part of the manifest of a bundle.
-
 Names no host, user, path, branch or remote; environment variables only from a short list (gpudiag.capture.environment.process).
 """
 
@@ -253,7 +251,7 @@ class TelemetryInfo(msgspec.Struct, frozen=True, kw_only=True):
     device_index: int | None = None
     """CUDA's index in this process of the GPU that was asked, as in the recordings; None: no GPU was asked, or an older recorder."""
     device_key: str | None = None
-    """Tells that very GPU from others (model.hardware.device_key)."""
+    """Tells that very GPU from others (model.hardware.build_device_key)."""
     device_since_unix_ns: int = 0
     """Columns of a GPU in samples before this moment are of another one: the optimizer turned out to step elsewhere."""
 

@@ -1,7 +1,5 @@
 """Two runs set side by side, the JSON of `gpudiag compare`; gates and what `gpudiag check` found of each.
 
-Two runs set side by side, step by step and op by op: what `gpudiag compare` found.
-
 `StepComparison` is not `model.experiment.Comparison`: that one is of many live pairs of processes and can prove that a change helps.
 This one is of two recordings, and its intervals hold the variance within them alone. Times are ns a step unless a name says otherwise.
 """
@@ -208,7 +206,7 @@ class OpChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartChange(msgspec.Struct, frozen=True):
-    """One part of the step breakdown (model.breakdown.BUCKETS) in both runs, mean of the analysed steps."""
+    """One part of the step breakdown (model.timeline.BUCKETS) in both runs, mean of the analysed steps."""
 
     name: str
     a_ns: float

@@ -1,6 +1,6 @@
 """A job: all ranks of one training seen together, and what only the comparison of ranks tells.
 
-It is made of what each rank tells of itself (model.rank), and holds plain figures: a report is read without a library for tables. All
+It is made of what each rank tells of itself (model.analysis), and holds plain figures: a report is read without a library for tables. All
 times are durations.
 """
 

@@ -1,7 +1,5 @@
 """A trace: the tables of one profiled window of one rank, the schema (column, dtype, unit) of every table, what is known of the recording.
 
-The schema (column, dtype, unit) of every table that the pipeline passes on.
-
 Times are Int64 nanoseconds since the trace's base; ids are row numbers. `stage` names who fills a column:
 `read` (trace reader), `link` (attribution), `cost` (roofline). A table has the columns of its stage and of those before.
 """
@@ -160,12 +158,12 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("end_ns", _I64, "ns", "mark k+1 (exclusive)"),
         Column("analysed", _BOOL, "", "counts in the breakdown (edge steps may be dropped)"),
     ),
-    # time in which no stream of the analysed device has work (attribution.gaps)
+    # time in which no stream of the analysed device has work (attribution.device)
     "gaps": (
         _ID,
         _START,
         _END,
-        Column("kind", _TEXT, "", "host_wait | queued | edge | unlinked: see attribution.gaps"),
+        Column("kind", _TEXT, "", "host_wait | queued | edge | unlinked: see attribution.device"),
         Column("kernel", _I64, "", "row of kernels that ends the gap"),
         Column("op", _I64, "", "op that launched the kernel which ends the gap"),
         Column("launch", _I64, "", "row of launches that started the kernel; null: not recorded"),
@@ -203,7 +201,7 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("step", _I64, "", "row of steps"),
         Column("site", _TEXT, "", "'file.py(line): function'; null: not known"),
     ),
-    # the longest path through each representative step (timeline.critical); its pieces touch and fill the step
+    # the longest path through each representative step (timeline.critical_path); its pieces touch and fill the step
     "critical_path": (
         _ID,
         Column("step", _I64, "", "row of steps"),
@@ -334,7 +332,7 @@ class TraceMeta(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """The tables of one window (schemas: model.tables). Later stages return a Trace with more columns."""
+    """The tables of one window (schemas: TABLES). Later stages return a Trace with more columns."""
 
     meta: TraceMeta
     ops: pl.DataFrame

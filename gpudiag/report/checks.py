@@ -1,7 +1,5 @@
 """What checks come to: gates for a terminal, GitHub and JUnit; the text of `gpudiag doctor`.
 
-A check as workflow commands of GitHub Actions: annotations on the file of gates.
-
 Escapes: actions/toolkit, packages/core/src/command.ts (escapeData, escapeProperty).
 """
 

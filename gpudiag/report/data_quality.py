@@ -24,7 +24,7 @@ SMALL_UTILISATION = 0.0005
 """A utilisation below this would read 0.0 %."""
 
 COUNTED_ENOUGH = 0.95
-"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.utilisation says so too)."""
+"""Below this share of matrix time with counted FLOPs a utilisation is a lower bound (facts.efficiency says so too)."""
 _WORTH_NAMING = 0.05
 """Share of the time in kernels without an op from which their names are told."""
 _CLASSES_TOLD = 5

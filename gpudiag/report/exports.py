@@ -1,7 +1,5 @@
 """Exports: the Perfetto overlay, and tables as CSV or Parquet with units in their names.
 
-The overlay for Perfetto and chrome://tracing: tracks of a process 'gpudiag' beside those of the recording.
-
 Slices: longest path, idle causes, steps, and the work of each stream or thread by its bound. Counters: depth of the launch queue, and what
 was sampled of the device meanwhile.
 
@@ -20,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.model import trace as trace_module
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.trace import Column, Trace
+from gpudiag.model.trace import TABLES, Column, Trace
 from gpudiag.report.console import clean
 
 Ints = npt.NDArray[np.int64]
@@ -288,7 +285,7 @@ THREADS_TABLE = "threads"
 """Table of the host threads, which the schema of traces keeps as metadata."""
 
 _EXPORTED: dict[str, tuple[Column, ...]] = {
-    **trace_module.TABLES,
+    **TABLES,
     THREADS_TABLE: (
         Column("thread", pl.Int64(), "", "as the column `thread` of the other tables has it"),
         Column("pid", pl.String(), "", "process, as recorded"),

@@ -1,7 +1,5 @@
 """A report or experiments in a notebook: HTML fragments without scripts and style sheets.
 
-A report in a notebook: a fragment of HTML without scripts and style sheets, which notebook servers and code hosts take out.
-
 Colours are those of text and background around it, so that it is right in light and dark themes; the bars have one colour that both carry.
 """
 

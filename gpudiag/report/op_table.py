@@ -1,7 +1,5 @@
 """The op table: rows filtered, grouped and sorted; as text, CSV and JSON.
 
-The op table for those who want it: rows of a report filtered, summed by group and sorted. Pure functions of the report.
-
 Sums over rows of which some are not known are sums over the known ones, beside the time that they stand for: a rate divides the known
 work by the known rows' time, an efficiency the known roofline times by the same rows' measured times.
 """

@@ -1,21 +1,15 @@
 """Types and widths of tensor elements that were not recorded: from the names of kernels, and from tensors of the same shape.
 
-The width of elements that a call's own record does not tell, from tensors of the same shape elsewhere in the recording.
+Widths from tensors of the same shape: the result of a join is taken by one of the next calls of its thread; parameters of an optimizer
+have the shapes, and the dtype, of the gradients that autograd accumulated for them. Both hold as far as all tensors of the shape agree.
 
-The result of a join is taken by one of the next calls of its thread; parameters of an optimizer have the shapes, and the dtype, of the
-gradients that autograd accumulated for them. Both hold as far as all tensors of the shape agree.
+Lists of tensors: kernel names hold the dtype as a template argument: aten/src/ATen/native/cuda/Shape.cu (CatArrayBatchedCopy<T, ...>;
+torch >= 2.1 copies by width: OpaqueType<bytes>; the vectorised copy has alignment and elements of a vector last) and ForeachFunctors,
+MultiTensorApply, FusedAdamMathFunctor.cuh (multi_tensor_apply_kernel<..., XFunctor<T, ...>>). What no name tells (a CPU has none),
+`find_list_item_bytes` tells. A call of unknown type keeps 4 bytes an element, as a generic cost.
 
-The dtype of tensor lists, which torch does not record: from the kernel's name, else from tensors of the same shape.
-
-Kernel names hold it as a template argument: aten/src/ATen/native/cuda/Shape.cu (CatArrayBatchedCopy<T, ...>; torch >= 2.1 copies by width:
-OpaqueType<bytes>; the vectorised copy has alignment and elements of a vector last) and ForeachFunctors, MultiTensorApply,
-FusedAdamMathFunctor.cuh (multi_tensor_apply_kernel<..., XFunctor<T, ...>>). What no name tells (a CPU has none), `shape_types` does.
-A call of unknown type keeps 4 bytes an element, as a generic cost.
-
-Types of tensors from the names of the kernels that worked on them, where only sizes were recorded (emit_nvtx under Nsight Systems).
-
-Taken for ops whose tensors all have one type: matrix products, convolutions, attention, elementwise ops. What the names do not tell, or not
-with one voice, stays unknown.
+Types from kernel names, where only sizes were recorded (emit_nvtx under Nsight Systems): taken for ops whose tensors all have one type:
+matrix products, convolutions, attention, elementwise ops. What the names do not tell, or not with one voice, stays unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +27,7 @@ from gpudiag.attribution.nesting import find_nearest
 from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import DTYPES, ITEM_BYTES, Cost, Shape, Signature
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_table_schema
 from gpudiag.roofline.attributed_ops import AttributedOps
 from gpudiag.roofline.costs.arguments import find_dtype_category
 from gpudiag.roofline.costs.optimizers import ASSUMED_BYTES

@@ -1,7 +1,5 @@
 """Kernels that torch.compile generated and what they cost, and chains of element-wise kernels that one fused kernel could replace.
 
-Costs of the kernels that torch.compile generated, from what the bundle says of their code.
-
 On a device each generated kernel is an op of the trace. On a CPU the kernels of a graph are plain C++ calls inside the op
 '## Call CompiledFxGraph <key> ##': its self time is theirs, so that it has the sum of their costs; matrix products and other library calls
 inside are ops of their own. `derived`: exact buffers, operators by name.

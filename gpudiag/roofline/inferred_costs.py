@@ -1,13 +1,9 @@
 """Costs that a call's own record does not tell: from the other side of the autograd graph, the op that takes its result, or the calls
 inside.
 
-Which gradients of a convolution ran, by the names of the kernels: for backward nodes whose record does not say which were asked for.
-
-The first convolution of a network needs no gradient of its input, a frozen one none of its weight. cuDNN, MIOpen and Composable Kernel
-name the direction (dgrad, wgrad; bwd, wrw; bwd_data, bwd_weight), but for a part of their kernels: a plain product or a Winograd kernel
-may be either. So one gradient is taken only where all kernels but helpers name the same one.
-
-Costs that a call's own record does not tell, from the other side of the autograd graph or from the calls inside it.
+Which gradients of a convolution ran: the first convolution of a network needs no gradient of its input, a frozen one none of its weight.
+cuDNN, MIOpen and Composable Kernel name the direction (dgrad, wgrad; bwd, wrw; bwd_data, bwd_weight), but for a part of their kernels: a
+plain product or a Winograd kernel may be either. So one gradient is taken only where all kernels but helpers name the same one.
 
 Each `derived`; what none of them tells keeps its reason:
 

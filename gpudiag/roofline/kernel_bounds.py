@@ -9,12 +9,11 @@ import polars as pl
 from gpudiag.attribution import intervals
 from gpudiag.attribution.names import mask_names, match_column
 from gpudiag.attribution.nesting import null_missing
-from gpudiag.model import trace as trace_module
 from gpudiag.model.bundle import Settings
 from gpudiag.model.hardware import Device
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import HOST_BOUND_BELOW_NS, INEFFICIENT_BELOW, OVER_ROOF_ABOVE, SHORT_KERNEL_NS, Cost
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_table_schema
 from gpudiag.roofline.attributed_ops import AttributedOps
 from gpudiag.roofline.engine import add_engine
 from gpudiag.roofline.launch_geometry import count_waves
@@ -108,7 +107,7 @@ def classify_kernels(
     frame = frame.with_columns(efficiency=pl.when(pl.col("busy_ns") > 0).then(pl.col("t_roof_ns") / pl.col("busy_ns")))
     frame = mark_above_roofline(frame, device).with_columns(waves=count_waves(device))
     frame = frame.with_columns(_find_overhead(frame, trace, idle, device)).with_columns(_choose_bound().alias("bound"))
-    return msgspec.structs.replace(trace, kernels=frame.select(list(trace_module.build_table_schema("kernels", "cost"))))
+    return msgspec.structs.replace(trace, kernels=frame.select(list(build_table_schema("kernels", "cost"))))
 
 
 def _add_cost(kernels: pl.DataFrame, owners: AttributedOps) -> pl.DataFrame:

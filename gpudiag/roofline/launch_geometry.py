@@ -1,7 +1,5 @@
 """What the grid of a kernel tells: the waves that fill the device, and sizes of results that torch does not record.
 
-Sizes by kernel geometry: calls whose result torch does not record are costed by the grid of their kernel.
-
 ATen's element-wise kernels give each thread a fixed number of elements and launch just enough blocks, so that a grid of g blocks of w
 elements says (g - 1) w < N <= g w. Sources (PyTorch 2.13; unchanged since 1.9 where named so):
 aten/src/ATen/native/cuda/IndexKernel.cu (index_elementwise_kernel<nt, vt>: w = nt * vt), IndexKernelUtils.cu

@@ -8,10 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from gpudiag.model import trace as trace_module
 from gpudiag.model.graph import DEVICE_KINDS, NODE_KINDS, Graph, Ints
 from gpudiag.model.report import CriticalRow
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
 
 DELAY = "delay"
 """Kind of a piece that lies on an edge: launch latency, spacing of kernels, waits that nothing explains."""
@@ -36,12 +35,12 @@ def find_critical_paths(graphs: Sequence[Graph], trace: Trace) -> pl.DataFrame:
     (launch: Python, framework and launch calls), or dependency for a delay.
     """
     frames = [_build_table(graph, find_path_pieces(graph)) for graph in graphs]
-    found = pl.concat([trace_module.build_empty_table("critical_path").drop("id", "bound"), *frames])
+    found = pl.concat([build_empty_table("critical_path").drop("id", "bound"), *frames])
     bounds = trace.kernels.select(pl.col("id").alias("kernel"), pl.col("bound").cast(pl.String).alias("of_kernel"))
     found = found.join(bounds, on="kernel", how="left", maintain_order="left").with_columns(
         id=pl.int_range(pl.len(), dtype=pl.Int64), bound=_choose_bound()
     )
-    return found.select(list(trace_module.build_table_schema("critical_path")))
+    return found.select(list(build_table_schema("critical_path")))
 
 
 def sum_critical_path(path: pl.DataFrame) -> tuple[CriticalRow, ...]:

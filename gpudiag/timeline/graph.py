@@ -79,7 +79,7 @@ class _Run(NamedTuple):
 def build_graphs(
     trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None
 ) -> tuple[Graph, ...]:
-    """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; see why_no_graph for those left out.
+    """Return the graphs of the fastest, the median and the slowest analysed step, in order of time; others: see explain_missing_graph.
 
     `host_marks`: the bundle's; without them a collection or a write that the device outlasts is plain host time.
     """
@@ -90,7 +90,7 @@ def build_all_graphs(
     trace: Trace, steps: pl.DataFrame, idle: pl.DataFrame, syncs: pl.DataFrame, on_cpu: bool, host_marks: pl.DataFrame | None = None,
     events: pl.DataFrame | None = None,
 ) -> tuple[tuple[Graph, ...], Graph | None]:  # fmt: skip
-    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see timeline.consecutive; None: too few).
+    """Return build_graphs, and the graph of consecutive steps in the order in which they ran (see find_consecutive_steps; None: too few).
 
     `events`: host_events of `trace` and `host_marks`, where others ask for them too.
     """

@@ -199,7 +199,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class RankSteps:
-    """Step records of several ranks as arrays (steps x ranks) in ns; made by rank_steps.
+    """Step records of several ranks as arrays (steps x ranks) in ns; made by build_rank_steps.
 
     A rank that comes late to the exchange of gradients waits least in its backward pass, where the others wait for it. Its own time in a
     step is therefore the wall time less what its backward pass took beyond the shortest one.

@@ -1,7 +1,5 @@
 """The host threads: which issue the device's work, when each was active, and what names of frames, marks and calls say about a wait.
 
-What names of frames, marks, ops and calls say about the cause of a wait. One table, no logic.
-
 Frames are 'file.py(line): function' or '<built-in ...>' (torch/csrc/autograd/profiler_python.cpp).
 """
 
@@ -238,6 +236,6 @@ def _split_by_thread(nesting: Nesting, within: intervals.Spans | None = None) ->
     """Return (spans, rows) of the pieces of each thread."""
     rows, spans = find_self_spans(nesting, within)
     threads = nesting.thread[rows]
-    begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # self_spans keeps threads together
+    begins = np.flatnonzero(threads[1:] != threads[:-1]) + 1  # find_self_spans keeps threads together
     pieces = itertools.pairwise([0, *begins.tolist(), len(rows)]) if len(rows) else ()
     return {int(threads[first]): (spans[first:last], rows[first:last]) for first, last in pieces}

@@ -13,8 +13,7 @@ from gpudiag.attribution import intervals
 from gpudiag.attribution.call_sites import Frames, Sites
 from gpudiag.attribution.names import match_column
 from gpudiag.attribution.nesting import null_missing
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.timeline import host_threads
 from gpudiag.timeline.host_events import EVENT_CAUSES, find_host_events, find_own_frames
 from gpudiag.timeline.host_threads import MAX_THREADS, NOBODY, HostActivity
@@ -45,11 +44,11 @@ def explain_idle(
     """Return the `idle` table: `gaps` cut to `window` (the analysed steps) and into pieces of one cause each.
 
     `trace` and `site_window` (with its steps) at stage 'link'. `syncs`: timeline.syncs; None charges no call. `host_marks`: the bundle's.
-    `on_cpu`: the ops themselves are the device's work. `frames`, `events`: own_frames and host_events of `trace`, where others ask too.
+    `on_cpu`: the ops themselves are the device's work. `frames`, `events`: find_own_frames and find_host_events of `trace`, if made.
     """
     bounds = _cut_gaps(gaps, window)
     if not bounds.height:
-        return trace_module.build_empty_table("idle")
+        return build_empty_table("idle")
     frames = find_own_frames(trace) if frames is None else frames
     host = HostActivity(trace, frames, intervals.build_spans(bounds))
     events = find_host_events(trace, frames, host_marks, on_cpu=on_cpu) if events is None else events

@@ -88,7 +88,7 @@ class SiteWindowPauses:
         return [(self._views[int(view)], found) for (view,), found in rows.drop_nulls("view").group_by("view", maintain_order=True)]
 
     def _paired(self, pauses: pl.DataFrame) -> pl.DataFrame:
-        """Return the pauses with their place and length without what is explained; what is beyond LIKE twins is cut off."""
+        """Return the pauses with their place and length without what is explained; what is beyond MOST_STRETCH twins is cut off."""
         first, last = (self._rest.at(pauses[name].to_numpy()) for name in ("start_ns", "end_ns"))
         pauses = pauses.with_columns(pl.Series("from_ns", first), pl.Series("rest_ns", last - first))
         told = [rows.join(view.twins, on="twin", how="left", maintain_order="left") for view, rows in self._by_view(pauses)]

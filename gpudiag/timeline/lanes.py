@@ -1,12 +1,8 @@
 """The lanes of a time line: steps, idle causes, critical path, streams, host threads; each row drawn as at most a few pieces a pixel.
 
-One row of a time line as at most a few pieces a pixel: what is drawn of a million events.
-
 Events that are wide enough stand alone, the others are joined within one bin of two pixels. No pyramid is needed: the rows are sorted and
 disjoint, so the bins are found by bisection and their sums by differences of running sums; at most the lengths of the events are read one
 by one.
-
-The lanes of a time line: steps, idle causes, longest path, the work of the device, the host threads; each as rows without overlap.
 
 The work of a GPU stands in a lane for each stream, that of a CPU in one for each thread: the ops without those inside them.
 """

@@ -259,7 +259,7 @@ def _find_issued(graph: Graph, carried: Bools) -> tuple[Ints, Ints]:
 def _build_queue_edges(graph: Graph, launch: Ints, work: Ints, turns: int) -> tuple[Ints, Ints]:
     """Return the edges (work, launch) by which a launch waits until the work `queue_limit` launches before it can begin.
 
-    That is when the work one further back is over. `launch`, `work`: see _issued. `turns`: how many steps back that lies.
+    That is when the work one further back is over. `launch`, `work`: see _find_issued. `turns`: how many steps back that lies.
     """
     number = np.arange(len(launch))
     before = number + turns * len(launch) - graph.queue_limit - 1

@@ -16,8 +16,7 @@ from gpudiag.attribution.call_sites import Sites, find_frame_threads, find_user_
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.attribution.nesting import find_innermost, find_nearest, nest, null_missing
 from gpudiag.attribution.steps import assign_steps
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table, build_table_schema
 from gpudiag.trace import kernel_names
 
 Ints = npt.NDArray[np.int64]
@@ -45,7 +44,7 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
     calls = _find_blocking_calls(trace)
     calls = _keep_outermost(calls.filter(~_find_profiler_sync(calls, trace, steps)))
     if not calls.height:
-        return trace_module.build_empty_table("syncs")
+        return build_empty_table("syncs")
     kernel = _find_waited_for(calls, trace.kernels, trace.launches)
     ends = np.append(trace.kernels["end_ns"].to_numpy(), 0)[kernel]
     start, end = calls["start_ns"].to_numpy(), calls["end_ns"].to_numpy()
@@ -60,7 +59,7 @@ def find_syncs(trace: Trace, steps: pl.DataFrame, sites: Sites | None = None) ->
         step=assign_steps(steps, start),
         site=_find_call_sites(calls, trace, sites),
     )
-    return found.select(list(trace_module.build_table_schema("syncs")))
+    return found.select(list(build_table_schema("syncs")))
 
 
 def _find_blocking_calls(trace: Trace) -> pl.DataFrame:

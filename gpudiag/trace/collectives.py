@@ -1,14 +1,11 @@
 """Collectives: their kind by the names that libraries use, who takes part, and calls of CPU back ends ('gloo:all_reduce') as rows.
 
-What a message between ranks does, by the names that libraries give it. Public: kind_of, kernel_kind, KINDS.
+Kinds: one ordered table for each sort of name, the first pattern that matches wins; a name that does not tell is null, never a guess.
 
-One ordered table for each sort of name, the first pattern that matches wins; a name that does not tell is null, never a guess.
-
-Who takes part in a collective: the columns members, source, target and splits, from the arguments of its record.
-
-torch writes them as text (torch/csrc/profiler/util.cpp, saveNcclMeta): 'Process Group Ranks' "[0, 1, 2]", cut after 30 ranks with an
-ellipsis, 'Global rank start' and 'Global rank stride' where the ranks are evenly spaced, 'Src Rank' or 'Dst Rank' of recv and send in
-ranks of the job, 'Rank' (for broadcast, scatter, reduce and gather that of the root in its group), 'In split size', 'Out split size'.
+Members, source, target and splits: torch writes them as text (torch/csrc/profiler/util.cpp, saveNcclMeta): 'Process Group Ranks' "[0, 1,
+2]", cut after 30 ranks with an ellipsis, 'Global rank start' and 'Global rank stride' where the ranks are evenly spaced, 'Src Rank' or
+'Dst Rank' of recv and send in ranks of the job, 'Rank' (for broadcast, scatter, reduce and gather that of the root in its group), 'In
+split size', 'Out split size'.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from gpudiag.trace import columns as columns_module
 from gpudiag.trace.collectives import build_backend_collectives, build_group_columns
 from gpudiag.trace.columns import (
     Keys,
@@ -19,6 +18,8 @@ from gpudiag.trace.columns import (
     Products,
     build_integer_column,
     build_share_column,
+    convert_numbers_to_ns,
+    convert_texts_to_ns,
     format_thread_part,
     parse_integer,
     read_integer,
@@ -166,13 +167,13 @@ class Collector:
         """Return the complete events of the chunk whose times are usable."""
         events = [event for event in chunk.events if type(event) is Complete]
         self.complete_events += len(events)
-        start = columns_module.convert_numbers_to_ns([event.ts for event in events])
-        duration = columns_module.convert_numbers_to_ns([event.dur for event in events])
+        start = convert_numbers_to_ns([event.ts for event in events])
+        duration = convert_numbers_to_ns([event.dur for event in events])
         if start is None or duration is None:
             times = self._times_of(chunk.text)
             texts = [times[row] for row, event in enumerate(chunk.events) if type(event) is Complete]
-            start = columns_module.convert_texts_to_ns([bytes(text.ts) for text in texts])
-            duration = columns_module.convert_texts_to_ns([bytes(text.dur) for text in texts])
+            start = convert_texts_to_ns([bytes(text.ts) for text in texts])
+            duration = convert_texts_to_ns([bytes(text.dur) for text in texts])
         usable = start.valid & duration.valid & (duration.ns >= 0)
         found = Timed(events, start.ns, start.ns + duration.ns)
         if usable.all():
@@ -296,10 +297,10 @@ class Collector:
         found = [(row, event) for row, event in enumerate(chunk.events) if type(event) is Instant and event.name == "[memory]"]
         if not found:
             return
-        times = columns_module.convert_numbers_to_ns([event.ts for _, event in found])
+        times = convert_numbers_to_ns([event.ts for _, event in found])
         if times is None:
             texts = self._times_of(chunk.text)
-            times = columns_module.convert_texts_to_ns([bytes(texts[row].ts) for row, _ in found])
+            times = convert_texts_to_ns([bytes(texts[row].ts) for row, _ in found])
         args = [event.args or _NO_MEMORY_ARGS for _, event in found]
         sizes = build_integer_column([arg.bytes for arg in args])
         kinds = [parse_integer(arg.device_type) for arg in args]

@@ -187,7 +187,7 @@ class Document:
     """Reads one trace document, or one reader's share of it, from blocks of text."""
 
     keeps_all_headers = False
-    """Whether the values of all top-level keys are yielded, not those of KEPT_HEADERS alone."""
+    """Whether the values of all top-level keys are yielded, not those of USED_HEADERS alone."""
 
     def __init__(self, blocks: Iterator[bytes], decoder: EventDecoder, block_bytes: int = BLOCK_BYTES, share: Share | None = None) -> None:
         self.cuts: list[int] = []

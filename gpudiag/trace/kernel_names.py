@@ -1,7 +1,5 @@
 """What the names of kernels, copies and runtime calls tell, over libraries and versions: patterns, and the class of a kernel.
 
-The kind of work of a kernel by its name alone: one ordered table of patterns, no logic. Public: kernel_class, kernel_classes.
-
 Names come from kernel sources and from traces of 2020 to 2026; the comment above each group names the library. The first pattern that
 matches wins, so the special comes before the general: a GroupNorm inside ATen's element-wise template is a norm.
 Patterns run on a linear-time engine (no look-around, no back-references): a name from a file cannot make them slow.

@@ -233,7 +233,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """active_allocated | active_awaiting_free (active_pending_free) | inactive."""
     frames: Any = None
-    """As in the file: shared between entries. See stack_of."""
+    """As in the file: shared between entries. See list_frames."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
@@ -264,7 +264,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     addr: Address | None = None
     """None: for oom."""
     frames: Any = None
-    """As in the file: shared between entries. See stack_of."""
+    """As in the file: shared between entries. See list_frames."""
 
     def __post_init__(self) -> None:
         _check_address(self.addr)

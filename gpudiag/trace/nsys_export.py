@@ -1,16 +1,12 @@
 """The SQLite export of Nsight Systems as columns, its processes and devices. It is untrusted: opened read-only, nothing in it can run.
 
-The SQLite file of an export as columns. It is untrusted: opened read-only, nothing that its schema defines can run.
-
 Only ordinary columns of real tables are read: no view, no virtual table, no generated column (https://www.sqlite.org/security.html). No
 text of the file reaches a statement. Work and texts are bounded by the size of the file, because a damaged tree of pages may name a page
 twice, and many rows the same pages for their long values. So no value is fetched that is not of the wanted type.
 
-Which process of an export is read, and its threads.
-
-Exports serialise identifiers into one integer, from the highest bits: hardware 8, virtual machine 8, process 24, thread 24 (NVIDIA, export
-schema, "Serialized process and thread identifiers"). All but the thread identify the process here: a merged recording of several
-machines may use a process id twice.
+Processes and threads: exports serialise identifiers into one integer, from the highest bits: hardware 8, virtual machine 8, process 24,
+thread 24 (NVIDIA, export schema, "Serialized process and thread identifiers"). All but the thread identify the process here: a merged
+recording of several machines may use a process id twice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """An export of Nsight Systems -> the tables of stage 'read'. Names and enumerations are those of NVIDIA's export schema reference.
 
-NVTX ranges of one process: ops where PyTorch wrote them (torch.autograd.profiler.emit_nvtx), else annotations.
-
-emit_nvtx gives each op a range 'aten::mm, seq = 12, op_id = 7, sizes = [[8, 8], [8, 8]], input_op_ids = [...]', every part but the name
-optional (torch/csrc/profiler/util.cpp, getNvtxStr). Sizes are those of tensors, lists of tensors flattened; types are not recorded.
-
-An SQLite export of Nsight Systems -> Trace tables. Names, units and enumerations are those of NVIDIA's export schema reference.
+torch.autograd.profiler.emit_nvtx gives each op a range 'aten::mm, seq = 12, op_id = 7, sizes = [[8, 8], [8, 8]], input_op_ids = [...]',
+every part but the name optional (torch/csrc/profiler/util.cpp, getNvtxStr). Sizes are those of tensors, lists of tensors flattened; types
+are not recorded.
 
 Tested with generated files only (tests/nsysfile.py): what a version of nsys writes beyond its documents is not known here.
 """

@@ -41,12 +41,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     original = pipeline.diagnose_window
 
-    def diagnosed(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
+    def diagnose_and_count(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
         seen.append(1)
         return original(*arguments, **options)
 
     for module in (pipeline, comparison):
-        monkeypatch.setattr(module, "diagnosed", diagnosed)
+        monkeypatch.setattr(module, "diagnose_window", diagnose_and_count)
     return seen
 
 
@@ -183,12 +183,12 @@ def test_another_gpudiag_makes_it_anew(bundle: Path, made: list[int], monkeypatc
 def test_a_recording_that_changes_while_the_report_is_made_is_not_kept(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = pipeline.diagnose_window
 
-    def diagnosed(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
+    def diagnose_and_change(*arguments: object, **options: object) -> pipeline.AnalysedRecording:
         found = original(*arguments, **options)
         change_manifest(bundle)
         return found
 
-    monkeypatch.setattr(pipeline, "diagnose_window", diagnosed)
+    monkeypatch.setattr(pipeline, "diagnose_window", diagnose_and_change)
     api.diagnose(bundle)
     assert not entries(bundle / IN_BUNDLE, "report")
 

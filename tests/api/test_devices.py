@@ -20,9 +20,9 @@ from gpudiag.api.devices import FoundDevice, build_recording_peaks_key, derate_t
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.hardware.device_peaks import build_device
 from gpudiag.hardware.device_table import load_table
-from gpudiag.model import trace as trace_module
 from gpudiag.model.bundle import Machine, Manifest, Settings, TelemetryInfo, Window
 from gpudiag.model.hardware import Device, ObservedDevice, build_device_key
+from gpudiag.model.trace import build_table_schema
 
 UNIX = 1_700_000_000_000_000_000
 NAMES = {0: "NVIDIA A100-SXM4-80GB", 1: "NVIDIA A100-SXM4-80GB", 2: "NVIDIA H100 80GB HBM3"}
@@ -58,7 +58,7 @@ def test_peaks_follow_the_clock_of_the_analysed_steps(tmp_path: Path, a100: Devi
     assert device is not None
     assert device.peaks["bf16"] == pytest.approx(312e12 * 1065 / 1410)  # 1,050 still holds at 3000
     assert device.notes[0].startswith("Peaks at the observed 1,065 of 1,410 MHz")
-    assert opened.telemetry.columns == list(trace_module.build_table_schema("telemetry"))
+    assert opened.telemetry.columns == list(build_table_schema("telemetry"))
     assert opened.telemetry["power_w"].to_list() == [None, None, 400.0, 400.0]
     assert opened.telemetry["energy_mj"].null_count() == 4
 

@@ -14,7 +14,7 @@ import pytest
 from gpudiag.api.lanes import LANE_TABLES, STYLES, Drawing, LaneBoard
 from gpudiag.api.pipeline import AnalysedRecording, open_recording
 from gpudiag.errors import InputError
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_empty_table, build_table_schema
 
 
 @pytest.fixture(scope="module")
@@ -147,15 +147,13 @@ def million(opened: AnalysedRecording) -> AnalysedRecording:
             "launches", {"thread": np.zeros(200_000), "api": "cudaLaunchKernel", "start_ns": begins + 500, "end_ns": begins + 2500}
         ),
     )
-    analysis = msgspec.structs.replace(
-        opened.analysis, trace=trace, idle=trace_module.build_empty_table("idle"), critical_path=None, syncs=None
-    )
+    analysis = msgspec.structs.replace(opened.analysis, trace=trace, idle=build_empty_table("idle"), critical_path=None, syncs=None)
     return opened._replace(analysis=analysis, sites=None)
 
 
 def _filled(table: str, known: dict[str, Any]) -> pl.DataFrame:
     """Return a table with the columns that are known; the others are null."""
-    schema = trace_module.build_table_schema(table, "cost")
+    schema = build_table_schema(table, "cost")
     height = max(len(value) for value in known.values() if not isinstance(value, str))
     columns = {
         name: pl.Series(np.arange(height))

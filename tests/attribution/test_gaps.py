@@ -8,13 +8,13 @@ from handmade import call, kernel, linked, mark, op, steps
 from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.intervals import NO_SPANS, build_spans
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import check_table
 
 
 def found(*events: dict[str, object]) -> list[tuple[float, float, str, int | None]]:
     trace = linked(*events)
     idle = find_gaps(trace.kernels, trace.launches, build_spans(find_steps(trace).table.filter("analysed")))
-    trace_module.check_table("gaps", idle)
+    check_table("gaps", idle)
     return [
         (start / 1000, end / 1000, kind, kernel)
         for start, end, kind, kernel in idle.select("start_ns", "end_ns", "kind", "kernel").iter_rows()

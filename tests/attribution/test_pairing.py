@@ -16,7 +16,7 @@ from realtraces import recordings
 from gpudiag.attribution.autograd import find_autograd_nodes, pair_forward_ops
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_empty_table, build_table_schema
 from gpudiag.roofline.costs import find_kind
 from gpudiag.roofline.costs.registry import BACKWARD_FORMULAS
 
@@ -129,7 +129,7 @@ def _table(count: int, sequence: Any, fwd_thread: Any, thread: Any, names: list[
             "fwd_thread": np.broadcast_to(fwd_thread, count),
         }
     )  # fmt: skip
-    return made.cast({name: kind for name, kind in trace_module.build_table_schema("ops").items() if name in made.columns})
+    return made.cast({name: kind for name, kind in build_table_schema("ops").items() if name in made.columns})
 
 
 HOSTILE = 200_000
@@ -157,7 +157,7 @@ def test_broken_numbers_cost_no_more_than_sound_ones(sequence: Any, fwd_thread: 
 
 
 def test_no_ops_no_pairs() -> None:
-    assert len(pair_forward_ops(trace_module.build_empty_table("ops", "link")).forward) == 0
+    assert len(pair_forward_ops(build_empty_table("ops", "link")).forward) == 0
 
 
 EXPECTED_UNNAMED = 0.06

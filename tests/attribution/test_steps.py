@@ -12,8 +12,16 @@ import pytest
 from handmade import call, kernel, mark, op, steps, trace
 from noticewords import format_notices
 
-from gpudiag.attribution import steps as steps_module
-from gpudiag.attribution.steps import FROM_MARKS, WHOLE_TRACE, assign_steps, find_steps
+from gpudiag.attribution.steps import (
+    FROM_MARKS,
+    WHOLE_TRACE,
+    assign_steps,
+    cut_by_annotation,
+    cut_by_loader,
+    cut_by_optimizer,
+    cut_by_period,
+    find_steps,
+)
 from gpudiag.model.trace import Trace
 
 US = 1000
@@ -76,11 +84,11 @@ def test_step_of_is_half_open_and_null_outside() -> None:
 
 
 SOURCES = {
-    "optimizer": steps_module.cut_by_optimizer,
-    "loader": steps_module.cut_by_loader,
-    "annotation": steps_module.cut_by_annotation,
-    "kernels": lambda trace: steps_module.cut_by_period(trace, on_cpu=False),
-    "ops": lambda trace: steps_module.cut_by_period(trace, on_cpu=True),
+    "optimizer": cut_by_optimizer,
+    "loader": cut_by_loader,
+    "annotation": cut_by_annotation,
+    "kernels": lambda trace: cut_by_period(trace, on_cpu=False),
+    "ops": lambda trace: cut_by_period(trace, on_cpu=True),
 }
 MARKED = {
     "a100_dlrm_train_rank3of8": set(SOURCES),

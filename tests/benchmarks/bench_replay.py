@@ -16,7 +16,7 @@ from gpudiag.api import analysis as api
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_empty_table
 from gpudiag.timeline.graph import build_all_graphs, list_graph_warnings
 from gpudiag.timeline.replay import measure_replay_trust
 from gpudiag.timeline.syncs import find_syncs
@@ -36,9 +36,9 @@ def rows(path: str) -> Iterator[str]:
     trace, _ = link_kernels(trace, steps, on_cpu=run == "cpu")
     if run == "gpu":
         trace = api._select_device(trace, find_busiest_device(trace.kernels)[0])
-    syncs = find_syncs(trace, steps) if run == "gpu" else trace_module.build_empty_table("syncs")
+    syncs = find_syncs(trace, steps) if run == "gpu" else build_empty_table("syncs")
     began = time.perf_counter()
-    graphs, run_graph = build_all_graphs(trace, steps, trace_module.build_empty_table("idle"), syncs, run == "cpu")
+    graphs, run_graph = build_all_graphs(trace, steps, build_empty_table("idle"), syncs, run == "cpu")
     trust = measure_replay_trust(graphs, steps, run_graph)
     took = time.perf_counter() - began
     for why in list_graph_warnings(trace, steps, on_cpu=run == "cpu"):

@@ -23,7 +23,7 @@ from torch.optim import optimizer
 from torch.utils.data import dataloader
 
 from gpudiag.capture import session as session_module
-from gpudiag.capture import windows as windows_module
+from gpudiag.capture import windows
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.session import Session
 
@@ -151,7 +151,7 @@ def test_a_full_disk_stops_the_recording_not_the_loop(tmp_path: Path, make_loop:
     with warnings.catch_warnings(record=True) as caught, Session(tmp_path / "run") as prof:
         warnings.simplefilter("always")
         if where == "trace":
-            monkeypatch.setattr(windows_module, "compress_trace", _disk_full)
+            monkeypatch.setattr(windows, "compress_trace", _disk_full)
         elif where == "segment":
             monkeypatch.setattr(session_module, "write_atomic", _disk_full)
         assert train(prof, loop) == expected

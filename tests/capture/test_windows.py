@@ -15,7 +15,7 @@ import torch
 from noticewords import format_notices
 
 from gpudiag.capture import loop as triggers_module
-from gpudiag.capture import recording as writer_module
+from gpudiag.capture import recording
 from gpudiag.capture.bundle import OpenedBundle, open_bundle
 from gpudiag.capture.session import Session
 
@@ -173,7 +173,7 @@ def test_the_first_complete_timing_window_is_taken_else_the_longest(tmp_path: Pa
 
 
 def test_with_little_space_left_the_traces_are_given_up_and_the_records_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer_module, "RESERVE_BYTES", 1 << 60)
+    monkeypatch.setattr(recording, "RESERVE_BYTES", 1 << 60)
     with pytest.warns(RuntimeWarning, match="the disk is full: profiling was switched off") as caught:
         bundle = train(Session(tmp_path / "run", skip=1, warm=1, record=2), 20)
     assert len(caught) == 1

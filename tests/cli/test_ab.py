@@ -37,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> list[dict[str, Any]]:
-    """The arguments of api.experiment.experiment."""
+    """The arguments of api.experiment.run_experiment."""
     calls: list[dict[str, Any]] = []
     original = api_experiment.run_experiment
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.cli import command as command_module
+from gpudiag.cli.command import check_command, check_format
 from gpudiag.errors import UsageError
 
 KNOWN = ("report", "run")
@@ -21,13 +21,13 @@ KNOWN = ("report", "run")
 )
 def test_a_word_that_is_no_command_names_the_call_that_was_meant(words, meant) -> None:
     with pytest.raises(UsageError) as failed:
-        command_module.check_command(None, words, KNOWN)
+        check_command(None, words, KNOWN)
     assert meant in str(failed.value)
 
 
 def test_a_folder_that_exists_is_taken_for_a_recording(tmp_path) -> None:
     with pytest.raises(UsageError, match="gpudiag report"):
-        command_module.check_command(None, [str(tmp_path)], KNOWN)
+        check_command(None, [str(tmp_path)], KNOWN)
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def test_a_folder_that_exists_is_taken_for_a_recording(tmp_path) -> None:
 )
 def test_groups_know_what_their_commands_take(group, word, meant) -> None:
     with pytest.raises(UsageError, match=meant):
-        command_module.check_command(group, [word], ("show",))
+        check_command(group, [word], ("show",))
 
 
 @pytest.mark.parametrize(
     ("group", "words"), [(None, ("report", "x.json")), (None, ("reprot",)), (None, ()), ("rules", ("shw",)), ("schema", ("a.py",))]
 )
 def test_nothing_is_said_where_nothing_suggests_itself(group, words) -> None:
-    command_module.check_command(group, words, KNOWN)  # the parser suggests what is spelt alike
+    check_command(group, words, KNOWN)  # the parser suggests what is spelt alike
 
 
 def test_an_option_for_the_format_leads_to_the_name_of_the_file() -> None:
     with pytest.raises(UsageError, match=r"-o report\.html"):
-        command_module.check_format("report", ["x.json", "--html=y.html"])
-    command_module.check_format("report", ["x.json", "-o", "y.html"])
+        check_format("report", ["x.json", "--html=y.html"])
+    check_format("report", ["x.json", "-o", "y.html"])
     for command in ("ops", "compare"):
-        command_module.check_format(command, ["x.json", "--json"])  # their own
+        check_format(command, ["x.json", "--json"])  # their own
 
 
 def test_the_parser_asks_for_hints(command) -> None:

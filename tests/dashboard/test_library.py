@@ -19,7 +19,7 @@ from segments import segment
 
 from gpudiag.api import live_recording, recording_list
 from gpudiag.errors import GpudiagError, InputError
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_empty_table
 
 
 def fresh(folder: Path) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_a_folder_that_is_itself_a_bundle(tmp_path: Path) -> None:
 
 def test_a_run_that_still_records_is_live_and_its_steps_are_counted(tmp_path: Path) -> None:
     folder = small_bundle(tmp_path / "one", finished=False, trace=False)
-    rows = trace_module.build_empty_table("step_records").clear(7)
+    rows = build_empty_table("step_records").clear(7)
     (folder / "steps" / "rank0").mkdir(parents=True)
     (folder / "steps" / "rank0" / "000000.parquet").write_bytes(segment("step_records", rows))
     (folder / "steps" / "rank0" / "000001.parquet").write_bytes(b"PAR1 cut off")

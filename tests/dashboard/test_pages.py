@@ -12,7 +12,7 @@ import pytest
 from dashclient import Client, analysed, links, small_bundle, small_trace, texts
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import library as library_module
+from gpudiag_dashboard import library
 from gpudiag_dashboard.app import create_app
 from gpudiag_dashboard.pages import PAGES
 
@@ -203,14 +203,14 @@ def test_the_analysis_is_shown_while_it_runs(tmp_path: Path, monkeypatch: pytest
     import threading
 
     small_trace(tmp_path / "trace.json")
-    gate, real = threading.Event(), library_module.open_recording
+    gate, real = threading.Event(), library.open_recording
 
     def slow(path: str, **options: Any) -> Any:
         options["progress"]("linking")
         gate.wait(20)
         return real(path)
 
-    monkeypatch.setattr(library_module, "open_recording", slow)
+    monkeypatch.setattr(library, "open_recording", slow)
     client = Client(create_app(tmp_path))
     client.go("/overview", "?bundle=trace.json")
     time.sleep(0.2)

@@ -12,9 +12,8 @@ import pytest
 from dashclient import HOST, ORIGIN, Client, small_trace
 
 pytest.importorskip("dash", reason="the dashboard's libraries are not installed: pip install gpudiag[dashboard]")
-from gpudiag_dashboard import app as app_module
 from gpudiag_dashboard import security
-from gpudiag_dashboard.app import create_app
+from gpudiag_dashboard.app import create_app, is_loopback, list_host_names
 
 TOKEN = "the-token-of-this-start"  # noqa: S105 of no server
 COOKIE = security.name_cookie(HOST)
@@ -35,7 +34,7 @@ def local(folder: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def public(folder: Path) -> Any:
-    return create_app(folder, token=TOKEN, names=app_module.list_host_names("192.0.2.7"), everywhere=True)
+    return create_app(folder, token=TOKEN, names=list_host_names("192.0.2.7"), everywhere=True)
 
 
 def asked(app: Any, **changes: str | None) -> int:
@@ -292,4 +291,4 @@ def test_well_formed_callbacks_with_foreign_values_show_no_stack(local: Any, val
     ],
 )
 def test_only_loopback_is_served_without_a_token(host: str, loopback: bool) -> None:
-    assert app_module.is_loopback(host) is loopback
+    assert is_loopback(host) is loopback

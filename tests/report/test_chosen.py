@@ -6,8 +6,15 @@ import msgspec
 import report_sample as sample
 
 from gpudiag.model.finding import Ceiling, Finding, Where
-from gpudiag.report import findings as findings_module
 from gpudiag.report import html, markdown, text
+from gpudiag.report.findings import (
+    GAINS_DO_NOT_ADD_UP,
+    INFO_STANDS_LAST,
+    explain_gains,
+    format_finding_brief,
+    select_places,
+    split_findings,
+)
 
 MS = sample.MS
 
@@ -19,9 +26,9 @@ def _with(share: float | None, rule: str) -> Finding:
 
 def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
     findings = (_with(0.3, "A-01"), _with(None, "A-02"), _with(0.006, "A-03"), _with(0.0, "A-04"))
-    full, rest = findings_module.split_findings(sample.report(findings=findings))
+    full, rest = split_findings(sample.report(findings=findings))
     assert [finding.rule for finding in full] == ["A-01", "A-02"]
-    assert [findings_module.format_finding_brief(finding) for finding in rest] == [
+    assert [format_finding_brief(finding) for finding in rest] == [
         "Title of A-03 (A-03, critical, up to 1 %)",
         "Title of A-04 (A-04, critical, no gain by itself)",
     ]
@@ -31,7 +38,7 @@ def test_a_finding_with_next_to_nothing_to_gain_is_only_named() -> None:
 
 
 def test_one_is_told_even_where_it_gains_nothing() -> None:
-    full, rest = findings_module.split_findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
+    full, rest = split_findings(sample.report(findings=(_with(0.0, "A-01"), _with(0.0, "A-02"))))
     assert ([finding.rule for finding in full], [finding.rule for finding in rest]) == (["A-01"], ["A-02"])
 
 
@@ -44,19 +51,16 @@ def test_places_with_next_to_none_of_the_time_are_not_shown() -> None:
         Where("untimed"),
     )
     finding = msgspec.structs.replace(sample.finding(), where=where)
-    assert [place.what for place in findings_module.select_places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
-    assert [place.what for place in findings_module.select_places(finding, sample.report(), 2)] == ["first"]
+    assert [place.what for place in select_places(finding, sample.report(), 9)] == ["first", "large", "untimed"]
+    assert [place.what for place in select_places(finding, sample.report(), 2)] == ["first"]
 
 
 def test_why_a_larger_gain_stands_behind_a_smaller_one_is_said_where_it_does() -> None:
     def shown(*findings: tuple[float, str]) -> str:
         made = [msgspec.structs.replace(_with(share, f"A-0{at}"), severity=severity) for at, (share, severity) in enumerate(findings)]
-        return findings_module.explain_gains(sample.report(findings=tuple(made)))
+        return explain_gains(sample.report(findings=tuple(made)))
 
     assert shown((0.3, "warning")) == ""
-    assert shown((0.3, "warning"), (0.2, "info")) == findings_module.GAINS_DO_NOT_ADD_UP
-    assert shown((0.2, "critical"), (0.3, "info")) == f"{findings_module.GAINS_DO_NOT_ADD_UP} {findings_module.INFO_STANDS_LAST}"
-    assert (
-        shown((0.3, "warning"), (0.1, "warning"), (0.2, "info"))
-        == f"{findings_module.GAINS_DO_NOT_ADD_UP} {findings_module.INFO_STANDS_LAST}"
-    )
+    assert shown((0.3, "warning"), (0.2, "info")) == GAINS_DO_NOT_ADD_UP
+    assert shown((0.2, "critical"), (0.3, "info")) == f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}"
+    assert shown((0.3, "warning"), (0.1, "warning"), (0.2, "info")) == f"{GAINS_DO_NOT_ADD_UP} {INFO_STANDS_LAST}"

@@ -21,8 +21,8 @@ from gpudiag.model.experiment import FixCall
 from gpudiag.model.fixes import FIXES
 from gpudiag.model.report import Source
 from gpudiag.report import html
-from gpudiag.report.html import pages as pages_module
 from gpudiag.report.html import roofline, sections
+from gpudiag.report.html.pages import read_asset
 
 LARGEST = 6_000_000
 HARMLESS = (
@@ -299,7 +299,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_colours_of_parts_are_those_of_the_figures_and_stand_out_in_both_themes() -> None:
-    css = pages_module.read_asset("report.css")
+    css = read_asset("report.css")
     parts = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})[;}]", css))
     assert {bound: parts[bound] for bound in roofline.COLOURS} == roofline.COLOURS
     backgrounds = [colour for pair in re.findall(r"--(?:page|card): light-dark\((#\w+), (#\w+)\)", css) for colour in pair]

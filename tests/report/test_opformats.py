@@ -11,8 +11,7 @@ import pytest
 import report_sample as sample
 from rich.cells import cell_len
 
-from gpudiag.report import op_table as op_table_module
-from gpudiag.report.op_table import LONGEST_NAME, OpTable, build_op_table
+from gpudiag.report.op_table import LONGEST_NAME, OpTable, build_op_table, encode_op_table_csv, encode_op_table_json, render_op_table
 
 MS = sample.MS
 HOSTILE = (*sample.HOSTILE, "=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", 'a,"b",c')
@@ -25,7 +24,7 @@ def _table(**options: object) -> OpTable:
 @pytest.mark.parametrize("width", [40, 60, 72, 80, 100, 120, 160, 200])
 @pytest.mark.parametrize("grouping", ["op", "signature", "phase", "kernel"])
 def test_no_line_is_wider_than_the_terminal_and_names_stay_readable(width: int, grouping: str) -> None:
-    lines = op_table_module.render_op_table(_table(grouping=grouping), width=width).splitlines()
+    lines = render_op_table(_table(grouping=grouping), width=width).splitlines()
     assert [line for line in lines if cell_len(line) > width] == []
     assert len(lines[0]) <= width
     shown = lines[1].split("  ")[0]
@@ -34,7 +33,7 @@ def test_no_line_is_wider_than_the_terminal_and_names_stay_readable(width: int, 
 
 def test_a_wider_terminal_shows_more_columns() -> None:
     def titles(width: int) -> list[str]:
-        return op_table_module.render_op_table(_table(), width=width).splitlines()[0].split()
+        return render_op_table(_table(), width=width).splitlines()[0].split()
 
     counts = [len(titles(width)) for width in (40, 60, 80, 100, 120, 160)]
     assert counts == sorted(counts)
@@ -46,22 +45,22 @@ def test_a_wider_terminal_shows_more_columns() -> None:
 @pytest.mark.parametrize("width", [60, 80, 100])
 @pytest.mark.parametrize(("sorting", "title"), [("ai", "FLOP/B"), ("bytes", "bytes"), ("flops", "FLOP"), ("calls", "calls")])
 def test_what_a_table_is_sorted_by_is_shown(width: int, sorting: str, title: str) -> None:
-    assert title in op_table_module.render_op_table(_table(sorting=sorting), width=width).splitlines()[0].split()
+    assert title in render_op_table(_table(sorting=sorting), width=width).splitlines()[0].split()
 
 
 def test_plain_text_has_no_colour_and_coloured_text_has() -> None:
-    assert "\x1b" not in op_table_module.render_op_table(_table())
-    assert "\x1b[" in op_table_module.render_op_table(_table(), color=True)
+    assert "\x1b" not in render_op_table(_table())
+    assert "\x1b[" in render_op_table(_table(), color=True)
 
 
 def test_figures_of_a_line() -> None:
-    (line,) = [line for line in op_table_module.render_op_table(_table(), width=120).splitlines() if line.startswith("aten::mm ")]
+    (line,) = [line for line in render_op_table(_table(), width=120).splitlines() if line.startswith("aten::mm ")]
     assert re.split(r"  +", line)[1:] == ["48", "90.0 ms", "48.6 %", "compute", "50 %", "495", "362", "1,367"]
 
 
 def test_what_is_partly_judged_says_by_how_much() -> None:
     rows = (sample.op("aten::mm", 3), sample.op("aten::mm", 1, t_roof_ns=None, efficiency=None, signature=None))
-    plain = op_table_module.render_op_table(build_op_table(sample.report(ops=rows)), width=80)
+    plain = render_op_table(build_op_table(sample.report(ops=rows)), width=80)
     assert "judged" in plain.splitlines()[0]
     assert re.search(r"50 % +75 %$", plain.splitlines()[1])
     assert "75 % of these ops' time" in plain
@@ -81,7 +80,7 @@ def test_lines_left_out_are_counted() -> None:
 
 
 def test_csv_holds_raw_numbers_and_units_in_its_header() -> None:
-    header, *rows = csv.reader(io.StringIO(op_table_module.encode_op_table_csv(_table(sorting="time"))))
+    header, *rows = csv.reader(io.StringIO(encode_op_table_csv(_table(sorting="time"))))
     assert {"kernel_ns", "flop_per_s", "byte_per_s", "t_roof_ns", "efficiency_share", "memory_bound_ns"} <= set(header)
     first = dict(zip(header, rows[0], strict=True))
     assert (first["group"], first["calls"], first["kernel_ns"], first["efficiency_share"]) == ("aten::mm", "48", str(90 * MS), "0.5")
@@ -93,9 +92,7 @@ def test_csv_holds_raw_numbers_and_units_in_its_header() -> None:
 
 def test_csv_of_hostile_names_is_a_table_without_formulas() -> None:
     rows = tuple(sample.op(name, 1 + k, signature=name) for k, name in enumerate(HOSTILE))
-    header, *found = csv.reader(
-        io.StringIO(op_table_module.encode_op_table_csv(build_op_table(sample.report(ops=rows), grouping="signature")))
-    )
+    header, *found = csv.reader(io.StringIO(encode_op_table_csv(build_op_table(sample.report(ops=rows), grouping="signature"))))
     assert len(found) == len(HOSTILE)
     assert all(len(row) == len(header) for row in found)
     cells = [cell for row in found for cell in row]
@@ -105,7 +102,7 @@ def test_csv_of_hostile_names_is_a_table_without_formulas() -> None:
 
 
 def test_json_is_the_same_table() -> None:
-    made = json.loads(op_table_module.encode_op_table_json(_table(), top=2))
+    made = json.loads(encode_op_table_json(_table(), top=2))
     assert (made["group_by"], made["sort_by"], made["total_ns"]) == ("op", "time", 185 * MS)
     assert [group["group"] for group in made["groups"]] == ["aten::mm", "aten::add_"]
     assert made["groups"][0]["cost_provenance"] == "exact"

@@ -12,8 +12,7 @@ from factories import CPU
 
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.element_types import resolve_list_types
 from gpudiag.roofline.kernel_bounds import classify_kernels
@@ -37,9 +36,7 @@ def record(tmp_path: Path) -> Record:
         profiler.export_chrome_trace(str(tmp_path / "trace.json"))
         trace = read_trace(tmp_path / "trace.json")
         trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
-        return classify_kernels(
-            trace, resolve_list_types(trace, find_attributed_ops(trace, on_cpu=True)), trace_module.build_empty_table("gaps"), CPU
-        )
+        return classify_kernels(trace, resolve_list_types(trace, find_attributed_ops(trace, on_cpu=True)), build_empty_table("gaps"), CPU)
 
     return run
 

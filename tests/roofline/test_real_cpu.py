@@ -8,8 +8,7 @@ from factories import CPU
 
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.kernel_bounds import classify_kernels
 from gpudiag.roofline.op_table import build_op_table, measure_coverage
@@ -61,7 +60,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, pl.DataFrame, 
     trace = read_trace(path)
     steps = find_steps(trace).table
     trace = link_kernels(trace, steps, on_cpu=True)[0]
-    trace = classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), trace_module.build_empty_table("gaps"), CPU)
+    trace = classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), build_empty_table("gaps"), CPU)
     return trace, build_op_table(trace, steps), counter.get_total_flops()
 
 

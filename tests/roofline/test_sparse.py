@@ -13,10 +13,9 @@ from handmade import call, kernel, linked, op, steps
 
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
 from gpudiag.model.finding import Missing
 from gpudiag.model.ops import Cost
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.roofline.attributed_ops import find_attributed_ops
 from gpudiag.roofline.kernel_bounds import classify_kernels
 from gpudiag.trace import read_trace
@@ -51,7 +50,7 @@ def record(tmp_path: Path) -> Sparse:
         profiler.export_chrome_trace(str(tmp_path / "trace.json"))
         trace = read_trace(tmp_path / "trace.json")
         trace = link_kernels(trace, find_steps(trace).table, on_cpu=True)[0]
-        return classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), trace_module.build_empty_table("gaps"), CPU)
+        return classify_kernels(trace, find_attributed_ops(trace, on_cpu=True), build_empty_table("gaps"), CPU)
 
     return run
 

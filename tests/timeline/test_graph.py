@@ -19,9 +19,8 @@ from gpudiag.api.analysis import _select_device
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
 from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, encode_edge_kind, encode_node_kind
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.timeline.graph import build_graphs, explain_missing_graph
 from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
 from gpudiag.timeline.syncs import find_syncs
@@ -43,8 +42,8 @@ def _graphs(made: Trace) -> tuple[tuple[Graph, ...], pl.DataFrame]:
     made, _ = link_kernels(made, table, on_cpu=run == "cpu")
     if run == "gpu":
         made = _select_device(made, find_busiest_device(made.kernels)[0])
-    syncs = find_syncs(made, table) if run == "gpu" else trace_module.build_empty_table("syncs")
-    return build_graphs(made, table, trace_module.build_empty_table("idle"), syncs, run == "cpu"), table
+    syncs = find_syncs(made, table) if run == "gpu" else build_empty_table("syncs")
+    return build_graphs(made, table, build_empty_table("idle"), syncs, run == "cpu"), table
 
 
 def _one(*events: object) -> Graph:
@@ -231,7 +230,7 @@ def test_without_launch_calls_there_is_no_graph_and_it_says_why() -> None:
     table = find_steps(made).table
     linked, _ = link_kernels(made, table, on_cpu=False)
     assert "no launch call was recorded" in (explain_missing_graph(linked, table, 0, on_cpu=False) or "")
-    assert build_graphs(linked, table, trace_module.build_empty_table("idle"), trace_module.build_empty_table("syncs"), False) == ()
+    assert build_graphs(linked, table, build_empty_table("idle"), build_empty_table("syncs"), False) == ()
 
 
 _EVENTS = [part for _ in range(8) for part in (

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gpudiag.attribution import intervals
 from gpudiag.attribution.device import find_cpu_gaps, find_gaps
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
 from gpudiag.model.timeline import IDLE_BUCKETS
+from gpudiag.model.trace import build_table_schema, check_table
 from gpudiag.timeline.idle import add_sync_costs, explain_idle
 from gpudiag.timeline.syncs import find_syncs
 
@@ -40,7 +40,7 @@ def explained(*events: Event, marks: pl.DataFrame | None = None, on_cpu: bool = 
     whole = find_cpu_gaps(intervals.build_spans(trace.ops), window) if on_cpu else find_gaps(trace.kernels, trace.launches, window)
     syncs = find_syncs(trace, found.table)
     idle = explain_idle(trace, whole, window, found.table, syncs=syncs, host_marks=marks, on_cpu=on_cpu)
-    trace_module.check_table("idle", idle)
+    check_table("idle", idle)
     assert (idle["end_ns"] > idle["start_ns"]).all()
     assert set(idle["cause"]) <= set(IDLE_BUCKETS)
     np.testing.assert_array_equal(intervals.build_spans(idle), intervals.intersect_spans(intervals.build_spans(whole), window))
@@ -221,7 +221,7 @@ def test_marks_of_a_bundle_stand_in_the_time_of_the_trace() -> None:
         {"kind": "file_write", "name": "log.txt", "start_unix_ns": base + 200_000, "duration_ns": 0, "site": "train.py:12"},
         {"kind": "save", "name": "torch.save in another thread", "start_unix_ns": base + 160_000, "duration_ns": 30_000, "site": None},
     ]
-    marks = pl.DataFrame(rows, schema_overrides=trace_module.build_table_schema("host_marks"))
+    marks = pl.DataFrame(rows, schema_overrides=build_table_schema("host_marks"))
     found = find_steps(trace)
     window = intervals.build_spans(found.table)
     idle = explain_idle(trace, find_gaps(trace.kernels, trace.launches, window), window, found.table, host_marks=marks)

@@ -13,7 +13,7 @@ import simulator as s
 from replayed import study
 from simulator import Hardware, Recording, Simulation, simulate
 
-from gpudiag.model import trace as trace_module
+from gpudiag.model.trace import build_table_schema
 from gpudiag.timeline.whatif.registry import parse_settings
 from gpudiag.timeline.whatif.study import Study
 
@@ -139,7 +139,7 @@ def _study(run: Simulation) -> Study:
          "site": m["site"], "step": None}
         for m in run.host_marks
     ]  # fmt: skip
-    return study(trace, pl.DataFrame(marks, schema=trace_module.build_table_schema("host_marks")))
+    return study(trace, pl.DataFrame(marks, schema=build_table_schema("host_marks")))
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from simulator import Recording, Simulation, simulate
 from gpudiag.attribution.call_sites import find_sites
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
-from gpudiag.model import trace as trace_module
-from gpudiag.model.trace import Trace
+from gpudiag.model.trace import Trace, check_table
 from gpudiag.timeline.syncs import find_syncs
 
 
@@ -27,7 +26,7 @@ def _found(trace: Trace) -> tuple[pl.DataFrame, Trace]:
     found = find_steps(trace).table
     linked = link_kernels(trace, found, on_cpu=False)[0]
     syncs = find_syncs(linked, found, find_sites(linked, found, None))
-    trace_module.check_table("syncs", syncs)
+    check_table("syncs", syncs)
     names = linked.ops["name"].cast(pl.String).gather(syncs["op"]), linked.kernels["name"].cast(pl.String).gather(syncs["kernel"])
     return syncs.with_columns(op_name=names[0], kernel_name=names[1]), linked
 

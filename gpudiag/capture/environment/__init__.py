@@ -163,7 +163,7 @@ class DeviceIdentity(NamedTuple):
     ordinal: int | None = None
     """CUDA's own index in this process, by which recordings name it."""
     key: str | None = None
-    """model.hardware.device_key: holds no serial number."""
+    """model.hardware.build_device_key: holds no serial number."""
 
 
 MAX_TENSORS = 8

@@ -1,7 +1,5 @@
 """What the process brought along: packages and environment variables; and reading one thing that may not be there, silently.
 
-The few environment variables that are recorded: they change speed or numerics, and nothing else says that they were set.
-
 A value is kept only where it has the form that the variable is documented to have: numbers, switches and fixed words. Such a form can hold
 neither a secret nor a path; any other value is recorded as 'set', without the value.
 """

@@ -1,8 +1,5 @@
 """The settings of torch that change speed or numerics: precision, switches, optimizers and data loaders. Reads only.
 
-Which precision fp32 products and convolutions may have. Two generations of switches in torch; the older refuses to answer where a
-program used both.
-
 Since torch 2.9 (torch/backends/__init__.py) each backend and operation has its own `fp32_precision`, and the older getters warn once, or
 raise, where the new switches were used. The new ones never do, and tell what the old setters did too. So they are asked first.
 """

@@ -14,7 +14,7 @@ Value = float | int
 
 
 class TelemetrySource(Protocol):
-    """Something that can be asked for columns of table telemetry (model.tables). No method raises but for a bug."""
+    """Something that can be asked for columns of table telemetry (model.trace). No method raises but for a bug."""
 
     name: str
     """'nvml' or 'psutil'."""

@@ -1,4 +1,4 @@
-"""The fixes that an experiment can apply, one file each. A new fix: its descriptor in model/fixes.py, its file here, and one line below."""
+"""The fixes that an experiment can apply, one file a kind. A new one: its descriptor in model/fixes.py, its class, and one line below."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What a fix is: an Applier that changes a program at a Site and shows evidence; values of --fix, arguments that are changed on the way in.
 
-What a fix can do in the process of an arm, and what it has to show for it.
-
 A fix is applied to a program that knows nothing of it: it wraps the constructors that the program will call, or changes the outermost
 modules before their first call. It then has to show that it took effect; without evidence the verdict is `not_applied`, never x1.00.
 """
@@ -82,7 +80,7 @@ class Site:
 
 
 class Applier(ABC):
-    """How one fix is applied; a subclass a file, named in fixes/__init__.py. `id` as in model.fixes."""
+    """How one fix is applied; subclasses are listed in fixes/__init__.py. `id` as in model.fixes."""
 
     id: str = ""
     environ: Mapping[str, str] = MappingProxyType({})

@@ -1,11 +1,10 @@
 """Fixes of the optimizer: fused and foreach steps, gradients that are dropped instead of zeroed.
 
-Which implementation of its step a torch optimizer uses: asked for in its constructor, whatever the program asks for there.
-
-A framework passes flags of its own (Hugging Face's Trainer passes `fused`), so they are overridden, not only added
+Flags of the constructor: a framework passes its own (Hugging Face's Trainer passes `fused`), so they are overridden, not only added
 (https://docs.pytorch.org/docs/stable/optim.html, "Algorithms": for-loop, foreach and fused implementations).
 
-The step of an optimizer over all parameters at once, operation by operation.
+foreach: on a CPU Adam, AdamW, SGD, Adagrad, RMSprop, Rprop, Adamax and Adadelta train bit for bit as in a for-loop; NAdam, RAdam, ASGD
+and Adafactor multiply in another order, and differ by rounding.
 
 On a CPU Adam, AdamW, SGD, Adagrad, RMSprop, Rprop, Adamax and Adadelta train bit for bit as in a for-loop; NAdam, RAdam, ASGD and Adafactor
 multiply in another order, and differ by rounding.

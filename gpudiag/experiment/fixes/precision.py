@@ -1,7 +1,6 @@
 """Fixes of precision: bf16 and fp16 by autocast, the GradScaler that fp16 needs, TF32 for float32 matrix products.
 
-A GradScaler round a program that knows of none (https://docs.pytorch.org/docs/stable/notes/amp_examples.html).
-
+GradScaler: https://docs.pytorch.org/docs/stable/notes/amp_examples.html.
 Between backward pass and step a program clips gradients, adds to them or logs them. So they are scaled within the backward pass only: what
 it finds is scaled before, and everything is unscaled right behind it, by GradScaler.unscale_, which also looks for infinities. Optimizers
 then step through GradScaler.step, which leaves an update out where there were any. A scale is a power of two: scaling and back is exact.

@@ -33,14 +33,14 @@ _NO_SETTINGS = {"parameters", "foreach", "error_if_nonfinite", "total_norm"}
 
 
 class BoundaryRule(Protocol):
-    """What is used of the boundary rule (capture.unmodified.boundary.Boundary)."""
+    """What is used of the boundary rule (capture.run_script.step_boundary.StepBoundary)."""
 
     cycle: tuple[int, ...]
     settled: bool
 
 
 class StepMarks(Protocol):
-    """What is used of the driver that marks the steps (capture.unmodified.marks.Driver)."""
+    """What is used of the driver that marks the steps (capture.run_script.driver.Driver)."""
 
     @property
     def rule(self) -> BoundaryRule:

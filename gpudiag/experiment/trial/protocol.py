@@ -83,7 +83,7 @@ class ParityRun(msgspec.Struct, frozen=True, tag="parity"):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """Which GPU the training thread uses, as NVML knows it (capture.telemetry.device.DeviceIdentity)."""
+    """Which GPU the training thread uses, as NVML knows it (capture.environment.DeviceIdentity)."""
 
     uuid: str | None = None
     pci_bus_id: str | None = None

@@ -1,7 +1,5 @@
 """Ranks on the HTML page: bars of their steps, traffic between them, the straggler, tables.
 
-Figures of a job as plain plotly figures (dicts of data and layout): the mean step of each rank by its parts, and traffic between them.
-
 The colours are those of the style sheet, in which the parts of the step have theirs too.
 """
 
@@ -83,7 +81,7 @@ _LABELLED = 16
 
 
 class BarPart(NamedTuple):
-    """One part of the step: its name in model.breakdown, 'waiting' or 'other', and as people read it."""
+    """One part of the step: its name in model.timeline, 'waiting' or 'other', and as people read it."""
 
     name: str
     label: str

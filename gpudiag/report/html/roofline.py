@@ -10,9 +10,17 @@ from typing import Any
 from gpudiag.model.ops import BOUNDS, Bound
 from gpudiag.model.report import OpRow, ReportData, ReportDevice
 from gpudiag.report import data_quality
-from gpudiag.report import labels as labels_module
 from gpudiag.report.console import clean
-from gpudiag.report.labels import format_site
+from gpudiag.report.labels import (
+    OVER_ROOF,
+    ROUNDS_TO_ZERO,
+    compute_intensity,
+    compute_over_roof,
+    compute_rate,
+    format_number,
+    format_site,
+    sum_op_ns,
+)
 from gpudiag.units import format_bytes, format_flop, format_ns, format_rate, format_share
 
 Figure = dict[str, Any]
@@ -78,13 +86,13 @@ def format_roofline_note(report: ReportData) -> str:
         return f"No roofline can be drawn: the peak rates of the device are unavailable. {why}".rstrip()
     if not rows:
         return "No roofline can be drawn: no op has both FLOPs and bytes that are known (were shapes recorded?)."
-    total = labels_module.sum_op_ns(report.ops)
-    left_out = 1 - labels_module.sum_op_ns(rows) / total if total else 0.0
+    total = sum_op_ns(report.ops)
+    left_out = 1 - sum_op_ns(rows) / total if total else 0.0
     text = (
         "Each point is one op with its shapes; its area grows with its time, its colour and shape say what bounds it. The distance to the "
         "roof above it is what a better kernel could gain. A click on a point shows the op in the table."
     )
-    if left_out < labels_module.ROUNDS_TO_ZERO:
+    if left_out < ROUNDS_TO_ZERO:
         return text
     return f"{text} Ops without FLOPs or bytes that are known ({format_share(left_out)} of the op time) are not drawn."
 
@@ -135,7 +143,7 @@ def _draw_line(x: list[float], y: list[float], name: str, dash: str) -> Figure:
 def _draw_points(report: ReportData, rows: Sequence[OpRow]) -> list[Figure]:
     """Return the points by bound; with each goes, as `customdata`, its place in the table of ops."""
     largest = max(row.kernel_ns for row in rows)
-    total = labels_module.sum_op_ns(report.ops)
+    total = sum_op_ns(report.ops)
     places = {id(row): index for index, row in enumerate(sort_ops_by_time(report))}
     traces = []
     for bound in BOUNDS:
@@ -150,8 +158,8 @@ def _draw_trace(bound: Bound, rows: Sequence[OpRow], largest_ns: int, total_ns: 
         "type": "scatter",
         "mode": "markers",
         "name": bound,
-        "x": [labels_module.compute_intensity(row) for row in rows],
-        "y": [labels_module.compute_rate(row.flops, row.kernel_ns) for row in rows],
+        "x": [compute_intensity(row) for row in rows],
+        "y": [compute_rate(row.flops, row.kernel_ns) for row in rows],
         "text": [_format_hover(row, total_ns) for row in rows],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {
@@ -169,14 +177,14 @@ def _format_hover(row: OpRow, total_ns: int) -> str:
     site = format_site(row.where)
     place = [html.escape(clean(text, 90)) for text in (row.name, row.module, row.signature, site and f"at {site}") if text]
     share = format_share(row.kernel_ns / total_ns if total_ns else None, 1)
-    flop_rate, byte_rate = labels_module.compute_rate(row.flops, row.kernel_ns), labels_module.compute_rate(row.bytes, row.kernel_ns)
+    flop_rate, byte_rate = compute_rate(row.flops, row.kernel_ns), compute_rate(row.bytes, row.kernel_ns)
     resident = " (fits the cache)" if row.cache_resident else ""
     lines = [
         f"<b>{place[0]}</b>",
         *place[1:],
         f"{format_ns(row.kernel_ns)} in {row.count:,} calls, {share} of the op time",
         f"{format_rate(flop_rate, 'FLOP')}, {format_rate(byte_rate, 'B')}",
-        f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {labels_module.format_number(labels_module.compute_intensity(row))} FLOP/B",
+        f"{format_flop(row.flops)}, {format_bytes(row.bytes)}, {format_number(compute_intensity(row))} FLOP/B",
         f"{row.bound}{resident}, {_format_efficiency(row)} ({row.provenance} cost)",
     ]
     return "<br>".join(lines)

@@ -1,4 +1,4 @@
-"""Cost models: one small file per op family. Public: cost_of, is_modelled, kind_of.
+"""Cost models: one file per op family.
 
 "op_costs" in the families' docstrings is the design's table of cost formulas; tests/roofline/costs recomputes its worked examples."""
 

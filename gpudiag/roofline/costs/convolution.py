@@ -1,16 +1,11 @@
 """Convolutions in 1 to 3 dimensions and their gradients, also where only a related call tells the sizes (op_costs section 2).
 
-Forward convolutions in 1 to 3 dimensions (op_costs section 2; NVIDIA Convolutional Layers guide).
+Forward (NVIDIA Convolutional Layers guide): FLOP = 2 * N*K*P*Q * (C/groups)*R*S, transposed 2 * N*C*H*W * (K/groups)*R*S; input, weight,
+bias and output moved once. Padding taps count as work (they are part of the algorithm), faster algorithms (Winograd, FFT) do not lower
+the count.
 
-FLOP = 2 * N*K*P*Q * (C/groups)*R*S, transposed 2 * N*C*H*W * (K/groups)*R*S; input, weight, bias and output moved once. Padding
-taps count as work (they are part of the algorithm), faster algorithms (Winograd, FFT) do not lower the count.
-
-Convolution gradients: each gradient costs what the forward costs and moves the same three tensors (op_costs section 2).
-
-Which gradients are computed is `output_mask`. The weight gradient of a grouped convolution is not multiplied by `groups`
-(torch.utils.flop_counter does that and is wrong, op_costs 0.3).
-
-Convolutions whose own record does not tell their work, from the call on the other side of the autograd graph.
+Each gradient costs what the forward costs and moves the same three tensors. Which are computed is `output_mask`. The weight gradient of a
+grouped convolution is not multiplied by `groups` (torch.utils.flop_counter does that and is wrong, op_costs 0.3).
 
 torch before 1.12 records no stride or padding ('Concrete Inputs'), so the output size of a forward is not known; but FLOP =
 2 * N*K*P*Q * (C/groups)*R*S needs no more than the output's shape, and an autograd node records it: its first input is the gradient of

@@ -1,12 +1,11 @@
 """Embedding look-ups and their gradients: torch's own, and FBGEMM's batched tables (TorchRec).
 
-FBGEMM's embedding operators for recommendation models (github.com/pytorch/FBGEMM, fbgemm_gpu).
-
-What a look-up touches depends on the data. Known from sizes are the number of indices N, tables T, bags B = (offsets - 1) / T and the
-storage of all tables. The mean row width is total_D / T where total_D was recorded (Concrete Inputs), else all weights / all rows where the
-optimizer keeps one state a row (rowwise Adagrad). Every table is then taken to have that width, every index to name another row (no more
-than there are), and the result to be fp32: `derived`. Rows in host memory (UVM) are counted as if they were on the device.
-Schemas: fbgemm_gpu/codegen/embedding_backward_split_host_template.cpp, fbgemm_gpu/src/sparse_ops/sparse_ops_gpu.cpp.
+FBGEMM (github.com/pytorch/FBGEMM, fbgemm_gpu): what a look-up touches depends on the data. Known from sizes are the number of indices N,
+tables T, bags B = (offsets - 1) / T and the storage of all tables. The mean row width is total_D / T where total_D was recorded (Concrete
+Inputs), else all weights / all rows where the optimizer keeps one state a row (rowwise Adagrad). Every table is then taken to have that
+width, every index to name another row (no more than there are), and the result to be fp32: `derived`. Rows in host memory (UVM) are
+counted as if they were on the device. Schemas: fbgemm_gpu/codegen/embedding_backward_split_host_template.cpp,
+fbgemm_gpu/src/sparse_ops/sparse_ops_gpu.cpp.
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ _PACKED_CONVOLUTIONS = (
 
 @costs(*PACKED_LINEAR, *_PACKED_CONVOLUTIONS, generic=False)
 def reject_packed_weight(signature: Signature) -> Cost:
-    """Return nothing: raises NotModelledError, since the call's own record does not tell the outputs (see packed_linear)."""
+    """Return nothing: raises NotModelledError, since the call's own record does not tell the outputs (see estimate_packed_linear)."""
     raise NotModelledError("the packed weight's sizes are not recorded")
 
 

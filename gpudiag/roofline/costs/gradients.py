@@ -1,22 +1,17 @@
 """What a backward costs, from its forward's recorded inputs: for autograd nodes whose own calls record no shapes; and the other way round.
 
-What the backward of a matrix op costs, from its forward's recorded inputs: for autograd nodes whose own calls record no shapes.
+Matrix ops: a product or convolution has two gradients (both inputs are taken to need one), each of the forward's FLOPs over the same
+three tensors (op_costs sections 1 and 2). A fused attention backward forms five products where the forward forms two: 2.5 x at equal head
+dimensions, one of them the scores again (op_costs section 3; FlashAttention-2, arXiv:2307.08691, section 3.1.2). Provenance `derived`.
 
-A product or convolution has two gradients (both inputs are taken to need one), each of the forward's FLOPs over the same three tensors
-(op_costs sections 1 and 2). A fused attention backward forms five products where the forward forms two: 2.5 x at equal head dimensions,
-one of them the scores again (op_costs section 3; FlashAttention-2, arXiv:2307.08691, section 3.1.2). Provenance `derived`.
+Ops without products: the least traffic of the whole node, whatever kernels it launches: the result's gradient and what was saved are read
+once, the gradients written once; every differentiable input is taken to need one. FLOP an element are those of the backward ops
+(norms.py, softmax_losses.py, vision.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
 
-What the backward of an op without products costs, from its forward's recorded inputs: for autograd nodes whose calls record no shapes.
-
-The least traffic of the whole node, whatever kernels it launches: the result's gradient and what was saved are read once, the gradients
-written once; every differentiable input is taken to need one. FLOP an element are those of the backward ops (norms.py, softmax.py,
-losses.py, pooling.py). Provenance `derived`. Saved tensors: torch/tools/autograd/derivatives.yaml.
-
-What the gradient that an autograd node received tells about its forward call, where the call itself records too little.
-
-The first gradient of a node has the shape and dtype of the forward's first result (torch/csrc/autograd). With it a join of tensors whose
-sizes were not recorded, a reduction without its dimensions or an indexing whose index shapes torch never records costs what the same call
-with an `out=` tensor of that size costs; and a pooled look-up in embedding tables knows the width of its rows.
+The forward from its gradient: the first gradient of a node has the shape and dtype of the forward's first result (torch/csrc/autograd).
+With it a join of tensors whose sizes were not recorded, a reduction without its dimensions or an indexing whose index shapes torch never
+records costs what the same call with an `out=` tensor of that size costs; and a pooled look-up in embedding tables knows the width of its
+rows.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Gather and scatter (op_costs section 12), and work on sparse tensors of rows (the gradient of an embedding).
 
-Work on a sparse tensor of rows (COO with one sparse dimension: the gradient of an embedding), given how many rows it holds.
-
-The profiler records the size that the tensor stands for, never the rows that it holds; those are read from the calls inside
-(`rows_inside`), which record them as dense tensors. Every cost is `derived`: indices are int64, rows that occur twice count twice.
+The profiler records the size that a sparse tensor stands for, never the rows that it holds; those are read from the calls inside
+(`count_rows_inside`), which record them as dense tensors. Every cost is `derived`: indices are int64, rows that occur twice count twice.
 Source: SparseTensorMath.cpp, SparseTensor.cpp and SparseCUDATensorMath.cu of torch (add: spcadd, coalesce, sparse_mask).
 """
 
@@ -256,5 +254,5 @@ def _replace_by_values(signature: Signature, size: Shape, held: HeldRows) -> Sig
 
 @costs(*_REARRANGED, generic=False)
 def reject_rearranged(signature: Signature) -> Cost:
-    """Raise NotModelledError: without the calls inside nothing tells how many rows there are (see `sparse_cost`)."""
+    """Raise NotModelledError: without the calls inside nothing tells how many rows there are (see `estimate_sparse_cost`)."""
     raise NotModelledError(_UNKNOWN_ROWS)

@@ -1,21 +1,17 @@
 """Kernels that Inductor generated (fused, Triton templates): the ops that their names hold, and their cost from their operands.
 
-A kernel that a compiler fused: which ops its name holds, and its cost from its operands.
+Fused kernels. Bytes: each operand at its own width, read once and written once. FLOP: the operations an element of each fused op (the
+constants of elementwise.py and reductions.py; norms and softmax as in op_costs sections 4 and 5) times the points of the kernel's loops.
+Intermediate values stay in registers. Names: `get_fused_kernel_name` in torch/_inductor/utils.py joins the sorted original operators with
+'_'.
 
-Bytes: each operand at its own width, read once and written once. FLOP: the operations an element of each fused op (the constants of
-elementwise.py and reductions.py; norms and softmax as in op_costs sections 4 and 5) times the points of the kernel's loops. Intermediate
-values stay in registers. Names: `get_fused_kernel_name` in torch/_inductor/utils.py joins the sorted original operators with '_'.
+Templates (`triton_tem_*`). FLOP: 2 m n k (op_costs section 1) and 2 * results * (C/groups) * window (section 2). Bytes: each operand once.
 
-Triton templates of Inductor (`triton_tem_*`): matrix products and convolutions whose operands tell the sizes.
-
-FLOP: 2 m n k (op_costs section 1) and 2 * results * (C/groups) * window (section 2). Bytes: each operand once.
-
-Kernels that Inductor wrote in Triton, from a plain trace: their name and the arguments recorded with the call.
-
-torch 2.2 and newer record a call as an op named like the kernel, with every argument of the kernel in its order (in_out_ptr*, in_ptr*,
-out_ptr*, sizes; `KernelArgs.python_argdefs` in torch/_inductor/codegen/common.py); the sizes of the loops are the last plain integers
-(xnumel, or ynumel and xnumel, or xnumel and r0_numel). Results are among the arguments, so nothing is added for them. What is read, written
-or both is not recorded; a result in place of the first argument is seen where the last argument cannot be a result (see `in_place`).
+Plain traces: torch 2.2 and newer record a call as an op named like the kernel, with every argument of the kernel in its order
+(in_out_ptr*, in_ptr*, out_ptr*, sizes; `KernelArgs.python_argdefs` in torch/_inductor/codegen/common.py); the sizes of the loops are the
+last plain integers (xnumel, or ynumel and xnumel, or xnumel and r0_numel). Results are among the arguments, so nothing is added for them.
+What is read, written or both is not recorded; a result in place of the first argument is seen where the last argument cannot be a result
+(see `in_place`).
 """
 
 from __future__ import annotations

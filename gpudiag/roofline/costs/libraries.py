@@ -1,13 +1,9 @@
 """Fused kernels of libraries under their own operator names: varlen attention, flash-attention, xFormers, apex, vLLM, AITER.
 
-Fused attention under other names than torch's own SDPA ops: torch.nn.attention.varlen, flash-attention, xFormers, segment-anything-fast.
-
-Schemas: torch/nn/attention/varlen.py (torch 2.13); flash_attn/flash_attn_interface.py (flash-attention 2.7); xFormers
+Schemas of attention: torch/nn/attention/varlen.py (torch 2.13); flash_attn/flash_attn_interface.py (flash-attention 2.7); xFormers
 xformers/csrc/attention/attention.cpp; segment_anything_fast/flash_4.py.
 
-Fused kernels of other libraries under their own operator names: apex, vLLM, AITER.
-
-Schemas: NVIDIA/apex apex/normalization/fused_layer_norm.py (autograd functions, recorded under their class names); vllm
+Schemas of the others: NVIDIA/apex apex/normalization/fused_layer_norm.py (autograd functions, recorded under their class names); vllm
 csrc/torch_bindings.cpp (results come first and are written in place); ROCm/aiter's group norm as its calls are recorded.
 """
 

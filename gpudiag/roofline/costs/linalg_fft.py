@@ -1,7 +1,5 @@
 """Factorisations, solves and Fourier transforms: leading-order FLOP counts of the standard algorithms.
 
-Factorisations and solves of (batches of) matrices: leading-order FLOP counts of the standard dense algorithms.
-
 LAPACK Working Note 41, appendix C (Cholesky n^3/3, LU 2n^3/3, QR 2n^2(m - n/3), inverse 2n^3, triangular solve n^2 a column) and Golub
 & Van Loan, Matrix Computations, sections 5.2, 8.3, 8.6 (symmetric eigenvectors 9n^3, values 4n^3/3; SVD 4m^2 n + 8mn^2 + 9n^3).
 Iterative ones depend on the data, and a library may choose another algorithm: all are `derived`. Bytes: the matrix read, results as large

@@ -1,10 +1,8 @@
 """Layer, RMS, group and batch norm, forward and backward (op_costs section 4): one pass over the data, fp32 statistics.
 
-Layer, RMS and group norm, forward and backward (op_costs section 4): one pass over the data, fp32 statistics.
+Layer, RMS and group norm: FLOP per element are conventions, 8 forward, 14 backward, RMS 4 and 10.
 
-FLOP per element are conventions: 8 forward, 14 backward, RMS 4 and 10.
-
-Batch norm, forward and backward (op_costs section 4). Bytes are the least: one read of x in spite of the two passes that kernels
+Batch norm: bytes are the least: one read of x in spite of the two passes that kernels
 make over data larger than the cache. FLOP per element: 8 training, 2 evaluation, 14 backward (conventions).
 """
 

@@ -1,10 +1,6 @@
 """Image operators beside convolution: pooling, interpolation, sampling, regions of interest (op_costs section 9).
 
-Interpolation and sampling of images: each output blends a few input elements (torch.nn.functional.interpolate, grid_sample).
-
 Antialiasing (`_aa`) widens the window when it shrinks an image; its FLOPs are those of the plain filter, a lower bound.
-
-Image operators beside convolution and pooling: unfolding, regions of interest, suppression of boxes, deformable convolution.
 
 torchvision's schemas: torchvision/csrc/ops/{roi_align,nms,deform_conv2d}.cpp.
 """

@@ -71,7 +71,7 @@ def sum_kernel_times(graph: Graph, times: Times, busy_ns: Floats) -> Floats:
 def set_kernel_times(graph: Graph, times: Times, new_ns: Floats, busy_ns: Floats) -> Times:
     """Return `times` with kernel row k taking new_ns[k] ns; NaN: as it is. A row that several nodes share is scaled as a whole.
 
-    `busy_ns`: of each kernel as recorded (see kernel_sums).
+    `busy_ns`: of each kernel as recorded (see sum_kernel_times).
     """
     before = sum_kernel_times(graph, times, busy_ns)
     ratio = np.divide(new_ns, before, out=np.ones_like(new_ns), where=(before > 0) & ~np.isnan(new_ns))
@@ -130,7 +130,7 @@ class WhatIfContext:
 
     @cached_property
     def work(self) -> pl.DataFrame:
-        """Return _USED of `kernels`, name as text, kind and bound as codes, with time_ns, op_name, phase, signature, thread, _DESCRIBED."""
+        """Return _KERNEL_COLUMNS (kind and bound as codes) with time_ns, op_name, phase, signature, thread and _WORK_COLUMNS."""
         kernels = self.trace.kernels.select(*_KERNEL_COLUMNS, pl.coalesce("owner", "op").alias("call"))
         frame = kernels.drop("call").with_columns(decode_column("name"), pl.col("kind", "bound").cast(pl.Categorical), time_ns="busy_ns")
         asked = {"op_name": "name", "phase": "phase", "signature": "signature", "thread": "thread"}
@@ -144,7 +144,7 @@ class WhatIfContext:
 
     @cached_property
     def chains(self) -> pl.DataFrame:
-        """Return the chains of element-wise kernels (roofline.chains) within the steps."""
+        """Return the chains of element-wise kernels (roofline.fused_kernels) within the steps."""
         return find_elementwise_chains(self.work.filter(pl.col("step").is_not_null()), on_cpu=self.on_cpu)
 
     def named(self, text: str) -> Bools:

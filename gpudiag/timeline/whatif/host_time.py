@@ -1,7 +1,5 @@
 """What-ifs on host time: host, launch, sync, loader, gc, io, allocation, compile, profiler.
 
-sync=0: calls that wait for the device do not; sync=train.py:42 or sync=aten::item: those at one place, or of one op or call.
-
 A read of a scalar that waits is gone with what issuing it took: without a reader nothing is copied.
 """
 

@@ -1,7 +1,5 @@
 """The steps of an analysis with changes, replayed in a run that goes on like them, also at the pace of the run without the profiler.
 
-What-ifs at the pace of the run without the profiler: it slows the host that issues work, not the device.
-
 A step that the slowed host holds up gains nothing from faster kernels, while the plain step may be all the device's: what a change of the
 device's work gives has to be asked of the latter.
 """

@@ -49,8 +49,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
         "gpudiag": "0.1", "torch": "2.13.0", "scipy": "1.17", "nvtx": "0.2", "nvidia-ml-py": "13.0", "triton": "3.5", "dash": "4.0",
         "waitress": "3.0", "distributed": "2026.8",
     }  # fmt: skip
-    for module in (doctor, doctor, doctor, doctor):
-        monkeypatch.setattr(module, "version", found.get)
+    monkeypatch.setattr(doctor, "find_version", found.get)
     monkeypatch.setattr(doctor.metadata, "requires", lambda _: [])
     monkeypatch.setattr(doctor, "_finds_header", lambda *_: True)
     return found

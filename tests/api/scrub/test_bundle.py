@@ -18,9 +18,9 @@ from gpudiag.api.scrub import scrub
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.segments import encode_segment
 from gpudiag.errors import InputError, UsageError
-from gpudiag.model import trace as trace_module
 from gpudiag.model.bundle import InductorCode, Machine, Manifest, Window
 from gpudiag.model.memory import Owners
+from gpudiag.model.trace import build_table_schema
 
 OF_CODE = {
     ("settings", "optimizers", "name"), ("settings", "loader", "sampler"), ("program", "compiled", "calls", "backend"),
@@ -32,7 +32,7 @@ DEVICES = {("device", "name"), ("peaks", "id"), ("peaks", "name"), ("machine", "
 
 def _segments(planter: Planter, table: str, folder: Path) -> None:
     """Write one row of a table with a token in each text; then a file that gpudiag did not write, with a token in a column of its own."""
-    row = {name: planter.token((table, name)) if kind == pl.String else 1 for name, kind in trace_module.build_table_schema(table).items()}
+    row = {name: planter.token((table, name)) if kind == pl.String else 1 for name, kind in build_table_schema(table).items()}
     folder.mkdir(parents=True)
     (folder / "000000.parquet").write_bytes(encode_segment(table, {name: [value] for name, value in row.items()}))
     frame = pl.DataFrame(row).with_columns(pl.lit(planter.token((table, "<column>"))).alias(planter.token((table, "<name>"))))

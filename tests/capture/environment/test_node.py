@@ -6,7 +6,7 @@ import platform
 
 import pytest
 
-from gpudiag.capture import environment
+from gpudiag.capture.environment import name_node
 
 
 def test_the_launcher_counts_machines() -> None:

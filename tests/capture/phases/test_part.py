@@ -15,11 +15,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.capture import phases as phases_module
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.device_clock import DeviceClock
 from gpudiag.capture.hooks import Patches
-from gpudiag.capture.phases import MAX_WAITING, Phases
+from gpudiag.capture.phases import MAX_SPANS, MAX_WAITING, Phases
 from gpudiag.capture.session import Session
 from gpudiag.capture.steps import StepRow
 
@@ -379,12 +378,12 @@ def test_steps_with_too_many_phases_are_unknown_and_soon_not_timed(device_run: D
     for step in range(6):
         device_run.part.batch_received(0, 0, None, None)
         device_run.part.backward_began(0, None)
-        for identity in range(phases_module.MAX_SPANS):
+        for identity in range(MAX_SPANS):
             device_run.optimizer(0, 0, identity)
         device_run.part.backward_ended(0)
         before = device_run.cuda.recorded
         device_run.mark(100 * step)
-    assert all(row.phase_clock is None and row.ready and row.optimizer_steps == phases_module.MAX_SPANS for row in device_run.rows)
+    assert all(row.phase_clock is None and row.ready and row.optimizer_steps == MAX_SPANS for row in device_run.rows)
     assert len(device_run.notes) == 1
     device_run.optimizer(0, 0)
     assert device_run.cuda.recorded == before

@@ -15,14 +15,13 @@ import torch
 from fakenvml import FakeNvml, identity
 from noticewords import format_notices
 
-from gpudiag.capture import segments as segments_module
 from gpudiag.capture.bundle import open_bundle
 from gpudiag.capture.environment import DeviceIdentity, find_stepped_device, identify_cuda_device
+from gpudiag.capture.segments import encode_segment
 from gpudiag.capture.session import Session
 from gpudiag.capture.telemetry import sampler as part_module
-from gpudiag.capture.telemetry import sampler as sampler_module
 from gpudiag.capture.telemetry.readings import GPU_COLUMNS, SECOND
-from gpudiag.capture.telemetry.sampler import MAX_ROWS, Sampler, Telemetry, check_hz, find_next_tick
+from gpudiag.capture.telemetry.sampler import COLUMNS, FULL_RATE_NS, MAX_ROWS, Sampler, Telemetry, check_hz, find_next_tick
 from gpudiag.errors import UsageError
 
 
@@ -34,7 +33,7 @@ class Kept:
 
     def segment(self, table: str, columns: Mapping[str, Sequence[Any]]) -> None:
         assert table == "telemetry"
-        segments_module.encode_segment(table, columns)
+        encode_segment(table, columns)
         self.segments.append(columns)
 
     def column(self, name: str) -> list[Any]:
@@ -296,16 +295,16 @@ def test_no_sample_falls_into_a_window_with_stacks(context: Kept) -> None:
 def test_after_ten_minutes_it_is_calm_but_not_inside_a_window() -> None:
     sampler = Sampler(50_000_000, psutil=__import__("psutil"), pynvml=None)
     assert sampler._pace(SECOND) == 50_000_000
-    assert sampler._pace(sampler_module.FULL_RATE_NS) == SECOND
+    assert sampler._pace(FULL_RATE_NS) == SECOND
     sampler.window_began(stacks=False)
-    assert sampler._pace(sampler_module.FULL_RATE_NS) == 50_000_000
+    assert sampler._pace(FULL_RATE_NS) == 50_000_000
     sampler.window_ended()
-    assert sampler._pace(sampler_module.FULL_RATE_NS) == SECOND
+    assert sampler._pace(FULL_RATE_NS) == SECOND
 
 
 def test_rows_that_nobody_takes_are_bounded_and_the_newest_stay() -> None:
     sampler = Sampler(50_000_000, psutil=__import__("psutil"), pynvml=None)
-    sampler._rows.extend((number, *[None] * (len(sampler_module.COLUMNS) - 1)) for number in range(MAX_ROWS))
+    sampler._rows.extend((number, *[None] * (len(COLUMNS) - 1)) for number in range(MAX_ROWS))
     for at in range(1, 4):
         sampler._tick(at * 10 * SECOND)
     rows = sampler.take()
@@ -322,7 +321,7 @@ def test_segments_grow_with_the_run(context: Kept, monkeypatch: pytest.MonkeyPat
     sampler, begun = telemetry._sampler, telemetry._begun_ns
     assert sampler is not None
     sampler.stop(5)
-    row = (0, *[None] * (len(sampler_module.COLUMNS) - 1))
+    row = (0, *[None] * (len(COLUMNS) - 1))
 
     def segments(first_s: int, last_s: int) -> int:
         before = len(context.segments)

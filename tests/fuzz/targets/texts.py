@@ -11,8 +11,8 @@ from fuzz.targets.target import Target, refused, text_of
 from gpudiag.api.memory_estimate import estimate_transformer
 from gpudiag.api.ranks import is_url_pattern, list_remote_traces
 from gpudiag.cli.config import parse_config
-from gpudiag.diagnosis import gates as gates_module
 from gpudiag.diagnosis.config import apply_config, list_config_changes
+from gpudiag.diagnosis.gates import parse_gates
 from gpudiag.diagnosis.loader import read_rules
 from gpudiag.diagnosis.rule import RuleBase
 from gpudiag.timeline.whatif import registry
@@ -64,7 +64,7 @@ def config(data: bytes) -> None:
 
 def gates(data: bytes) -> None:
     """TOML as a file of gates."""
-    refused(lambda: gates_module.parse_gates("gates.toml", data.decode("utf-8", "replace"), ("SYN-01", "OVH-01")))
+    refused(lambda: parse_gates("gates.toml", data.decode("utf-8", "replace"), ("SYN-01", "OVH-01")))
 
 
 def settings(data: bytes) -> None:
