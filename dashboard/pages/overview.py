@@ -94,7 +94,7 @@ def _build_headlines(report: ReportData) -> list[str]:
 
 def _build_findings(report: ReportData, view: View) -> list[Component]:
     """Return the findings that matter, in one line each."""
-    full, rest = findings_module.split_findings(report)
+    full, rest = split_findings(report)
     title = html.H2("Top findings")
     if not full:
         return [title, html.P(components.clean_long_text(labels.format_nothing_found(report)))]

@@ -182,4 +182,4 @@ def _link_device_work(trace: Trace, launches: pl.DataFrame, ops: pl.DataFrame, s
         pl.when(pl.col("kind") == "kernel").then(classify_kernel_names(frame["name"])).alias("kernel_class"),
         ((pl.col("kind") == "kernel") & collective).fill_null(False).alias("collective"),
     )
-    return frame.select(list(trace_module.build_table_schema("kernels", "link")))
+    return frame.select(list(build_table_schema("kernels", "link")))

@@ -255,7 +255,7 @@ def _find_step_marks(trace: Trace) -> pl.DataFrame:
 def _build_table(steps: list[tuple[str, int, int]]) -> pl.DataFrame:
     drop_edges = len(steps) - 2 >= KEEP_AT_LEAST
     rows = [(row, name, start, end, not (drop_edges and row in (0, len(steps) - 1))) for row, (name, start, end) in enumerate(steps)]
-    return pl.DataFrame(rows, schema=build_table_schema("steps"), orient="row")
+    return pl.DataFrame(rows, schema=trace_module.build_table_schema("steps"), orient="row")
 
 
 def _warn_about_edges(table: pl.DataFrame) -> tuple[Notice, ...]:

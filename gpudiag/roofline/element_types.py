@@ -24,7 +24,6 @@ import polars as pl
 
 from gpudiag.attribution.names import decode_column, decode_names, match_names
 from gpudiag.attribution.nesting import find_nearest
-from gpudiag.model import trace as trace_module
 from gpudiag.model.notices import Notice, NoticeCode, make_notice
 from gpudiag.model.ops import DTYPES, ITEM_BYTES, Cost, Shape, Signature
 from gpudiag.model.trace import Trace, build_table_schema
@@ -227,7 +226,7 @@ def infer_named_types(trace: Trace) -> tuple[Trace, tuple[Notice, ...]]:
     dtypes = [_repeat_type(text, dtype) for text, dtype in zip(shapes.to_list(), pairs["dtype"].to_list(), strict=True)]
     blank = [pl.lit(None, dtype=pl.String).alias(name) for name in ("strides", "args")]
     added = pl.DataFrame({"id": pairs["new"], "shapes": shapes, "dtypes": pl.Series(dtypes, dtype=pl.String)}).with_columns(blank)
-    added = added.select(list(trace_module.build_table_schema("signatures")))
+    added = added.select(list(build_table_schema("signatures")))
     typed = msgspec.structs.replace(
         trace,
         ops=trace.ops.with_columns(rows.alias("signature")),

@@ -271,6 +271,7 @@ def test_small_recordings_cost_neither_a_digest_nor_a_folder(bundle: Path, made:
     assert not (bundle / IN_BUNDLE).exists()
 
 
+@pytest.mark.slow
 def test_a_hit_takes_no_time(bundle: Path) -> None:
     api.diagnose(bundle)
     result_cache.digest_code()

@@ -35,6 +35,7 @@ def test_all_ranks_of_one_machine(tmp_path: Path) -> None:
     assert (found.ranks, found.unfinished, found.world_size, found.reports, found.notes()) == ((0, 1), (), 2, True, [])
 
 
+@pytest.mark.slow
 def test_a_rank_that_this_process_saw_end_is_not_waited_for(tmp_path: Path) -> None:
     rank(tmp_path, 0)
     rank(tmp_path, 1, finished=False)

@@ -117,6 +117,7 @@ def test_repeated_forward_work_of_a_real_run_has_the_modules_of_its_forward_pass
     assert all(path.startswith("DistributedDataParallel_0.ResNet_0") for path in again.drop_nulls())
 
 
+@pytest.mark.slow
 def test_modules_of_two_hundred_thousand_frames_take_a_part_of_a_second(traces: Path) -> None:
     trace = kept.tables(traces / "mi300x_flux1_xdit_compiled.json.gz")
     trace = link_kernels(trace, find_steps(trace).table, on_cpu=False)[0]

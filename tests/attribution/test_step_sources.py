@@ -178,6 +178,7 @@ def test_work_that_the_host_feeds_and_reads_is_a_step() -> None:
     assert found(*launched(once[1:5] * 5)).source == WHOLE_TRACE  # a layer looks like that too
 
 
+@pytest.mark.slow
 def test_many_kinds_of_annotations_take_no_time() -> None:
     marks = [mark(f"{chr(97 + row % 26)}{chr(97 + row // 26 % 26)}{chr(97 + row // 676)} {row}", row, row + 0.5) for row in range(30_000)]
     made = trace(*marks, op("aten::mm", 0, 30_000))

@@ -118,6 +118,7 @@ def test_a_mode_of_the_programs_hears_nothing() -> None:
         assert (count_samples({"attention_mask": MASK}), count_padding({"attention_mask": MASK})) == (2, (6, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [{number: number for number in range(300_000)}, list(range(2_000_000)), [[0] * 100_000] * 100_000])
 def test_the_size_of_a_batch_does_not_matter(batch: Any) -> None:
     times = []

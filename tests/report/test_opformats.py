@@ -68,15 +68,15 @@ def test_what_is_partly_judged_says_by_how_much() -> None:
 
 def test_over_roof_is_a_word_with_a_legend() -> None:
     rows = (sample.op("aten::mm", 3, efficiency=None, over_roof=1.4), sample.op("aten::add", 1))
-    plain = op_table_module.render_op_table(build_op_table(sample.report(ops=rows)), width=80)
+    plain = render_op_table(build_op_table(sample.report(ops=rows)), width=80)
     assert "above roofline" in plain.splitlines()[1]
     assert "%" not in plain.splitlines()[1].rpartition("compute")[2].replace("0 %", "")
     assert "faster than the peak allows" in " ".join(plain.split())
 
 
 def test_lines_left_out_are_counted() -> None:
-    assert "2 of 6 rows" in op_table_module.render_op_table(_table(), top=2)
-    assert op_table_module.render_op_table(_table(phase=None, bound="copy")) == "No op passes these filters.\n"
+    assert "2 of 6 rows" in render_op_table(_table(), top=2)
+    assert render_op_table(_table(phase=None, bound="copy")) == "No op passes these filters.\n"
 
 
 def test_csv_holds_raw_numbers_and_units_in_its_header() -> None:

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +56,7 @@ def test_what_is_chosen_is_analysed_touches_and_fits(rows: list[tuple[int, int, 
     assert last - first + 1 >= min(LEAST_CONSECUTIVE_STEPS, sum(analysed)) or not all(analysed)
 
 
+@pytest.mark.slow
 def test_many_steps_are_chosen_quickly() -> None:
     began = time.perf_counter()
     assert find_consecutive_steps(_steps([10] * 100_000), np.full(100_000, 3), most=150_000) == (0, 49_999)

@@ -191,7 +191,7 @@ def _format_hover(row: OpRow, total_ns: int) -> str:
 
 
 def _format_efficiency(row: OpRow) -> str:
-    return labels_module.OVER_ROOF if labels_module.compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of roofline"
+    return OVER_ROOF if compute_over_roof(row) is not None else f"{format_share(row.efficiency)} of roofline"
 
 
 def _build_layout(x: tuple[float, float], y: tuple[float, float], engines: dict[str, float], device: ReportDevice) -> Figure:

@@ -565,6 +565,7 @@ def test_compiled_steps_run_inside(tmp_path: Path, loop: Any) -> None:
     assert rows["backwards"].to_list() == [1] * 24
 
 
+@pytest.mark.slow
 def test_a_step_costs_a_few_microseconds(tmp_path: Path) -> None:
     run = Run()
     run.mark(0)

@@ -7,6 +7,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 from gpudiag.capture.telemetry.readings import SECOND, CpuSource
 
@@ -17,6 +18,7 @@ def spin(seconds: float) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_busy_thread_is_about_one_core_and_a_sleeping_one_none() -> None:
     source = CpuSource(psutil)
     assert "cpu_util_pct" not in source.sample(0)  # a rate needs two readings

@@ -101,9 +101,7 @@ def _fake(tmp_path: Path, torch: str) -> None:
     home.mkdir(parents=True)
     for folder in (home.parents[1], home.parent, home):
         (folder / "__init__.py").write_text("")
-    (home / "watch.py").write_text(
-        "def watch(text):\n    print('watching', getattr(__import__('torch'), 'ready', None), flush=True)\n"
-    )
+    (home / "watch.py").write_text("def watch(text):\n    print('watching', getattr(__import__('torch'), 'ready', None), flush=True)\n")
 
 
 def test_torch_is_watched_once_it_is_imported(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from gpudiag.capture import run_script
 
 
+@pytest.mark.slow
 def test_where_nobody_watches_it_costs_next_to_nothing() -> None:
     """0.1 us a call on an idle machine; the best of many tries, so that neighbours do not count, and ten times that."""
     best = float("inf")
