@@ -284,7 +284,7 @@ class _UpToEvents(Document):
     first_event = -1
     """Bytes of text up to and with the list's opening bracket."""
 
-    def _events(self) -> Iterator[EventChunk]:
+    def _read_events(self) -> Iterator[EventChunk]:
         self.first_event = self.bytes_read - len(self._data) + self._at + 1
         yield EventChunk([], b"[]")
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -73,10 +74,16 @@ def test_dask_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_workers_tell_of_their_gpudiag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_version", lambda _: "1.2.0")
-    assert module._find_fault("1.2.0") == ""
-    assert module._find_fault("1.1.0") == "gpudiag 1.1.0"
-    assert "No module named 'gpudiag'" in module._find_fault(ModuleNotFoundError("No module named 'gpudiag'"))
-    assert "OSError" in module._find_fault(OSError("libpolars.so"))
+    told: dict[str, str | Exception] = {"a": "1.2.0"}
+    cluster = object.__new__(Cluster)
+    cluster._address = "tcp://here"
+    cluster._client = SimpleNamespace(wait_for_workers=lambda *_, **__: None, run=lambda *_, **__: told)
+    cluster._check()
+    told |= {"b": "1.1.0", "c": ModuleNotFoundError("No module named 'gpudiag'"), "d": OSError("libpolars.so")}
+    with pytest.raises(InputError) as found:
+        cluster._check()
+    assert "gpudiag 1.1.0 on b; no gpudiag that could do the work (No module named 'gpudiag') on c" in found.value.message
+    assert "gpudiag does not start (OSError) on d" in found.value.message
 
 
 # -- with one -----------------------------------------------------------------------------------------------------------------

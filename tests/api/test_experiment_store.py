@@ -21,6 +21,7 @@ from gpudiag.api.experiment_store import (
 )
 from gpudiag.errors import InputError
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
+from gpudiag.model.notices import format_notice
 
 PLAN = Planned(("python", "train.py"), (FixCall("bf16"),))
 PAIR = Pair((1.0, 2.0), (2.0, 4.0), "samples")
@@ -123,9 +124,11 @@ def test_results_come_back_in_their_order_and_what_is_none_is_named(tmp_path: Pa
         begin_store(tmp_path, PLAN).finish(ExperimentData(experiments=(Outcome(fix=fix, verdict="faster"),)))
     (tmp_path / "experiments" / "zzz.json").write_text("[1, 2]")
     (tmp_path / "experiments" / "zzzz.json").write_text('{"x":' * 30_000)
-    found, warnings = read_results(tmp_path)
+    found, notices = read_results(tmp_path)
     assert [data.experiments[0].fix for data in found] == ["bf16", "compile"]
-    assert warnings == tuple(f"experiments/{name}.json could not be read and is left out" for name in ("zzz", "zzzz"))
+    assert [format_notice(notice) for notice in notices] == [
+        f"experiments/{name}.json could not be read and is left out" for name in ("zzz", "zzzz")
+    ]
     assert read_results(tmp_path / "nowhere") == ((), ())
 
 
