@@ -48,3 +48,26 @@ def format_share(share: float | None, digits: int = 0) -> str:
 def format_count(value: float) -> str:
     """Return a mean count such as '14', '2.5' or '1,242': one decimal where it is not whole, none from 100 on, where it says nothing."""
     return f"{value:,.0f}" if value >= 100 or f"{value:.1f}".endswith(".0") else f"{value:.1f}"
+
+
+class CountedProgress(str):
+    """What is being done, in words, and how much of it: progress functions take any text, and those that draw a bar read the numbers."""
+
+    __slots__ = ("done", "total")
+    done: int
+    total: int
+
+    def __new__(cls, text: str, done: int, total: int) -> CountedProgress:
+        """`done` of `total` parts are done."""
+        made = super().__new__(cls, text)
+        made.done, made.total = done, total
+        return made
+
+    def with_prefix(self, prefix: str) -> CountedProgress:
+        """Return the same with `prefix` before its words."""
+        return CountedProgress(f"{prefix}{self}", self.done, self.total)
+
+
+def prefix_progress(prefix: str, text: str) -> str:
+    """Return what is being done with `prefix` before it, and with its numbers where it has some."""
+    return text.with_prefix(prefix) if isinstance(text, CountedProgress) else f"{prefix}{text}"

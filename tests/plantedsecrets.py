@@ -68,11 +68,14 @@ def _filled(planter: Planter, kind: Any, place: Path) -> Any:
         case inspect.StructType():
             return {field.encode_name: _filled(planter, field.type, (*place, field.encode_name)) for field in kind.fields}
         case inspect.UnionType():
-            return _filled(planter, next(one for one in kind.types if not isinstance(one, inspect.NoneType)), place)
+            text = [one for one in kind.types if isinstance(one, inspect.StrType)]  # where a text may stand, one is planted
+            return _filled(planter, next(iter(text or [one for one in kind.types if not isinstance(one, inspect.NoneType)])), place)
         case inspect.DictType():
             return {planter.token((*place, "<key>")): _filled(planter, kind.value_type, place)}
         case inspect.VarTupleType() | inspect.ListType():
             return [_filled(planter, kind.item_type, place)]
+        case inspect.EnumType():
+            return next(iter(kind.cls)).value
         case inspect.LiteralType():
             return kind.values[0]
         case inspect.StrType():

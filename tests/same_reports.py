@@ -21,9 +21,24 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 
 WORDS = frozenset(
-    {"message", "title", "reason", "warnings", "why", "note", "hint", "text", "change", "summary", "source", "rows", "explanation"}
+    {
+        "message",
+        "title",
+        "reason",
+        "warnings",
+        "why",
+        "note",
+        "hint",
+        "text",
+        "change",
+        "summary",
+        "source",
+        "rows",
+        "explanation",
+        "what_if",
+    }
 )
-"""Keys whose strings are sentences for a person."""
+"""Keys whose strings are sentences for a person; `what_if` of a ceiling is made from the code that its rule names."""
 ADDED = frozenset({"notices", "notice"})
 """Keys that stand beside what the other commit knows."""
 

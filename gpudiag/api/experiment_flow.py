@@ -21,8 +21,8 @@ from gpudiag.experiment.power import forecast_effects, format_forecast
 from gpudiag.experiment.stats import compute_spread, is_decided, judge_pairs
 from gpudiag.experiment.variants import Variant
 from gpudiag.model.experiment import Baseline, Comparison, ExperimentData, FixCall, Outcome, Pair, Parity
-from gpudiag.model.notices import prefix_progress
 from gpudiag.report.experiment.summary import AS_IS
+from gpudiag.units import prefix_progress
 
 Tell = Callable[[str, Comparison], None]
 """Is told the name of a comparison and what its pairs say so far, after each pair."""

@@ -33,8 +33,9 @@ from gpudiag.job.message_table import MessageTableBuilder
 from gpudiag.job.rank_summary import decode_summary
 from gpudiag.model.analysis import RankSummary
 from gpudiag.model.job import Job
-from gpudiag.model.notices import CountedProgress, Notice, NoticeCode, format_notice, make_notice
+from gpudiag.model.notices import Notice, NoticeCode, format_notice, make_notice
 from gpudiag.model.report import ReportData, decode_report
+from gpudiag.units import CountedProgress
 
 SUMMARISE = "gpudiag.api.analysis:answer_summary_request"
 

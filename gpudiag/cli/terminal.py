@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from gpudiag.errors import InputError
-from gpudiag.model.notices import CountedProgress
 from gpudiag.report.console import clean, replace_unencodable
+from gpudiag.units import CountedProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID

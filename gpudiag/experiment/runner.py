@@ -25,7 +25,7 @@ from gpudiag.experiment.pairs import Pairs
 from gpudiag.experiment.stats import is_decided, judge_pairs
 from gpudiag.experiment.trial.protocol import Evidence, ParityPlan, ParityRun, ParityStep
 from gpudiag.model.experiment import Comparison, Pair
-from gpudiag.model.notices import CountedProgress
+from gpudiag.units import CountedProgress
 
 Progress = Callable[[str], None]
 

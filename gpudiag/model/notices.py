@@ -374,29 +374,6 @@ def format_notice(notice: Notice) -> str:
         return str(notice.params.get("text", notice.code.value.replace("_", " ")))
 
 
-class CountedProgress(str):
-    """What is being done, in words, and how much of it: progress functions take any text, and those that draw a bar read the numbers."""
-
-    __slots__ = ("done", "total")
-    done: int
-    total: int
-
-    def __new__(cls, text: str, done: int, total: int) -> CountedProgress:
-        """`done` of `total` parts are done."""
-        made = super().__new__(cls, text)
-        made.done, made.total = done, total
-        return made
-
-    def with_prefix(self, prefix: str) -> CountedProgress:
-        """Return the same with `prefix` before its words."""
-        return CountedProgress(f"{prefix}{self}", self.done, self.total)
-
-
-def prefix_progress(prefix: str, text: str) -> str:
-    """Return what is being done with `prefix` before it, and with its numbers where it has some."""
-    return text.with_prefix(prefix) if isinstance(text, CountedProgress) else f"{prefix}{text}"
-
-
 def drop_repeated(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """Return each notice once, in order."""
     kept: list[Notice] = []

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gpudiag.job.message_matching import build_empty_matched
 from gpudiag.job.straggler import compute_others_median, find_late_ranks, find_rise, find_straggler
 from gpudiag.model.job import Straggler
+from gpudiag.model.notices import format_notice
 
 NONE: Any = {}
 
@@ -27,8 +28,14 @@ def late(steps: int = 5, ranks: int = 4, rank: int = 2, by: float = 30.0) -> Flo
     return own
 
 
+def find_late(*given: Any) -> tuple[Straggler | None, str]:
+    """Return the late rank, or why there is none in words."""
+    straggler, notice = find_straggler(*given)
+    return straggler, "" if notice is None else format_notice(notice)
+
+
 def found(own: Floats, parts: Any = None, **every: Any) -> Straggler:
-    straggler, why = find_straggler(*planted(own, parts, **every))
+    straggler, why = find_late(*planted(own, parts, **every))
     assert straggler is not None, why
     assert why == ""
     return straggler
@@ -36,7 +43,7 @@ def found(own: Floats, parts: Any = None, **every: Any) -> Straggler:
 
 def by_records(own: Floats, columns: Any = None, **given: Any) -> tuple[Straggler | None, str]:
     frames = record_frames(own, columns, **given)
-    return find_straggler([summary(rank, records=table) for rank, table in enumerate(frames)], build_empty_matched(), [])
+    return find_late([summary(rank, records=table) for rank, table in enumerate(frames)], build_empty_matched(), [])
 
 
 # -- which rank -------------------------------------------------------------------------------------------------------
@@ -268,7 +275,7 @@ def test_a_late_rank_whose_messages_look_longer_is_late_for_its_own_work() -> No
 
 def test_a_late_rank_with_a_slower_link_of_its_own() -> None:
     summaries, matched, rows = planted(late(), {2: {"buckets": {"exposed_communication": 31.0}}})
-    straggler, _ = find_straggler(summaries, matched, rows)
+    straggler, _ = find_late(summaries, matched, rows)
     assert straggler is not None
     assert straggler.cause == "communication"
 
@@ -325,13 +332,13 @@ def test_a_profile_from_before_does_not_tell_the_cause() -> None:
     frames = record_frames(own, {"loader_wait_ns": wait})
     summaries, matched, rows = planted(late(), {2: {"buckets": {"idle_io": 30.0}}}, first=100)
     summaries = [replace(made, records=frames[made.rank]) for made in summaries]
-    straggler, _ = find_straggler(summaries, matched, rows)
+    straggler, _ = find_late(summaries, matched, rows)
     assert straggler is not None
     assert straggler.since_step == 150
     assert straggler.cause == "loader"
     assert straggler.reason.endswith("the median rank 5.00 ms. Its profiled steps were recorded before.")
     profiled = [replace(made, steps=made.steps.with_columns(number=pl.col("number") + 60)) for made in summaries]
-    straggler, _ = find_straggler(profiled, matched, rows)
+    straggler, _ = find_late(profiled, matched, rows)
     assert straggler is not None
     assert "files" in straggler.reason
 
@@ -340,7 +347,7 @@ def test_waits_in_the_forward_pass_are_found_by_the_messages() -> None:
     """Sharded parameters: all ranks wait in the forward pass, so that records show equal own times."""
     summaries, matched, rows = planted(late(), {2: {"buckets": {"idle_data": 30.0}}})
     frames = record_frames(even(50, 4))
-    straggler, _ = find_straggler([replace(made, records=frames[made.rank]) for made in summaries], matched, rows)
+    straggler, _ = find_late([replace(made, records=frames[made.rank]) for made in summaries], matched, rows)
     assert straggler is not None
     assert (straggler.rank, straggler.whole_run, straggler.cause) == (2, False, "loader")
 
@@ -350,15 +357,15 @@ def test_waits_in_the_forward_pass_are_found_by_the_messages() -> None:
 
 def test_what_cannot_be_compared_says_why() -> None:
     summaries, matched, rows = planted(late())
-    straggler, why = find_straggler(summaries, build_empty_matched(), rows)
+    straggler, why = find_late(summaries, build_empty_matched(), rows)
     assert straggler is None
     assert "no message of the analysed steps could be matched" in why
     assert "no records of all steps" in why
-    straggler, why = find_straggler(*planted(late(2)))
+    straggler, why = find_late(*planted(late(2)))
     assert straggler is None
     assert "fewer than 3 steps" in why
     unaligned = matched.with_columns(exposed_wait_ns=None)
-    assert find_straggler(summaries, unaligned.cast({"exposed_wait_ns": pl.Int64}), rows)[0] is None
+    assert find_late(summaries, unaligned.cast({"exposed_wait_ns": pl.Int64}), rows)[0] is None
 
 
 def test_five_hundred_ranks_take_seconds() -> None:

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from gpudiag.model.experiment import Comparison, ExperimentData, Outcome, make_outcome
-from gpudiag.model.notices import CountedProgress
 from gpudiag.report.console import (
     QUIET,
     clean,
@@ -26,6 +25,7 @@ from gpudiag.report.console import (
 from gpudiag.report.experiment import summary, verdicts
 from gpudiag.report.experiment.intervals import LEAST_CELLS, MOST_CELLS, Axis
 from gpudiag.report.experiment.verdicts import choose_tone
+from gpudiag.units import CountedProgress
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

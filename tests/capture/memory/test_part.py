@@ -29,6 +29,7 @@ from gpudiag.capture.memory import (
 from gpudiag.capture.session import Session
 from gpudiag.capture.standard_parts import make_standard_parts
 from gpudiag.model.memory import MemoryReport, Owners
+from gpudiag.model.notices import NoticeCode
 from gpudiag.trace.memory_snapshot import decode_snapshot
 
 WIDE, DEEP, OUT, BATCH = 64, 128, 32, 16
@@ -360,4 +361,5 @@ def test_damaged_owners_are_a_warning(tmp_path: Path) -> None:
         path.write_bytes(text)
         found = read_memory_files(tmp_path, 0)
         assert found.owners is None
-        assert "could not be read" in found.warning
+        assert found.notice is not None
+        assert found.notice.code == NoticeCode.MEMORY_OWNERS_UNREADABLE

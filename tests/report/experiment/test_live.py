@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from gpudiag.model.experiment import Comparison
-from gpudiag.model.notices import CountedProgress
 from gpudiag.report.experiment.terminal import Live, format_pairs_bar
+from gpudiag.units import CountedProgress
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
