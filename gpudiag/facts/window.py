@@ -177,7 +177,8 @@ class Window:
         """Return the work of the device within the analysed steps: kernels (stage cost) less UNUSED_COLUMNS, with the columns added here.
 
         time_ns (the part within the steps; on a CPU self time of the ops of the steps), op_name, phase, thread, and the columns of
-        calls.SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch. WORDS are Categorical.
+        roofline.op_calls.CALL_SCHEMA. A kernel carries the operator that owns its cost, else the innermost one around its launch.
+        WORD_COLUMNS are Categorical.
         """
         frame = self._timed().with_columns(pl.coalesce("owner", "op").alias("call"))
         ops = self.analysis.trace.ops  # an op's id is its row
