@@ -192,7 +192,7 @@ def _may_have_trained(state: _State, born: Sequence[int], frees_told: bool) -> b
 
 
 def _classify_block(made: Origin, freed: Origin | None, born: int, frees_told: bool, held: str) -> str:
-    """Return what a block is for: as uses.uses, with Python frames in place of ops."""
+    """Return what a block is for: as classify_uses, with Python frames in place of ops."""
     if made.phase == "optimizer":
         return "optimizer_state" if freed is None else "temporary"
     if born < 0:
