@@ -46,8 +46,11 @@ class _Context:
         self.events = Events(_Switch(), self._note)
         self.errors: list[BaseException | None] = []
 
-    def _note(self, message: str, error: BaseException | None) -> None:
+    def _note(self, message: str, error: BaseException | None, *_: object) -> None:
         self.errors.append(error or RuntimeError(message))
+
+    def notices(self) -> tuple[object, ...]:
+        return ()
 
 
 class _Stay:

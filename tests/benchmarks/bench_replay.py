@@ -16,8 +16,9 @@ from gpudiag.api import analysis as api
 from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
+from gpudiag.model.notices import format_notice
 from gpudiag.model.trace import build_empty_table
-from gpudiag.timeline.graph import build_all_graphs, list_graph_warnings
+from gpudiag.timeline.graph import build_all_graphs, list_graph_notices
 from gpudiag.timeline.replay import measure_replay_trust
 from gpudiag.timeline.syncs import find_syncs
 from gpudiag.trace import read_trace
@@ -41,8 +42,8 @@ def rows(path: str) -> Iterator[str]:
     graphs, run_graph = build_all_graphs(trace, steps, build_empty_table("idle"), syncs, run == "cpu")
     trust = measure_replay_trust(graphs, steps, run_graph)
     took = time.perf_counter() - began
-    for why in list_graph_warnings(trace, steps, on_cpu=run == "cpu"):
-        yield f"| {name} | {why} |"
+    for why in list_graph_notices(trace, steps, on_cpu=run == "cpu"):
+        yield f"| {name} | {format_notice(why)} |"
     run_step = trust.run if trust and run_graph is not None and run_graph.step_count > 1 else None
     found = [*zip(graphs, trust.steps if trust else (), strict=True), *([(run_graph, run_step)] if run_step else [])]
     for graph, step in found:

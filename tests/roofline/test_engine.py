@@ -9,12 +9,13 @@ import msgspec
 import pytest
 from factories import A100, CPU
 from handmade import call, costed, kernel, op, steps
+from noticewords import format_notices
 
 from gpudiag.model.bundle import Settings
 from gpudiag.model.finding import Missing
 from gpudiag.model.hardware import Device
 from gpudiag.model.ops import Cost
-from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, format_engine_warnings
+from gpudiag.roofline.engine import FAST_NAMES, SLOW_NAMES, list_engine_notices
 
 CUBE = [[4096, 4096], [4096, 4096]]
 CUBE_FLOP = 2 * 4096**3
@@ -175,11 +176,13 @@ def test_no_device_no_engine() -> None:
 
 def test_types_without_a_path_of_their_own_are_said() -> None:
     costs = [Cost(matrix_flops=1, dtype=dtype) for dtype in ("fp8", "fp8", "bf16", "fp64")] + [Cost(bytes=1), Missing("nothing known")]
-    assert format_engine_warnings(costs, FULL_A100) == ("A100 has no fp8 matrix path: such work is judged against its bf16 path",)
-    assert format_engine_warnings(costs, V100) == (
+    assert format_notices(list_engine_notices(costs, FULL_A100)) == (
+        "A100 has no fp8 matrix path: such work is judged against its bf16 path",
+    )
+    assert format_notices(list_engine_notices(costs, V100)) == (
         "V100 has no bf16 matrix path: such work is judged against its vector units at the fp32 rate",
         "V100 has no fp8 matrix path: such work is judged against its fp16 path",
     )
     integers = [Cost(matrix_flops=1, dtype="int8")]
-    assert format_engine_warnings(integers, V100) == ("no int8 peak of V100 is known: matrix work of that type has no roof",)
-    assert format_engine_warnings(costs, None) == ()
+    assert format_notices(list_engine_notices(integers, V100)) == ("no int8 peak of V100 is known: matrix work of that type has no roof",)
+    assert list_engine_notices(costs, None) == ()

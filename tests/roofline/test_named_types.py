@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from noticewords import format_notices
 from nsysfile import NsysFile
 
 from gpudiag.attribution.links import link_kernels
@@ -26,7 +27,8 @@ def typed(tmp_path: Path, op: str, kernels: list[str], sizes: str = "[[8, 16], [
         file.call("cudaLaunchKernel_v7000", 1_000 * number, 1_000 * number + 500, 10 + number)
         file.kernel(kernel, 100_000 + 20_000 * number, 110_000 + 20_000 * number, 10 + number)
     trace = read_trace(file.write(tmp_path / "run.sqlite"))
-    return infer_named_types(link_kernels(trace, find_steps(trace).table, on_cpu=False)[0])
+    trace, notices = infer_named_types(link_kernels(trace, find_steps(trace).table, on_cpu=False)[0])
+    return trace, format_notices(notices)
 
 
 def types(trace: Trace) -> str | None:

@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 from factories import A100
 from handmade import call, costed, kernel, op, steps
+from noticewords import format_notices
 
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.hardware import Device
-from gpudiag.roofline.kernel_bounds import ABOVE_ROOFLINE_CAUSES, format_above_roofline_warnings
+from gpudiag.roofline.kernel_bounds import ABOVE_ROOFLINE_CAUSES, list_above_roofline_notices
 from gpudiag.roofline.op_table import build_op_table
 
 L2 = msgspec.structs.replace(A100, cache_bytes=40_000_000)
@@ -87,14 +88,13 @@ def test_one_warning_with_the_share_and_the_worst_rows() -> None:
         start = 1000 * row
         events += [op("aten::add", start, start + 9, shape), call(start + 5, row + 1), kernel(start + 100, start + 100 + length, row + 1)]
     trace = costed(*events, device=L2)
-    (line,) = format_above_roofline_warnings(build_op_table(trace, find_steps(trace).table))
+    (line,) = format_notices(list_above_roofline_notices(build_op_table(trace, find_steps(trace).table)))
     assert line.startswith("83.87 % of the kernel time ran faster than its roof")  # 520 of 620 us
     causes = ABOVE_ROOFLINE_CAUSES
     said = f"aten::add 106 %: {causes['unexplained']}; aten::add 147 %: {causes['cache']}"  # by the time that is missing
     assert line.endswith(f"most of it: {said}")
     assert (
-        format_above_roofline_warnings(build_op_table(costed(*steps(0, 100), device=L2), pl.DataFrame({"id": [0], "analysed": [True]})))
-        == ()
+        list_above_roofline_notices(build_op_table(costed(*steps(0, 100), device=L2), pl.DataFrame({"id": [0], "analysed": [True]}))) == ()
     )
 
 
@@ -108,7 +108,7 @@ def test_rows_of_one_op_are_told_once_and_the_unit_of_work_is_named() -> None:
             "kernel_ns": [100, 200, 100, 10_000_000],
         }
     )
-    (line,) = format_above_roofline_warnings(rows, "op")
+    (line,) = format_notices(list_above_roofline_notices(rows, "op"))
     assert line.startswith("under 0.01 % of the op time ran faster")
     assert line.endswith(f"most of it: aten::add_ up to 171 % (2 rows), aten::mul 150 %: {ABOVE_ROOFLINE_CAUSES['unexplained']}")
 

@@ -20,6 +20,7 @@ from gpudiag.attribution.device import classify_run, find_busiest_device
 from gpudiag.attribution.links import link_kernels
 from gpudiag.attribution.steps import find_steps
 from gpudiag.model.graph import EDGE_KINDS, NODE_KINDS, Graph, encode_edge_kind, encode_node_kind
+from gpudiag.model.notices import format_notice
 from gpudiag.model.trace import Trace, build_empty_table
 from gpudiag.timeline.graph import build_graphs, explain_missing_graph
 from gpudiag.timeline.replay import measure_replay_trust, replay, steady_step_ns
@@ -229,7 +230,9 @@ def test_without_launch_calls_there_is_no_graph_and_it_says_why() -> None:
     made = trace(*steps(0, 200), op("a", 10, 20), kernel(30, 50, None))
     table = find_steps(made).table
     linked, _ = link_kernels(made, table, on_cpu=False)
-    assert "no launch call was recorded" in (explain_missing_graph(linked, table, 0, on_cpu=False) or "")
+    missing = explain_missing_graph(linked, table, 0, on_cpu=False)
+    assert missing is not None
+    assert "no launch call was recorded" in format_notice(missing)
     assert build_graphs(linked, table, build_empty_table("idle"), build_empty_table("syncs"), False) == ()
 
 
