@@ -168,10 +168,11 @@ class CeilingSpec(_Strict, frozen=True):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Return the what-ifs; () where the assumption stands in words. A code holds no space, and words do."""
+        """Return the what-ifs; () where the assumption stands in words. A code sets a value ('host=0'), but for `fused`."""
         if isinstance(self.what_if, tuple):
             return self.what_if
-        return () if " " in self.what_if.strip() else (self.what_if.strip(),)
+        text = self.what_if.strip()
+        return (text,) if " " not in text and ("=" in text or text == "fused") else ()
 
 
 class Detail(_Strict, frozen=True):

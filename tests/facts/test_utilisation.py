@@ -10,6 +10,7 @@ import kept
 import polars as pl
 import pytest
 from factories import A100, analysis, kernel
+from noticewords import format_notices
 
 from gpudiag.api.analysis import analyse
 from gpudiag.api.inputs import resolve_input
@@ -126,8 +127,8 @@ def test_matrix_work_that_was_not_counted_makes_a_lower_bound_then_no_figure(unk
     (mfu,) = _numbers(found, "mfu")
     assert isinstance(mfu, Missing) == (bound is None)
     if bound is not None:
-        assert bound in " ".join(efficiency.list_mfu_notes(Window(found)))
-        assert bool(efficiency.list_mfu_notes(Window(found))) == bool(bound)
+        assert bound in " ".join(format_notices(efficiency.list_mfu_notices(Window(found))))
+        assert bool(efficiency.list_mfu_notices(Window(found))) == bool(bound)
 
 
 def test_a_recording_without_shapes_says_why_there_is_no_figure() -> None:

@@ -119,6 +119,8 @@ def test_what_a_real_training_allocates(name: str, kind: str, optimizer: str) ->
         lambda: model(kind == "again"), batch, loss=loss, optimizer=chosen, autocast="bf16" if autocast else None, device="cpu"
     )
     assert (found.parameters_bytes, found.gradients_bytes, found.optimizer_bytes) == (real.parameters, real.gradients, real.states)
+    if (name, kind) == ("cnn", "bf16") and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("convolutions take other kernels, with buffers of their own, on a processor without instructions for bf16")
     assert found.peak_bytes == pytest.approx(real.peak, rel=0.05)
 
 

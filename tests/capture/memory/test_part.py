@@ -120,8 +120,8 @@ def test_a_report_shows_the_memory_beside_the_times(trained: Path) -> None:
     report = diagnose(trained)
     assert report.data.memory is not None
     assert report.data.memory.by_category["parameters"] == PARAMETERS
-    assert "Memory at its peak" in report.text()
-    assert "## Memory at its peak" in report.markdown()
+    assert "Peak memory" in report.text()
+    assert "## Peak memory" in report.markdown()
     assert 'id="memory-title"' in report.html()
 
 
