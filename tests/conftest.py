@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             stated = given._hypothesis_internal_use_settings
             if settings().max_examples <= FEW < stated.max_examples:
                 given._hypothesis_internal_use_settings = settings(stated, max_examples=FEW)
+
+
+BEGAN_S = time.monotonic()
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Keep how long the whole fast part took: `make size` shows it."""
+    config = session.config
+    whole = config.option.markexpr == "not slow" and config.args == config.getini("testpaths")
+    if whole and not exitstatus and not hasattr(config, "workerinput") and config.cache is not None:
+        config.cache.set("gpudiag/fast_run_s", time.monotonic() - BEGAN_S)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
