@@ -145,7 +145,7 @@ def test_ranks_that_torchrun_starts_as_gpudiag_run_are_reported_on_once_when_all
     assert code == 0, said
     assert said[-1] == "gpudiag: the recording is run; the page is run/report.html"
     # on a busy machine rank 0 takes as long to end; the command of the launcher is not known, so that no next one is named
-    over = "gpudiag: the script is over; the report follows (Ctrl-C leaves it out)"
+    over = "gpudiag: the script has ended; the report follows (Ctrl-C skips it)"
     assert said[:-1] in ([over], ["gpudiag: waiting for rank 1 to finish recording", over])
     found = bundles(tmp_path / "run")
     assert all(bundle.manifest.finished for bundle in found)
