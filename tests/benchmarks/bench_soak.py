@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from flat import Trend, trend
 from measuring import measure
-from noticewords import format_notices
 
 WARM, RECORD, EXPORT = 2, 6, 1
 """Steps of a window: the defaults of gpudiag.profile."""
@@ -178,10 +177,11 @@ def tell(arm: str, found: dict[str, Any], plan: Plan) -> bool:
 def faults(path: Path, plan: Plan) -> list[str]:
     """Return what a bundle lacks of a run of `plan`: steps, windows, a clean end."""
     from gpudiag.capture.bundle import open_bundle
+    from gpudiag.model.notices import format_notice
     from gpudiag.trace import read_trace
 
     bundle = open_bundle(path)
-    found = list(format_notices(bundle.notices))
+    found = [format_notice(notice) for notice in bundle.notices]
     if bundle.step_records["step"].to_list() != list(range(plan.steps)):
         found.append(f"{bundle.step_records.height} of {plan.steps} steps")
     recorded = bundle.recorded()

@@ -277,7 +277,7 @@ def test_a_real_model_of_hugging_face_is_switched_and_checkpointed() -> None:
     assert "GPT2Block" in shown.found
     before.backward()
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-10)  # kernels round by the place of their data
 
 
 # -- precision of products ---------------------------------------------------------------------------------------------
