@@ -42,8 +42,11 @@ class StandIn:
     by identity: they must find what they found without us. Only a call on an instance comes to `wrapper`.
     """
 
-    def __init__(self, original: Any, wrapper: Callable[..., Any]) -> None:
+    def __init__(self, original: Any, wrapper: Callable[..., Any], below: Any) -> None:
         self._original, self.wrapper = original, wrapper
+        self.below = below
+        """What stood in the class before; None where the method was inherited."""
+        self.ended = False
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self._original if instance is None else MethodType(self.wrapper, instance)
@@ -78,16 +81,20 @@ class Patches:
         wrapper = functools.wraps(original)(make(own.wrapper if isinstance(own, StandIn) else original))
         skip_frame(wrapper)
         skip_frame(StandIn.__get__)
-        method = StandIn(original, wrapper)
+        method = StandIn(original, wrapper, own)
         setattr(owner, name, method)
 
         def undo() -> None:
-            if vars(owner).get(name) is not method:
-                return
-            if own is None:
+            method.ended = True
+            top = vars(owner).get(name)
+            if not isinstance(top, StandIn):
+                return  # somebody else has replaced it since
+            while isinstance(top, StandIn) and top.ended:  # one that was put on later may end later: it uncovers nothing that has ended
+                top = top.below
+            if top is None:
                 delattr(owner, name)  # it was inherited
             else:
-                setattr(owner, name, own)
+                setattr(owner, name, top)
 
         self._undo.append(undo)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -67,6 +68,24 @@ def test_save_can_be_sent_to_another_process_while_a_session_records(tmp_path: P
         pickle.dumps(torch.Tensor.backward)
     assert torch.save is SAVE
     assert torch.serialization.save is SAVE
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["as put on", "the last one first"])
+def test_recordings_that_end_in_any_order_leave_nothing_behind(order: tuple[int, int]) -> None:
+    class Loss:
+        def backward(self) -> list[str]:
+            return []
+
+    def note(word: str) -> Callable[[Any], Any]:
+        return lambda original: lambda *given: [word, *original(*given)]
+
+    original, both = Loss.backward, (Patches(), Patches())
+    for word, patches in zip("ab", both, strict=True):
+        patches.wrap_method(Loss, "backward", note(word))
+    assert Loss().backward() == ["b", "a"]
+    for number in order:
+        both[number].restore()
+    assert vars(Loss)["backward"] is original
 
 
 class Base:
