@@ -47,12 +47,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Return how it is called in results."""
+        """How it is called in results."""
         return "+".join([*map(str, self.fixes), *([self.variant.name] if self.variant else [])])
 
     @property
     def kind(self) -> Parity:
-        """Return its parity class: the weakest of its parts."""
+        """Its parity class: the weakest of its parts."""
         classes: list[Parity] = [find_descriptor(call).parity for call in self.fixes]
         if self.variant is not None:
             classes.append(self.variant.parity)
@@ -65,12 +65,12 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def find_descriptor(call: FixCall) -> Fix:
-    """Return what is known of a fix, also of one that the user has written. Raises InputError."""
+    """Find what is known of a fix, also of one that the user has written. Raises InputError."""
     return FIX_BY_ID.get(call.id) or make_applier(call).descriptor
 
 
 def parse_fix_call(text: str) -> FixCall:
-    """Return the fix of `ID` or `ID=VALUE`. Raises InputError as check_call() does."""
+    """Parse the fix of `ID` or `ID=VALUE`. Raises InputError as check_call() does."""
     name, equals, value = text.partition("=")
     call = FixCall(name.strip(), value.strip() if equals else None)
     check_call(call)
@@ -105,7 +105,7 @@ def check_combination(fixes: Sequence[FixCall]) -> None:
 
 
 def load_report(path: str) -> ReportData:
-    """Return the report in a file, or in a bundle (its report.json). Raises InputError."""
+    """Load the report in a file, or in a bundle (its report.json). Raises InputError."""
     target = Path(path) / "report.json" if os.path.isdir(path) else Path(path)
     try:
         if target.stat().st_size > MAX_REPORT_BYTES:
@@ -118,7 +118,7 @@ def load_report(path: str) -> ReportData:
 
 
 def find_named_fixes(report: ReportData) -> tuple[Named, ...]:
-    """Return the fixes that the findings name, each with the largest ceiling of its findings; those that promise most come first."""
+    """Find the fixes that the findings name, each with the largest ceiling of its findings; those that promise most come first."""
     ceilings: dict[str, float | None] = {}
     for finding in report.findings:
         share = finding.ceiling.share if finding.ceiling is not None else None
@@ -170,20 +170,19 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 def list_offers(report: ReportData) -> tuple[Offer, ...]:
-    """Return the fixes that the findings name, those that promise most first; those that cannot be tried say why."""
+    """List the fixes that the findings name, those that promise most first; those that cannot be tried say why."""
     on_gpu = report.device is not None and report.device.kind == "gpu"
     made = []
     for one in find_named_fixes(report):
         if one.fix.id in FIX_BY_ID:
-            _, notes = select_tryable((one,), on_gpu=on_gpu, quality=True)
-            why = notes[0].partition(" was not tried: ")[2] if notes else ""
+            why = _explain_not_tryable(one.fix, on_gpu=on_gpu, quality=True) or ""
             titles = tuple(finding.title for finding in report.findings if one.fix.id in finding.fixes)
             made.append(Offer(FIX_BY_ID[one.fix.id], one.fix, one.ceiling_share, titles, why))
     return tuple(made)
 
 
 def choose_offer(found: Sequence[Offer], fix: str) -> Offer:
-    """Return the offer of the fix with this id. Raises InputError where no finding names it, or it cannot be tried."""
+    """Choose the offer of the fix with this id. Raises InputError where no finding names it, or it cannot be tried."""
     offer = next((one for one in found if one.fix.id == fix), None)
     if offer is None:
         raise InputError(f"no finding of this recording names the fix {fix[:100]!r}", "choose one of the list")
@@ -196,7 +195,7 @@ def choose_offer(found: Sequence[Offer], fix: str) -> Offer:
 
 
 def explain_missing_program(words: Sequence[str]) -> str:
-    """Return why the recorded program cannot be started from this working directory, '' where it can."""
+    """Explain why the recorded program cannot be started from this working directory, '' where it can."""
     if words[:1] == ("-m",):
         return ""
     try:
@@ -207,7 +206,7 @@ def explain_missing_program(words: Sequence[str]) -> str:
 
 
 def build_ab_arguments(call: FixCall, bundle: str, words: Sequence[str], *, ceilings: bool = True) -> list[str]:
-    """Return the arguments of `gpudiag` that try a fix on the recorded program and keep the result in its bundle.
+    """Build the arguments of `gpudiag` that try a fix on the recorded program and keep the result in its bundle.
 
     `ceilings`: the bundle has a report.json whose ceilings are shown beside the result.
     """
@@ -217,7 +216,7 @@ def build_ab_arguments(call: FixCall, bundle: str, words: Sequence[str], *, ceil
 
 
 def build_gpudiag_command(arguments: Sequence[str]) -> list[str]:
-    """Return the command that runs `gpudiag` with `arguments` in this Python."""
+    """Build the command that runs `gpudiag` with `arguments` in this Python."""
     return [sys.executable, "-m", "gpudiag", *arguments]
 
 

@@ -17,7 +17,6 @@ ASKS = frozenset({"startswith", "endswith", "match", "fullmatch", "search", "fin
 
 ALLOWED = {
     ("gpudiag/api/ranks.py", "trigger"): "words of Window.trigger, as bundles on disk say it: chooses 'because' or 'on' before them",
-    ("gpudiag/api/candidates.py", "notes"): "takes the words behind the name of a fix out of a note, and decides nothing",
     ("gpudiag/capture/bundle.py", "notes"): "the reader of bundles of the first edition, which noted no codes",
     ("gpudiag/diagnosis/rule_check.py", "said"): "an error of msgspec",
     ("gpudiag/diagnosis/rule_check.py", "message"): "an error of msgspec",
